@@ -1,0 +1,57 @@
+# `make demo` and `make test` are all a fresh machine needs; the rest are their parts.
+PYTHON ?= python3
+BIN := .venv/bin
+export VOUCH_PORT ?= 8080
+
+.PHONY: install demo test lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      install, build the demo bundle, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
+	@echo "make test      install, lint, run the whole suite"
+	@echo "make bench     measure, and write build/bench.json"
+	@echo "make install   make .venv with everything for development"
+	@echo "make lint      format, lint, types, import contracts"
+
+install: .venv/.installed-dev
+test: lint .venv/.browser
+	$(BIN)/pytest
+demo: .venv/.installed bundles/digits/CURRENT
+	@echo "Vouch is at http://127.0.0.1:$(VOUCH_PORT)/ once it says it runs; Ctrl+C ends it."
+	$(BIN)/vouch-serve --bundle bundles/digits
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install
+	$(BIN)/python tests/benchmarks
+
+clean:
+	rm -rf .venv build bundles runs
+
+bundles/digits/CURRENT: | .venv/.installed
+	$(BIN)/vouch-build all --config digits
+
+# uv resolves and installs several times faster than pip, and understands the same files.
+.venv/bin/uv:
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+
+.venv/.installed: pyproject.toml | .venv/bin/uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[service,builder]'
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml | .venv/bin/uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	@touch $@ .venv/.installed
+
+# The page is tested in a real browser: the system's Chromium, or one that Playwright downloads.
+# Without either those tests say that they were skipped.
+.venv/.browser: .venv/.installed-dev
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+	  || command -v google-chrome >/dev/null || $(BIN)/playwright install chromium \
+	  || echo "no browser could be installed: the page's tests will be skipped"
+	@touch $@

@@ -1,0 +1,41 @@
+# The offline half: turns images into bundles. Runs once in a while, and needs torch.
+FROM python:3.11-slim-bookworm AS base
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
+
+# What has to be installed, as a file that changes only when that does.
+FROM base AS requirements
+WORKDIR /src
+COPY docker/requirements.py pyproject.toml ./
+RUN python requirements.py builder > requirements.txt
+
+FROM base AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY model_store model_store
+COPY index_builder index_builder
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip wheel --no-deps --wheel-dir /wheels .
+
+FROM base
+# The service's image has the same user: the volume of bundles is shared.
+RUN useradd --uid 10001 --user-group --no-log-init --create-home vouch \
+ && install -d -o vouch -g vouch /bundles /home/vouch/.cache
+# The builder computes on the CPU. PyTorch's own index has builds without CUDA, several GB smaller
+# than PyPI's; where it cannot be reached, PyPI's do.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install --retries 1 --index-url "${TORCH_INDEX}" torch torchvision \
+ || echo "No torch from ${TORCH_INDEX}; taking PyPI's."
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=bind,from=requirements,source=/src/requirements.txt,target=/requirements.txt \
+    pip install -r /requirements.txt
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    pip install --no-deps --no-cache-dir /wheels/*.whl \
+ && rm /usr/local/bin/vouch-serve
+
+# ONNX Runtime sends usage data to its maker unless told not to.
+ENV ORT_DISABLE_TELEMETRY=1 PYTHONUNBUFFERED=1
+USER 10001:10001
+# Runs lie beside the bundles: a bundle is published by renaming it, which stays within a volume.
+WORKDIR /bundles
+ENTRYPOINT ["vouch-build"]

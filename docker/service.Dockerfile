@@ -1,0 +1,45 @@
+# The online half: answers queries. No torch, no builder, nothing that compiles.
+FROM python:3.11-slim-bookworm AS base
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
+
+# What has to be installed, as a file that changes only when that does.
+FROM base AS requirements
+# "service gpu" adds NVIDIA's libraries.
+ARG EXTRAS=service
+WORKDIR /src
+COPY docker/requirements.py pyproject.toml ./
+RUN python requirements.py ${EXTRAS} > requirements.txt
+
+FROM base AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY model_store model_store
+COPY service service
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip wheel --no-deps --wheel-dir /wheels .
+
+FROM base
+# The builder's image has the same user: the volume of bundles is shared.
+RUN useradd --uid 10001 --user-group --no-log-init --no-create-home --home-dir /tmp vouch \
+ && install -d -o vouch -g vouch /bundles
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=bind,from=requirements,source=/src/requirements.txt,target=/requirements.txt \
+    pip install -r /requirements.txt
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    pip install --no-deps --no-cache-dir /wheels/*.whl \
+ && rm /usr/local/bin/vouch-build
+
+# ONNX Runtime sends usage data to its maker unless told not to.
+ENV ORT_DISABLE_TELEMETRY=1 PYTHONUNBUFFERED=1
+ENV VOUCH_HOST=0.0.0.0 VOUCH_PORT=8080 VOUCH_BUNDLE=/bundles
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+# http.client takes no notice of the proxy variables that Docker may pass on.
+HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=60s --start-interval=1s \
+    CMD ["python", "-c", "import http.client, os, sys; \
+connection = http.client.HTTPConnection('127.0.0.1', int(os.environ['VOUCH_PORT']), timeout=4); \
+connection.request('GET', '/readyz'); \
+sys.exit(connection.getresponse().status != 200)"]
+ENTRYPOINT ["vouch-serve"]

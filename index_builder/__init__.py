@@ -1,0 +1,20 @@
+"""The offline half of Vouch: from labelled images to a bundle that can be served.
+
+The steps, each a sub-command of ``vouch-build`` that reads and writes files in a run directory
+(`index_builder.run`), so that any of them can be repeated alone:
+
+==========  ==========================================================  =========================
+step        does                                                        room
+==========  ==========================================================  =========================
+train       images → encoder, with the contrastive loss                 `training`, `objectives`
+fit         encoder → Laplace posterior of its last layer               `posteriors`
+export      encoder and posterior → ONNX, refused unless it agrees      `export`
+index       gallery images → FAISS, variances, items                    `indexing`
+calibrate   held-out queries → decision layer                           `calibration`
+evaluate    other held-out queries → table and JSON                     `evaluation`, `metrics`
+publish     all of it → a verified bundle, by one rename                `model_store.bundle`
+==========  ==========================================================  =========================
+
+`configuration` is what a TOML file may say, `datasets` what the images are, `networks` what the
+encoder is, `steps` ties files to functions, and ``vouch-build all`` runs the lot.
+"""

@@ -1,0 +1,128 @@
+"""``vouch-build``: the command line of the index builder, one sub-command a step."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+from index_builder.configuration import BuildConfig, builtin_configs, load_config
+from index_builder.progress import console
+from index_builder.run import Run
+from model_store.errors import VouchError
+
+app = typer.Typer(
+    help="Build what Vouch serves: train an encoder, fit its posterior, index a gallery, calibrate."
+    " Each step reads and writes files in a run directory; `all` runs every step.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigOption = Annotated[
+    str,
+    typer.Option(
+        "--config",
+        "-c",
+        help=f"A TOML file, or one that comes with Vouch: {', '.join(builtin_configs())}.",
+    ),
+]
+RunOption = Annotated[
+    Path | None,
+    typer.Option("--run", help="Directory of the steps' files. [default: runs/<name>]"),
+]
+BundlesOption = Annotated[
+    Path | None,
+    typer.Option("--bundles", help="Directory to publish into. [default: bundles/<name>]"),
+]
+
+
+def _opened(config_source: str, run: Path | None) -> tuple[BuildConfig, Run]:
+    config = load_config(config_source)
+    return config, Run(run or Path("runs") / config.name)
+
+
+def _step(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.steps`
+    """Import a step only when it runs: torch takes seconds, and ``--help`` should not."""
+    return getattr(importlib.import_module("index_builder.steps"), name)
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    table = Table("measured on queries used for nothing else", "value")
+    for name, value in _rows(report):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _rows(report: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Flatten a report into lines of a table."""
+    rows = []
+    for name, value in report.items():
+        label = f"{prefix}{name.replace('_', ' ')}"
+        if isinstance(value, dict):
+            rows += _rows(value, f"{label}: ")
+        elif isinstance(value, float):
+            rows.append((label, f"{value:.4f}"))
+        else:
+            rows.append((label, "not defined" if value is None else str(value)))
+    return rows
+
+
+def _add_step(name: str, help_text: str) -> None:
+    @app.command(name, help=help_text)
+    def command(config: ConfigOption, run: RunOption = None) -> None:
+        _step(f"{name}_step")(*_opened(config, run))
+
+
+_add_step("train", "Train the encoder: images → checkpoint.safetensors.")
+_add_step("fit", "Fit the Laplace posterior: checkpoint → posterior.safetensors.")
+_add_step("export", "Export to ONNX, refused unless it agrees with torch.")
+_add_step("index", "Embed the gallery: images → FAISS, variances, items.")
+_add_step("calibrate", "Fit the decision layer on held-out queries.")
+
+
+@app.command("evaluate")
+def evaluate_command(config: ConfigOption, run: RunOption = None) -> None:
+    """Measure the staged bundle as it will be served: a table, and evaluation.json."""
+    _print_report(_step("evaluate_step")(*_opened(config, run)))
+
+
+@app.command("publish")
+def publish_command(
+    config: ConfigOption, run: RunOption = None, bundles: BundlesOption = None
+) -> None:
+    """Turn the staged parts into a verified bundle, by one rename, and make it the current one."""
+    build, opened = _opened(config, run)
+    bundle = _step("publish_step")(build, opened, bundles or Path("bundles") / build.name)
+    print(bundle)
+
+
+@app.command("all")
+def all_command(config: ConfigOption, run: RunOption = None, bundles: BundlesOption = None) -> None:
+    """Run every step, from images to a published bundle, and print its evaluation."""
+    build, opened = _opened(config, run)
+    bundle, report = _step("build_all")(build, opened, bundles or Path("bundles") / build.name)
+    _print_report(report)
+    print(bundle)
+
+
+def main() -> None:
+    """Entry point; an error of the family is one line on standard error and exit status 1."""
+    handler = RichHandler(console=console, show_time=False, show_path=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    try:
+        app()
+    except VouchError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""Labelled images and what each part of them is for.
+
+`load_splits` is the way in. Sources: `digits` (scikit-learn's, come with the library), `idx`
+(Fashion-MNIST and MNIST), `folder` (one sub-folder for each label), `outliers` (other worlds).
+"""
+
+from index_builder.datasets.images import LabelledImages
+from index_builder.datasets.splits import Splits, load_splits
+
+__all__ = ["LabelledImages", "Splits", "load_splits"]

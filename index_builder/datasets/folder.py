@@ -1,0 +1,66 @@
+"""A folder of images with one sub-folder for each label."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.datasets.images import LabelledImages
+from index_builder.progress import track
+from model_store.errors import DatasetError, ImageError
+from model_store.images import decode_image
+
+logger = logging.getLogger(__name__)
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+
+
+def folder(root: Path) -> LabelledImages:
+    """Every image below ``root``; its label is the first sub-folder, its id the path from there.
+
+    An image that cannot be read is left out, and the log says so: one bad file spoils no build.
+
+    Raises
+    ------
+    DatasetError : no folder, or no sub-folders with readable images.
+    """
+    if not root.is_dir():
+        raise DatasetError(f"{root} is not a folder.")
+    candidates = sorted(
+        path
+        for path in root.rglob("*")
+        if path.suffix.lower() in SUFFIXES and path.is_file() and path.parent != root
+    )
+    with ThreadPoolExecutor() as pool:  # Pillow decodes outside Python's lock
+        checks = pool.map(_is_readable, candidates)
+        readable = list(track(checks, "checking images", len(candidates)))
+    found = [path for path, is_readable in zip(candidates, readable, strict=True) if is_readable]
+    if not found:
+        raise DatasetError(
+            f"{root} holds no labelled images: wanted one sub-folder for each label, with images "
+            f"({', '.join(sorted(SUFFIXES))}) in it."
+        )
+    names = [path.relative_to(root) for path in found]
+
+    def read(row: int) -> NDArray[np.uint8]:
+        return decode_image(found[row].read_bytes()).pixels
+
+    return LabelledImages(
+        tuple(name.as_posix() for name in names),
+        tuple(name.parts[0] for name in names),
+        read,
+        np.arange(len(found)),
+    )
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        decode_image(path.read_bytes())
+    except (ImageError, OSError) as error:
+        logger.warning("left out %s/%s: %s", path.parent.name, path.name, error)
+        return False
+    return True

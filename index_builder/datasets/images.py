@@ -1,0 +1,83 @@
+"""A collection of labelled images, decoded only when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.images import Preprocessing
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledImages:
+    """N images with their ids and labels.
+
+    Attributes
+    ----------
+    ids : N distinct strings.
+    labels : N labels.
+    read : gives image ``i`` of the collection's source as (H, W, 3) uint8 RGB.
+    rows : (N,) the source's own positions of these images.
+    """
+
+    ids: tuple[str, ...]
+    labels: tuple[str, ...]
+    read: Callable[[int], Pixels]
+    rows: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if not len(self.ids) == len(self.labels) == len(self.rows):
+            raise ValueError(f"{len(self.ids)=}, {len(self.labels)=}, {len(self.rows)=} differ")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def pixels(self, position: int) -> Pixels:
+        """Image at ``position``, (H, W, 3) uint8 RGB at its own size."""
+        return self.read(int(self.rows[position]))
+
+    def subset(self, positions: Sequence[int] | NDArray[np.int64]) -> LabelledImages:
+        """The images at ``positions``, in that order."""
+        return LabelledImages(
+            tuple(self.ids[i] for i in positions),
+            tuple(self.labels[i] for i in positions),
+            self.read,
+            self.rows[np.asarray(positions, dtype=np.int64)],
+        )
+
+    def prepared(self, preprocessing: Preprocessing) -> Pixels:
+        """All images at the encoder's input size, (N, H, W, 3) uint8."""
+        shape = (len(self), preprocessing.height, preprocessing.width, 3)
+        images = np.empty(shape, dtype=np.uint8)
+        for position in range(len(self)):
+            images[position] = preprocessing(self.pixels(position))
+        return images
+
+    def batches(
+        self, preprocessing: Preprocessing, size: int
+    ) -> Iterator[tuple[NDArray[np.int64], Pixels]]:
+        """Positions and prepared images, ``size`` at a time."""
+        for start in range(0, len(self), size):
+            positions = np.arange(start, min(start + size, len(self)))
+            yield positions, self.subset(positions).prepared(preprocessing)
+
+
+def from_arrays(prefix: str, images: Pixels, labels: Sequence[str]) -> LabelledImages:
+    """A collection in memory: ``images`` (N, H, W) grey or (N, H, W, 3) RGB, uint8."""
+    width = len(str(len(images) - 1))
+
+    def read(row: int) -> Pixels:
+        image = images[row]
+        return np.repeat(image[..., None], 3, axis=-1) if image.ndim == 2 else image
+
+    return LabelledImages(
+        tuple(f"{prefix}-{row:0{width}d}" for row in range(len(images))),
+        tuple(labels),
+        read,
+        np.arange(len(images)),
+    )

@@ -1,0 +1,49 @@
+"""Images from another world than the gallery's, to calibrate and to test with."""
+
+from __future__ import annotations
+
+import numpy as np
+from sklearn.datasets import load_sample_images
+
+from index_builder.configuration import OutlierKind
+from index_builder.datasets.digits import digits
+from index_builder.datasets.idx import idx_dataset
+from index_builder.datasets.images import LabelledImages, Pixels, from_arrays
+
+N_CROPS = 1000
+"""As many as the small test sets have queries; more crops of one photograph tell nothing new."""
+
+
+def outliers(kind: OutlierKind, part: int, generator: np.random.Generator) -> LabelledImages | None:
+    """Outliers of one kind.
+
+    Parameters
+    ----------
+    kind : ``photographs`` are crops of the two that come with scikit-learn, in grey and upright or
+        turned; ``digits`` scikit-learn's digits; ``mnist`` MNIST's test set; ``none`` no outliers.
+    part : 0 for calibration, 1 for evaluation: halves of the kind that share no source image.
+    """
+    if kind == "none":
+        return None
+    if kind == "photographs":
+        photograph = load_sample_images().images[part]
+        return from_arrays(
+            f"photograph-{part}", _crops(photograph, generator), ["photograph"] * N_CROPS
+        )
+    source = digits() if kind == "digits" else idx_dataset("MNIST", "t10k")
+    order = generator.permutation(len(source))
+    return source.subset(np.sort(order[part::2]))
+
+
+def _crops(photograph: Pixels, generator: np.random.Generator) -> Pixels:
+    """Square crops of random place and size (48 to 192 pixels), in grey, at 48 × 48."""
+    side = 48
+    grey = photograph.mean(axis=-1)
+    crops = np.empty((N_CROPS, side, side), dtype=np.uint8)
+    for row in range(N_CROPS):
+        factor = int(generator.integers(1, 5))
+        top = generator.integers(0, grey.shape[0] - side * factor + 1)
+        left = generator.integers(0, grey.shape[1] - side * factor + 1)
+        window = grey[top : top + side * factor, left : left + side * factor]
+        crops[row] = window.reshape(side, factor, side, factor).mean(axis=(1, 3)).round()
+    return crops

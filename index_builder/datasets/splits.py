@@ -1,0 +1,123 @@
+"""What each image is for: training, gallery, calibration, evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.configuration import BuildConfig, DatasetConfig
+from index_builder.datasets.digits import digits
+from index_builder.datasets.folder import folder
+from index_builder.datasets.idx import idx_dataset
+from index_builder.datasets.images import LabelledImages
+from index_builder.datasets.outliers import outliers
+from model_store.errors import DatasetError
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySet:
+    """Queries to calibrate with, or to be tested on.
+
+    Attributes
+    ----------
+    matched : held-out images whose label is in the gallery.
+    withheld : images of labels that are in neither training nor gallery; may be empty.
+    outliers : images from another world, or None.
+    """
+
+    matched: LabelledImages
+    withheld: LabelledImages
+    outliers: LabelledImages | None
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """All images of a build.
+
+    Attributes
+    ----------
+    gallery : what is indexed: training and validation images together.
+    training : what the encoder is trained on and its posterior fitted to.
+    validation : what the prior precision is chosen by; the encoder has not seen them.
+    calibration, evaluation : queries, which stand in no other part.
+    """
+
+    gallery: LabelledImages
+    training: LabelledImages
+    validation: LabelledImages
+    calibration: QuerySet
+    evaluation: QuerySet
+
+
+def load_splits(config: BuildConfig) -> Splits:
+    """Load the data of ``config`` and divide it, the same way for the same seed.
+
+    Raises
+    ------
+    DatasetError : data missing or damaged, an unknown withheld label, or too few images.
+    """
+    generator = np.random.default_rng([config.seed, 0])
+    gallery, queries = _gallery_and_queries(config.dataset, generator)
+    withheld = set(config.dataset.withheld_labels)
+    unknown = withheld - set(gallery.labels)
+    if unknown:
+        raise DatasetError(
+            f"withheld_labels names {sorted(unknown)}, but the labels are "
+            f"{sorted(set(gallery.labels))}."
+        )
+    halves = _stratified(queries, 0.5, generator)
+    kinds = (config.outliers.calibration, config.outliers.evaluation)
+    query_sets = [
+        QuerySet(
+            half.subset(_with_label(half, withheld, wanted=False)),
+            half.subset(_with_label(half, withheld, wanted=True)),
+            outliers(kind, part, generator),
+        )
+        for part, (half, kind) in enumerate(zip(halves, kinds, strict=True))
+    ]
+    kept = gallery.subset(_with_label(gallery, withheld, wanted=False))
+    if len(set(kept.labels)) < 2:
+        raise DatasetError(
+            f"Only {len(set(kept.labels))} label is left to train on; metric learning needs two."
+        )
+    training, validation = _stratified(kept, 1 - config.dataset.validation_share, generator)
+    return Splits(kept, training, validation, *query_sets)
+
+
+def _gallery_and_queries(
+    config: DatasetConfig, generator: np.random.Generator
+) -> tuple[LabelledImages, LabelledImages]:
+    """The data's own split where it has one, a stratified random one where it has not."""
+    if config.kind == "fashion-mnist":
+        return idx_dataset("FashionMNIST", "train"), idx_dataset("FashionMNIST", "t10k")
+    if config.kind == "mnist":
+        return idx_dataset("MNIST", "train"), idx_dataset("MNIST", "t10k")
+    if config.kind == "folder":
+        assert config.path is not None  # noqa: S101 - the configuration has checked it
+        source = folder(config.path)
+    else:
+        source = digits()
+    first, second = _stratified(source, config.gallery_share, generator)
+    return first, second
+
+
+def _stratified(
+    images: LabelledImages, share: float, generator: np.random.Generator
+) -> tuple[LabelledImages, LabelledImages]:
+    """Divide each label's images at ``share``, at random; each side keeps the source's order."""
+    labels = np.array(images.labels)
+    first = np.zeros(len(images), dtype=bool)
+    for label in sorted(set(images.labels)):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        first[members[: round(share * len(members))]] = True
+    return images.subset(np.flatnonzero(first)), images.subset(np.flatnonzero(~first))
+
+
+def _with_label(
+    images: LabelledImages, labels: Collection[str], *, wanted: bool
+) -> NDArray[np.int64]:
+    member = np.array([label in labels for label in images.labels], dtype=bool)
+    return np.flatnonzero(member == wanted)

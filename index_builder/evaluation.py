@@ -1,0 +1,135 @@
+"""Measuring a bundle as it will be served, on queries that were used for nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.splits import QuerySet
+from index_builder.metrics import auroc, expected_calibration_error, recall_at_k
+from index_builder.progress import track
+from model_store.retriever import Answer, Retriever
+
+LIMIT = 10
+ALPHAS = (0.01, 0.05, 0.1)
+BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the retriever said of B queries, and what was true."""
+
+    answers: list[Answer]
+    matches: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    @property
+    def first_probabilities(self) -> NDArray[np.float64]:
+        """Match probability of each query's first item, (B,)."""
+        return np.array(
+            [answer.matches[0].match_probability for answer in self.answers], dtype=float
+        )
+
+    @property
+    def first_similarities(self) -> NDArray[np.float64]:
+        """Similarity of each query's first item, (B,)."""
+        return np.array([answer.matches[0].similarity for answer in self.answers], dtype=float)
+
+    @property
+    def uncertainties(self) -> NDArray[np.float64]:
+        """Spherical variance of each query, (B,)."""
+        return np.array([answer.predictive.spherical_variance for answer in self.answers])
+
+    @property
+    def p_values(self) -> NDArray[np.float64]:
+        """Outlier p-value of each query, (B,)."""
+        return np.array([answer.decision.outlier_p_value for answer in self.answers], dtype=float)
+
+    @property
+    def outlier_distances(self) -> NDArray[np.float64]:
+        """Outlier distance of each query, (B,)."""
+        return np.array([answer.predictive.outlier_distance for answer in self.answers])
+
+    @property
+    def no_match_probabilities(self) -> NDArray[np.float64]:
+        """P(no match in the gallery) of each query, (B,)."""
+        return np.array(
+            [answer.decision.no_match_probability for answer in self.answers], dtype=float
+        )
+
+    def verdicts(self) -> dict[str, float]:
+        """Share of each verdict."""
+        counts = Counter(answer.decision.verdict for answer in self.answers)
+        return {verdict: count / len(self) for verdict, count in sorted(counts.items())}
+
+
+def ask(retriever: Retriever, queries: LabelledImages, description: str) -> Answers:
+    """Put every query to the retriever, as the service would."""
+    answers: list[Answer] = []
+    matches = np.zeros((len(queries), LIMIT), dtype=bool)
+    n_batches = -(-len(queries) // BATCH)
+    batches = queries.batches(retriever.encoder.metadata.preprocessing, BATCH)
+    for positions, images in track(batches, description, n_batches):
+        for position, predictive in zip(positions, retriever.embed(images), strict=True):
+            answer = retriever.find(predictive, LIMIT)
+            answers.append(answer)
+            truth = [match.item.label == queries.labels[position] for match in answer.matches]
+            matches[position, : len(truth)] = truth
+    return Answers(answers, matches)
+
+
+def evaluate(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
+    """Evaluate a calibrated retriever.
+
+    Returns
+    -------
+    A JSON object: retrieval (recall), whether probabilities are true (ECE), whether errors, absent
+    labels and other worlds are told apart (AUROC; the single signals beside the fused ones), false
+    alarms at several α, and the share of each verdict on each kind of query.
+    """
+    matched = ask(retriever, queries.matched, "queries with a match")
+    correct = matched.matches[:, 0]
+    probabilities = matched.first_probabilities
+    report: dict[str, Any] = {
+        "n_queries": len(matched),
+        "recall_at_1": recall_at_k(matched.matches, 1),
+        "recall_at_10": recall_at_k(matched.matches, 10),
+        "top1_ece": expected_calibration_error(probabilities, correct),
+        "error_auroc": {
+            "match_probability": _separation(1 - probabilities, ~correct),
+            "similarity": _separation(-matched.first_similarities, ~correct),
+            "uncertainty": _separation(matched.uncertainties, ~correct),
+        },
+        "false_alarm_rate": {str(a): float((matched.p_values <= a).mean()) for a in ALPHAS},
+        "verdicts": {"matched": matched.verdicts()},
+    }
+    if len(queries.withheld):
+        withheld = ask(retriever, queries.withheld, "queries of withheld labels")
+        report["verdicts"]["withheld"] = withheld.verdicts()
+        report["no_match_auroc"] = {
+            "no_match_probability": auroc(
+                withheld.no_match_probabilities, matched.no_match_probabilities
+            ),
+            "similarity": auroc(-withheld.first_similarities, -matched.first_similarities),
+            "uncertainty": auroc(withheld.uncertainties, matched.uncertainties),
+        }
+    if queries.outliers is not None:
+        aliens = ask(retriever, queries.outliers, "queries from another world")
+        report["verdicts"]["outliers"] = aliens.verdicts()
+        report["outlier_auroc"] = {
+            "outlier_distance": auroc(aliens.outlier_distances, matched.outlier_distances),
+            "similarity": auroc(-aliens.first_similarities, -matched.first_similarities),
+            "uncertainty": auroc(aliens.uncertainties, matched.uncertainties),
+        }
+    return report
+
+
+def _separation(values: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
+    return auroc(values[positive], values[~positive])

@@ -1,0 +1,125 @@
+"""From a trained encoder and its posterior to the ONNX contract of `model_store.encoder`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from index_builder.networks import MetricEncoder
+from index_builder.posteriors import LastLayerPosterior
+from model_store.encoder import (
+    INPUT_NAME,
+    METADATA_KEY,
+    OUTPUT_NAMES,
+    EncoderMetadata,
+    OnnxEncoder,
+)
+from model_store.errors import ParityError
+
+PARITY_BATCHES = (1, 2, 5)
+"""Batch sizes at which the exported file must agree with torch: the exporter's own (2), one below
+(a graph specialised to a batch of one is a known failure) and one above."""
+
+PARITY_TOLERANCE = 1e-5
+"""Largest difference allowed, relative to the largest value of the output."""
+
+
+class ProbabilisticEncoder(nn.Module):
+    """An encoder with its posterior: what is exported."""
+
+    def __init__(self, encoder: MetricEncoder, posterior: LastLayerPosterior) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.posterior = posterior
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
+        features = self.encoder.features(images)
+        mean, variance = self.posterior.predict(features)
+        return mean, variance, features
+
+
+def export_encoder(
+    encoder: ProbabilisticEncoder,
+    path: Path,
+    metadata: EncoderMetadata,
+    images: NDArray[np.uint8],
+) -> float:
+    """Write ``encoder`` as ONNX to ``path`` and return its largest relative difference from torch.
+
+    Parameters
+    ----------
+    images : at least 5 real ones, (n, H, W, 3) uint8, on which parity is measured.
+
+    Raises
+    ------
+    ParityError : the file disagrees with torch, at any of `PARITY_BATCHES`; nothing is left behind.
+    """
+    encoder.eval()
+    batch = torch.export.Dim("batch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns of its own internals
+        program = torch.onnx.export(
+            encoder,
+            (torch.from_numpy(images[:2]),),
+            input_names=[INPUT_NAME],
+            output_names=list(OUTPUT_NAMES),
+            dynamic_shapes={INPUT_NAME: {0: batch}},
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None  # noqa: S101 - only the legacy exporter returns None
+    file = program.model_proto
+    _strip_traces(file)
+    onnx.helper.set_model_props(file, {METADATA_KEY: metadata.to_json()})
+    staged = path.with_suffix(".partial")
+    staged.write_bytes(file.SerializeToString(deterministic=True))
+    difference = parity(encoder, OnnxEncoder(staged, provider="cpu"), images)
+    if not difference <= PARITY_TOLERANCE:
+        staged.unlink()
+        raise ParityError(
+            f"The exported encoder differs from the trained one by {difference:.2e} of the largest "
+            f"value; at most {PARITY_TOLERANCE:.0e} is accepted. Nothing was written."
+        )
+    staged.rename(path)
+    return difference
+
+
+def parity(
+    encoder: ProbabilisticEncoder, exported: OnnxEncoder, images: NDArray[np.uint8]
+) -> float:
+    """Largest difference between torch and the file, relative to each output's largest value."""
+    worst = 0.0
+    for size in PARITY_BATCHES:
+        with torch.inference_mode():
+            wanted = encoder(torch.from_numpy(images[:size]))
+        got = exported.encode(images[:size])
+        for ours, theirs in zip((got.mean, got.variance, got.features), wanted, strict=True):
+            reference = theirs.numpy()
+            difference = np.abs(ours - reference).max() / max(np.abs(reference).max(), 1e-12)
+            worst = max(worst, float(difference))
+    return worst
+
+
+def _strip_traces(file: onnx.ModelProto) -> None:
+    """Drop the exporter's notes on where in the source each node came from.
+
+    They hold paths of the machine that built the file, and would make its hash depend on them.
+    """
+    graphs = [file.graph, *file.functions]
+    for graph in graphs:
+        for node in graph.node:
+            del node.metadata_props[:]
+            node.doc_string = ""
+        for value in getattr(graph, "value_info", ()):
+            del value.metadata_props[:]
+    for value in [*file.graph.input, *file.graph.output, *file.graph.initializer]:
+        del value.metadata_props[:]
+    del file.graph.metadata_props[:]
+    del file.metadata_props[:]

@@ -1,0 +1,26 @@
+"""What every trunk is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from torch import Tensor, nn
+
+from model_store.images import Preprocessing
+
+
+class Trunk(nn.Module):
+    """Computes the features that the last layer acts on.
+
+    Attributes
+    ----------
+    preprocessing : how an upright RGB image becomes its input.
+    n_features : F.
+    """
+
+    preprocessing: Preprocessing
+    n_features: int
+
+    @abstractmethod
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, F) of ``images`` (B, 3, H, W), standardised."""

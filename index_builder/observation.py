@@ -1,0 +1,104 @@
+"""What queries look like to an encoder and a gallery: the raw material of calibration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.datasets import LabelledImages
+from index_builder.indexing import BATCH
+from index_builder.progress import track
+from model_store.decision import OutlierDetector, signals
+from model_store.encoder import Encoder
+from model_store.gallery import Gallery
+from model_store.predictive import spherical_variance
+from model_store.search import N_CANDIDATES
+from model_store.sphere import unit_direction
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What B queries looked like to encoder and gallery.
+
+    Attributes
+    ----------
+    spherical_variances, outlier_distances : (B,).
+    similarities : (B, n) of their candidates.
+    label_codes : (B, n) of their candidates.
+    matches : (B, n) whether each candidate is a true match.
+    """
+
+    spherical_variances: Floats
+    outlier_distances: Floats
+    similarities: Floats
+    label_codes: NDArray[np.int32]
+    matches: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.matches)
+
+    def joined(self, other: Observed) -> Observed:
+        """These queries and then ``other``'s, with as many candidates as both have."""
+        n = min(self.similarities.shape[1], other.similarities.shape[1])
+        return Observed(
+            np.concatenate([self.spherical_variances, other.spherical_variances]),
+            np.concatenate([self.outlier_distances, other.outlier_distances]),
+            np.concatenate([self.similarities[:, :n], other.similarities[:, :n]]),
+            np.concatenate([self.label_codes[:, :n], other.label_codes[:, :n]]),
+            np.concatenate([self.matches[:, :n], other.matches[:, :n]]),
+        )
+
+    def signals(self, ranks: NDArray[np.int64]) -> Floats:
+        """Signals (B, m, S) at ``ranks`` (m,)."""
+        return signals(
+            self.similarities,
+            self.label_codes,
+            self.spherical_variances,
+            self.outlier_distances,
+            ranks,
+        )
+
+
+def observe(
+    encoder: Encoder,
+    gallery: Gallery,
+    detector: OutlierDetector,
+    queries: LabelledImages,
+    *,
+    leave_label_out: bool = False,
+) -> Observed:
+    """Embed ``queries`` and look up their candidates.
+
+    Parameters
+    ----------
+    leave_label_out : hide every item of a query's own label from it, which makes of a query with a
+        match one without; for galleries whose owner can withhold no label.
+    """
+    code_of = {label: code for code, label in enumerate(gallery.labels)}
+    codes = np.array([code_of.get(label, -2) for label in queries.labels], dtype=np.int32)
+    item_codes = gallery.label_codes(np.arange(gallery.n_items))
+    n = min(N_CANDIDATES, gallery.n_items)
+    if leave_label_out:
+        n = min(n, gallery.n_items - int(np.bincount(item_codes[item_codes >= 0]).max()))
+    variances, distances = np.empty(len(queries)), np.empty(len(queries))
+    similarities = np.empty((len(queries), n), dtype=np.float64)
+    rows = np.empty((len(queries), n), dtype=np.int64)
+    batches = queries.batches(encoder.metadata.preprocessing, BATCH)
+    n_batches = -(-len(queries) // BATCH)
+    for positions, images in track(batches, "calibration queries", n_batches):
+        embeddings = encoder.encode(images)
+        variances[positions] = spherical_variance(embeddings.mean, embeddings.variance)
+        distances[positions] = detector.distances(embeddings.features)
+        directions = unit_direction(embeddings.mean)
+        for code in np.unique(codes[positions]) if leave_label_out else [None]:
+            chosen = slice(None) if code is None else codes[positions] == code
+            allowed = None if code is None else item_codes != code
+            found = gallery.candidates(directions[chosen], n, allowed)
+            rows[positions[chosen]] = found.rows
+            similarities[positions[chosen]] = found.similarities
+    label_codes = gallery.label_codes(rows)
+    return Observed(variances, distances, similarities, label_codes, label_codes == codes[:, None])

@@ -1,0 +1,116 @@
+"""A diagonal Gaussian over the weights of a linear last layer, and what it predicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+_FORMAT = "last-layer-posterior/1"
+_TENSORS = ("weight_mean", "bias_mean", "weight_variance", "bias_variance")
+
+
+@dataclass(frozen=True, slots=True)
+class LastLayerPosterior:
+    """Independent Gaussians over the entries of W and b of a last layer h = W φ + b.
+
+    Attributes
+    ----------
+    weight_mean : (D, F)
+    bias_mean : (D,)
+    weight_variance : (D, F), strictly positive.
+    bias_variance : (D,), strictly positive.
+    """
+
+    weight_mean: Tensor
+    bias_mean: Tensor
+    weight_variance: Tensor
+    bias_variance: Tensor
+
+    def __post_init__(self) -> None:
+        shape = self.weight_mean.shape
+        if len(shape) != 2 or self.weight_variance.shape != shape:
+            raise ValueError(f"{shape=} and {self.weight_variance.shape=}, both must be (D, F)")
+        if self.bias_mean.shape != shape[:1] or self.bias_variance.shape != shape[:1]:
+            raise ValueError(
+                f"{self.bias_mean.shape=} and {self.bias_variance.shape=}, wanted ({shape[0]},)"
+            )
+        for name in _TENSORS:
+            if not bool(torch.isfinite(getattr(self, name)).all()):
+                raise ValueError(f"{name} must be finite")
+        if not bool((self.weight_variance > 0).all() and (self.bias_variance > 0).all()):
+            raise ValueError("variances must be strictly positive")
+
+    def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the embedding, in closed form.
+
+        A linear layer turns Gaussian weights into a Gaussian embedding, so that the 100 sampled
+        layers of Warburg et al. 2023 (App. G.3) are not needed: mean = W φ + b and
+        variance = (φ∘φ) S_Wᵀ + S_b, with S the variances of the weights.
+
+        Parameters
+        ----------
+        features : (B, F)
+
+        Returns
+        -------
+        mean, variance : (B, D), before normalisation.
+        """
+        mean = torch.addmm(self.bias_mean, features, self.weight_mean.T)
+        return mean, torch.addmm(self.bias_variance, features.square(), self.weight_variance.T)
+
+    def sample(self, n_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw last layers; gradients reach the mean through them.
+
+        Parameters
+        ----------
+        n_samples : S.
+        generator : on the device of the posterior.
+
+        Returns
+        -------
+        weights, biases : (S, D, F), (S, D)
+        """
+        draws = []
+        for mean, variance in (
+            (self.weight_mean, self.weight_variance),
+            (self.bias_mean, self.bias_variance),
+        ):
+            noise = torch.randn(
+                n_samples, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device
+            )
+            draws.append(mean + variance.sqrt() * noise)
+        return draws[0], draws[1]
+
+    def save(self, path: Path, metadata: Mapping[str, object] | None = None) -> None:
+        """Write the four tensors as safetensors.
+
+        Parameters
+        ----------
+        path : of the file.
+        metadata : values that JSON can express; each is kept as a JSON string.
+        """
+        described = {name: json.dumps(value) for name, value in (metadata or {}).items()}
+        tensors = {name: getattr(self, name).contiguous() for name in _TENSORS}
+        save_file(tensors, path, metadata={**described, "format": _FORMAT})
+
+    @classmethod
+    def load(cls, path: Path) -> tuple[LastLayerPosterior, dict[str, object]]:
+        """Read what `save` wrote: the posterior and its metadata.
+
+        Raises
+        ------
+        ValueError : the file is not one that `save` wrote.
+        """
+        with safe_open(path, framework="pt") as file:
+            described = dict(file.metadata() or {})
+            if described.pop("format", None) != _FORMAT:
+                raise ValueError(f"{path.name} is not a {_FORMAT} file")
+            tensors = [file.get_tensor(name) for name in _TENSORS]
+        return cls(*tensors), {name: json.loads(value) for name, value in described.items()}

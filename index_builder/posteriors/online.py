@@ -1,0 +1,132 @@
+"""Laplace during training: the curvature is averaged along, and the layer may be drawn from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from index_builder.posteriors.curvature import Approximation, Curvature, Split
+from index_builder.posteriors.laplace import laplace_posterior
+from index_builder.posteriors.last_layer import LastLayerPosterior
+from index_builder.posteriors.minibatches import minibatch_curvature, minibatch_loss
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineLaplace:
+    """What the training loop carries from step to step.
+
+    Warburg et al. 2023, Eq. 66-70, corrected: H ← (1 - α) H + α data_scale G with G the curvature
+    of a minibatch, so that H converges to the curvature of the data and not to G / α; the prior is
+    kept outside, where it is not forgotten. H starts at zero, and is divided by 1 - (1 - α)^t, the
+    weight of the t steps so far, as in Adam (Kingma & Ba 2015, sec. 3). It is cut off at zero only
+    where a posterior is formed.
+
+    Attributes
+    ----------
+    decayed : H, as in the recursion.
+    n_steps : t.
+    data_scale : what G, whose targets sum to one, is multiplied by: the number of images.
+    prior_precision : inverse variance of each weight before data, > 0.
+    memory_factor : α in (0, 1]; about the last 1 / α minibatches are remembered.
+    """
+
+    decayed: Curvature
+    n_steps: int
+    data_scale: float
+    prior_precision: float
+    memory_factor: float
+
+    def __post_init__(self) -> None:
+        if not (self.data_scale > 0 and self.prior_precision > 0 and 0 < self.memory_factor <= 1):
+            raise ValueError(
+                f"{self.data_scale=}, {self.prior_precision=}, {self.memory_factor=}: wanted the "
+                "first two positive, the last in (0, 1]"
+            )
+
+    @classmethod
+    def start(
+        cls, weight: Tensor, *, data_scale: float, prior_precision: float, memory_factor: float
+    ) -> OnlineLaplace:
+        """Return the state before the first step, for a layer with this weight (D, F)."""
+        zero = Curvature.zeros_like(weight.detach())
+        return cls(zero, 0, data_scale, prior_precision, memory_factor)
+
+    @property
+    def curvature(self) -> Curvature:
+        """Of the data, ≥ 0, data scale included; zero before the first step."""
+        seen = 1 - (1 - self.memory_factor) ** self.n_steps
+        return (self.decayed * (1 / seen if seen else 0.0)).rectified()
+
+    def posterior(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior:
+        """N(θ, 1 / (H + prior_precision)), entry by entry; before the first step, the prior's."""
+        return laplace_posterior(weight, bias, self.curvature, self.prior_precision)
+
+    def updated(self, minibatch: Curvature) -> OnlineLaplace:
+        """Return the state after a step.
+
+        Parameters
+        ----------
+        minibatch : G, not cut off at zero; the average over sampled layers, if there are any.
+        """
+        kept, added = 1 - self.memory_factor, self.memory_factor * self.data_scale
+        return replace(
+            self, decayed=self.decayed * kept + minibatch * added, n_steps=self.n_steps + 1
+        )
+
+
+def online_step(
+    state: OnlineLaplace,
+    features: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    margin: float,
+    approximation: Approximation = "fixed",
+    split: Split = "euclidean",
+    n_samples: int = 0,
+    generator: torch.Generator | None = None,
+) -> tuple[OnlineLaplace, Tensor]:
+    """Update the curvature with a minibatch, and return what its gradient step minimises.
+
+    Warburg et al. 2023, Eq. 67-70, corrected: the step goes down the gradient, and the prior has a
+    part in it. The objective is E_q[L(θ)] + prior_precision ‖θ‖² / (2 data_scale), with L at θ
+    itself (the point form) or averaged over layers drawn from the present posterior q (the
+    expectation form, through which the gradient reaches the mean of q); G is taken where L is.
+
+    Parameters
+    ----------
+    state : before the step.
+    features : (B, F), from the network, with its graph.
+    labels : (B,) int64.
+    weight, bias : (D, F), (D,); the parameters of the layer.
+    margin, approximation, split : as in `minibatch_curvature`.
+    n_samples : layers to draw; 0 for the point form.
+    generator : draws them; needed for the expectation form.
+
+    Returns
+    -------
+    state, objective : the state after the step; a scalar to call `backward` on.
+    """
+    if n_samples and generator is None:
+        raise ValueError(f"{n_samples=} layers are to be drawn, but there is no generator")
+    if n_samples and generator is not None:
+        weights, biases = state.posterior(weight, bias).sample(n_samples, generator)
+    else:
+        weights, biases = weight[None], bias[None]
+    objective = state.prior_precision / (2 * state.data_scale) * _squared_norm(weight, bias)
+    total = Curvature.zeros_like(weight.detach())
+    for w, b in zip(weights, biases, strict=True):
+        loss = minibatch_loss(torch.addmm(b, features, w.T), labels, margin)
+        objective = objective + loss / len(weights)
+        with torch.no_grad():
+            total += minibatch_curvature(
+                features, labels, w, b, margin=margin, approximation=approximation, split=split
+            )
+    return state.updated(total * (1 / len(weights))), objective
+
+
+def _squared_norm(weight: Tensor, bias: Tensor) -> Tensor:
+    return weight.square().sum() + bias.square().sum()

@@ -1,0 +1,97 @@
+"""The prior precision chosen by what the posterior is for, on held-out queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from index_builder.metrics import auroc
+from index_builder.posteriors.curvature import Curvature
+from index_builder.posteriors.laplace import LaplaceFit, laplace_posterior
+from index_builder.posteriors.last_layer import LastLayerPosterior
+from index_builder.posteriors.prior import PriorSearch, log_marginal_likelihood
+from model_store.errors import CalibrationError
+
+Criterion = Callable[[LastLayerPosterior], float]
+"""How good a posterior is; larger is better."""
+
+
+def select_by_validation(
+    fit: LaplaceFit, candidates: Sequence[float], criterion: Criterion
+) -> LaplaceFit:
+    """Fit again with the candidate prior precision of the largest criterion.
+
+    Parameters
+    ----------
+    fit : its curvature is kept.
+    candidates : prior precisions to try, in the order of preference where criteria are equal.
+    criterion : judged on data that neither trained the layer nor will evaluate it.
+    """
+    if not candidates:
+        raise ValueError("no candidates")
+    mean = fit.posterior
+    curvature = Curvature(fit.weight_curvature, fit.bias_curvature) * fit.data_scale
+    posteriors = {
+        value: laplace_posterior(mean.weight_mean, mean.bias_mean, curvature, value)
+        for value in candidates
+    }
+    values = {candidate: criterion(posterior) for candidate, posterior in posteriors.items()}
+    best = max(values, key=values.__getitem__)
+    return replace(
+        fit,
+        posterior=posteriors[best],
+        prior_precision=best,
+        prior_chosen_by="validation",
+        prior_search=PriorSearch(tuple(values), tuple(values.values())),
+        log_marginal_likelihood=log_marginal_likelihood(
+            curvature, mean.weight_mean, mean.bias_mean, best
+        ),
+    )
+
+
+def nearest_neighbour_criterion(
+    posterior: LastLayerPosterior,
+    queries: Tensor,
+    query_labels: Tensor,
+    gallery: Tensor,
+    gallery_labels: Tensor,
+) -> Criterion:
+    """AUROC of the uncertainty for telling queries whose nearest neighbour has a wrong label.
+
+    The uncertainty is 1 - R with R = ‖m‖ / sqrt(‖m‖² + Σ_d v_d), the mean resultant length of the
+    normalised embedding of mean m and variance v. The neighbours depend on the mean alone.
+
+    Parameters
+    ----------
+    posterior : only its mean is used.
+    queries : (Q, F), features.
+    query_labels : (Q,) int64.
+    gallery : (M, F), features.
+    gallery_labels : (M,) int64.
+
+    Raises
+    ------
+    CalibrationError : every nearest neighbour is right, or every one wrong.
+    """
+    mean, _ = posterior.predict(queries)
+    directions = torch.nn.functional.normalize(posterior.predict(gallery)[0])
+    nearest = (mean @ directions.T).argmax(1)
+    wrong = (gallery_labels[nearest] != query_labels).cpu().numpy()
+    if wrong.all() or not wrong.any():
+        raise CalibrationError(
+            f"{int(wrong.sum())} of {len(wrong)} nearest neighbours are wrong; to choose a prior "
+            "precision by them, some must be wrong and some right. Give more queries."
+        )
+
+    def criterion(candidate: LastLayerPosterior) -> float:
+        embedding, variance = candidate.predict(queries)
+        squared_norm = embedding.square().sum(1)
+        uncertainty = 1 - (squared_norm / (squared_norm + variance.sum(1))).sqrt()
+        values = uncertainty.double().cpu().numpy()
+        area = auroc(values[wrong], values[~wrong])
+        return float("-inf") if area is None else area
+
+    return criterion

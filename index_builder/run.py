@@ -1,0 +1,63 @@
+"""The directory of one build: what each step leaves for the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_store.errors import StepNotReady
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A directory that the steps of `index_builder.steps` read from and write to.
+
+    ::
+
+        <run>/
+          checkpoint.safetensors  training.json     train
+          posterior.safetensors   posterior.json    fit
+          bundle/                                   export, index, calibrate, evaluate
+    """
+
+    directory: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """The trained encoder's weights."""
+        return self.directory / "checkpoint.safetensors"
+
+    @property
+    def posterior(self) -> Path:
+        """The distribution over last-layer weights."""
+        return self.directory / "posterior.safetensors"
+
+    @property
+    def staging(self) -> Path:
+        """The bundle in the making; `publish` copies it."""
+        return self.directory / "bundle"
+
+    def require(self, path: Path, step: str) -> Path:
+        """Return ``path``, or say which step makes it.
+
+        Raises
+        ------
+        StepNotReady
+        """
+        if not path.exists():
+            raise StepNotReady(f"{path} is missing. Run `vouch-build {step}` first.")
+        return path
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a report of a step."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_json(self.directory / name, content)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write ``content`` for people and programs alike."""
+    text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")

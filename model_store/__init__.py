@@ -1,0 +1,16 @@
+"""The core of Vouch: what a trained model is and how to ask it. Arrays in, arrays out.
+
+>>> from pathlib import Path
+>>> from model_store import open_bundle
+>>> bundle = open_bundle(Path("bundles/digits"))  # doctest: +SKIP
+>>> bundle.retriever.search(Path("photo.png").read_bytes())  # doctest: +SKIP
+
+The way of a query: `images` (bytes to pixels) → `encoder` (pixels to a Gaussian) → `predictive`
+(onto the sphere, by `sphere`) → `search` (neighbours in a `gallery`) → `decision` (probabilities,
+verdict); `retriever` ties them together and `bundle` keeps what they need. `gaussian` has the
+algebra of uncertain distances, `errors` the whole error family.
+"""
+
+from model_store.retriever import Answer, Bundle, Retriever, open_bundle
+
+__all__ = ["Answer", "Bundle", "Retriever", "open_bundle"]

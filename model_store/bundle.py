@@ -1,0 +1,225 @@
+"""The bundle: a directory with everything an answer depends on, named by the hash of its content.
+
+::
+
+    <bundle id>/
+      manifest.json       what is here, sha256 of each file; canonical JSON
+      encoder.onnx        images in, Gaussian embeddings out
+      gallery.faiss …     directions, norms, variances, items
+      calibration.json …  the fitted decision layer (absent: nothing is calibrated)
+      samples/            query images a visitor can try
+      evaluation.json     how the bundle did on queries it has never seen
+
+Every byte is checked against the manifest before anything is opened, and the manifest against its
+own id. There is no pickle anywhere. A directory of bundles carries a file `CURRENT` with the id of
+the one to serve.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from model_store.errors import BundleMismatch, BundleNotFound, BundleTampered
+
+SCHEMA_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+ENCODER_FILE = "encoder.onnx"
+EVALUATION_FILE = "evaluation.json"
+SAMPLES_FOLDER = "samples"
+CURRENT_FILE = "CURRENT"
+
+ID_LENGTH = 16
+"""Hexadecimal digits of SHA-256 in a bundle's id: 64 bits, ample for telling bundles apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleQuery:
+    """A query image that comes with the bundle.
+
+    Attributes
+    ----------
+    id : names it in URLs.
+    file : its place in the bundle.
+    caption : what it shows, for a person.
+    belongs : whether the gallery holds a true match.
+    """
+
+    id: str
+    file: str
+    caption: str
+    belongs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What the bundle holds.
+
+    Attributes
+    ----------
+    gallery : name, description, n_items, kind of index.
+    encoder : fingerprint, posterior, preprocessing, dim, n_features.
+    calibration : a summary, or None where nothing is calibrated.
+    metrics : what evaluation measured on queries used for nothing else, or None.
+    samples : query images to try.
+    library_versions : what built it.
+    files : path → sha256 and bytes, of every file but the manifest.
+    """
+
+    gallery: Mapping[str, Any]
+    encoder: Mapping[str, Any]
+    calibration: Mapping[str, Any] | None
+    metrics: Mapping[str, Any] | None
+    samples: tuple[SampleQuery, ...]
+    library_versions: Mapping[str, str]
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def id(self) -> str:
+        """The hash of everything above, and through ``files`` of every byte."""
+        return hashlib.sha256(_canonical(asdict(self))).hexdigest()[:ID_LENGTH]
+
+    def to_json(self) -> bytes:
+        """The manifest file's bytes."""
+        return _canonical({"id": self.id, **asdict(self)})
+
+
+def publish(staging: Path, manifest: Manifest, root: Path) -> Path:
+    """Make a bundle of a copy of ``staging`` in ``root``, and point ``root/CURRENT`` at it.
+
+    The copy is complete and on the disk before one rename gives it its name, so that a crash at any
+    moment leaves either no bundle or a whole one; ``staging`` may lie on another file system. Where
+    the same bundle is already there, nothing is copied.
+
+    Returns
+    -------
+    The bundle's directory, ``root/<id>``.
+    """
+    files = {name: _describe(staging / name) for name in _file_names(staging)}
+    complete = replace(manifest, files=files)
+    target = root / complete.id
+    if not target.exists():
+        partial = root / f".{complete.id}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(staging, partial)
+        (partial / MANIFEST_FILE).write_bytes(complete.to_json())
+        for path in [partial, *partial.rglob("*")]:
+            _flush(path)
+        partial.rename(target)
+    activate(root, complete.id)
+    return target
+
+
+def activate(root: Path, bundle_id: str) -> None:
+    """Point ``root/CURRENT`` at a bundle, atomically."""
+    staged = root / f".{CURRENT_FILE}.partial"
+    staged.write_text(bundle_id + "\n", encoding="ascii")
+    _flush(staged)
+    staged.replace(root / CURRENT_FILE)
+    _flush(root)
+
+
+def locate(path: Path) -> Path:
+    """The bundle at ``path``: the directory itself, or the one its `CURRENT` names.
+
+    Raises
+    ------
+    BundleNotFound : neither is there.
+    """
+    if (path / MANIFEST_FILE).is_file():
+        return path
+    pointer = path / CURRENT_FILE
+    if pointer.is_file():
+        target = path / pointer.read_text(encoding="ascii").strip()
+        if (target / MANIFEST_FILE).is_file():
+            return target
+        raise BundleNotFound(f"{pointer} names {target.name!r}, but there is no such bundle.")
+    raise BundleNotFound(
+        f"No bundle at {path}: wanted a directory with {MANIFEST_FILE}, or one whose "
+        f"{CURRENT_FILE} names a bundle. Build one with `vouch-build all`."
+    )
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest in ``directory`` and check every byte of the bundle against it.
+
+    Raises
+    ------
+    BundleTampered : a file is missing, added or changed, or the manifest itself is.
+    BundleMismatch : a schema version this release does not know.
+    """
+    content = (directory / MANIFEST_FILE).read_bytes()
+    try:
+        fields = json.loads(content)
+        version = fields["schema_version"]
+        claimed = fields.pop("id")
+        samples = tuple(SampleQuery(**sample) for sample in fields.pop("samples"))
+        manifest = Manifest(samples=samples, **fields)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleTampered(
+            f"{directory.name}/{MANIFEST_FILE} is not a manifest ({error}). Build the bundle again."
+        ) from error
+    if version != SCHEMA_VERSION:
+        raise BundleMismatch(
+            f"The bundle {directory.name} has schema version {version}; this release reads "
+            f"{SCHEMA_VERSION}. Build it again, or run the release that built it."
+        )
+    if manifest.id != claimed or manifest.to_json() != content:
+        raise BundleTampered(
+            f"{directory.name}/{MANIFEST_FILE} has been changed: its content hashes to "
+            f"{manifest.id}, it says {claimed}. Build or copy the bundle again."
+        )
+    _verify_files(directory, manifest)
+    return manifest
+
+
+def _verify_files(directory: Path, manifest: Manifest) -> None:
+    present = set(_file_names(directory)) - {MANIFEST_FILE}
+    if present != set(manifest.files):
+        missing = sorted(set(manifest.files) - present)
+        added = sorted(present - set(manifest.files))
+        raise BundleTampered(
+            f"The bundle {directory.name} does not hold what its manifest lists: "
+            f"missing {missing}, added {added}. Build or copy the bundle again."
+        )
+    for name, wanted in manifest.files.items():
+        if _describe(directory / name) != wanted:
+            raise BundleTampered(
+                f"{directory.name}/{name} differs from its manifest: it was changed or damaged "
+                "after the bundle was published. Build or copy the bundle again."
+            )
+
+
+def _file_names(directory: Path) -> list[str]:
+    """Every file below ``directory``, as POSIX paths; links are not followed out of it."""
+    paths = [path for path in directory.rglob("*") if path.is_symlink() or path.is_file()]
+    return sorted(PurePosixPath(path.relative_to(directory)).as_posix() for path in paths)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    if path.is_symlink():
+        return {"sha256": "a link, not a file", "bytes": 0}
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"sha256": digest, "bytes": file.tell()}
+
+
+def _flush(path: Path) -> None:
+    """Wait until the file or directory is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    text = json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    return (text + "\n").encode()

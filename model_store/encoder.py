@@ -1,0 +1,205 @@
+"""The encoder: pixels in, a Gaussian over embeddings out, through one ONNX file.
+
+The contract (every posterior exports to it, so nothing downstream can tell them apart):
+
+===================  ==================  ================================================
+name                 shape, type         meaning
+===================  ==================  ================================================
+images               (B, H, W, 3) uint8  RGB; scaling and normalisation are in the graph
+embedding_mean       (B, D) float32      mean of the embedding, before normalisation
+embedding_variance   (B, D) float32      its diagonal variance, same units squared
+features             (B, F) float32      penultimate activations φ(x)
+===================  ==================  ================================================
+
+The file carries what it needs to be used: its preprocessing and the name of its posterior stand
+in its metadata, so they cannot be separated from the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import EncoderContractError, ProviderUnavailable
+from model_store.images import Preprocessing
+
+# ONNX Runtime reports its use to its maker unless it is told not to before it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+import onnxruntime
+
+INPUT_NAME = "images"
+OUTPUT_NAMES = ("embedding_mean", "embedding_variance", "features")
+METADATA_KEY = "vouch.encoder"
+
+ProviderChoice = Literal["auto", "cpu", "cuda"]
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderMetadata:
+    """What the ONNX file says of itself.
+
+    Attributes
+    ----------
+    preprocessing : how an upright RGB image becomes the input.
+    posterior : name of the distribution behind the variance, e.g. ``laplace_fixed_euclidean``.
+    """
+
+    preprocessing: Preprocessing
+    posterior: str
+
+    def to_json(self) -> str:
+        """Serialise for the ONNX file's metadata."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> EncoderMetadata:
+        """Read what `to_json` wrote."""
+        fields = json.loads(text)
+        return cls(Preprocessing(**fields["preprocessing"]), fields["posterior"])
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """What the encoder says of B images.
+
+    Attributes
+    ----------
+    mean : (B, D) float32, before normalisation.
+    variance : (B, D) float32, ≥ 0, in squared units of ``mean``.
+    features : (B, F) float32, penultimate activations.
+    """
+
+    mean: NDArray[np.float32]
+    variance: NDArray[np.float32]
+    features: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+
+class Encoder(Protocol):
+    """Pixels to embeddings. Laws: an image's answer does not depend on its batch."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash that ties galleries, calibrations and caches to this encoder."""
+
+    @property
+    def metadata(self) -> EncoderMetadata:
+        """Preprocessing and posterior."""
+
+    @property
+    def provider(self) -> str:
+        """The execution provider that really runs."""
+
+    @property
+    def dim(self) -> int:
+        """D, the size of the embedding."""
+
+    @property
+    def n_features(self) -> int:
+        """F, the size of the penultimate layer."""
+
+    def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+        """Embed ``images`` (B, H, W, 3)."""
+
+
+class OnnxEncoder:
+    """The encoder in an ONNX file, run by ONNX Runtime.
+
+    Parameters
+    ----------
+    path : the file.
+    provider : ``auto`` takes the GPU where the machine has one; ``cuda`` fails where it has not.
+    threads : CPU threads within one call; 0 leaves the choice to ONNX Runtime.
+
+    Raises
+    ------
+    EncoderContractError : inputs, outputs or metadata are not those of the contract.
+    ProviderUnavailable : ``cuda`` was asked for and does not run.
+    """
+
+    def __init__(self, path: Path, provider: ProviderChoice = "auto", threads: int = 0) -> None:
+        content = path.read_bytes()
+        self.fingerprint = hashlib.sha256(content).hexdigest()
+        self._session = _start_session(content, provider, threads)
+        self.provider: str = self._session.get_providers()[0]
+        self.metadata = _check_contract(self._session, path)
+        shapes = {output.name: output.shape for output in self._session.get_outputs()}
+        self.dim = int(shapes["embedding_mean"][1])
+        self.n_features = int(shapes["features"][1])
+
+    def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+        """Embed ``images`` (B, H, W, 3) uint8."""
+        mean, variance, features = self._session.run(list(OUTPUT_NAMES), {INPUT_NAME: images})
+        return Embeddings(mean, variance, features)
+
+
+def _start_session(
+    content: bytes, provider: ProviderChoice, threads: int
+) -> onnxruntime.InferenceSession:
+    """Start a session on the provider asked for, and on no other silently."""
+    has_gpu = Path("/dev/nvidiactl").exists()
+    wanted = ("cuda" if has_gpu else "cpu") if provider == "auto" else provider
+    if wanted == "cuda" and not _cuda_is_ready():
+        if provider == "cuda":
+            raise ProviderUnavailable(
+                "The CUDA execution provider was asked for, but this installation of ONNX Runtime "
+                f"offers only {', '.join(onnxruntime.get_available_providers())}. "
+                "Install the `gpu` extra, or choose `cpu`."
+            )
+        wanted = "cpu"
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    chosen = [PROVIDERS[wanted]] if wanted == "cpu" else [PROVIDERS["cuda"], PROVIDERS["cpu"]]
+    session = onnxruntime.InferenceSession(content, options, providers=chosen)
+    if provider == "cuda" and session.get_providers()[0] != PROVIDERS["cuda"]:
+        raise ProviderUnavailable(
+            "The CUDA execution provider was asked for, but it does not start on this machine "
+            f"(running: {session.get_providers()[0]}). Check the NVIDIA driver, CUDA 13 and "
+            "cuDNN 9 (the `gpu` extra brings the libraries), or choose `cpu`."
+        )
+    return session
+
+
+def _cuda_is_ready() -> bool:
+    """Whether this ONNX Runtime was built for CUDA; loads pip's NVIDIA libraries on the way."""
+    if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
+        return False
+    onnxruntime.preload_dlls()
+    return True
+
+
+def _check_contract(session: onnxruntime.InferenceSession, path: Path) -> EncoderMetadata:
+    """Refuse a file that does not keep the contract at the top of this module."""
+    inputs = {node.name: node.type for node in session.get_inputs()}
+    outputs = {node.name: node.shape for node in session.get_outputs()}
+    if inputs != {INPUT_NAME: "tensor(uint8)"} or not set(OUTPUT_NAMES) <= set(outputs):
+        raise EncoderContractError(
+            f"{path.name} has inputs {inputs} and outputs {sorted(outputs)}; wanted one uint8 "
+            f"input `{INPUT_NAME}` and the outputs {', '.join(OUTPUT_NAMES)}. Export it again with "
+            "`vouch-build export`."
+        )
+    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+    if text is None:
+        raise EncoderContractError(
+            f"{path.name} carries no `{METADATA_KEY}` metadata, so its preprocessing is unknown. "
+            "Export it again with `vouch-build export`."
+        )
+    batch = session.get_inputs()[0].shape[0]
+    if isinstance(batch, int):
+        raise EncoderContractError(
+            f"{path.name} accepts only batches of {batch}; the batch dimension must be dynamic. "
+            "Export it again with `vouch-build export`."
+        )
+    return EncoderMetadata.from_json(text)

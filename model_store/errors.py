@@ -1,0 +1,144 @@
+"""The error family of Vouch, whole.
+
+Every error that a caller can cause or must act on is one of these; a bare ``ValueError`` remains
+a programming mistake. A message says what was received, what was wanted and what to do, and holds
+nothing that a client of the service may not see.
+
+::
+
+    VouchError
+    ├── ImageError               the bytes are not an image that can be searched with
+    │   ├── EmptyImage           there are no bytes
+    │   ├── UnsupportedImage     not one of the accepted formats
+    │   ├── ImageTooLarge        more bytes or more pixels than allowed
+    │   └── CorruptImage         an accepted format, but truncated or damaged
+    ├── InvalidRequest           an option of the request is missing or out of range
+    ├── NotFound                 what the request names does not exist
+    │   ├── GalleryNotFound
+    │   ├── ItemNotFound
+    │   ├── SampleNotFound
+    │   └── PathNotFound
+    ├── MethodNotAllowed         the path exists, the method does not
+    ├── EncoderError             the encoder cannot be used
+    │   ├── EncoderContractError the ONNX file does not keep the contract of `model_store.encoder`
+    │   └── ProviderUnavailable  the execution provider that was asked for does not run here
+    ├── BundleError              the bundle cannot be served
+    │   ├── BundleNotFound       nothing there
+    │   ├── BundleTampered       a file differs from the manifest
+    │   └── BundleMismatch       parts that do not belong together
+    ├── InternalError            a mistake of ours; says nothing of the inside
+    └── BuildError               a step of the index builder cannot do what it was asked
+        ├── ConfigError          the configuration is wrong
+        ├── DatasetError         the data is missing or not what it should be
+        ├── StepNotReady         an earlier step has not been run
+        ├── ParityError          the exported encoder disagrees with the trained one
+        └── CalibrationError     too few queries, or none of a kind that is needed
+"""
+
+
+class VouchError(Exception):
+    """Root of the family."""
+
+
+class ImageError(VouchError):
+    """The bytes are not an image that can be searched with."""
+
+
+class EmptyImage(ImageError):
+    """There are no bytes."""
+
+
+class UnsupportedImage(ImageError):
+    """The bytes are not in one of the accepted formats."""
+
+
+class ImageTooLarge(ImageError):
+    """More bytes or more pixels than allowed."""
+
+
+class CorruptImage(ImageError):
+    """An accepted format, but truncated or damaged."""
+
+
+class InvalidRequest(VouchError):
+    """An option of the request is missing or out of range."""
+
+
+class NotFound(VouchError):
+    """What the request names does not exist."""
+
+
+class GalleryNotFound(NotFound):
+    """No gallery of that name is served."""
+
+
+class ItemNotFound(NotFound):
+    """No item of that id is in the gallery."""
+
+
+class SampleNotFound(NotFound):
+    """No sample query of that id comes with the bundle."""
+
+
+class PathNotFound(NotFound):
+    """The service has nothing at that path."""
+
+
+class MethodNotAllowed(VouchError):
+    """The path exists, the method does not."""
+
+
+class EncoderError(VouchError):
+    """The encoder cannot be used."""
+
+
+class EncoderContractError(EncoderError):
+    """The ONNX file does not keep the contract of `model_store.encoder`."""
+
+
+class ProviderUnavailable(EncoderError):
+    """The execution provider that was asked for does not run here."""
+
+
+class BundleError(VouchError):
+    """The bundle cannot be served."""
+
+
+class BundleNotFound(BundleError):
+    """There is no bundle at that path."""
+
+
+class BundleTampered(BundleError):
+    """A file differs from what the manifest says of it."""
+
+
+class BundleMismatch(BundleError):
+    """Parts that do not belong together, or a schema version this release does not know."""
+
+
+class InternalError(VouchError):
+    """Something went wrong in the service."""
+
+
+class BuildError(VouchError):
+    """A step of the index builder cannot do what it was asked."""
+
+
+class ConfigError(BuildError):
+    """The configuration is wrong."""
+
+
+class DatasetError(BuildError):
+    """The data is missing or not what it should be."""
+
+
+class StepNotReady(BuildError):
+    """An earlier step has not been run."""
+
+
+class ParityError(BuildError):
+    """The exported encoder disagrees with the trained one."""
+
+
+class CalibrationError(BuildError):
+    """Too few queries, or none of a kind that is needed."""

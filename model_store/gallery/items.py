@@ -1,0 +1,96 @@
+"""Items in SQLite: ids, labels, metadata and thumbnails, by row."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from model_store.errors import ItemNotFound
+from model_store.gallery.protocol import Item, NewItem, Thumbnail
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE items (
+  row INTEGER PRIMARY KEY,
+  id TEXT NOT NULL UNIQUE,
+  label TEXT,
+  metadata TEXT NOT NULL
+);
+CREATE TABLE thumbnails (row INTEGER PRIMARY KEY, media_type TEXT NOT NULL, data BLOB NOT NULL);
+"""
+
+
+def write_items(path: Path, items: Iterable[NewItem], encoder_fingerprint: str) -> None:
+    """Write ``items``, whose order is their row, to a new file at ``path``."""
+    connection = sqlite3.connect(path)
+    try:
+        connection.executescript(_SCHEMA)
+        with connection:
+            connection.execute("INSERT INTO meta VALUES ('encoder', ?)", (encoder_fingerprint,))
+            for row, item in enumerate(items):
+                connection.execute(
+                    "INSERT INTO items VALUES (?, ?, ?, ?)",
+                    (row, item.id, item.label, json.dumps(dict(item.metadata), sort_keys=True)),
+                )
+                connection.execute(
+                    "INSERT INTO thumbnails VALUES (?, ?, ?)",
+                    (row, item.thumbnail.media_type, item.thumbnail.data),
+                )
+    finally:
+        connection.close()
+
+
+class Items:
+    """Read access to the file that `write_items` wrote, from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+        self._connections = threading.local()
+        self.encoder_fingerprint: str = self._connection.execute(
+            "SELECT value FROM meta WHERE key = 'encoder'"
+        ).fetchone()[0]
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        """The connection of the calling thread."""
+        if not hasattr(self._connections, "current"):
+            self._connections.current = sqlite3.connect(self._uri, uri=True)
+        connection: sqlite3.Connection = self._connections.current
+        return connection
+
+    def labels(self) -> list[str | None]:
+        """The label of every row, in row order."""
+        rows = self._connection.execute("SELECT label FROM items ORDER BY row")
+        return [label for (label,) in rows]
+
+    def at(self, rows: Sequence[int]) -> list[Item]:
+        """The items at ``rows``, in that order."""
+        marks = ",".join("?" * len(rows))
+        query = f"SELECT row, id, label, metadata FROM items WHERE row IN ({marks})"  # noqa: S608
+        found = {
+            row: Item(item_id, label, json.loads(metadata))
+            for row, item_id, label, metadata in self._connection.execute(query, list(rows))
+        }
+        return [found[row] for row in rows]
+
+    def item(self, item_id: str) -> Item:
+        """The item of that id."""
+        return self.at([self._row(item_id)])[0]
+
+    def thumbnail(self, item_id: str) -> Thumbnail:
+        """The picture of that item."""
+        media_type, data = self._connection.execute(
+            "SELECT media_type, data FROM thumbnails WHERE row = ?", (self._row(item_id),)
+        ).fetchone()
+        return Thumbnail(data, media_type)
+
+    def _row(self, item_id: str) -> int:
+        found = self._connection.execute(
+            "SELECT row FROM items WHERE id = ?", (item_id,)
+        ).fetchone()
+        if found is None:
+            raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
+        return int(found[0])

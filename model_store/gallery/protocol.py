@@ -1,0 +1,108 @@
+"""The seam between search and the store that holds the gallery."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One member of the gallery, as its owner knows it."""
+
+    id: str
+    label: str | None
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Thumbnail:
+    """A re-encoded picture of an item."""
+
+    data: bytes
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewItem:
+    """An item on its way into a gallery."""
+
+    id: str
+    label: str | None
+    metadata: Mapping[str, Any]
+    thumbnail: Thumbnail
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The n items nearest to each of B query directions.
+
+    Attributes
+    ----------
+    rows : (B, n) int64, positions in the gallery.
+    similarities : (B, n) float64, inner products of unit vectors, rounded to `SIMILARITY_DECIMALS`;
+        descending, equal ones by id.
+    """
+
+    rows: NDArray[np.int64]
+    similarities: NDArray[np.float64]
+
+
+SIMILARITY_DECIMALS = 6
+"""Similarities are rounded here before they are ordered: below it float32 sums differ with the
+order of their terms, and equal images would change places between batch sizes and machines."""
+
+
+class Gallery(Protocol):
+    """Unit directions under the inner product, with their variances and items.
+
+    Laws: rows are ordered by id; `candidates` are ordered by similarity, then id; the same query
+    gives the same candidates whatever its batch.
+    """
+
+    @property
+    def encoder_fingerprint(self) -> str:
+        """The encoder that embedded the items."""
+
+    @property
+    def n_items(self) -> int:
+        """N."""
+
+    @property
+    def dim(self) -> int:
+        """D."""
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The distinct labels, sorted; a label's code is its place here."""
+
+    def candidates(
+        self, directions: NDArray[np.float32], n: int, allowed: NDArray[np.bool_] | None = None
+    ) -> Candidates:
+        """Find the n items nearest to each of ``directions`` (B, D).
+
+        ``allowed`` (N,) restricts the search to some rows; fewer than ``n`` are returned only
+        where fewer are allowed.
+        """
+
+    def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Unit directions of ``rows`` (...), shape (..., D)."""
+
+    def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
+
+    def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Codes of the rows' labels, -1 where an item has none, shape (...)."""
+
+    def items(self, rows: NDArray[np.int64]) -> list[Item]:
+        """The items at ``rows`` (n,), in that order."""
+
+    def item(self, item_id: str) -> Item:
+        """The item of that id, or `ItemNotFound`."""
+
+    def thumbnail(self, item_id: str) -> Thumbnail:
+        """The picture of that item, or `ItemNotFound`."""

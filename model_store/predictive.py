@@ -1,0 +1,120 @@
+"""The predictive distribution of one query: what is cached, searched with and decided from."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.encoder import Embeddings
+from model_store.sphere import (
+    direction_and_concentration,
+    resultant_length_of_gaussian,
+    sample_projected_normal,
+)
+
+N_SAMPLES = 100
+"""Predictive samples a query; the number the Laplace metric-learning paper evaluates with."""
+
+_HEADER = struct.Struct("<4sIIIddd")
+_MAGIC = b"VPD1"
+
+
+@dataclass(frozen=True, slots=True)
+class Predictive:
+    """A query's embedding as a distribution on the unit sphere.
+
+    Attributes
+    ----------
+    direction : (D,) float32, unit; where the distribution is centred.
+    concentration : κ of the von Mises-Fisher distribution with the same mean resultant length.
+    spherical_variance : 1 − R in [0, 1], with R the mean resultant length; the uncertainty served.
+    outlier_distance : how alien the query's features are, NaN where the bundle has no detector.
+    samples : (S, D) float32, unit; draws of the embedding.
+    """
+
+    direction: NDArray[np.float32]
+    concentration: float
+    spherical_variance: float
+    outlier_distance: float
+    samples: NDArray[np.float32]
+
+    def to_bytes(self) -> bytes:
+        """Serialise to a fixed binary layout with a checksum; no pickle."""
+        n_samples, dim = self.samples.shape
+        body = self.direction.astype("<f4").tobytes() + self.samples.astype("<f4").tobytes()
+        header = _HEADER.pack(
+            _MAGIC,
+            dim,
+            n_samples,
+            zlib.crc32(body),
+            self.concentration,
+            self.spherical_variance,
+            self.outlier_distance,
+        )
+        return header + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Predictive | None:
+        """Read what `to_bytes` wrote; None for anything else, such as a damaged cache entry."""
+        if len(data) < _HEADER.size:
+            return None
+        magic, dim, n_samples, checksum, *moments = _HEADER.unpack_from(data)
+        body = data[_HEADER.size :]
+        if (
+            magic != _MAGIC
+            or len(body) != 4 * dim * (n_samples + 1)
+            or zlib.crc32(body) != checksum
+        ):
+            return None
+        values = np.frombuffer(body, "<f4").astype(np.float32, copy=False)
+        concentration, variance, distance = moments
+        samples = values[dim:].reshape(n_samples, dim)
+        return cls(values[:dim], concentration, variance, distance, samples)
+
+
+def spherical_variance(
+    mean: NDArray[np.float32], variance: NDArray[np.float32]
+) -> NDArray[np.float64]:
+    """Spherical variance 1 − R of normalised Gaussians N(mean, diag variance).
+
+    With the mean resultant length R ≈ ‖m‖ / √(‖m‖² + Σ_d v_d), exact as D grows; no sampling.
+
+    Parameters
+    ----------
+    mean, variance : (..., D), embedding units and their square.
+
+    Returns
+    -------
+    (...), in [0, 1]: 0 for a certain direction, 1 for none at all.
+    """
+    return 1 - resultant_length_of_gaussian(mean, variance)
+
+
+def predict(
+    embeddings: Embeddings, outlier_distances: NDArray[np.float64], noise: NDArray[np.float32]
+) -> list[Predictive]:
+    """Turn B embeddings into predictive distributions.
+
+    Parameters
+    ----------
+    embeddings : B of them.
+    outlier_distances : (B,), NaN where there is no detector.
+    noise : (S, D) standard normal, fixed for an encoder (`model_store.sphere.base_noise`), so that
+        the same image gives the same samples on every replica.
+    """
+    directions, concentrations = direction_and_concentration(embeddings.mean, embeddings.variance)
+    variances = spherical_variance(embeddings.mean, embeddings.variance)
+    return [
+        Predictive(
+            directions[row],
+            float(concentrations[row]),
+            float(variances[row]),
+            float(outlier_distances[row]),
+            sample_projected_normal(embeddings.mean[row], embeddings.variance[row], noise),
+        )
+        for row in range(len(embeddings))
+    ]

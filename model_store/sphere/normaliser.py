@@ -1,0 +1,204 @@
+r"""The special functions of the von Mises-Fisher distribution, exact over the whole range.
+
+On the unit sphere of R^D the density is p(x) = C_D(κ) exp(κ μᵀx), with ν = D/2 − 1 and
+
+    C_D(κ) = κ^ν / ((2π)^{D/2} I_ν(κ)),      A_D(κ) = I_{ν+1}(κ) / I_ν(κ) = E[μᵀx].
+
+Everything is derived from the cumulant generating function of μᵀx under the uniform distribution,
+K(κ) = log E[exp(κ μᵀx)] = log C_D(0) − log C_D(κ): it vanishes at κ = 0, so it can be known to
+full *relative* accuracy where log C_D is a large constant plus next to nothing. K' = A_D, and
+K'' = A_D' = 1 − A_D² − (D − 1) A_D / κ, a form that cancels and is not evaluated here.
+
+Method: Debye's uniform expansion (DLMF 10.41.3) at order 24 or higher, in logarithmic form so that
+its cancellations are done on paper; then the recurrence of the Bessel functions down to the order
+wanted, which adds positive terms only. SciPy's scaled ``ive`` underflows instead (to zero at
+D = 512 for κ ≤ 10, at D = 2048 for κ ≤ 500).
+
+Relative errors against 60-digit mpmath, D from 2 to 4096, κ from 1e-6 to 1e7: K and A_D below
+1e-15, A_D' below 1e-12 (below 2e-15 for D ≥ 50); log C_D has 1e-13 of max(1, |log C_D|).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.polynomial import Polynomial
+from numpy.polynomial.polynomial import polyval
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import gammaln
+
+_LOWEST_ORDER = 24
+"""With the 12 terms below, what the expansion leaves out is under 1e-16 from this order on."""
+
+_N_TERMS = 12
+
+_SQUARABLE = 1e150
+"""Concentrations stay below this, so that their squares are finite."""
+
+
+class _Cumulants(NamedTuple):
+    """K, A_D / κ (which stays finite and positive at κ = 0) and A_D'."""
+
+    generating: NDArray[np.float64]
+    mean_over_concentration: NDArray[np.float64]
+    variance: NDArray[np.float64]
+
+
+def cumulant_generating_function(concentration: ArrayLike, dim: int) -> NDArray[np.float64]:
+    """Return K(κ) = log E[exp(κ μᵀx)] for x uniform on the sphere; log C_D(0) − log C_D(κ).
+
+    Parameters
+    ----------
+    concentration : (...) κ ≥ 0.
+    dim : D ≥ 2, of the space that the sphere lies in.
+
+    Returns
+    -------
+    (...) ≥ 0, convex and increasing in κ, κ² / 2D near 0, below κ.
+
+    Raises
+    ------
+    ValueError : a concentration is negative or not finite, or ``dim`` below 2.
+    """
+    return _cumulants(concentration, dim).generating
+
+
+def log_normaliser(concentration: ArrayLike, dim: int) -> NDArray[np.float64]:
+    """Return log C_D(κ), the density being with respect to the area of the sphere.
+
+    Parameters, errors as `cumulant_generating_function`.
+
+    Returns
+    -------
+    (...), minus the log of the sphere's area at κ = 0; derivative −A_D(κ).
+    """
+    return np.asarray(_log_density_of_uniform(dim) - _cumulants(concentration, dim).generating)
+
+
+def mean_resultant_length(concentration: ArrayLike, dim: int) -> NDArray[np.float64]:
+    """Return A_D(κ) = I_{D/2}(κ) / I_{D/2−1}(κ), the length of the mean of the distribution.
+
+    Parameters, errors as `cumulant_generating_function`.
+
+    Returns
+    -------
+    (...) in [0, 1], increasing in κ, κ / D near 0, 1 − (D − 1) / 2κ far out.
+    """
+    kappa = np.asarray(concentration, dtype=np.float64)
+    length = kappa * _cumulants(kappa, dim).mean_over_concentration
+    # At κ > 1e16 the nearest float64 may be the one above 1.
+    return np.asarray(np.minimum(length, 1.0))
+
+
+def mean_resultant_length_derivative(concentration: ArrayLike, dim: int) -> NDArray[np.float64]:
+    """Return A_D'(κ), the variance of μᵀx: 1/D at κ = 0, (D − 1) / 2κ² far out.
+
+    Parameters, errors as `cumulant_generating_function`. Equal to 1 − A² − (D − 1) A / κ, of which
+    that formula loses all digits once κ² nears 1e16.
+    """
+    return _cumulants(concentration, dim).variance
+
+
+def _log_density_of_uniform(dim: int) -> float:
+    """Return log C_D(0) = log Γ(D/2) − log 2 − (D/2) log π."""
+    return float(gammaln(dim / 2) - np.log(2) - dim / 2 * np.log(np.pi))
+
+
+def _cumulants(concentration: ArrayLike, dim: int) -> _Cumulants:
+    """Expand at a large order, then recur down to ν = D/2 − 1.
+
+    From 1 / r_ν = 2(ν+1)/κ + r_{ν+1} for r_ν = I_{ν+1} / I_ν (DLMF 10.29.1), with g_ν = r_ν / κ:
+    g_ν = 1 / (2(ν+1) + κ² g_{ν+1}); K_ν = K_{ν+1} + log(1 + κ² g_{ν+1} / 2(ν+1)), by
+    C_D's definition; and r_ν' by differentiating. No division by κ, no underflow.
+    """
+    kappa = np.asarray(concentration, dtype=np.float64)
+    if dim < 2:
+        raise ValueError(f"dim is {dim}; a sphere needs 2 dimensions or more")
+    if not np.all((kappa >= 0) & (kappa < _SQUARABLE)):  # NaN fails both
+        raise ValueError(
+            f"concentrations must be finite and ≥ 0, got {kappa.min()} to {kappa.max()}"
+        )
+    order = dim / 2 - 1
+    n_steps = max(0, int(np.ceil(_LOWEST_ORDER - order)))
+    generating, ratio, variance = _debye_cumulants(kappa, order + n_steps)
+    squared = kappa**2
+    for step in reversed(range(n_steps)):
+        pole = 2 * (order + step + 1)
+        generating = generating + np.log1p(squared * ratio / pole)
+        ratio = 1 / (pole + squared * ratio)
+        variance = ratio**2 * (pole - squared * variance)
+    return _Cumulants(np.asarray(generating), np.asarray(ratio), np.asarray(variance))
+
+
+def _debye_cumulants(kappa: NDArray[np.float64], order: float) -> _Cumulants:
+    """Evaluate the three by the logarithm of Debye's expansion, for a large order ν.
+
+    With h = √(ν² + κ²) and s = ν² / h², Debye's expansion reads
+    log I_ν(κ) ~ h − ν asinh(ν/κ) − ½ log(2πh) + Σ_k E_k(s) h^−k. In K the terms that do not vanish
+    at κ = 0 are Stirling's series for Γ(ν+1), so they drop out by subtracting the value at κ = 0.
+    """
+    h = np.hypot(order, kappa)
+    s = (order / h) ** 2
+    growth = kappa**2 / (order * (order + h))  # h/ν − 1 without its cancellation
+    corrections = polyval(1 / h, polyval(s, _CORRECTIONS), tensor=False) / h
+    stirling = polyval(1 / order, polyval(1.0, _CORRECTIONS[:, :, 0])) / order
+    generating = (
+        kappa**2 / (order + h)
+        - order * np.log1p(growth / 2)
+        - np.log1p(growth) / 2
+        + (corrections[0] - stirling)
+    )
+    ratio = 1 / (order + h) - (0.5 + corrections[1]) / h**2
+    variance = (
+        order / (h * (order + h)) + (0.5 - s + (1 - s) * corrections[2] - corrections[1]) / h**2
+    )
+    near_zero = kappa**2 < 0.4 * (order + 1)
+    generating = np.where(
+        near_zero, _power_series(np.where(near_zero, kappa, 0), order), generating
+    )
+    return _Cumulants(generating, ratio, variance)
+
+
+def _power_series(kappa: NDArray[np.float64], order: float) -> NDArray[np.float64]:
+    """K from exp K = Σ_m (κ²/4)^m / (m! (ν+1)_m) (DLMF 10.25.2), for κ² / 4(ν+1) below 0.1."""
+    total = np.zeros_like(kappa)
+    for m in range(10, 0, -1):
+        total = kappa**2 / (4 * m * (order + m)) * (1 + total)
+    return np.log1p(total)
+
+
+def _debye_corrections() -> NDArray[np.float64]:
+    """Coefficients in s of E_k, and of what its first two derivatives in κ are made of.
+
+    In Debye's p = ν/h, the logarithm of his series Σ U_k(p) ν^−k has the derivative Σ ℓ_k ν^−k
+    with, from the recurrence of the U_k (DLMF §10.41(ii)),
+
+        ℓ_1 = (1 − 5p²)/8,
+        ℓ_{k+1} = (p − 2p³) ℓ_k + ½ p² (1 − p²) (ℓ_k' + Σ_{i+j=k} ℓ_i ℓ_j),
+
+    so ℓ_k = p^{k−1} F_k(p²) with F_k of degree k; the coefficients are dyadic rationals, exact in
+    float64 as far as they matter. Integrating divides the coefficient of s^j by k + 2j.
+
+    Returns
+    -------
+    (n_terms + 1, n_terms, 3) : power j of s, power k − 1 of 1/h, and which of the three.
+    """
+    s = Polynomial([0.0, 1.0])
+    derivatives = [Polynomial([1 / 8, -5 / 8])]
+    for k in range(1, _N_TERMS):
+        last = derivatives[-1]
+        products = sum((derivatives[i] * derivatives[k - 2 - i] for i in range(k - 1)), 0 * s)
+        slope = (k - 1) * last + 2 * s * last.deriv() + products
+        derivatives.append((1 - 2 * s) * last + (1 - s) * slope / 2)
+    coefficients = np.zeros((_N_TERMS + 1, _N_TERMS, 3))
+    for k, polynomial in enumerate(derivatives, start=1):
+        coefficient = np.asarray(polynomial.coef, dtype=np.float64)
+        degree = k + 2 * np.arange(len(coefficient), dtype=np.float64)
+        coefficients[: k + 1, k - 1] = np.stack(
+            [coefficient / degree, coefficient, coefficient * (degree + 2)], axis=-1
+        )
+    return coefficients
+
+
+_CORRECTIONS = _debye_corrections()

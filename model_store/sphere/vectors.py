@@ -1,0 +1,40 @@
+"""Vectors on the unit sphere."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatT = TypeVar("FloatT", bound=np.floating[Any])
+"""The type of the numbers, kept from input to output: float32 stays float32."""
+
+
+def unit_direction(vectors: NDArray[FloatT]) -> NDArray[FloatT]:
+    """Scale vectors to length 1, exact to rounding for every finite vector that is not zero.
+
+    Parameters
+    ----------
+    vectors : (..., D), of any length; divided by their largest entry first, so that squares
+        neither overflow nor vanish in float32.
+
+    Returns
+    -------
+    (..., D) unit, in the type of ``vectors``.
+
+    Raises
+    ------
+    ValueError : a vector is zero or not finite, so it has no direction. None is invented.
+    """
+    largest = np.abs(vectors).max(axis=-1, keepdims=True)
+    usable = (largest > 0) & np.isfinite(largest)  # NaN fails the first
+    if not usable.all():
+        first = tuple(np.argwhere(~usable[..., 0])[0].tolist())
+        raise ValueError(
+            f"{int((~usable).sum())} of {usable.size} vectors are zero or not finite and have no "
+            f"direction (first at {first}); the encoder that made them is at fault"
+        )
+    scaled = vectors / largest
+    unit: NDArray[FloatT] = scaled / np.linalg.norm(scaled, axis=-1, keepdims=True)
+    return unit

@@ -1,0 +1,141 @@
+"""From the core's values to the service's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import quote
+
+from model_store.gallery import Item
+from model_store.retriever import Bundle, Match
+from service import schemas
+from service.engine import Found, SearchEngine
+from service.telemetry import Telemetry
+
+OUTLIER_METHOD = "conformal_knn_features"
+
+
+def search_answer(bundle: Bundle, found: Found, request_id: str) -> schemas.SearchAnswer:
+    """The answer to one query."""
+    answer = found.answer
+    decision = answer.decision
+    p_value = decision.outlier_p_value
+    return schemas.SearchAnswer(
+        request_id=request_id,
+        gallery=bundle.name,
+        verdict=decision.verdict,
+        query=schemas.Query(
+            uncertainty=schemas.Uncertainty(
+                value=answer.predictive.spherical_variance,
+                percentile=decision.percentile,
+                level=decision.level,
+                method=bundle.retriever.encoder.metadata.posterior,
+            ),
+            ood=schemas.OutOfDistribution(
+                flag=None if p_value is None else p_value <= answer.alpha,
+                p_value=p_value,
+                alpha=answer.alpha,
+                method=OUTLIER_METHOD,
+            ),
+            image=found.image,
+        ),
+        results=[_result(bundle.name, match) for match in answer.matches],
+        bundle=bundle_state(bundle),
+        cache=found.cache,
+        timing_ms={stage: round(1000 * seconds, 3) for stage, seconds in found.seconds.items()},
+    )
+
+
+def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: Found) -> None:
+    """Count what was answered."""
+    telemetry.verdicts.labels(answer.gallery, answer.verdict).inc()
+    telemetry.cache.labels(answer.cache).inc()
+    for stage, seconds in found.seconds.items():
+        telemetry.stage_seconds.labels(stage).observe(seconds)
+    if answer.query.uncertainty.percentile is not None:
+        percentile = answer.query.uncertainty.percentile
+        telemetry.uncertainty_percentile.labels(answer.gallery).observe(percentile)
+    if answer.query.ood.p_value is not None:
+        telemetry.outlier_p_value.labels(answer.gallery).observe(answer.query.ood.p_value)
+
+
+def gallery_list(engines: Iterable[SearchEngine]) -> schemas.GalleryList:
+    """All galleries, by name."""
+    bundles = sorted((engine.bundle for engine in engines), key=lambda bundle: bundle.name)
+    return schemas.GalleryList(
+        galleries=[
+            schemas.GalleryName(
+                name=bundle.name,
+                n_items=bundle.retriever.gallery.n_items,
+                bundle_id=bundle.manifest.id,
+            )
+            for bundle in bundles
+        ]
+    )
+
+
+def gallery_detail(bundle: Bundle) -> schemas.GalleryDetail:
+    """One gallery."""
+    manifest, encoder = bundle.manifest, bundle.retriever.encoder
+    return schemas.GalleryDetail(
+        name=bundle.name,
+        description=str(manifest.gallery["description"]),
+        n_items=bundle.retriever.gallery.n_items,
+        labels=list(bundle.retriever.gallery.labels),
+        bundle=bundle_state(bundle),
+        encoder=schemas.EncoderState(
+            fingerprint=encoder.fingerprint,
+            provider=encoder.provider,
+            dim=encoder.dim,
+            posterior=encoder.metadata.posterior,
+        ),
+        calibration=None if manifest.calibration is None else dict(manifest.calibration),
+        metrics=None if manifest.metrics is None else dict(manifest.metrics),
+        samples=[
+            schemas.Sample(
+                id=sample.id,
+                caption=sample.caption,
+                belongs=sample.belongs,
+                image_url=f"/v1/galleries/{quote(bundle.name)}/samples/{quote(sample.id)}",
+            )
+            for sample in manifest.samples
+        ],
+    )
+
+
+def item_detail(gallery: str, item: Item) -> schemas.ItemDetail:
+    """One item."""
+    return schemas.ItemDetail(
+        id=item.id,
+        label=item.label,
+        metadata=dict(item.metadata),
+        thumbnail_url=_thumbnail_url(gallery, item.id),
+    )
+
+
+def bundle_state(bundle: Bundle) -> schemas.BundleState:
+    """Which bundle answers, and whether it is calibrated."""
+    calibration = bundle.retriever.calibration
+    state = (
+        schemas.CalibrationState(status="missing", n_queries=0)
+        if calibration is None
+        else schemas.CalibrationState(status="valid", n_queries=calibration.n_queries)
+    )
+    return schemas.BundleState(id=bundle.manifest.id, calibration=state)
+
+
+def _result(gallery: str, match: Match) -> schemas.Result:
+    return schemas.Result(
+        rank=match.rank,
+        id=match.item.id,
+        similarity=match.similarity,
+        match_probability=match.match_probability,
+        rank_stability=match.rank_stability,
+        variance=match.variance,
+        label=match.item.label,
+        metadata=dict(match.item.metadata),
+        thumbnail_url=_thumbnail_url(gallery, match.item.id),
+    )
+
+
+def _thumbnail_url(gallery: str, item_id: str) -> str:
+    return f"/v1/galleries/{quote(gallery)}/items/{quote(item_id)}/thumbnail"

@@ -1,0 +1,115 @@
+"""One gallery at work: cache, threads, and the retriever of its bundle."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from model_store.images import ImageLimits, decode_image
+from model_store.predictive import N_SAMPLES
+from model_store.retriever import Answer, Bundle
+from service.cache import Cache, CacheEntry
+from service.schemas import QueryImage
+
+T = TypeVar("T")
+
+KEY_VERSION = 1
+"""Of the layout of cache entries; another layout is another key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An answer, and how it came about."""
+
+    image: QueryImage
+    answer: Answer
+    cache: Literal["hit", "miss"]
+    seconds: dict[str, float]
+
+
+class SearchEngine:
+    """Answers queries on one bundle without ever blocking the event loop.
+
+    Everything that computes runs on ``executor``; the event loop only waits.
+    """
+
+    def __init__(
+        self, bundle: Bundle, cache: Cache, executor: Executor, limits: ImageLimits
+    ) -> None:
+        self.bundle = bundle
+        self._retriever = bundle.retriever
+        self._cache = cache
+        self._executor = executor
+        self._limits = limits
+        self._key_prefix = f"vouch:{KEY_VERSION}:{_basis(bundle)}:{N_SAMPLES}"
+
+    async def search(self, data: bytes, limit: int, alpha: float | None) -> Found:
+        """Answer for the bytes of an uploaded image.
+
+        Raises
+        ------
+        ImageError : the bytes cannot be searched with.
+        """
+        started = time.perf_counter()
+        key = f"{self._key_prefix}:{hashlib.sha256(data).hexdigest()}"
+        cached = await self._cache.get(key)
+        stages = {"cache": time.perf_counter() - started}
+        if cached is None:
+            entry, answer, encoding = await self.compute(lambda: self._miss(data, limit, alpha))
+            stages |= encoding
+            await self._cache.put(key, entry)
+        else:
+            entry = cached
+            answer = await self.compute(
+                lambda: self._retriever.find(cached.predictive, limit, alpha)
+            )
+        stages |= answer.seconds | {"total": time.perf_counter() - started}
+        return Found(entry.image, answer, "miss" if cached is None else "hit", stages)
+
+    async def canary(self) -> float:
+        """Encode and search an empty picture, past the cache; returns the seconds it took."""
+        started = time.perf_counter()
+        await self.compute(self._canary)
+        return time.perf_counter() - started
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on the executor."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _miss(
+        self, data: bytes, limit: int, alpha: float | None
+    ) -> tuple[CacheEntry, Answer, dict[str, float]]:
+        started = time.perf_counter()
+        decoded = decode_image(data, self._limits)
+        prepared = self._retriever.prepare(decoded)
+        prepared_at = time.perf_counter()
+        predictive = self._retriever.embed(prepared[None])[0]
+        stages = {"decode": prepared_at - started, "encode": time.perf_counter() - prepared_at}
+        image = QueryImage(
+            format=decoded.format,
+            width=decoded.width,
+            height=decoded.height,
+            warnings=list(decoded.warnings),
+        )
+        answer = self._retriever.find(predictive, limit, alpha)
+        return CacheEntry(image, predictive), answer, stages
+
+    def _canary(self) -> None:
+        preprocessing = self._retriever.encoder.metadata.preprocessing
+        empty = np.zeros((1, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
+        self._retriever.find(self._retriever.embed(empty)[0], limit=1)
+
+
+def _basis(bundle: Bundle) -> str:
+    """What cached numbers depend on: the encoder, and the calibration's outlier detector."""
+    files = bundle.manifest.files
+    arrays = files.get("calibration.npz", {"sha256": ""})["sha256"]
+    digest = hashlib.sha256(f"{bundle.manifest.encoder['fingerprint']}:{arrays}".encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,128 @@
+"""Around every request: an id, a bound on its body, security headers, a log line, no bare 500."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from model_store.errors import ImageTooLarge
+from service.problems import internal_error, problem_response
+from service.telemetry import Telemetry
+
+logger = logging.getLogger("service.requests")
+
+MULTIPART_ALLOWANCE = 64 * 2**10
+"""Bytes a multipart body may hold beyond its image: boundaries, part headers, other fields."""
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'self'; img-src 'self' blob: data:; style-src 'self'; script-src 'self'; "
+    "object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
+DOCS_POLICY = (
+    "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "script-src 'self' 'unsafe-inline'; object-src 'none'; frame-ancestors 'none'"
+)
+"""The documentation page, and it alone, starts itself with an inline script."""
+
+
+class RequestContext:
+    """The outermost layer of the application.
+
+    Gives each request an id (``request.state.request_id``, header ``X-Request-Id``), refuses a body
+    above ``max_body_bytes`` while it streams in, adds security headers, counts and logs, and turns
+    an unforeseen exception into a problem document that says nothing of the inside.
+    """
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry, max_image_bytes: int) -> None:
+        self._app = app
+        self._telemetry = telemetry
+        self._max_image_bytes = max_image_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        request_id = uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 500
+        answering = answered = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status, answering, answered
+            if message["type"] == "http.response.start":
+                status, answering = message["status"], True
+                _add_headers(MutableHeaders(scope=message), scope["path"], request_id)
+            answered = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        request = Request(scope)
+        try:
+            self._refuse_declared_size(Headers(scope=scope))
+            await self._app(scope, self._counted(receive), send_with_headers)
+        except ImageTooLarge as error:
+            await problem_response(request, error)(scope, receive, send_with_headers)
+        except Exception:
+            logger.exception("unhandled", extra={"fields": {"request_id": request_id}})
+            if answering and not answered:
+                raise  # half an answer is cut off, not finished
+            if not answering:
+                unforeseen = internal_error(request_id)
+                await problem_response(request, unforeseen)(scope, receive, send_with_headers)
+        finally:
+            self._record(scope, status, time.perf_counter() - started, request_id)
+
+    def _refuse_declared_size(self, headers: Headers) -> None:
+        declared = headers.get("content-length", "")
+        if declared.isdigit():
+            self._check(int(declared))
+
+    def _counted(self, receive: Receive) -> Receive:
+        received = 0
+
+        async def counting() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            self._check(received)
+            return message
+
+        return counting
+
+    def _check(self, n_bytes: int) -> None:
+        if n_bytes > self._max_image_bytes + MULTIPART_ALLOWANCE:
+            raise ImageTooLarge(
+                f"The request has {n_bytes:,} bytes or more; an image may have at most "
+                f"{self._max_image_bytes:,}. Send a smaller or more compressed image."
+            )
+
+    def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._telemetry.requests.labels(scope["method"], route, str(status)).inc()
+        self._telemetry.request_seconds.labels(route).observe(seconds)
+        fields = {
+            "request_id": request_id,
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "ms": round(1000 * seconds, 2),
+        }
+        logger.info("request", extra={"fields": fields})
+
+
+def _add_headers(headers: MutableHeaders, path: str, request_id: str) -> None:
+    policy = DOCS_POLICY if path == "/docs" else CONTENT_SECURITY_POLICY
+    headers["X-Request-Id"] = request_id
+    headers["X-Content-Type-Options"] = "nosniff"
+    headers["Referrer-Policy"] = "no-referrer"
+    headers["Content-Security-Policy"] = policy
+    if path == "/" or path.startswith("/page/"):
+        # Asked for anew each time (an ETag keeps that cheap): an upgrade never mixes its modules
+        # with those of the release before.
+        headers["Cache-Control"] = "no-cache"

@@ -1,0 +1,160 @@
+// The parts of one answer, from the verdict down to the raw JSON.
+
+import { el, glyph, picture, svg } from "./elements.js";
+import {
+  NBSP, VERDICTS, count, isNumber, outlierSentence, percent, uncertaintySentence,
+} from "./words.js";
+
+/** How a verdict is worded; one that this page does not know yet speaks for itself. */
+export const verdictOf = ({ verdict }) => VERDICTS[verdict] ??
+  { word: verdict, says: () => "", heading: "Ranked by similarity" };
+
+/** What to show of `answer`; `question` is the image that was asked about. */
+export function answerParts(answer, question, roundTrip) {
+  const verdict = verdictOf(answer);
+  const { query, bundle: { calibration } } = answer;
+  return [
+    verdictPanel(answer, verdict, question.preview),
+    ...query.image.warnings.map((text) => el("p.warning", {}, el("b", {}, "Note. "), text)),
+    el("div.evidence", {}, uncertaintyPart(query.uncertainty, calibration.n_queries),
+      outlierPart(query.ood, calibration.n_queries)),
+    calibration.status === "valid" ? el("p.footnote", {}, "“Ordinary” means like the " +
+      `${count(calibration.n_queries)} held-out queries this gallery was calibrated on.`) : "",
+    neighbourPart(answer, verdict),
+    detailPart(answer, question, roundTrip),
+  ];
+}
+
+function verdictPanel(answer, { word, says }, preview) {
+  const { verdict, query: { image }, results: [first] } = answer;
+  const size = `${image.format} ${image.width}${NBSP}×${NBSP}${image.height}`;
+  const caption = (title, small) => el("figcaption", {}, title, el("small", {}, small));
+  const name = first && (first.label ?? first.id);
+  return el("div.verdict", { "data-testid": "verdict", "data-verdict": verdict },
+    el("div.says", {}, glyph(verdict), el("h2", {}, word), el("p", {}, says(answer)),
+      el("code", {}, verdict)),
+    el("div.pair", {},
+      el("figure", {}, picture(preview, "Your image"), caption("Your image", size)),
+      verdict === "match" && first ? el("figure", {}, picture(first.thumbnail_url, `Item ${name}`),
+        caption(name, first.label === null ? "first result" : first.id)) : ""));
+}
+
+/** A line from good (left) to bad (right), both positions in 0..1, past `limit` shaded. */
+function scale(position, left, right, limit = null) {
+  const at = (x) => `${(100 * Math.min(1, Math.max(0, x))).toFixed(1)}%`;
+  const line = (name, x1) => svg("line", { class: name, x1, x2: "100%", y1: 12, y2: 12 });
+  const drawing = svg("svg", { class: "scale" },
+    line(position === null ? "track unknown" : "track", 0));
+  if (limit !== null) {
+    drawing.append(line("beyond", at(limit)),
+      svg("line", { class: "limit", x1: at(limit), x2: at(limit), y1: 3, y2: 21 }));
+  }
+  if (position !== null) drawing.append(svg("circle", { cx: at(position), cy: 12, r: 7 }));
+  return el("div", { "aria-hidden": "true" }, drawing,
+    el("p.ends", {}, el("span", {}, left), el("span", {}, right)));
+}
+
+function uncertaintyPart(uncertainty, nQueries) {
+  const { value, percentile, level, method } = uncertainty;
+  return el("section", { "data-testid": "uncertainty" },
+    el("h3", {}, "Uncertainty ", el("b", {}, level ?? "unknown")),
+    scale(isNumber(percentile) ? percentile / 100 : null, "certain", "uncertain"),
+    el("p", {}, uncertaintySentence(uncertainty, nQueries)),
+    el("p.raw", {}, `${method}, ${isNumber(value) ? Number(value.toPrecision(3)) : "–"}`));
+}
+
+function outlierPart(ood, nQueries) {
+  const { p_value: p, alpha, method, flag } = ood;
+  const strangeness = (share) => -Math.log10(Math.max(share, 1e-3)) / 3; // 1 → 0, 0.001 → 1
+  const known = isNumber(p);
+  const word = !known ? "unknown" : flag ? "flagged as strange" : "ordinary";
+  return el("section", { "data-testid": "ood" },
+    el("h3", {}, "Kind of image ", el("b", {}, word)),
+    scale(known ? strangeness(p) : null, "ordinary", "strange", known ? strangeness(alpha) : null),
+    el("p", {}, outlierSentence(ood, nQueries)),
+    el("p.raw", {}, `${method}, p${NBSP}=${NBSP}${known ? Number(p.toPrecision(3)) : "–"}`));
+}
+
+function neighbourPart({ results, verdict }, { heading, note = "", subordinate, withholds }) {
+  const parts = note.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
+  return el(subordinate ? "section.neighbours.subordinate" : "section.neighbours", {},
+    el("h3", {}, results.length ? heading : "The gallery returned no items"),
+    note && el("p.note", {}, parts),
+    el("ol", {}, results.map((item) => neighbour(item, verdict, withholds))),
+    el("p.footnote", {}, "“Stays”: how often the item stays in this list when your image is " +
+      "varied within its own uncertainty."));
+}
+
+function neighbour(item, verdict, withholds) {
+  const vouched = verdict === "match" && item.rank === 1;
+  const fact = (name, value, bar) => el("div", {}, el("dt", {}, name), el("dd", {}, value), bar);
+  const probability = withholds ? null : item.match_probability;
+  const fill = el("span");
+  fill.style.setProperty("inline-size", `${100 * (probability ?? 0)}%`);
+  const title = item.label ?? item.id;
+  const scalars = Object.entries(item.metadata ?? {})
+    .filter(([, value]) => ["string", "number"].includes(typeof value)).slice(0, 2);
+  return el(vouched ? "li.vouched" : "li", { "data-testid": "neighbour" },
+    picture(item.thumbnail_url, `Item ${title}`, true),
+    el("p.name", {}, el("span.rank", {}, String(item.rank)), el("b", { title }, title)),
+    item.label === null ? "" : el("p.id", { title: item.id }, item.id),
+    scalars.map(([key, value]) => el("p.meta", { title: `${key}: ${value}` }, `${key}: ${value}`)),
+    el("dl", {},
+      probability !== null && fact("match", percent(probability),
+        el("dd.bar", { "aria-hidden": "true" }, fill)),
+      fact("similarity", item.similarity.toFixed(3)),
+      fact("stays", percent(item.rank_stability))));
+}
+
+/** The same question for a shell. A sample is fetched from where it lies. */
+function curlCommand(gallery, { name, sampleUrl }) {
+  const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  const target = shell(`${location.origin}/v1/galleries/${encodeURIComponent(gallery)}/search`);
+  if (sampleUrl) {
+    const source = shell(new URL(sampleUrl, location.origin).href);
+    return `curl -s ${source} |\n  curl -s -F 'image=@-;filename=sample' ${target}`;
+  }
+  const quoted = name.replaceAll("\\", "\\\\").replaceAll('"', '\\"');
+  return `curl -s -F ${shell(`image=@"${quoted}"`)} ${target}`;
+}
+
+async function copy(text, button) {
+  try {
+    await navigator.clipboard.writeText(text); // only where the origin is secure
+  } catch {
+    const area = el("textarea", { value: text });
+    button.after(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+    button.focus();
+  }
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 2000);
+}
+
+function block(title, text, testid) {
+  const button = el("button", { type: "button", "aria-label": `Copy: ${title}` }, "Copy");
+  button.onclick = () => copy(text, button);
+  return [el("h4", {}, title, button), el("pre", { tabIndex: 0, "data-testid": testid }, text)];
+}
+
+function detailPart(answer, question, roundTrip) {
+  const { bundle, cache, request_id: requestId, timing_ms: timing } = answer;
+  const pair = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
+  const ms = (value) => `${value < 10 ? value.toFixed(1) : Math.round(value)}${NBSP}ms`;
+  const stages = Object.entries(timing).filter(([name]) => name !== "total");
+  const { calibration } = bundle;
+  return el("details", { "data-testid": "details" },
+    el("summary", {}, "Details ", el("span", {}, `${ms(timing.total)}, cache ${cache}`)),
+    el("dl", {},
+      pair("Time", `${ms(timing.total)} in the service, ${ms(roundTrip)} round trip`),
+      pair("Stages", stages.map(([name, value]) => `${name} ${ms(value)}`).join(", ")),
+      pair("Cache", cache),
+      pair("Calibration", calibration.status + (calibration.n_queries
+        ? `, ${count(calibration.n_queries)} queries` : "")),
+      pair("Bundle", el("code", {}, bundle.id)),
+      pair("Request", el("code", {}, requestId))),
+    block("The same query from a shell", curlCommand(answer.gallery, question), "curl"),
+    block("The whole answer", JSON.stringify(answer, null, 2), "json"));
+}

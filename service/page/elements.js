@@ -1,0 +1,40 @@
+// Elements, built so that what the API says can only become text or a property, never markup.
+
+const SMALL_SIDE = 96; // pixels: a smaller picture is shown with its pixels, not blurred
+
+/** An element. Properties are set as properties, data-* and aria-* as attributes. */
+export function el(tag, properties = {}, ...children) {
+  const [name, ...classes] = tag.split(".");
+  const node = document.createElement(name);
+  if (classes.length) node.className = classes.join(" ");
+  for (const [key, value] of Object.entries(properties)) {
+    if (key.includes("-")) node.setAttribute(key, value);
+    else node[key] = value;
+  }
+  node.append(...children.flat().filter((child) => child || child === 0));
+  return node;
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+export const glyph = (name) =>
+  svg("svg", { class: "glyph", "aria-hidden": "true" }, svg("use", { href: `#glyph-${name}` }));
+
+/** A picture that keeps its pixels when it is tiny, and says so when it cannot be shown. */
+export function picture(url, alt, lazy = false) {
+  const image = el("img", { alt, draggable: false });
+  const frame = el("span.picture", {}, image);
+  if (lazy) image.loading = "lazy";
+  image.onload = () => {
+    const side = Math.max(image.naturalWidth, image.naturalHeight);
+    image.classList.toggle("pixelated", side > 0 && side < SMALL_SIDE);
+  };
+  image.onerror = () => frame.replaceChildren(el("span.unseen", {}, "no preview"));
+  image.src = url;
+  return frame;
+}

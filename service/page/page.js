@@ -1,0 +1,296 @@
+// The page of Vouch: asks the public API and shows what it answers.
+
+import { answerParts, verdictOf } from "./answer.js";
+import { el, glyph, picture } from "./elements.js";
+import { REMEDIES, VERDICTS, count, isNumber, percent } from "./words.js";
+
+const BUSY_AFTER = 150; // ms: a faster answer replaces the last one without a flicker
+
+const state = { gallery: null, query: null, retry: null, running: null };
+const $ = (id) => document.getElementById(id);
+
+// Asking.
+
+class Problem extends Error {
+  constructor(problem, retryAfter) {
+    super(problem.title);
+    this.problem = problem;
+    this.retryAfter = retryAfter;
+  }
+}
+
+const unreadable = (response) =>
+  new Problem({
+    status: response.status,
+    title: response.ok ? "The answer could not be read" : `The service answered ${response.status}`,
+    detail: "What came back is not what this page expects. A proxy in between may have answered.",
+  });
+
+async function ask(url, options) {
+  let response;
+  try {
+    response = await fetch(url, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem({
+      status: 0,
+      title: "The service cannot be reached",
+      detail: "No answer came back; nothing was searched.",
+    });
+  }
+  if (response.ok) return response;
+  const problem = await response.json().catch(() => null);
+  if (!problem?.title) throw unreadable(response);
+  throw new Problem({ status: response.status, ...problem }, response.headers.get("retry-after"));
+}
+
+async function askJson(url, options) {
+  const response = await ask(url, options);
+  return response.json().catch((error) => {
+    throw error.name === "AbortError" ? error : unreadable(response);
+  });
+}
+
+const galleryUrl = (name) => `/v1/galleries/${encodeURIComponent(name)}`;
+
+/** Run `task`, the only one at a time; what it throws is shown, and can be tried again. */
+async function attempt(words, task) {
+  state.running?.abort();
+  const running = (state.running = new AbortController());
+  const stopBusy = showBusy(words);
+  state.retry = () => attempt(words, task);
+  try {
+    await task(running.signal);
+  } catch (error) {
+    if (running.signal.aborted) return;
+    if (!(error instanceof Problem)) console.error(error);
+    showProblem(error instanceof Problem ? error : new Problem({
+      title: "This page could not show the answer", detail: String(error),
+    }));
+  } finally {
+    if (state.running === running) {
+      state.running = null;
+      stopBusy();
+    }
+  }
+}
+
+/** Open the gallery that is picked; before that, fill the picker. */
+async function openGallery(signal) {
+  const picker = $("gallery-picker");
+  if (!picker.options.length) {
+    const { galleries } = await askJson("/v1/galleries", { signal });
+    if (!galleries.length) {
+      throw new Problem({
+        title: "No gallery is served yet",
+        detail: "The service runs, but it has nothing to search in.",
+        remedy: "Build a bundle with vouch-build, start the service with it, and reload.",
+      });
+    }
+    picker.append(...galleries.map(({ name, n_items: n }) =>
+      el("option", { value: name }, `${name} (${count(n)} items)`)));
+    picker.closest(".picker").hidden = galleries.length < 2;
+    const wanted = location.hash.slice(1);
+    const linked = galleries.find(({ name }) => encodeURIComponent(name) === wanted);
+    picker.value = (linked ?? galleries[0]).name;
+  }
+  const gallery = await askJson(galleryUrl(picker.value), { signal });
+  showGallery(gallery);
+  state.gallery = gallery;
+}
+
+/** Open the picked gallery; a question that stands is asked there too. */
+function open(words) {
+  state.gallery = null;
+  attempt(words, async (signal) => {
+    await openGallery(signal);
+    if (state.query) await search(signal);
+  });
+}
+
+async function search(signal) {
+  if (!state.gallery) await openGallery(signal);
+  const { blob, name } = state.query;
+  const body = new FormData();
+  body.append("image", blob, name);
+  const started = performance.now();
+  const url = `${galleryUrl(state.gallery.name)}/search`;
+  const answer = await askJson(url, { method: "POST", body, signal });
+  showAnswer(answer, performance.now() - started);
+}
+
+function query(blob, name, sampleUrl = null) {
+  if (state.query) URL.revokeObjectURL(state.query.preview);
+  state.query = { blob, name, sampleUrl, preview: URL.createObjectURL(blob) };
+  const where = state.gallery ? ` ${count(state.gallery.n_items)} items` : "";
+  attempt(`Searching${where}`, search);
+}
+
+const querySample = ({ id, image_url: url }) =>
+  attempt("Fetching the sample", async (signal) => {
+    const response = await ask(url, { signal });
+    query(await response.blob(), `sample-${id}`, url);
+  });
+
+function queryFiles(files, whence) {
+  const file = [...files].find(({ type }) => type.startsWith("image/")) ?? files[0];
+  if (file) {
+    query(file, file.name || "pasted");
+    return;
+  }
+  showProblem(new Problem({
+    title: `There is no image in what was ${whence}`,
+    detail: "Only image files can be searched with, not links or text.",
+    remedy: "Save the image first, then drop or choose the file.",
+  }));
+}
+
+// Showing.
+
+function announce(text) {
+  $("announcer").textContent = text;
+}
+
+function clearAnswer() {
+  $("problem-slot").replaceChildren();
+  $("legend").hidden = true;
+  $("result").hidden = true;
+  $("result").replaceChildren();
+  document.title = "Vouch";
+}
+
+/** Show that work is under way, and for how long; return what ends it. */
+function showBusy(words) {
+  const started = performance.now();
+  const tell = () => {
+    const seconds = Math.floor((performance.now() - started) / 1000);
+    $("busy-text").textContent = words + (seconds < 2 ? "…" : `, ${seconds} s so far`);
+  };
+  $("result").setAttribute("aria-busy", "true");
+  const shown = setTimeout(() => {
+    clearAnswer();
+    $("busy").hidden = false;
+    if (state.query) bringIntoView();
+    announce(`${words}.`);
+  }, BUSY_AFTER);
+  const ticking = setInterval(tell, 500);
+  tell();
+  const stop = () => {
+    clearTimeout(shown);
+    clearInterval(ticking);
+    $("busy").hidden = true;
+    $("result").removeAttribute("aria-busy");
+    $("legend").hidden = $("result").hasChildNodes() || $("problem-slot").hasChildNodes();
+  };
+  state.running.signal.addEventListener("abort", stop);
+  return stop;
+}
+
+function showProblem({ problem, retryAfter }) {
+  clearAnswer();
+  const { status, title, detail, code, request_id: requestId } = problem;
+  const wait = Number(retryAfter) > 0 ? `Wait ${retryAfter} s, then try again.` : null;
+  const canRetry = state.retry && ([0, 200, 408, 429].includes(status) || status >= 500);
+  const remedy = problem.remedy ?? wait ?? REMEDIES[status] ??
+    (status >= 500 && "Not your image’s fault. If it lasts, tell whoever runs the service.");
+  const ids = [status > 0 && `HTTP ${status}`, code, requestId && `request ${requestId}`];
+  const idLine = ids.filter(Boolean).join(" · ");
+  $("problem-slot").replaceChildren(
+    el("div.problem", { "data-testid": "problem" },
+      el("h2", {}, title),
+      detail && el("p", {}, detail),
+      remedy && el("p.remedy", {}, remedy),
+      canRetry && el("button", { type: "button", onclick: () => state.retry() }, "Try again"),
+      idLine && el("p.ids", {}, idLine)));
+  document.title = "Problem · Vouch";
+  bringIntoView();
+}
+
+function showGallery({ description, n_items: n, labels = [], bundle, metrics, samples = [] }) {
+  const calibrated = bundle.calibration.status === "valid";
+  const recall = metrics?.recall_at_1;
+  const more = labels.length - 12;
+  $("gallery-about").replaceChildren(
+    el("p", {}, description),
+    el("p.facts", {}, `${count(n)} items, `,
+      calibrated ? `calibrated on ${count(bundle.calibration.n_queries)} queries`
+        : el("strong", {}, "not calibrated"),
+      isNumber(recall) ? `. First result right: ${percent(recall)}.` : "."),
+    labels.length ? el("p.facts", {}, `Labels: ${labels.slice(0, 12).join(", ")}` +
+      (more > 0 ? ` and ${count(more)} more.` : ".")) : "");
+  $("sample-list").replaceChildren(...samples.map((sample) =>
+    el("li", {}, el("button", {
+      type: "button", "data-testid": "sample", "data-belongs": sample.belongs,
+      onclick: () => querySample(sample),
+    }, picture(sample.image_url, ""), el("span", {}, sample.caption,
+      !sample.belongs && el("span.stranger", {}, "does not belong"))))));
+  $("samples").hidden = !samples.length;
+}
+
+function showAnswer(answer, roundTrip) {
+  const { word, says } = verdictOf(answer);
+  clearAnswer();
+  $("result").replaceChildren(...answerParts(answer, state.query, roundTrip));
+  $("result").dataset.verdict = answer.verdict;
+  $("result").hidden = false;
+  announce(`${word}. ${says(answer)}`);
+  document.title = `${word} · Vouch`;
+  bringIntoView();
+}
+
+function bringIntoView() {
+  const { top } = $("answer").getBoundingClientRect();
+  if (top >= 0 && top < innerHeight / 2) return;
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  $("answer").scrollIntoView({ behavior: calm ? "auto" : "smooth" });
+}
+
+// Wiring.
+
+function takeDrops() {
+  let ending;
+  const carries = (event) => event.dataTransfer.types.some((type) =>
+    type === "Files" || type === "text/uri-list");
+  const rest = () => document.body.classList.remove("dragging");
+  addEventListener("dragover", (event) => {
+    if (!carries(event)) return;
+    event.preventDefault();
+    event.dataTransfer.dropEffect = "copy";
+    document.body.classList.add("dragging");
+    clearTimeout(ending); // dragover repeats while something hovers; dragleave cannot be trusted
+    ending = setTimeout(rest, 300);
+  });
+  addEventListener("drop", (event) => {
+    if (!carries(event)) return;
+    event.preventDefault();
+    rest();
+    queryFiles(event.dataTransfer.files, "dropped");
+  });
+}
+
+function wire() {
+  $("legend-list").replaceChildren(...Object.entries(VERDICTS).map(([name, { word, legend }]) =>
+    el("div", { "data-verdict": name }, el("dt", {}, glyph(name), word), el("dd", {}, legend))));
+  $("file-input").addEventListener("change", ({ target }) => {
+    if (target.files.length) queryFiles(target.files, "chosen");
+    target.value = ""; // so that the same file can be chosen again
+  });
+  addEventListener("paste", ({ clipboardData }) => {
+    if (clipboardData.files.length || clipboardData.types.length) {
+      queryFiles(clipboardData.files, "pasted");
+    }
+  });
+  $("cancel").addEventListener("click", () => {
+    state.running?.abort();
+    state.running = null;
+    announce("Cancelled.");
+  });
+  $("gallery-picker").addEventListener("change", ({ target }) => {
+    history.replaceState(null, "", `#${encodeURIComponent(target.value)}`);
+    open(`Opening ${target.value}`);
+  });
+  takeDrops();
+  open("Looking up the galleries");
+}
+
+wire();

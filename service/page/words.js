@@ -1,0 +1,90 @@
+// What Vouch's numbers mean, in plain words.
+
+export const NBSP = "\u00a0";
+
+export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+export const count = (n) => n.toLocaleString("en");
+
+/** "97 %". Near both ends a decimal more, and never a rounded certainty. */
+export function percent(share) {
+  const value = 100 * share;
+  if (value > 99.9 && value < 100) return `over 99.9${NBSP}%`;
+  if (value < 0.1 && value > 0) return `under 0.1${NBSP}%`;
+  const digits = (value > 99 && value < 100) || (value < 1 && value > 0) ? 1 : 0;
+  return `${value.toFixed(digits)}${NBSP}%`;
+}
+
+export const VERDICTS = {
+  match: {
+    word: "Match",
+    legend: "Vouch stands behind the first result.",
+    says: ({ results: [first] }) =>
+      `Vouch stands behind the first result${first?.label ? `, “${first.label}”` : ""}` +
+      (isNumber(first?.match_probability)
+        ? `: a true match with probability ${percent(first.match_probability)}.` : "."),
+    heading: "Ranked by similarity",
+  },
+  ambiguous: {
+    word: "Not sure",
+    legend: "Something may match. Look before you rely on it.",
+    says: () => "Something here may match, but not safely. Compare by eye before you rely on it.",
+    heading: "Candidates, to be checked by eye",
+  },
+  no_match: {
+    word: "No match",
+    legend: "A fair question, but the gallery does not hold the answer.",
+    says: ({ query: { ood } }) => ood.flag === false
+      ? "An ordinary kind of image, but nothing in this gallery matches it."
+      : "Nothing in this gallery matches your image.",
+    heading: "Nearest items, none of which Vouch vouches for",
+    note: "Something is always nearest. That does not make it a match.",
+    subordinate: true,
+  },
+  out_of_distribution: {
+    word: "I don’t know",
+    legend: "Not the kind of image the model was made for.",
+    says: () => "This is not the kind of image the model knows. Any resemblance below is a guess.",
+    heading: "Nearest items, none of which Vouch vouches for",
+    note: "Match probabilities hold for ordinary images only, so none are shown for this one.",
+    subordinate: true,
+    withholds: true,
+  },
+  not_calibrated: {
+    word: "Can’t say",
+    legend: "Never calibrated, so no probability is invented.",
+    says: () => "This gallery has not been calibrated. Vouch ranks it but invents no probability.",
+    heading: "Ranked by similarity, not vouched for",
+    note: "No match probabilities: run `vouch-build calibrate` to get them.",
+  },
+};
+
+export const REMEDIES = {
+  0: "Check that the service is running and that you are online, then try again.",
+  400: "Try another image.",
+  404: "Reload the page to see what is served now.",
+  413: "Scale the image down, then try again.",
+  415: "Save it as JPEG, PNG or WebP, then try again.",
+  422: "Try another image, or open this one and save it again as JPEG or PNG.",
+  503: "The service is busy or starting. Wait a moment, then try again.",
+};
+
+export function uncertaintySentence({ percentile }, nQueries) {
+  if (!isNumber(percentile)) return "Nothing to compare it with: the gallery is not calibrated.";
+  const all = nQueries ? `${count(nQueries)} ordinary queries` : "ordinary queries";
+  if (percentile <= 0) return `None of the ${all} was more certain.`;
+  if (percentile >= 100) return `All of the ${all} were more certain.`;
+  return percentile <= 50
+    ? `More certain than ${percent(1 - percentile / 100)} of ordinary queries.`
+    : `Less certain than ${percent(percentile / 100)} of ordinary queries.`;
+}
+
+export function outlierSentence({ p_value: p, alpha, flag }, nQueries) {
+  if (!isNumber(p)) return "Not tested: the gallery is not calibrated.";
+  const many = Math.round(1000 * p);
+  const bound = p * (nQueries + 1) < 1.5 ? "at most " : ""; // stranger than all of them
+  const strange = many < 1 ? "fewer than 1 looks"
+    : `${bound}about ${count(many)} look${many > 1 ? "" : "s"}`;
+  const line = `${count(Number((1000 * alpha).toFixed(1)))} (α${NBSP}=${NBSP}${alpha})`;
+  return `Of 1,000 ordinary images, ${strange} at least this strange. ` +
+    `The line is at ${line}${flag ? ", so it is flagged." : ": not flagged."}`;
+}

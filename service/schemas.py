@@ -1,0 +1,194 @@
+"""What the service answers, as JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from model_store.decision.verdict import Level, Verdict
+
+
+class Uncertainty(BaseModel):
+    """How spread the query's embedding is."""
+
+    value: float = Field(description="Spherical variance of the embedding, 0 (certain) to 1.")
+    percentile: float | None = Field(
+        description="Share of calibration queries that are less uncertain, in percent."
+    )
+    level: Level | None = Field(description="The percentile in a word.")
+    method: str = Field(description="The posterior the variance comes from.")
+
+
+class OutOfDistribution(BaseModel):
+    """Whether the query belongs to the world the encoder knows."""
+
+    flag: bool | None = Field(description="p_value ≤ alpha.")
+    p_value: float | None = Field(
+        description="Share of ordinary queries that look at least as alien as this one."
+    )
+    alpha: float = Field(description="Share of ordinary queries that may be flagged by mistake.")
+    method: str
+
+
+class QueryImage(BaseModel):
+    """What was received."""
+
+    format: str
+    width: int
+    height: int
+    warnings: list[str]
+
+
+class Query(BaseModel):
+    """The query, before any neighbour is looked at."""
+
+    uncertainty: Uncertainty
+    ood: OutOfDistribution
+    image: QueryImage
+
+
+class Result(BaseModel):
+    """One ranked neighbour."""
+
+    rank: int
+    id: str
+    similarity: float = Field(description="Cosine, −1 to 1; larger is nearer. Orders the results.")
+    match_probability: float | None = Field(
+        description="Calibrated probability that the item is a true match; among results of one "
+        "label a closer one never has the lower."
+    )
+    rank_stability: float = Field(
+        description="Share of predictive samples under which the item is among the results."
+    )
+    variance: float = Field(description="Of the item's embedding, relative to its squared norm.")
+    label: str | None
+    metadata: dict[str, Any]
+    thumbnail_url: str
+
+
+class CalibrationState(BaseModel):
+    """Whether probabilities are given at all."""
+
+    status: Literal["valid", "missing"]
+    n_queries: int
+
+
+class BundleState(BaseModel):
+    """Which bundle answered."""
+
+    id: str
+    calibration: CalibrationState
+
+
+class SearchAnswer(BaseModel):
+    """The answer to one query."""
+
+    request_id: str
+    gallery: str
+    verdict: Verdict = Field(description="What a front end switches on.")
+    query: Query
+    results: list[Result] = Field(description="By similarity, equal ones by id.")
+    bundle: BundleState
+    cache: Literal["hit", "miss"]
+    timing_ms: dict[str, float]
+
+
+class GalleryName(BaseModel):
+    """A gallery in the list of galleries."""
+
+    name: str
+    n_items: int
+    bundle_id: str
+
+
+class GalleryList(BaseModel):
+    """All galleries that are served."""
+
+    galleries: list[GalleryName]
+
+
+class EncoderState(BaseModel):
+    """The encoder that answers."""
+
+    fingerprint: str
+    provider: str = Field(description="The execution provider that really runs.")
+    dim: int
+    posterior: str
+
+
+class Sample(BaseModel):
+    """A query image to try."""
+
+    id: str
+    caption: str
+    belongs: bool = Field(description="Whether the gallery holds a true match.")
+    image_url: str
+
+
+class GalleryDetail(BaseModel):
+    """One gallery."""
+
+    name: str
+    description: str
+    n_items: int
+    labels: list[str]
+    bundle: BundleState
+    encoder: EncoderState
+    calibration: dict[str, Any] | None = Field(description="How the decision layer was fitted.")
+    metrics: dict[str, Any] | None = Field(
+        description="Measured on queries used for nothing else when the bundle was built."
+    )
+    samples: list[Sample]
+
+
+class ItemDetail(BaseModel):
+    """One item of a gallery."""
+
+    id: str
+    label: str | None
+    metadata: dict[str, Any]
+    thumbnail_url: str
+
+
+class Live(BaseModel):
+    """The process runs."""
+
+    status: Literal["live"] = "live"
+
+
+class ReadyGallery(BaseModel):
+    """A gallery whose canary query was answered."""
+
+    name: str
+    bundle_id: str
+    provider: str
+    canary_ms: float
+
+
+class Ready(BaseModel):
+    """The service can answer: a canary was just encoded and searched in every gallery."""
+
+    status: Literal["ready"] = "ready"
+    galleries: list[ReadyGallery]
+    cache: str = Field(description="`redis`, `redis (unreachable)` or `process`.")
+
+
+class FieldError(BaseModel):
+    """One field of a request that is wrong."""
+
+    pointer: str
+    detail: str
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 has it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str = Field(description="Stable name of the kind of error, to switch on.")
+    request_id: str
+    errors: list[FieldError] | None = None

@@ -1,0 +1,62 @@
+"""Settings of the service: ``VOUCH_*`` environment variables, and nothing else reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from model_store.encoder import ProviderChoice
+from model_store.images import ImageLimits
+
+
+def _check_redis_url(url: SecretStr) -> SecretStr:
+    """Refuse what cannot be Redis, without repeating it: it may hold a password."""
+    if not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("must begin with redis://, rediss:// or unix://")
+    return url
+
+
+class Settings(BaseSettings):
+    """Read once at the start and passed on; never imported."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="VOUCH_",
+        frozen=True,
+        extra="ignore",
+        env_ignore_empty=True,
+        hide_input_in_errors=True,
+    )
+
+    bundle: Path = Field(
+        Path("bundles/digits"), description="A bundle, or a directory of bundles with a CURRENT."
+    )
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 for any free one.")
+    redis_url: Annotated[SecretStr, AfterValidator(_check_redis_url)] | None = Field(
+        None, description="Where predictive distributions are cached; left out: in this process."
+    )
+    redis_timeout_s: float = Field(
+        0.1, gt=0, description="After which Redis is not waited for; it must beat encoding anew."
+    )
+    cache_ttl_s: int = Field(86_400, gt=0, description="Life of an entry in Redis, seconds.")
+    cache_bytes: int = Field(
+        64 * 2**20, ge=0, description="Bound of the cache in this process; 0 turns it off."
+    )
+    provider: ProviderChoice = Field(
+        "auto", description="auto takes a GPU where there is one; cuda fails where there is none."
+    )
+    encoder_threads: int = Field(0, ge=0, description="CPU threads of one encoding; 0: all cores.")
+    workers: int = Field(2, ge=1, description="Queries worked on at the same time; more wait.")
+    max_image_bytes: int = Field(ImageLimits().max_bytes, gt=0)
+    max_image_pixels: int = Field(ImageLimits().max_pixels, gt=0)
+    cors_origins: tuple[str, ...] = Field(
+        (), description='Web origins that may call, as JSON: ["https://shop.example"].'
+    )
+
+    @property
+    def image_limits(self) -> ImageLimits:
+        """What is refused before decoding."""
+        return ImageLimits(self.max_image_bytes, self.max_image_pixels)

@@ -1,0 +1,87 @@
+"""Numbers for Prometheus and lines for a log collector."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Telemetry:
+    """The service's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "vouch_requests_total",
+            "HTTP requests.",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self.request_seconds = Histogram(
+            "vouch_request_seconds",
+            "Time from request to answer.",
+            ["route"],
+            registry=self.registry,
+            buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+        )
+        self.stage_seconds = Histogram(
+            "vouch_stage_seconds",
+            "Time within a search, by stage.",
+            ["stage"],
+            registry=self.registry,
+            buckets=(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
+        )
+        self.verdicts = Counter(
+            "vouch_verdicts_total", "Verdicts.", ["gallery", "verdict"], registry=self.registry
+        )
+        self.cache = Counter(
+            "vouch_cache_total", "Look-ups in the cache.", ["outcome"], registry=self.registry
+        )
+        self.uncertainty_percentile = Histogram(
+            "vouch_uncertainty_percentile",
+            "Percentile of uncertainty; flat as long as queries are like the calibration's.",
+            ["gallery"],
+            registry=self.registry,
+            buckets=(10, 25, 50, 75, 90, 95, 99, 100),
+        )
+        self.outlier_p_value = Histogram(
+            "vouch_outlier_p_value",
+            "Outlier p-value; flat as long as queries are like the calibration's.",
+            ["gallery"],
+            registry=self.registry,
+            buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1),
+        )
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; what is passed as ``extra={"fields": …}`` stands beside the text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format ``record``."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def log_as_json(level: int = logging.INFO) -> None:
+    """Send every log line of the process to standard error as JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,0 +1,50 @@
+"""The service as its users meet it: a process of its own, asked over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from end_to_end.processes import Redis, Service
+
+from model_store.retriever import Bundle, open_bundle
+
+
+@pytest.fixture(scope="session")
+def service(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service for tests that leave it as they found it."""
+    log = tmp_path_factory.mktemp("service") / "service.log"
+    with Service(digits_bundle, log) as running:
+        yield running
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[Redis]:
+    """A Redis server for one test."""
+    with Redis(tmp_path / "redis.log") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def library(digits_bundle: Path) -> Bundle:
+    """The same bundle, asked from Python."""
+    return open_bundle(digits_bundle, "cpu", threads=1)
+
+
+@pytest.fixture(scope="session")
+def belonging(library: Bundle) -> list[bytes]:
+    """Sample queries that the gallery has a match for."""
+    return _samples(library, belongs=True)
+
+
+@pytest.fixture(scope="session")
+def samples(library: Bundle) -> list[bytes]:
+    """All sample queries, those of another world among them."""
+    return _samples(library, belongs=True) + _samples(library, belongs=False)
+
+
+def _samples(bundle: Bundle, *, belongs: bool) -> list[bytes]:
+    chosen = [sample for sample in bundle.manifest.samples if sample.belongs == belongs]
+    assert chosen
+    return [(bundle.directory / sample.file).read_bytes() for sample in chosen]

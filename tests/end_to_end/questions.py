@@ -1,0 +1,61 @@
+"""What a client sends: image files, sound and unsound, as multipart requests."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import numpy as np
+from PIL import Image
+
+
+def search(
+    client: httpx2.Client, image: bytes, gallery: str = "digits", **options: Any
+) -> httpx2.Response:
+    """Search with the bytes of an image file."""
+    return client.post(
+        f"/v1/galleries/{gallery}/search",
+        files={"image": ("query", image)},
+        data={name: str(value) for name, value in options.items()},
+    )
+
+
+def picture(form: str, width: int = 24, height: int = 17, seed: int = 0) -> bytes:
+    """A picture of noise, as a file of a format that Pillow writes."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, form)
+    return buffer.getvalue()
+
+
+def truncated(form: str = "JPEG") -> bytes:
+    """The first half of a picture, well past its header."""
+    whole = picture(form, 90, 80)
+    return whole[: len(whole) // 2]
+
+
+def boasting_png(width: int, height: int) -> bytes:
+    """A PNG of a few bytes whose header claims any size."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return b"\x89PNG\r\n\x1a\n" + header + b"\0\0\0\0IDAT"
+
+
+def search_by_stream(client: httpx2.Client, n_bytes: int) -> httpx2.Response:
+    """Upload ``n_bytes`` in small pieces, without ever declaring how many there are."""
+
+    def body() -> Iterator[bytes]:
+        yield b'--edge\r\nContent-Disposition: form-data; name="image"; filename="q"\r\n\r\n'
+        for start in range(0, n_bytes, 4096):
+            yield b"\xff" * min(4096, n_bytes - start)
+        yield b"\r\n--edge--\r\n"
+
+    return client.post(
+        "/v1/galleries/digits/search",
+        content=body(),
+        headers={"Content-Type": "multipart/form-data; boundary=edge"},
+    )

@@ -1,0 +1,122 @@
+"""The README's own commands, run as they stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from end_to_end.processes import Service
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BIN = Path(sys.executable).parent
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of one language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def block(language: str, part: str) -> str:
+    """The one block of that language that holds ``part``."""
+    (found,) = [text for text in blocks(language) if part in text]
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with what the README's reader has: a demo bundle, a photo, a folder of images."""
+    place = tmp_path_factory.mktemp("reader")
+    shutil.copytree(digits_bundle, place / "bundles" / "digits")
+    shutil.copy(digits_bundle / "samples" / "1.png", place / "photo.png")
+    data = load_digits()
+    for row, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
+        folder = place / "photographs" / f"digit-{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.round(image * 255 / 16).astype(np.uint8)).save(folder / f"{row}.png")
+    return place
+
+
+@pytest.fixture(scope="module")
+def demo(place: Path) -> Iterator[Service]:
+    with Service(place / "bundles" / "digits", place / "demo.log") as running:
+        yield running
+
+
+def run(command: str, place: Path) -> str:
+    """Run a shell command where the package's own commands are found first."""
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        command, shell=True, cwd=place, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_query_is_answered_and_looks_as_shown(place: Path, demo: Service) -> None:
+    command = block("sh", "-F limit=3").splitlines()[0]
+    assert command.startswith("curl ")
+    command = command.replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
+    answer = json.loads(run(command.replace("curl ", "curl -s "), place))
+    shown = json.loads(block("json", '"verdict"'))
+    assert len(answer["results"]) == 3
+
+    def check(shown: Any, real: Any) -> None:
+        if isinstance(shown, dict):
+            named = shown.pop("…", "")
+            assert set(shown) | {name for name in named.split(", ") if name} == set(real)
+            for name, value in shown.items():
+                check(value, real[name])
+        elif isinstance(shown, list) and shown:
+            check(shown[0], real[0])
+
+    check(shown, answer)
+
+
+def test_the_library_answers(place: Path) -> None:
+    code = block("python", "open_bundle")
+    assert "digit-" in run(f"{sys.executable} - <<'EOF'\n{code}\nEOF", place)
+
+
+def test_a_folder_of_ones_own_becomes_a_bundle(place: Path) -> None:
+    config = block("toml", 'kind = "folder"')
+    config = config.replace("label-a", "digit-3").replace("label-b", "digit-8")
+    (place / "mine.toml").write_text(config + "\n[training]\nepochs = 4\n", encoding="utf-8")
+    build, serve = block("sh", "mine.toml\n").splitlines()
+    assert "recall at 1" in run(build, place)
+    command = [str(BIN / serve.split()[0])]
+    bundle = place / serve.split()[-1]
+    with Service(bundle, place / "mine.log", command=command) as service:
+        answer = service.ask((place / "photo.png").read_bytes(), gallery="mine").json()
+    assert answer["results"][0]["label"].startswith("digit-")
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "bench", "install", "lint"])
+def test_the_make_targets_exist(target: str) -> None:
+    assert run(f"make -n {target}", ROOT)
+
+
+def test_every_setting_is_documented() -> None:
+    for name in Settings.model_fields:
+        assert f"`VOUCH_{name.upper()}`" in README, name
+
+
+def test_every_variable_that_is_documented_exists() -> None:
+    known = {f"VOUCH_{name.upper()}" for name in Settings.model_fields}
+    outside = {
+        f"VOUCH_{name}" for name in ("DATA_DIR", "BIND", "BUNDLES", "MEMORY", "BUILD_MEMORY")
+    }
+    assert set(re.findall(r"VOUCH_[A-Z_]+", README)) <= known | outside

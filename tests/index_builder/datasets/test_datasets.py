@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from index_builder.configuration import BuildConfig, DatasetConfig, OutlierConfig
+from index_builder.datasets import LabelledImages, load_splits
+from index_builder.datasets.folder import folder
+from index_builder.datasets.idx import idx_dataset
+from index_builder.datasets.images import from_arrays
+from index_builder.datasets.outliers import outliers
+from model_store.errors import DatasetError
+from model_store.images import Preprocessing
+
+
+def config_of(dataset: DatasetConfig, seed: int = 0) -> BuildConfig:
+    return BuildConfig(name="x", seed=seed, dataset=dataset, outliers=OutlierConfig())
+
+
+def digits_without(*labels: str, seed: int = 0) -> BuildConfig:
+    return config_of(DatasetConfig(kind="digits", withheld_labels=labels), seed)
+
+
+def test_no_image_stands_in_two_parts() -> None:
+    splits = load_splits(digits_without("3", "8"))
+    parts = [
+        splits.training,
+        splits.validation,
+        *(
+            part
+            for queries in (splits.calibration, splits.evaluation)
+            for part in (queries.matched, queries.withheld)
+        ),
+    ]
+    ids = [item for part in parts for item in part.ids]
+    assert len(ids) == len(set(ids))
+    assert set(splits.training.ids) | set(splits.validation.ids) == set(splits.gallery.ids)
+
+
+def test_withheld_labels_are_nowhere_but_among_the_withheld() -> None:
+    splits = load_splits(digits_without("3", "8"))
+    assert set(splits.gallery.labels) == set("01245679")
+    for queries in (splits.calibration, splits.evaluation):
+        assert set(queries.withheld.labels) == {"3", "8"}
+        assert set(queries.matched.labels) == set("01245679")
+        assert len(queries.withheld) >= 50
+
+
+def test_the_seed_alone_decides() -> None:
+    first, again, other = (load_splits(digits_without(seed=seed)) for seed in (0, 0, 1))
+    assert first.gallery.ids == again.gallery.ids
+    assert first.gallery.ids != other.gallery.ids
+    np.testing.assert_array_equal(
+        first.evaluation.outliers.pixels(5), again.evaluation.outliers.pixels(5)
+    )
+
+
+def test_an_unknown_withheld_label_is_named() -> None:
+    with pytest.raises(DatasetError, match="'cat'"):
+        load_splits(digits_without("cat"))
+
+
+def test_a_subset_keeps_id_label_and_pixels_together() -> None:
+    pixels = np.arange(5 * 4, dtype=np.uint8).reshape(5, 2, 2)
+    images = from_arrays("x", pixels, list("abcde"))
+    chosen = images.subset([3, 1]).subset([1])
+    assert (chosen.ids, chosen.labels) == (("x-1",), ("b",))
+    np.testing.assert_array_equal(chosen.pixels(0)[..., 0], pixels[1])
+
+
+def test_batches_cover_everything_once() -> None:
+    images = from_arrays("x", np.arange(28, dtype=np.uint8).reshape(7, 2, 2), list("abcdefg"))
+    batches = list(images.batches(Preprocessing(2, 2), 3))
+    assert [len(rows) for rows, _ in batches] == [3, 3, 1]
+    np.testing.assert_array_equal(
+        np.concatenate([batch for _, batch in batches])[..., 0].ravel(), np.arange(28)
+    )
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    generator = np.random.default_rng(0)
+    for label, n in (("cat", 10), ("dog", 6)):
+        (tmp_path / label).mkdir()
+        for i in range(n):
+            pixels = generator.integers(0, 256, (9 + i, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / label / f"{i}.png")
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
+    return tmp_path
+
+
+def test_a_folder_gives_labels_and_ids(photographs: Path) -> None:
+    images = folder(photographs)
+    assert len(images) == 16
+    assert (images.ids[0], images.labels[0]) == ("cat/0.png", "cat")
+    assert images.pixels(0).shape == (9, 12, 3)
+    splits = load_splits(config_of(DatasetConfig(kind="folder", path=photographs)))
+    assert len(splits.gallery) == 10
+
+
+def test_an_unreadable_image_is_left_out_and_named(
+    photographs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (photographs / "dog" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 not really")
+    (photographs / "dog" / "empty.png").write_bytes(b"")
+    images = folder(photographs)
+    assert len(images) == 16
+    assert "dog/broken.jpg" in caplog.text
+    assert "dog/empty.png" in caplog.text
+
+
+def test_a_folder_without_labelled_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="one sub-folder for each label"):
+        folder(tmp_path)
+    with pytest.raises(DatasetError, match="not a folder"):
+        folder(tmp_path / "nowhere")
+
+
+def test_one_label_is_not_enough(tmp_path: Path) -> None:
+    (tmp_path / "only").mkdir()
+    for i in range(9):
+        Image.new("RGB", (4, 4), (i, 0, 0)).save(tmp_path / "only" / f"{i}.png")
+    with pytest.raises(DatasetError, match="Only 1 label"):
+        load_splits(config_of(DatasetConfig(kind="folder", path=tmp_path)))
+
+
+def test_outliers_of_the_two_halves_share_nothing() -> None:
+    halves = [outliers("digits", part, np.random.default_rng(0)) for part in (0, 1)]
+    assert all(isinstance(half, LabelledImages) for half in halves)
+    assert not set(halves[0].ids) & set(halves[1].ids)
+    crops = [outliers("photographs", part, np.random.default_rng(0)) for part in (0, 1)]
+    assert crops[0].pixels(0).shape == (48, 48, 3)
+    assert not np.array_equal(crops[0].pixels(0), crops[1].pixels(0))
+    assert outliers("none", 0, np.random.default_rng(0)) is None
+
+
+def test_missing_idx_files_say_where_they_were_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOUCH_DATA_DIR", str(tmp_path))
+    with pytest.raises(DatasetError, match="MNIST/raw"):
+        idx_dataset("MNIST", "t10k")
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "t10k-images-idx3-ubyte.gz").write_bytes(b"not gzip")
+    with pytest.raises(DatasetError, match="cannot be read"):
+        idx_dataset("MNIST", "t10k")
+    header = bytes([0, 0, 8, 3, *(4).to_bytes(4), *(28).to_bytes(4), *(28).to_bytes(4)])
+    (raw / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + bytes(784)))
+    with pytest.raises(DatasetError, match="784 values"):
+        idx_dataset("MNIST", "t10k")
+
+
+@pytest.mark.real_data
+def test_fashion_mnist_is_the_official_one(data_dir: Path) -> None:
+    images = idx_dataset("FashionMNIST", "t10k")
+    assert len(images) == 10_000
+    assert images.labels[:3] == ("Ankle boot", "Pullover", "Trouser")
+    assert sum(label == "Bag" for label in images.labels) == 1000

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from index_builder.posteriors import MinibatchPlan, Split, fit_laplace
+from index_builder.posteriors.all_pairs import fixed_curvature, positives_curvature
+from index_builder.posteriors.prior import log_marginal_likelihood, tune_prior_precision
+from index_builder.posteriors.targets import anchor_targets
+
+if TYPE_CHECKING:
+    from tests.index_builder.posteriors.conftest import Oracle, Problem
+
+MARGIN = 0.9
+
+
+@pytest.mark.parametrize("split", ["euclidean", "arccos"])
+def test_variance_is_one_over_scaled_curvature_plus_prior(problem: Problem, split: Split) -> None:
+    targets = anchor_targets(problem.labels, "global", torch.float64)
+    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+    curvature = fixed_curvature(*layer, targets, split=split, margin=MARGIN)
+    fit = fit_laplace(
+        *layer, split=split, margin=MARGIN, scaling="global", prior_precision=0.3, data_scale=7.0
+    )
+    assert float(curvature.weight.min()) < 0  # so that cutting off shows
+    expected = 1 / (7 * curvature.weight.clamp_min(0) + 0.3)
+    torch.testing.assert_close(fit.posterior.weight_variance, expected)
+    torch.testing.assert_close(
+        fit.posterior.bias_variance, 1 / (7 * curvature.bias.clamp_min(0) + 0.3)
+    )
+    assert torch.equal(fit.posterior.weight_mean, problem.weight)
+    assert fit.prior_chosen_by == "caller"
+    assert (fit.prior_precision, fit.data_scale) == (0.3, 7.0)
+
+
+def test_by_default_the_data_count_once_each_and_the_evidence_chooses(problem: Problem) -> None:
+    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+    fit = fit_laplace(*layer, approximation="positives", margin=MARGIN)
+    targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
+    scaled = positives_curvature(*layer, targets, split="euclidean") * 11
+    tuned = tune_prior_precision(scaled, problem.weight, problem.bias)
+    assert fit.data_scale == 11
+    assert fit.prior_chosen_by == "marginal_likelihood"
+    assert fit.prior_precision == pytest.approx(tuned)
+    assert fit.log_marginal_likelihood == pytest.approx(
+        log_marginal_likelihood(scaled, problem.weight, problem.bias, tuned)
+    )
+    assert max(fit.prior_search.values) == pytest.approx(fit.log_marginal_likelihood)
+    torch.testing.assert_close(fit.posterior.weight_variance, 1 / (scaled.weight + tuned))
+
+
+def test_full_cuts_off_after_the_sum(problem: Problem, oracle: Oracle) -> None:
+    # One minibatch that holds everything is exact; some entries of the sum are negative.
+    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+    fit = fit_laplace(
+        *layer,
+        approximation="full",
+        split="arccos",
+        margin=MARGIN,
+        prior_precision=1.0,
+        generator=torch.Generator(),
+        plan=MinibatchPlan(1, 9, 99),
+    )
+    targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
+    i, j, same, inside = problem.all_pairs(MARGIN)
+    y = torch.where(same, targets.positive[i], -targets.negative[i] * inside)
+    expected = oracle(problem, i, j, y, "full", "arccos")
+    assert float(expected.weight.min()) < 0
+    torch.testing.assert_close(fit.weight_curvature, expected.weight.clamp_min(0))
+    torch.testing.assert_close(fit.bias_curvature, expected.bias.clamp_min(0))
+
+
+def test_full_asks_for_a_generator(problem: Problem) -> None:
+    with pytest.raises(ValueError, match="give a generator"):
+        fit_laplace(
+            problem.blocks,
+            problem.labels,
+            problem.weight,
+            problem.bias,
+            approximation="full",
+            margin=MARGIN,
+        )
+
+
+def test_training_parameters_are_left_alone(problem: Problem) -> None:
+    weight = problem.weight.clone().requires_grad_()
+    trained = replace(problem, weight=weight)
+    fit = fit_laplace(trained.blocks, trained.labels, trained.weight, trained.bias, margin=MARGIN)
+    assert not fit.posterior.weight_mean.requires_grad
+    assert torch.equal(weight.detach(), problem.weight)

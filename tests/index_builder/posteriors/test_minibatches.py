@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from index_builder.posteriors import (
+    Approximation,
+    Curvature,
+    MinibatchPlan,
+    Split,
+    TargetScaling,
+    minibatch_curvature,
+    minibatch_loss,
+    pair_curvature,
+)
+from index_builder.posteriors.minibatches import estimated_curvature
+from index_builder.posteriors.targets import anchor_targets
+
+if TYPE_CHECKING:
+    from tests.index_builder.posteriors.conftest import Difference, Problem
+
+MARGIN = 0.9
+
+
+def _all_pairs_curvature(
+    problem: Problem, scaling: TargetScaling, approximation: Approximation, split: Split
+) -> Curvature:
+    i, j, same, inside = problem.all_pairs(MARGIN)
+    targets = anchor_targets(problem.labels, scaling, torch.float64)
+    y = torch.where(same, targets.positive[i], -targets.negative[i] * inside)
+    return pair_curvature(
+        problem.features,
+        problem.weight,
+        problem.bias,
+        i,
+        j,
+        y,
+        approximation=approximation,
+        split=split,
+    )
+
+
+@pytest.mark.parametrize("split", ["euclidean", "arccos"])
+@pytest.mark.parametrize("scaling", ["per_anchor", "global"])
+def test_full_is_estimated_without_bias_for_unbalanced_classes(
+    problem: Problem, difference: Difference, split: Split, scaling: TargetScaling
+) -> None:
+    targets = anchor_targets(problem.labels, scaling, torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    estimates = [
+        estimated_curvature(
+            problem.blocks,
+            problem.labels,
+            problem.weight,
+            problem.bias,
+            targets,
+            MinibatchPlan(n_minibatches=25, n_labels=3, n_images=2),
+            margin=MARGIN,
+            split=split,
+            generator=generator,
+        ).weight
+        for _ in range(20)
+    ]
+    stacked = torch.stack(estimates)
+    standard_error = stacked.std(0) / len(estimates) ** 0.5
+    exact = _all_pairs_curvature(problem, scaling, "full", split).weight
+    deviations = (stacked.mean(0) - exact) / standard_error
+    assert float(deviations.abs().max()) < 4.5  # 15 entries, Student's t with 19 degrees
+    assert float((standard_error / exact.abs().max()).max()) < 0.3  # it says something
+
+
+def test_minibatches_of_the_whole_data_set_are_exact(
+    problem: Problem, difference: Difference
+) -> None:
+    computed = estimated_curvature(
+        problem.blocks,
+        problem.labels,
+        problem.weight,
+        problem.bias,
+        anchor_targets(problem.labels, "per_anchor", torch.float64),
+        MinibatchPlan(n_minibatches=1, n_labels=9, n_images=99),
+        margin=MARGIN,
+        split="euclidean",
+        generator=torch.Generator(),
+    )
+    expected = _all_pairs_curvature(problem, "per_anchor", "full", "euclidean")
+    assert difference(computed, expected) < 1e-12
+
+
+@pytest.mark.parametrize("approximation", ["full", "positives", "fixed"])
+def test_equation_20_is_unbiased_for_balanced_classes(
+    problem: Problem, approximation: Approximation
+) -> None:
+    balanced = replace(
+        problem, features=problem.features[:9], labels=torch.tensor([0, 1, 2, 2, 1, 0, 0, 1, 2])
+    )
+    plan = MinibatchPlan(n_minibatches=600, n_labels=2, n_images=2)
+    estimates = torch.stack(
+        [
+            minibatch_curvature(
+                balanced.features[rows],
+                balanced.labels[rows],
+                balanced.weight,
+                balanced.bias,
+                margin=MARGIN,
+                approximation=approximation,
+                split="euclidean",
+            ).weight
+            for rows in plan.draw(balanced.labels, torch.Generator().manual_seed(3))
+        ]
+    )
+    exact = _all_pairs_curvature(balanced, "global", approximation, "euclidean").weight
+    standard_error = estimates.std(0) / len(estimates) ** 0.5
+    assert float(((estimates.mean(0) - exact) / standard_error).abs().max()) < 4
+    assert float((standard_error / exact.abs().max()).max()) < 0.1
+
+
+def test_minibatch_loss_is_the_mean_over_each_kind_of_pair(problem: Problem) -> None:
+    positive, negative = [], []
+    z = torch.nn.functional.normalize(problem.embeddings)
+    for row in range(len(z)):
+        for other in range(row):
+            squared = float((z[row] - z[other]).square().sum())
+            if problem.labels[row] == problem.labels[other]:
+                positive.append(squared / 2)
+            else:
+                negative.append(max(0.0, MARGIN**2 - squared) / 2)
+    expected = sum(positive) / len(positive) + sum(negative) / len(negative)
+    assert float(minibatch_loss(problem.embeddings, problem.labels, MARGIN)) == pytest.approx(
+        expected, rel=1e-12
+    )
+
+
+def test_a_plan_needs_two_labels_and_two_images() -> None:
+    with pytest.raises(ValueError, match="n_images=1"):
+        MinibatchPlan(n_images=1)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from index_builder.posteriors import (
+    Curvature,
+    MinibatchPlan,
+    OnlineLaplace,
+    fit_laplace,
+    minibatch_curvature,
+    minibatch_loss,
+    online_step,
+)
+
+if TYPE_CHECKING:
+    from tests.index_builder.posteriors.conftest import Problem
+
+MARGIN = 0.9
+
+
+def _start(weight: torch.Tensor, memory_factor: float = 0.1) -> OnlineLaplace:
+    return OnlineLaplace.start(
+        weight, data_scale=50.0, prior_precision=0.8, memory_factor=memory_factor
+    )
+
+
+def test_before_the_first_step_the_posterior_is_the_prior(problem: Problem) -> None:
+    posterior = _start(problem.weight).posterior(problem.weight, problem.bias)
+    torch.testing.assert_close(
+        posterior.weight_variance, torch.full((3, 5), 1 / 0.8, dtype=torch.float64)
+    )
+
+
+def test_curvature_is_the_decaying_average_of_what_it_saw() -> None:
+    seen = [Curvature(torch.full((2, 3), value), torch.full((2,), value)) for value in (1.0, 4, 2)]
+    state = _start(torch.zeros(2, 3), memory_factor=0.25)
+    for minibatch in seen:
+        state = state.updated(minibatch)
+    shares = torch.tensor([0.75**2, 0.75, 1.0])
+    expected = 50 * float((shares * torch.tensor([1.0, 4, 2])).sum() / shares.sum())
+    torch.testing.assert_close(state.curvature.weight, torch.full((2, 3), expected))
+    torch.testing.assert_close(state.curvature.bias, torch.full((2,), expected))
+
+
+def test_it_is_cut_off_after_averaging() -> None:
+    state = _start(torch.zeros(1, 2), memory_factor=0.5)
+    for value in (-1.0, 2.0, -3.0):
+        state = state.updated(Curvature(torch.tensor([[value, 1.0]]), torch.tensor([value])))
+    # The average of the first entry is negative; cut off at every step, it would not be.
+    assert state.curvature.weight.tolist() == [[0.0, pytest.approx(50.0)]]
+    assert float(state.curvature.bias) == 0
+
+
+@pytest.mark.parametrize("n_samples", [0, 2])
+def test_at_a_fixed_network_it_converges_to_the_post_hoc_curvature(n_samples: int) -> None:
+    generator = torch.Generator().manual_seed(6)
+    labels = torch.arange(24) % 4
+    centres = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    features = centres[labels] + 0.5 * torch.randn(24, 6, generator=generator, dtype=torch.float64)
+    weight = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    bias = torch.randn(3, generator=generator, dtype=torch.float64)
+    # A prior so strong that drawn layers hardly differ from the mean: then both forms agree.
+    state = OnlineLaplace.start(
+        weight,
+        data_scale=24.0,
+        prior_precision=1e8 if n_samples else 1.0,
+        memory_factor=1 / 300,
+    )
+    for rows in MinibatchPlan(800, 3, 4).draw(labels, generator):
+        state, _ = online_step(
+            state,
+            features[rows],
+            labels[rows],
+            weight,
+            bias,
+            margin=1.2,
+            n_samples=n_samples,
+            generator=generator,
+        )
+    fit = fit_laplace(lambda: [features], labels, weight, bias, margin=1.2, prior_precision=1.0)
+    relative = state.curvature.weight / (24 * fit.weight_curvature) - 1
+    assert float(relative.abs().max()) < 0.1
+    assert float(relative.abs().mean()) < 0.03
+
+
+def test_point_form_minimises_the_loss_and_the_prior(problem: Problem) -> None:
+    weight = problem.weight.clone().requires_grad_()
+    bias = problem.bias.clone().requires_grad_()
+    features = problem.features.clone().requires_grad_()
+    _, objective = online_step(
+        _start(weight), features, problem.labels, weight, bias, margin=MARGIN
+    )
+    objective.backward()
+    computed = [weight.grad, bias.grad, features.grad]
+    for tensor in (weight, bias, features):
+        tensor.grad = None
+    loss = minibatch_loss(features @ weight.T + bias, problem.labels, MARGIN)
+    (loss + 0.8 / 50 * 0.5 * (weight.square().sum() + bias.square().sum())).backward()
+    for gradient, tensor in zip(computed, (weight, bias, features), strict=True):
+        torch.testing.assert_close(gradient, tensor.grad)
+
+
+def test_expectation_form_averages_over_the_present_posterior(problem: Problem) -> None:
+    weight = problem.weight.clone().requires_grad_()
+    state = _start(problem.weight, memory_factor=1.0).updated(
+        Curvature(torch.rand(3, 5, dtype=torch.float64), torch.rand(3, dtype=torch.float64))
+    )
+    after, objective = online_step(
+        state,
+        problem.features,
+        problem.labels,
+        weight,
+        problem.bias,
+        margin=MARGIN,
+        approximation="full",
+        split="arccos",
+        n_samples=3,
+        generator=torch.Generator().manual_seed(4),
+    )
+    weights, biases = state.posterior(problem.weight, problem.bias).sample(
+        3, torch.Generator().manual_seed(4)
+    )
+    losses, curvatures = [], []
+    for w, b in zip(weights, biases, strict=True):
+        losses.append(minibatch_loss(problem.features @ w.T + b, problem.labels, MARGIN))
+        curvatures.append(
+            minibatch_curvature(
+                problem.features,
+                problem.labels,
+                w,
+                b,
+                margin=MARGIN,
+                approximation="full",
+                split="arccos",
+            ).weight
+        )
+    prior = 0.8 / 100 * (problem.weight.square().sum() + problem.bias.square().sum())
+    torch.testing.assert_close(objective.detach(), torch.stack(losses).mean() + prior)
+    # With a memory factor of one only the last minibatch counts.
+    torch.testing.assert_close(after.decayed.weight, 50 * torch.stack(curvatures).mean(0))
+    assert not after.decayed.weight.requires_grad
+    objective.backward()
+    assert weight.grad is not None
+    assert float(weight.grad.abs().min()) > 0
+
+
+def test_drawing_layers_needs_a_generator(problem: Problem) -> None:
+    with pytest.raises(ValueError, match="no generator"):
+        online_step(
+            _start(problem.weight),
+            problem.features,
+            problem.labels,
+            problem.weight,
+            problem.bias,
+            margin=MARGIN,
+            n_samples=1,
+        )
+
+
+@pytest.mark.parametrize("memory_factor", [0.0, 1.1])
+def test_a_memory_factor_outside_its_range_is_refused(memory_factor: float) -> None:
+    with pytest.raises(ValueError, match="the last in"):
+        _start(torch.zeros(2, 3), memory_factor)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from index_builder.posteriors import (
+    LaplaceFit,
+    LastLayerPosterior,
+    fit_laplace,
+    nearest_neighbour_criterion,
+    select_by_validation,
+)
+from model_store.errors import CalibrationError
+
+MARGIN = 1.0
+
+
+@pytest.fixture
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 4
+    centres = torch.randn(4, 7, generator=generator)
+    return centres[labels] + torch.randn(60, 7, generator=generator), labels
+
+
+@pytest.fixture
+def fit(data: tuple[torch.Tensor, torch.Tensor]) -> LaplaceFit:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(3, 7, generator=generator)
+    return fit_laplace(
+        lambda: [data[0]], data[1], weight, torch.zeros(3), margin=MARGIN, prior_precision=1.0
+    )
+
+
+def test_the_candidate_of_the_largest_criterion_is_taken(fit: LaplaceFit) -> None:
+    def criterion(posterior: LastLayerPosterior) -> float:
+        # Largest where the prior's share in the largest variance is a hundredth.
+        return -abs(float(posterior.weight_variance.max()) - 0.01)
+
+    chosen = select_by_validation(fit, [1.0, 100.0, 1e4], criterion)
+    assert chosen.prior_chosen_by == "validation"
+    assert chosen.prior_search.candidates == (1.0, 100.0, 1e4)
+    values = chosen.prior_search.values
+    assert chosen.prior_precision == (1.0, 100.0, 1e4)[values.index(max(values))]
+    torch.testing.assert_close(
+        chosen.posterior.weight_variance,
+        1 / (fit.data_scale * fit.weight_curvature + chosen.prior_precision),
+    )
+    assert criterion(chosen.posterior) == max(values)
+    assert torch.equal(chosen.weight_curvature, fit.weight_curvature)
+
+
+def test_no_candidates_are_refused(fit: LaplaceFit) -> None:
+    with pytest.raises(ValueError, match="no candidates"):
+        select_by_validation(fit, [], lambda _: 0.0)
+
+
+def test_criterion_is_the_auroc_of_wrong_nearest_neighbours(
+    fit: LaplaceFit, data: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    features, labels = data
+    queries, query_labels, gallery, gallery_labels = (
+        features[:25],
+        labels[:25],
+        features[25:],
+        labels[25:],
+    )
+    criterion = nearest_neighbour_criterion(
+        fit.posterior, queries, query_labels, gallery, gallery_labels
+    )
+    weights, biases = fit.posterior.sample(4000, torch.Generator().manual_seed(2))
+    embeddings = torch.einsum("sdf,bf->sbd", weights, queries) + biases[:, None]
+    wrong, exact = [], []
+    for row in range(25):
+        cosines = torch.cosine_similarity(
+            fit.posterior.weight_mean @ queries[row], gallery @ fit.posterior.weight_mean.T, -1
+        )
+        wrong.append(int(gallery_labels[cosines.argmax()] != query_labels[row]))
+        second_moment = embeddings[:, row].square().sum(1).mean()
+        exact.append(-float(embeddings[:, row].mean(0).norm() / second_moment.sqrt()))
+    assert criterion(fit.posterior) == pytest.approx(roc_auc_score(wrong, exact), abs=0.05)
+
+
+def test_neighbours_that_are_all_right_say_nothing(
+    fit: LaplaceFit, data: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    features, labels = data
+    with pytest.raises(CalibrationError, match="0 of 60 nearest neighbours are wrong"):
+        nearest_neighbour_criterion(fit.posterior, features, labels, features, labels)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from laws.encoder_laws import EncoderLaws
+from torch import Tensor
+
+from index_builder.configuration import NetworkConfig
+from index_builder.export import ProbabilisticEncoder, export_encoder
+from index_builder.networks import MetricEncoder, build_encoder
+from index_builder.networks.trunk import Trunk
+from index_builder.posteriors import LastLayerPosterior
+from model_store.encoder import Encoder, EncoderMetadata, OnnxEncoder
+from model_store.errors import ParityError
+from model_store.images import Preprocessing
+
+
+def probabilistic_encoder(seed: int = 0) -> ProbabilisticEncoder:
+    generator = torch.Generator().manual_seed(seed)
+    encoder = build_encoder(NetworkConfig(embedding_dim=5), generator)
+    shape = encoder.last_layer.weight.shape
+    posterior = LastLayerPosterior(
+        encoder.last_layer.weight.detach(),
+        torch.randn(5, generator=generator),
+        torch.rand(shape, generator=generator) * 1e-3 + 1e-6,
+        torch.rand(5, generator=generator) * 1e-3 + 1e-6,
+    )
+    return ProbabilisticEncoder(encoder, posterior)
+
+
+def exported(path: Path, seed: int = 0) -> tuple[ProbabilisticEncoder, float]:
+    encoder = probabilistic_encoder(seed)
+    metadata = EncoderMetadata(encoder.encoder.preprocessing, "test")
+    images = np.random.default_rng(0).integers(0, 256, (5, 28, 28, 3), dtype=np.uint8)
+    return encoder, export_encoder(encoder, path, metadata, images)
+
+
+@pytest.fixture(scope="module")
+def exported_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("onnx") / "encoder.onnx"
+    exported(path)
+    return path
+
+
+class TestExportedEncoder(EncoderLaws):
+    @pytest.fixture
+    def encoder(self, exported_path: Path) -> Encoder:
+        return OnnxEncoder(exported_path, provider="cpu")
+
+
+class TinyTrunk(Trunk):
+    """So few features that whole last layers can be sampled."""
+
+    preprocessing = Preprocessing(height=4, width=3)
+    n_features = 36
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(1)
+
+
+def test_the_closed_form_agrees_with_100_000_sampled_last_layers(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    encoder = MetricEncoder(TinyTrunk(), embedding_dim=5)
+    posterior = LastLayerPosterior(
+        torch.randn(5, 36, generator=generator),
+        torch.randn(5, generator=generator),
+        torch.rand(5, 36, generator=generator) + 0.01,
+        torch.rand(5, generator=generator) + 0.01,
+    )
+    images = np.random.default_rng(0).integers(0, 256, (5, 4, 3, 3), dtype=np.uint8)
+    path, metadata = tmp_path / "tiny.onnx", EncoderMetadata(TinyTrunk.preprocessing, "test")
+    export_encoder(ProbabilisticEncoder(encoder, posterior), path, metadata, images)
+    out = OnnxEncoder(path, provider="cpu").encode(images[:1])
+    features = torch.from_numpy(out.features[0])
+    weights, biases = posterior.sample(100_000, generator)
+    embeddings = weights @ features + biases
+    error = embeddings.std(0) / 100_000**0.5
+    assert (abs(torch.from_numpy(out.mean[0]) - embeddings.mean(0)) < 4.5 * error).all()
+    np.testing.assert_allclose(out.variance[0], embeddings.var(0), rtol=0.02)
+
+
+def test_the_same_encoder_exports_to_the_same_bytes(exported_path: Path, tmp_path: Path) -> None:
+    exported(tmp_path / "again.onnx")
+    assert (tmp_path / "again.onnx").read_bytes() == exported_path.read_bytes()
+
+
+def test_the_file_names_no_path_of_the_machine(exported_path: Path) -> None:
+    content = exported_path.read_bytes()
+    assert str(Path(__file__).parents[2]).encode() not in content
+    assert b"site-packages" not in content
+    assert onnx.load(exported_path).graph.input[0].name == "images"
+
+
+def test_a_file_that_disagrees_is_refused_and_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("index_builder.export.PARITY_TOLERANCE", 0.0)
+    with pytest.raises(ParityError, match="Nothing was written"):
+        exported(tmp_path / "encoder.onnx")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,48 @@
+"""Fashion-MNIST, small: real images, real training, a few minutes' worth of the real thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_builder.configuration import load_config
+from index_builder.datasets import load_splits
+from index_builder.datasets.splits import QuerySet, Splits
+from index_builder.run import Run
+from index_builder.steps import build_all
+from model_store.bundle import read_manifest
+
+
+def every(step: int, splits: Splits) -> Splits:
+    """Each ``step``-th image of every part."""
+
+    def thin(queries: QuerySet) -> QuerySet:
+        parts = (queries.matched, queries.withheld, queries.outliers)
+        return QuerySet(*(part and part.subset(np.arange(0, len(part), step)) for part in parts))
+
+    gallery = splits.gallery.subset(np.arange(0, len(splits.gallery), step))
+    kept = {item: place for place, item in enumerate(gallery.ids)}
+    training, validation = (
+        gallery.subset([kept[item] for item in part.ids if item in kept])
+        for part in (splits.training, splits.validation)
+    )
+    return Splits(gallery, training, validation, thin(splits.calibration), thin(splits.evaluation))
+
+
+@pytest.mark.real_data
+@pytest.mark.usefixtures("data_dir")
+def test_fashion_mnist_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config("fashion-mnist")
+    splits = every(10, load_splits(config))
+    assert len(splits.gallery) == 6000
+    monkeypatch.setattr("index_builder.steps.load_splits", lambda _: splits)
+    short = config.model_copy(update={"training": config.training.model_copy(update={"epochs": 4})})
+    bundle, report = build_all(short, Run(tmp_path / "run"), tmp_path / "bundles")
+    assert read_manifest(bundle).metrics == report
+    assert report["recall_at_1"] > 0.78
+    assert report["top1_ece"] < 0.08
+    assert report["error_auroc"]["match_probability"] > 0.85
+    assert report["outlier_auroc"]["outlier_distance"] > 0.95
+    assert report["outlier_auroc"]["outlier_distance"] > report["outlier_auroc"]["uncertainty"]

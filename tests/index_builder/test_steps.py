@@ -1,0 +1,155 @@
+"""The steps through their real door: files in a run directory, and the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from index_builder.configuration import BuildConfig
+from index_builder.posteriors import LastLayerPosterior
+from index_builder.run import Run
+from index_builder.steps import build_all
+from model_store import open_bundle
+from model_store.bundle import read_manifest
+
+CONFIG = """
+name = "folder"
+description = "digits in folders"
+[dataset]
+kind = "folder"
+path = "{path}"
+withheld_labels = ["7", "9"]
+[outliers]
+calibration = "none"
+evaluation = "none"
+[training]
+epochs = 4
+labels_per_batch = 6
+images_per_label = 8
+"""
+
+
+def vouch_build(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does."""
+    command = [sys.executable, "-m", "index_builder", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder_of_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("digits")
+    data = load_digits()
+    for row, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
+        (root / str(label)).mkdir(exist_ok=True)
+        pixels = np.round(image * (255 / 16)).astype(np.uint8)
+        Image.fromarray(pixels).save(root / str(label) / f"{row:04d}.png")
+    (root / "0" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
+    return root
+
+
+def test_a_folder_becomes_a_bundle_step_by_step(folder_of_digits: Path, tmp_path: Path) -> None:
+    config = tmp_path / "folder.toml"
+    config.write_text(CONFIG.format(path=folder_of_digits))
+    said = ""
+    for step in ("train", "fit", "export", "index", "calibrate", "evaluate", "publish"):
+        done = vouch_build(step, "--config", str(config), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        said += done.stdout + done.stderr
+    assert "0/broken.png" in said
+    assert "recall at 1" in said
+    bundle = open_bundle(tmp_path / "bundles" / "folder")
+    assert bundle.directory.name in said
+    assert bundle.retriever.gallery.labels == list("01234568")
+    evaluation = json.loads((tmp_path / "runs" / "folder" / "evaluation.json").read_text())
+    assert evaluation == bundle.manifest.metrics
+    assert evaluation["recall_at_1"] > 0.8
+    query = folder_of_digits / "0" / "0000.png"
+    answer = bundle.retriever.search(query.read_bytes())
+    assert answer.matches[0].item.label == "0"
+
+
+@pytest.mark.parametrize(
+    ("step", "missing"),
+    [
+        ("fit", "vouch-build train"),
+        ("export", "vouch-build train"),
+        ("index", "vouch-build export"),
+        ("calibrate", "vouch-build export"),
+        ("evaluate", "vouch-build calibrate"),
+        ("publish", "vouch-build evaluate"),
+    ],
+)
+def test_a_step_too_early_says_what_comes_first(tmp_path: Path, step: str, missing: str) -> None:
+    done = vouch_build(step, "-c", "digits", cwd=tmp_path)
+    assert done.returncode == 1
+    assert missing in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "-c", "cats"], "neither a file nor a built-in name"),
+        (["train"], "Missing option '--config'"),
+        (["bake"], "No such command"),
+    ],
+)
+def test_a_wrong_call_is_explained(tmp_path: Path, arguments: Sequence[str], said: str) -> None:
+    done = vouch_build(*arguments, cwd=tmp_path)
+    assert done.returncode != 0
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_help_names_every_step(tmp_path: Path) -> None:
+    said = vouch_build("--help", cwd=tmp_path).stdout
+    for step in ("train", "fit", "export", "index", "calibrate", "evaluate", "publish", "all"):
+        assert f" {step} " in said
+
+
+def test_the_same_build_gives_the_same_bundle(
+    digits_config: BuildConfig, digits_bundle: Path, tmp_path: Path
+) -> None:
+    again, _ = build_all(digits_config, Run(tmp_path / "run"), tmp_path / "bundles")
+    first, second = read_manifest(digits_bundle), read_manifest(again)
+    assert first.files == second.files
+    assert again.name == digits_bundle.name
+
+
+def test_the_run_says_what_it_did(digits_run: Path, digits_config: BuildConfig) -> None:
+    training = json.loads((digits_run / "training.json").read_text())
+    assert training["config"] == digits_config.model_dump(mode="json")
+    assert len(training["epochs"]) == digits_config.training.epochs
+    posterior = json.loads((digits_run / "posterior.json").read_text())
+    assert posterior["prior_chosen_by"] == "validation"
+    assert posterior["prior_precision"] in posterior["prior_search"]["candidates"]
+    assert posterior["data_scale"] == training["n_images"]
+
+
+def test_the_demo_learns_and_knows_what_it_does_not_know(digits_bundle: Path) -> None:
+    metrics = read_manifest(digits_bundle).metrics
+    assert metrics is not None
+    assert metrics["recall_at_1"] > 0.95
+    assert metrics["top1_ece"] < 0.08
+    assert metrics["outlier_auroc"]["outlier_distance"] > 0.99
+    assert metrics["no_match_auroc"]["no_match_probability"] > 0.9
+    assert metrics["false_alarm_rate"]["0.05"] < 0.11
+    assert metrics["verdicts"]["matched"]["match"] > 0.6
+    assert metrics["verdicts"]["outliers"]["out_of_distribution"] > 0.95
+
+
+def test_a_damaged_posterior_file_is_refused(digits_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "posterior.safetensors"
+    shutil.copy(digits_run / "posterior.safetensors", copy)
+    copy.write_bytes(copy.read_bytes()[:-100])
+    with pytest.raises(Exception, match=r"SafetensorError|incomplete|Header"):
+        LastLayerPosterior.load(copy)

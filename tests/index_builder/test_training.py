@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from index_builder.configuration import NetworkConfig, TrainingConfig
+from index_builder.datasets.digits import digits
+from index_builder.networks import build_encoder
+from index_builder.objectives import contrastive_loss
+from index_builder.training import WARM_UP_STEPS, augment, balanced_batches, rate_at, train
+
+
+def test_the_loss_is_the_contrastive_loss_pair_by_pair() -> None:
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
+    unit = embeddings / embeddings.norm(dim=1, keepdim=True)
+    margin, pulls, pushes = 1.3, [], []
+    for i in range(9):
+        for j in range(9):
+            distance = (unit[i] - unit[j]).norm().item()
+            if i != j and labels[i] == labels[j]:
+                pulls.append(distance**2 / 2)
+            elif labels[i] != labels[j] and distance < margin:
+                pushes.append((margin - distance) ** 2 / 2)
+    expected = np.mean(pulls) + np.mean(pushes)
+    assert 3 < len(pushes) < 52
+    assert contrastive_loss(embeddings, labels, margin).item() == pytest.approx(expected)
+
+
+def test_coinciding_embeddings_are_finite_and_still_pushed_apart() -> None:
+    embeddings = torch.tensor([[1.0, 0.0], [1.0, 1e-3], [1.0, 0.0]], requires_grad=True)
+    loss = contrastive_loss(embeddings, torch.tensor([0, 1, 0]), margin=1.0)
+    loss.backward()
+    assert torch.isfinite(embeddings.grad).all()
+    assert embeddings.grad[1, 1] < -0.4
+
+
+def test_batches_hold_as_many_of_each_label() -> None:
+    labels = torch.tensor([0] * 50 + [1] * 3 + [2] * 20)
+    config = TrainingConfig(labels_per_batch=2, images_per_label=5)
+    for rows in balanced_batches(labels, config, 20, torch.Generator().manual_seed(0)):
+        counts = torch.bincount(labels[rows], minlength=3)
+        assert sorted(counts.tolist()) == [0, 5, 5]
+
+
+def test_every_image_is_seen_before_any_is_seen_again() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 10)
+    config = TrainingConfig(labels_per_batch=2, images_per_label=5)
+    rows = torch.cat(list(balanced_batches(labels, config, 4, torch.Generator().manual_seed(0))))
+    assert sorted(rows[:20].tolist()) == sorted(rows[20:].tolist()) == list(range(20))
+
+
+def test_the_rate_warms_up_and_ends_at_nothing() -> None:
+    rates = [rate_at(step, 1000) for step in range(1001)]
+    assert rates[0] == pytest.approx(1 / WARM_UP_STEPS)
+    assert max(rates) == rates[WARM_UP_STEPS - 1] > 0.97
+    assert rates[550] == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.55)))
+    assert rates[1000] == pytest.approx(0)
+
+
+def test_pixels_are_standardised_by_the_training_images() -> None:
+    images = torch.randint(20, 120, (7, 28, 28, 3), dtype=torch.uint8)
+    encoder = build_encoder(NetworkConfig(embedding_dim=4), torch.Generator().manual_seed(0))
+    encoder.standardise(images)
+    values = images.double() / 255
+    assert encoder.pixel_mean.item() == pytest.approx(values.mean().item())
+    assert encoder.pixel_std.item() == pytest.approx(values.std(correction=0).item(), rel=1e-5)
+
+
+def test_augmentation_moves_and_mirrors_but_keeps_shape() -> None:
+    images = torch.randint(0, 256, (40, 6, 6, 3), dtype=torch.uint8)
+    config = TrainingConfig(flip=True, shift=1)
+    moved = augment(images, config, torch.Generator().manual_seed(0))
+    assert moved.shape == images.shape
+    assert moved.dtype == torch.uint8
+    assert not torch.equal(moved, images)
+    candidates = []
+    for source in (images[0], images[0].flip(1)):
+        padded = torch.nn.functional.pad(source, (0, 0, 1, 1, 1, 1))
+        candidates += [padded[i : i + 6, j : j + 6] for i in range(3) for j in range(3)]
+    assert any(torch.equal(moved[0], candidate) for candidate in candidates)
+
+
+def test_without_augmentation_images_stay() -> None:
+    images = torch.randint(0, 256, (4, 6, 6, 3), dtype=torch.uint8)
+    assert torch.equal(augment(images, TrainingConfig(), torch.Generator()), images)
+
+
+IMAGES = digits().subset(range(200))
+LABELS = torch.tensor([int(label) for label in IMAGES.labels])
+
+
+def trained(seed: int, epochs: int = 3) -> Tensor:
+    """Unit embeddings (200, 8) of the images after training on them."""
+    generator = torch.Generator().manual_seed(seed)
+    encoder = build_encoder(NetworkConfig(embedding_dim=8), generator)
+    prepared = torch.from_numpy(IMAGES.prepared(encoder.preprocessing))
+    config = TrainingConfig(epochs=epochs, labels_per_batch=10, images_per_label=4, shift=1)
+    history = train(encoder, prepared, LABELS, config, generator)
+    assert len(history) == epochs
+    with torch.inference_mode():
+        return torch.nn.functional.normalize(encoder(prepared))
+
+
+def separation(embeddings: Tensor) -> float:
+    """Mean squared distance between labels over that within labels."""
+    squared = torch.cdist(embeddings, embeddings) ** 2
+    same = LABELS[:, None] == LABELS
+    return float(squared[~same].mean() / squared[same].mean())
+
+
+def test_training_separates_labels_and_repeats_to_the_bit() -> None:
+    embeddings = trained(seed=0, epochs=6)
+    assert separation(embeddings) > 1.5 * separation(trained(seed=0, epochs=1))
+    assert torch.equal(embeddings, trained(seed=0, epochs=6))
+    assert not torch.equal(embeddings, trained(seed=1, epochs=6))

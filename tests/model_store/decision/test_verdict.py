@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.decision import SIGNALS, Calibration, LogisticModel, OutlierDetector, decide
+from model_store.errors import BundleMismatch
+from model_store.predictive import Predictive
+from model_store.search import Neighbours
+
+
+def logistic(signal: str, weight: float, intercept: float = 0.0) -> LogisticModel:
+    """A model that looks at one signal."""
+    weights = np.zeros(len(SIGNALS))
+    weights[SIGNALS.index(signal)] = weight
+    zero, one = np.zeros(len(SIGNALS)), np.ones(len(SIGNALS))
+    return LogisticModel(weights, zero, one, intercept)
+
+
+def calibration() -> Calibration:
+    generator = np.random.default_rng(0)
+    return Calibration(
+        "encoder",
+        n_queries=9,
+        alpha=0.1,
+        match_threshold=0.8,
+        uncertainties=np.arange(1, 10) / 10,
+        outlier_distances=np.arange(1.0, 10.0),
+        detector=OutlierDetector(
+            *(generator.standard_normal(shape).astype(np.float32) for shape in (5, (5, 2), (20, 2)))
+        ),
+        match=logistic("log_distance", -1.0, intercept=-1.0),
+        no_match=logistic("log_distance", 1.0, intercept=1.0),
+        report={"n_matched": 9},
+    )
+
+
+def query(spherical_variance: float = 0.35, outlier_distance: float = 2.5) -> Predictive:
+    direction = np.array([1.0, 0.0], dtype=np.float32)
+    return Predictive(direction, 3.0, spherical_variance, outlier_distance, direction[None])
+
+
+def neighbours(*similarities: float) -> Neighbours:
+    n = len(similarities)
+    return Neighbours(np.arange(n), np.array(similarities), np.ones(n))
+
+
+LABELS = np.zeros(3, dtype=np.int32)
+
+
+def test_without_calibration_nothing_is_invented() -> None:
+    decision = decide(None, query(), neighbours(0.9, 0.8, 0.7), LABELS, 3, 0.05)
+    assert decision.verdict == "not_calibrated"
+    assert decision.match_probabilities is None
+    assert decision.outlier_p_value is None
+    assert decision.percentile is None
+
+
+@pytest.mark.parametrize(
+    ("similarity", "outlier_distance", "verdict"),
+    [
+        (0.95, 2.5, "match"),
+        (0.80, 2.5, "ambiguous"),
+        (0.30, 2.5, "no_match"),
+        (0.95, 9.5, "out_of_distribution"),
+    ],
+)
+def test_verdicts(similarity: float, outlier_distance: float, verdict: str) -> None:
+    found = neighbours(similarity, 0.2, 0.1)
+    asked = query(outlier_distance=outlier_distance)
+    assert decide(calibration(), asked, found, LABELS, 3, 0.1).verdict == verdict
+
+
+def test_the_p_value_counts_calibration_queries_at_least_as_alien() -> None:
+    fitted = calibration()
+    for distance, expected in [(0.5, 1.0), (1.0, 1.0), (5.0, 0.6), (5.1, 0.5), (99.0, 0.1)]:
+        assert fitted.outlier_p_value(distance) == pytest.approx(expected)
+
+
+def test_false_alarms_are_at_most_alpha_in_the_long_run() -> None:
+    """The conformal guarantee (Vovk et al. 2005), exactly: average over which query is the test."""
+    scores = np.random.default_rng(0).standard_normal(20)
+    for alpha in (0.05, 0.1, 0.33):
+        alarms = 0
+        for test in range(20):
+            rest = np.sort(np.delete(scores, test))
+            alarms += (
+                replace(calibration(), outlier_distances=rest).outlier_p_value(scores[test])
+                <= alpha
+            )
+        assert alarms / 20 <= alpha
+
+
+def test_percentile_and_level() -> None:
+    fitted = calibration()
+    assert fitted.uncertainty_percentile(0.0) == 0
+    assert fitted.uncertainty_percentile(0.95) == 100
+    levels = [
+        decide(fitted, query(value), neighbours(0.9, 0.8, 0.7), LABELS, 3, 0.1).level
+        for value in (0.05, 0.75, 0.95)
+    ]
+    assert levels == ["low", "medium", "high"]
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=12), st.floats(-3, 3))
+def test_a_closer_item_of_the_same_label_never_has_a_lower_probability(
+    values: list[float], weight: float
+) -> None:
+    fitted = replace(calibration(), match=logistic("log_distance_ratio", weight))
+    ordered = sorted(values, reverse=True)
+    labels = np.arange(len(values), dtype=np.int32) % 3
+    decision = decide(fitted, query(), neighbours(*ordered), labels, 10, 0.1)
+    probabilities = decision.match_probabilities
+    assert probabilities is not None
+    assert len(probabilities) == min(10, len(values))
+    for code in range(3):
+        assert (np.diff(probabilities[labels[: len(probabilities)] == code]) <= 0).all()
+    assert ((probabilities >= 0) & (probabilities <= 1)).all()
+
+
+def test_saved_and_loaded_it_decides_the_same(tmp_path: Path) -> None:
+    fitted = calibration()
+    fitted.save(tmp_path)
+    loaded = Calibration.load(tmp_path)
+    assert loaded is not None
+    found = neighbours(0.8, 0.5, 0.4)
+    first = decide(fitted, query(), found, LABELS, 3, 0.1)
+    second = decide(loaded, query(), found, LABELS, 3, 0.1)
+    np.testing.assert_array_equal(first.match_probabilities, second.match_probabilities)
+    assert first.no_match_probability == second.no_match_probability
+    assert (loaded.report, loaded.alpha, loaded.n_queries) == ({"n_matched": 9}, 0.1, 9)
+    features = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
+    np.testing.assert_array_equal(
+        fitted.detector.distances(features), loaded.detector.distances(features)
+    )
+
+
+def test_no_calibration_in_the_directory_is_none(tmp_path: Path) -> None:
+    assert Calibration.load(tmp_path) is None
+
+
+def test_a_calibration_on_other_signals_is_refused(tmp_path: Path) -> None:
+    calibration().save(tmp_path)
+    path = tmp_path / "calibration.json"
+    path.write_text(path.read_text().replace("log_distance_50", "something_else"))
+    with pytest.raises(BundleMismatch, match="something_else"):
+        Calibration.load(tmp_path)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from model_store.bundle import (
+    CURRENT_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    SampleQuery,
+    activate,
+    locate,
+    publish,
+    read_manifest,
+)
+from model_store.errors import BundleError, BundleMismatch, BundleNotFound, BundleTampered
+from model_store.retriever import open_bundle
+
+
+def manifest(**changes: object) -> Manifest:
+    fields: dict[str, object] = {
+        "gallery": {"name": "g", "n_items": 2},
+        "encoder": {"fingerprint": "f"},
+        "calibration": None,
+        "metrics": {"recall_at_1": 0.5},
+        "samples": (SampleQuery("1", "samples/1.png", "a thing", belongs=True),),
+        "library_versions": {"numpy": "2"},
+    }
+    return Manifest(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def staged(tmp_path: Path, name: str = "staging") -> Path:
+    staging = tmp_path / name
+    (staging / "samples").mkdir(parents=True)
+    (staging / "encoder.onnx").write_bytes(b"weights")
+    (staging / "samples" / "1.png").write_bytes(b"pixels")
+    return staging
+
+
+def test_published_it_reads_back(tmp_path: Path) -> None:
+    bundle = publish(staged(tmp_path), manifest(), tmp_path / "root")
+    read = read_manifest(bundle)
+    assert read.id == bundle.name
+    assert set(read.files) == {"encoder.onnx", "samples/1.png"}
+    assert read.samples == manifest().samples
+    assert locate(tmp_path / "root") == locate(bundle) == bundle
+
+
+def test_the_same_content_has_the_same_id_and_is_kept_once(tmp_path: Path) -> None:
+    first = publish(staged(tmp_path, "a"), manifest(), tmp_path / "root")
+    second = publish(staged(tmp_path, "b"), manifest(), tmp_path / "root")
+    assert first == second
+    assert sorted(path.name for path in (tmp_path / "root").iterdir()) == sorted(
+        [first.name, CURRENT_FILE]
+    )
+
+
+def test_staging_stays_and_the_remains_of_a_crash_do_not_matter(tmp_path: Path) -> None:
+    staging = staged(tmp_path)
+    bundle = publish(staging, manifest(), tmp_path / "root")
+    assert sorted(path.name for path in staging.iterdir()) == ["encoder.onnx", "samples"]
+    shutil.rmtree(bundle)
+    half = tmp_path / "root" / f".{bundle.name}.partial"
+    half.mkdir()
+    (half / "encoder.onnx").write_bytes(b"half of the wei")
+    assert publish(staging, manifest(), tmp_path / "root") == bundle
+    read_manifest(bundle)
+    assert not half.exists()
+
+
+def test_other_content_has_another_id(tmp_path: Path) -> None:
+    first = publish(staged(tmp_path, "a"), manifest(), tmp_path / "root")
+    other = staged(tmp_path, "b")
+    (other / "encoder.onnx").write_bytes(b"other weights")
+    second = publish(other, manifest(), tmp_path / "root")
+    assert first != second
+    assert locate(tmp_path / "root") == second
+    activate(tmp_path / "root", first.name)
+    assert locate(tmp_path / "root") == first
+
+
+def test_one_changed_byte_in_any_file_is_refused(digits_bundle: Path, tmp_path: Path) -> None:
+    names = [*read_manifest(digits_bundle).files, MANIFEST_FILE]
+    assert {"encoder.onnx", "gallery.faiss", "variances.npy", "items.sqlite"} <= set(names)
+    for name in names:
+        copy = tmp_path / "copy"
+        shutil.copytree(digits_bundle, copy)
+        content = bytearray((copy / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (copy / name).write_bytes(content)
+        with pytest.raises(BundleTampered, match=name.replace(".", r"\.")):
+            open_bundle(copy)
+        shutil.rmtree(copy)
+
+
+def test_every_byte_of_the_manifest_counts(tmp_path: Path) -> None:
+    bundle = publish(staged(tmp_path), manifest(), tmp_path / "root")
+    path = bundle / MANIFEST_FILE
+    original = path.read_bytes()
+    for place in range(len(original)):
+        changed = bytearray(original)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(BundleError):
+            read_manifest(bundle)
+    path.write_bytes(original)
+    read_manifest(bundle)
+
+
+@pytest.mark.parametrize("damage", ["missing", "added", "linked"])
+def test_files_that_come_or_go_are_refused(tmp_path: Path, damage: str) -> None:
+    bundle = publish(staged(tmp_path), manifest(), tmp_path / "root")
+    if damage == "added":
+        (bundle / "extra").write_text("x")
+    else:
+        (bundle / "encoder.onnx").unlink()
+    if damage == "linked":
+        (tmp_path / "elsewhere").write_bytes(b"weights")
+        (bundle / "encoder.onnx").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BundleTampered, match=r"encoder\.onnx|extra"):
+        read_manifest(bundle)
+
+
+def test_an_unknown_schema_version_is_refused(tmp_path: Path) -> None:
+    bundle = publish(staged(tmp_path), manifest(), tmp_path / "root")
+    fields = json.loads((bundle / MANIFEST_FILE).read_bytes())
+    fields["schema_version"] = 99
+    (bundle / MANIFEST_FILE).write_text(json.dumps(fields))
+    with pytest.raises(BundleMismatch, match="schema version 99"):
+        read_manifest(bundle)
+
+
+def test_nothing_there_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(BundleNotFound, match="vouch-build all"):
+        locate(tmp_path)
+    (tmp_path / CURRENT_FILE).write_text("0123\n")
+    with pytest.raises(BundleNotFound, match="'0123'"):
+        locate(tmp_path)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from laws.encoder_laws import EncoderLaws
+
+from model_store.encoder import METADATA_KEY, Encoder, EncoderMetadata, OnnxEncoder
+from model_store.errors import EncoderContractError, ProviderUnavailable
+from model_store.images import Preprocessing
+
+
+@pytest.fixture(scope="module")
+def onnx_encoder(digits_bundle: Path) -> OnnxEncoder:
+    return OnnxEncoder(digits_bundle / "encoder.onnx", provider="cpu")
+
+
+class TestOnnxEncoder(EncoderLaws):
+    @pytest.fixture
+    def encoder(self, onnx_encoder: OnnxEncoder) -> Encoder:
+        return onnx_encoder
+
+    def test_it_knows_itself(self, encoder: Encoder) -> None:
+        assert encoder.metadata == EncoderMetadata(Preprocessing(28, 28), "laplace_fixed_euclidean")
+        assert (encoder.dim, encoder.n_features) == (128, 9216)
+        assert encoder.provider == "CPUExecutionProvider"
+
+
+def test_the_fingerprint_is_of_the_content(digits_bundle: Path, tmp_path: Path) -> None:
+    original = digits_bundle / "encoder.onnx"
+    copy, other = tmp_path / "copy.onnx", tmp_path / "other.onnx"
+    copy.write_bytes(original.read_bytes())
+    file = onnx.load(original)
+    metadata = EncoderMetadata(Preprocessing(28, 28, "cover"), "laplace_fixed_euclidean")
+    onnx.helper.set_model_props(file, {METADATA_KEY: metadata.to_json()})
+    onnx.save(file, other)
+    assert OnnxEncoder(copy).fingerprint == OnnxEncoder(original).fingerprint
+    assert OnnxEncoder(other).fingerprint != OnnxEncoder(original).fingerprint
+    assert OnnxEncoder(other).metadata == metadata
+
+
+@pytest.mark.parametrize("damage", ["metadata", "output", "batch"])
+def test_a_file_that_breaks_the_contract_is_refused(
+    digits_bundle: Path, tmp_path: Path, damage: str
+) -> None:
+    file = onnx.load(digits_bundle / "encoder.onnx")
+    if damage == "metadata":
+        del file.metadata_props[:]
+    elif damage == "output":
+        del file.graph.output[0]
+    else:
+        file.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(file, tmp_path / "broken.onnx")
+    with pytest.raises(EncoderContractError, match=r"broken\.onnx.*vouch-build export"):
+        OnnxEncoder(tmp_path / "broken.onnx", provider="cpu")
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_never_replaced_in_silence(digits_bundle: Path) -> None:
+    with pytest.raises(ProviderUnavailable, match="cpu"):
+        OnnxEncoder(digits_bundle / "encoder.onnx", provider="cuda")

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import io
+import warnings
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from model_store.errors import (
+    CorruptImage,
+    EmptyImage,
+    ImageError,
+    ImageTooLarge,
+    UnsupportedImage,
+)
+from model_store.images import FORMATS, ImageLimits, Preprocessing, decode_image, encode_thumbnail
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+
+
+def encoded(image: Image.Image, format_name: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format_name, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("format_name", ["PNG", "BMP", "TIFF"])
+def test_lossless_formats_come_back_exactly(format_name: str) -> None:
+    decoded = decode_image(encoded(Image.fromarray(PIXELS), format_name))
+    np.testing.assert_array_equal(decoded.pixels, PIXELS)
+    assert (decoded.format, decoded.width, decoded.height) == (format_name, 30, 20)
+    assert decoded.warnings == ()
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_every_accepted_format_is_decoded(format_name: str) -> None:
+    grey = Image.fromarray(np.full((9, 7, 3), 128, dtype=np.uint8))
+    decoded = decode_image(encoded(grey, format_name))
+    assert decoded.pixels.shape == (9, 7, 3)
+    assert np.abs(decoded.pixels.astype(int) - 128).max() <= 2
+
+
+def test_the_orientation_is_applied() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    decoded = decode_image(encoded(Image.fromarray(PIXELS), "PNG", exif=exif))
+    np.testing.assert_array_equal(decoded.pixels, np.rot90(PIXELS, -1))
+    assert (decoded.width, decoded.height) == (20, 30)
+    assert "orientation" in decoded.warnings[0]
+
+
+def test_sixteen_bits_are_rescaled_not_clipped() -> None:
+    ramp = np.linspace(0, 65_535, 600).astype(np.uint16).reshape(20, 30)
+    decoded = decode_image(encoded(Image.fromarray(ramp)))
+    assert len(np.unique(decoded.pixels)) > 200
+    np.testing.assert_allclose(decoded.pixels[..., 0], ramp / 257, atol=1)
+    assert "eight bits" in decoded.warnings[0]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparency_lies_on_white(mode: str) -> None:
+    clear = Image.new(mode, (4, 3), 0)
+    decoded = decode_image(encoded(clear))
+    assert (decoded.pixels == 255).all()
+    assert "white" in decoded.warnings[0]
+
+
+def test_a_transparent_palette_lies_on_white() -> None:
+    image = Image.new("P", (4, 4))
+    image.putpalette([255, 0, 0] + [0] * 765)
+    decoded = decode_image(encoded(image, "PNG", transparency=0))
+    assert (decoded.pixels == 255).all()
+
+
+def test_cmyk_becomes_rgb() -> None:
+    cyan = Image.new("CMYK", (5, 5), (255, 0, 0, 0))
+    decoded = decode_image(encoded(cyan, "JPEG"))
+    red, green, blue = decoded.pixels[2, 2]
+    assert red < 60
+    assert min(green, blue) > 150
+    assert "print colours" in decoded.warnings[0]
+
+
+def test_the_first_frame_of_an_animation_is_used() -> None:
+    frames = [Image.new("RGB", (6, 6), colour) for colour in ("red", "blue")]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    decoded = decode_image(data)
+    assert (decoded.pixels[0, 0] == (255, 0, 0)).all()
+    assert "first" in decoded.warnings[0]
+
+
+def test_nothing_is_refused_as_empty() -> None:
+    with pytest.raises(EmptyImage, match="0 bytes"):
+        decode_image(b"")
+
+
+@pytest.mark.parametrize(
+    "data", [b"hello", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.4", b"\x00" * 100]
+)
+def test_what_is_not_an_accepted_image_is_refused(data: bytes) -> None:
+    with pytest.raises(UnsupportedImage, match="Accepted: JPEG, PNG"):
+        decode_image(data)
+
+
+def test_a_format_that_pillow_knows_but_we_do_not_accept_is_refused() -> None:
+    with pytest.raises(UnsupportedImage):
+        decode_image(encoded(Image.fromarray(PIXELS), "PPM"))
+
+
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "TIFF", "BMP"])
+def test_a_truncated_file_is_refused(format_name: str) -> None:
+    data = encoded(Image.fromarray(np.repeat(np.repeat(PIXELS, 8, 0), 8, 1)), format_name)
+    with pytest.raises(ImageError):
+        decode_image(data[: len(data) * 3 // 5])
+    if format_name in {"JPEG", "PNG"}:
+        with pytest.raises(CorruptImage, match="truncated"):
+            decode_image(data[: len(data) * 3 // 5])
+
+
+def test_too_many_bytes_are_refused() -> None:
+    with pytest.raises(ImageTooLarge, match="at most 10 are accepted"):
+        decode_image(b"0123456789a", ImageLimits(max_bytes=10))
+
+
+def test_too_many_pixels_are_refused_before_they_are_decoded() -> None:
+    with pytest.raises(ImageTooLarge, match="30 × 20 = 600 pixels"):
+        decode_image(encoded(Image.fromarray(PIXELS)), ImageLimits(max_pixels=599))
+    assert decode_image(encoded(Image.fromarray(PIXELS)), ImageLimits(max_pixels=600))
+
+
+def test_a_decompression_bomb_is_refused_by_its_header() -> None:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checksum = zlib.crc32(kind + content).to_bytes(4, "big")
+        return len(content).to_bytes(4, "big") + kind + content + checksum
+
+    side = (60_000).to_bytes(4, "big")
+    header = chunk(b"IHDR", side + side + bytes([8, 2, 0, 0, 0]))
+    bomb = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\x00" * 1000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ImageTooLarge, match="40,000,000"):
+            decode_image(bomb)
+
+
+SEEDS = [
+    encoded(Image.fromarray(PIXELS), "PNG"),
+    encoded(Image.fromarray(PIXELS), "JPEG"),
+    encoded(Image.fromarray(PIXELS), "WEBP"),
+    encoded(Image.fromarray(PIXELS), "GIF"),
+    encoded(Image.fromarray(PIXELS), "TIFF"),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.sampled_from(SEEDS),
+    flips=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=6),
+    keep=st.floats(0.05, 1),
+)
+def test_damage_gives_an_image_or_an_error_of_the_family(
+    seed: bytes, flips: list[tuple[float, int]], keep: float
+) -> None:
+    data = bytearray(seed[: max(1, int(len(seed) * keep))])
+    for place, value in flips:
+        data[int(place * len(data))] = value
+    try:
+        decoded = decode_image(bytes(data), ImageLimits(max_pixels=1_000_000))
+    except ImageError:
+        return
+    assert decoded.pixels.shape == (decoded.height, decoded.width, 3)
+    assert decoded.pixels.dtype == np.uint8
+
+
+def test_stretching_changes_the_aspect_ratio_and_covering_crops() -> None:
+    wide = np.zeros((10, 30, 3), dtype=np.uint8)
+    wide[:, 10:20] = 255
+    stretched = Preprocessing(10, 10, "stretch")(wide)
+    covered = Preprocessing(10, 10, "cover")(wide)
+    assert (covered == 255).all()
+    assert stretched[:, 0].max() == 0
+
+
+def test_an_image_of_the_right_size_is_not_touched() -> None:
+    np.testing.assert_array_equal(Preprocessing(20, 30)(PIXELS), PIXELS)
+
+
+def test_small_thumbnails_are_lossless_and_large_ones_small() -> None:
+    data, media_type = encode_thumbnail(PIXELS)
+    np.testing.assert_array_equal(decode_image(data).pixels, PIXELS)
+    assert media_type == "image/png"
+    large = np.repeat(np.repeat(PIXELS, 20, 0), 20, 1)
+    data, media_type = encode_thumbnail(large)
+    decoded = decode_image(data)
+    assert (media_type, max(decoded.width, decoded.height)) == ("image/jpeg", 160)

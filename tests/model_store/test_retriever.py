@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import FakeEncoder
+from laws.encoder_laws import images_for
+from laws.gallery_laws import new_items
+from PIL import Image
+
+from model_store import open_bundle
+from model_store.errors import BundleMismatch, CorruptImage
+from model_store.gallery import FaissGallery, write_faiss_gallery
+from model_store.retriever import Retriever
+
+
+@pytest.fixture
+def retriever(tmp_path: Path) -> Retriever:
+    encoder = FakeEncoder()
+    images = images_for(encoder, 30, seed=0)
+    write_faiss_gallery(tmp_path, encoder.encode(images), new_items(30), encoder.fingerprint)
+    return Retriever(encoder, FaissGallery(tmp_path), None)
+
+
+def png(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_an_image_of_the_gallery_finds_itself(retriever: Retriever) -> None:
+    pixels = images_for(FakeEncoder(), 30, seed=0)[12]
+    answer = retriever.search(png(pixels), limit=4)
+    assert answer.matches[0].item == retriever.gallery.item(new_items(30)[12].id)
+    assert answer.matches[0].similarity == pytest.approx(1, abs=1e-6)
+    assert [match.rank for match in answer.matches] == [1, 2, 3, 4]
+    assert answer.decision.verdict == "not_calibrated"
+    assert all(match.match_probability is None for match in answer.matches)
+
+
+def test_the_same_bytes_give_the_same_answer(retriever: Retriever) -> None:
+    data = png(images_for(FakeEncoder(), 1, seed=9)[0])
+    first, second = retriever.search(data), retriever.search(data)
+    assert (first.matches, first.decision) == (second.matches, second.decision)
+
+
+def test_damaged_bytes_raise(retriever: Retriever) -> None:
+    with pytest.raises(CorruptImage):
+        retriever.search(png(np.zeros((50, 50, 3), dtype=np.uint8))[:-30])
+
+
+def test_parts_of_different_encoders_are_refused(retriever: Retriever) -> None:
+    with pytest.raises(BundleMismatch, match="gallery was made with encoder"):
+        Retriever(FakeEncoder(seed=1), retriever.gallery, None)
+
+
+def test_a_calibrated_bundle_answers_with_probabilities(digits_bundle: Path) -> None:
+    bundle = open_bundle(digits_bundle, provider="cpu")
+    assert bundle.name == "digits"
+    for sample in bundle.manifest.samples:
+        answer = bundle.retriever.search((digits_bundle / sample.file).read_bytes())
+        probabilities = [match.match_probability for match in answer.matches]
+        assert all(0 <= p <= 1 for p in probabilities if p is not None)
+        assert None not in probabilities
+        assert answer.decision.outlier_p_value is not None
+    alien = next(s for s in bundle.manifest.samples if "another world" in s.caption)
+    verdict = bundle.retriever.search((digits_bundle / alien.file).read_bytes()).decision.verdict
+    assert verdict == "out_of_distribution"
+
+
+def test_alpha_moves_the_flag(digits_bundle: Path) -> None:
+    retriever = open_bundle(digits_bundle, provider="cpu").retriever
+    data = (digits_bundle / "samples" / "1.png").read_bytes()
+    p_value = retriever.search(data).decision.outlier_p_value
+    assert p_value is not None
+    assert retriever.search(data, alpha=p_value).decision.verdict == "out_of_distribution"
+    below = retriever.search(data, alpha=p_value * 0.99)
+    assert below.decision.verdict != "out_of_distribution"
+
+
+def test_without_a_calibration_the_bundle_still_ranks(uncalibrated_bundle: Path) -> None:
+    bundle = open_bundle(uncalibrated_bundle, provider="cpu")
+    answer = bundle.retriever.search((uncalibrated_bundle / "samples" / "1.png").read_bytes())
+    assert answer.decision.verdict == "not_calibrated"
+    assert len(answer.matches) == 10
+    assert answer.alpha == 0.05

@@ -1,0 +1,90 @@
+"""The application in this process, over a real bundle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.processes import Redis
+from starlette.testclient import TestClient
+
+from model_store.retriever import Bundle, open_bundle
+from service.app import create_app
+from service.settings import Settings
+
+StartClient = Callable[..., TestClient]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have set up a service of their own."""
+    for name in [name for name in os.environ if name.startswith("VOUCH_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop that the service runs on."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def bundle(digits_bundle: Path) -> Bundle:
+    """The digits, opened."""
+    return open_bundle(digits_bundle, "cpu", threads=1)
+
+
+@pytest.fixture(scope="session")
+def bare_bundle(uncalibrated_bundle: Path) -> Bundle:
+    """The digits without a decision layer, opened."""
+    return open_bundle(uncalibrated_bundle, "cpu", threads=1)
+
+
+@pytest.fixture(scope="session")
+def digit(bundle: Bundle) -> bytes:
+    """An image file that belongs."""
+    return sample_of(bundle, belongs=True)
+
+
+@pytest.fixture(scope="session")
+def stranger(bundle: Bundle) -> bytes:
+    """An image file from another world: the last sample is an outlier."""
+    return sample_of(bundle, belongs=False)
+
+
+def sample_of(bundle: Bundle, *, belongs: bool) -> bytes:
+    files = [sample.file for sample in bundle.manifest.samples if sample.belongs == belongs]
+    return (bundle.directory / files[-1]).read_bytes()
+
+
+@pytest.fixture
+def start(bundle: Bundle) -> Iterator[StartClient]:
+    """Start the application, by default over the digits, with settings of one's own."""
+    started: list[TestClient] = []
+
+    def start_one(*bundles: Bundle, **settings: Any) -> TestClient:
+        app = create_app(Settings(**settings), bundles or [bundle])
+        # A failure of the service is to be seen as a client sees it.
+        client = TestClient(app, raise_server_exceptions=False)
+        started.append(client.__enter__())
+        return started[-1]
+
+    yield start_one
+    for client in started:
+        client.__exit__(None, None, None)
+
+
+@pytest.fixture
+def client(start: StartClient) -> TestClient:
+    """The application over the digits, with default settings."""
+    return start()
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[Redis]:
+    """A Redis server for one test."""
+    with Redis(tmp_path / "redis.log") as running:
+        yield running

@@ -1,0 +1,301 @@
+"""What the service answers when all is well: the core's numbers, in the API's words."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from end_to_end.questions import picture, search
+from fakes import FakeEncoder
+from PIL import Image
+from starlette.testclient import TestClient
+
+from model_store.bundle import Manifest
+from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
+from model_store.retriever import Bundle, Retriever
+
+StartClient = Callable[..., TestClient]
+
+ODD_IDS = ["plain", "shoes/left 1.jpg", "50% off?", "#1 & more", "Füße/グリーン", "a+b=c;d", "/"]
+
+
+class TestASearch:
+    def test_it_says_what_the_library_says(
+        self, client: TestClient, bundle: Bundle, digit: bytes
+    ) -> None:
+        served = search(client, digit, limit=7).json()
+        answer = bundle.retriever.search(digit, limit=7)
+        decision, predictive = answer.decision, answer.predictive
+        calibration = bundle.retriever.calibration
+        assert decision.match_probabilities is not None
+        assert calibration is not None
+        assert served["gallery"] == "digits"
+        assert served["verdict"] == decision.verdict
+        assert served["query"]["uncertainty"] == {
+            "value": predictive.spherical_variance,
+            "percentile": decision.percentile,
+            "level": decision.level,
+            "method": "laplace_fixed_euclidean",
+        }
+        ood = served["query"]["ood"]
+        assert ood["p_value"] == decision.outlier_p_value
+        assert ood["alpha"] == answer.alpha == 0.05
+        assert ood["method"]
+        assert served["results"] == [
+            {
+                "rank": match.rank,
+                "id": match.item.id,
+                "similarity": match.similarity,
+                "match_probability": match.match_probability,
+                "rank_stability": match.rank_stability,
+                "variance": match.variance,
+                "label": match.item.label,
+                "metadata": dict(match.item.metadata),
+                "thumbnail_url": f"/v1/galleries/digits/items/{match.item.id}/thumbnail",
+            }
+            for match in answer.matches
+        ]
+        assert [result["match_probability"] for result in served["results"]] == list(
+            decision.match_probabilities
+        )
+        assert served["bundle"] == {
+            "id": bundle.manifest.id,
+            "calibration": {
+                "status": "valid",
+                "n_queries": calibration.n_queries,
+            },
+        }
+
+    @pytest.mark.parametrize("limit", [1, 10, 100])
+    def test_it_lists_as_many_as_are_wanted(
+        self, client: TestClient, digit: bytes, limit: int
+    ) -> None:
+        results = search(client, digit, limit=limit).json()["results"]
+        assert [result["rank"] for result in results] == list(range(1, limit + 1))
+        order = [(-result["similarity"], result["id"]) for result in results]
+        assert order == sorted(order)
+        assert len({result["id"] for result in results}) == limit
+        assert all(0 <= result["match_probability"] <= 1 for result in results)
+
+    def test_ten_are_wanted_if_nothing_is_said(self, client: TestClient, digit: bytes) -> None:
+        assert len(search(client, digit).json()["results"]) == 10
+
+    def test_the_alpha_of_the_request_draws_the_line(
+        self, client: TestClient, bundle: Bundle
+    ) -> None:
+        images = [
+            (bundle.directory / sample.file).read_bytes() for sample in bundle.manifest.samples
+        ]
+        p_values = [search(client, image).json()["query"]["ood"]["p_value"] for image in images]
+        image, p_value = max(
+            (pair for pair in zip(images, p_values, strict=True) if pair[1] < 0.9),
+            key=lambda pair: pair[1],
+        )
+        for alpha, flag in ((0.99 * p_value, False), (p_value, True), (1.01 * p_value, True)):
+            answer = search(client, image, alpha=alpha).json()
+            assert answer["query"]["ood"]["alpha"] == alpha
+            assert answer["query"]["ood"]["flag"] is flag
+            assert (answer["verdict"] == "out_of_distribution") is flag
+
+    def test_an_image_from_another_world_is_flagged(
+        self, client: TestClient, stranger: bytes
+    ) -> None:
+        answer = search(client, stranger).json()
+        assert answer["verdict"] == "out_of_distribution"
+        assert answer["query"]["ood"]["flag"] is True
+        assert answer["query"]["ood"]["p_value"] <= 0.05
+
+    def test_it_describes_the_image_that_came(self, client: TestClient) -> None:
+        buffer = io.BytesIO()
+        exif = Image.Exif()
+        exif[0x0112] = 6  # lies on its side
+        Image.open(io.BytesIO(picture("PNG", 30, 20))).save(buffer, "JPEG", exif=exif)
+        for cache in ("miss", "hit"):
+            answer = search(client, buffer.getvalue()).json()
+            assert answer["cache"] == cache
+            assert answer["query"]["image"] == {
+                "format": "JPEG",
+                "width": 20,
+                "height": 30,
+                "warnings": ["The orientation stored in the file was applied."],
+            }
+
+    def test_it_says_where_the_time_went(self, client: TestClient, digit: bytes) -> None:
+        later = {"cache", "search", "decide", "items", "total"}
+        for stages in (later | {"decode", "encode"}, later):
+            timing = search(client, digit).json()["timing_ms"]
+            assert set(timing) == stages
+            assert min(timing.values()) >= 0
+            parts = sum(spent for stage, spent in timing.items() if stage != "total")
+            assert parts <= timing["total"] + 0.001 * len(stages)  # each is rounded
+
+    def test_the_cache_keeps_distributions_not_answers(
+        self, client: TestClient, digit: bytes
+    ) -> None:
+        first = search(client, digit, limit=5).json()
+        other = search(client, digit, limit=3, alpha=0.5).json()
+        again = search(client, digit, limit=5).json()
+        assert [first["cache"], other["cache"], again["cache"]] == ["miss", "hit", "hit"]
+        assert len(other["results"]) == 3
+        assert other["query"]["ood"]["alpha"] == 0.5
+        assert again["results"] == first["results"]
+        assert again["query"] == first["query"]
+
+
+class TestWithoutCalibration:
+    def test_no_probability_is_made_up(
+        self, start: StartClient, bare_bundle: Bundle, digit: bytes
+    ) -> None:
+        for answer in (search(start(bare_bundle), digit).json() for _ in range(2)):
+            assert answer["verdict"] == "not_calibrated"
+            assert answer["bundle"]["calibration"] == {"status": "missing", "n_queries": 0}
+            uncertainty = answer["query"]["uncertainty"]
+            assert uncertainty["percentile"] is uncertainty["level"] is None
+            assert 0 < uncertainty["value"] < 1
+            ood = answer["query"]["ood"]
+            assert ood["flag"] is ood["p_value"] is None
+            assert {result["match_probability"] for result in answer["results"]} == {None}
+
+    def test_the_ranking_is_that_of_the_calibrated_gallery(
+        self, start: StartClient, bare_bundle: Bundle, digit: bytes
+    ) -> None:
+        ranked = [
+            [(result["id"], result["similarity"], result["rank_stability"]) for result in results]
+            for results in (
+                search(client, digit).json()["results"] for client in (start(), start(bare_bundle))
+            )
+        ]
+        assert ranked[0] == ranked[1]
+
+    def test_the_gallery_says_so(self, start: StartClient, bare_bundle: Bundle) -> None:
+        gallery = start(bare_bundle).get("/v1/galleries/digits").json()
+        assert gallery["bundle"]["calibration"]["status"] == "missing"
+        assert gallery["calibration"] is gallery["metrics"] is None
+
+
+class TestAGallery:
+    def test_it_describes_itself(self, client: TestClient, bundle: Bundle) -> None:
+        gallery = client.get("/v1/galleries/digits").json()
+        retriever = bundle.retriever
+        assert gallery["name"] == "digits"
+        assert gallery["description"] == bundle.manifest.gallery["description"]
+        assert gallery["n_items"] == retriever.gallery.n_items
+        assert gallery["labels"] == list("01245679")
+        assert gallery["encoder"] == {
+            "fingerprint": retriever.encoder.fingerprint,
+            "provider": "CPUExecutionProvider",
+            "dim": retriever.encoder.dim,
+            "posterior": retriever.encoder.metadata.posterior,
+        }
+        evaluation = json.loads((bundle.directory / "evaluation.json").read_text("utf-8"))
+        assert gallery["metrics"] == evaluation
+        assert gallery["calibration"]["n_queries"] > 0
+
+    def test_its_samples_can_be_fetched(self, client: TestClient, bundle: Bundle) -> None:
+        samples = client.get("/v1/galleries/digits").json()["samples"]
+        assert {sample["belongs"] for sample in samples} == {True, False}
+        assert len(samples) == len(bundle.manifest.samples)
+        for sample, kept in zip(samples, bundle.manifest.samples, strict=True):
+            assert (sample["id"], sample["caption"]) == (kept.id, kept.caption)
+            response = client.get(sample["image_url"])
+            assert response.content == (bundle.directory / kept.file).read_bytes()
+            assert response.headers["content-type"] == "image/png"
+            assert "max-age=" in response.headers["cache-control"]
+
+    def test_its_items_can_be_fetched(self, client: TestClient, digit: bytes) -> None:
+        result = search(client, digit).json()["results"][0]
+        item = client.get(f"/v1/galleries/digits/items/{result['id']}").json()
+        shared = ("id", "label", "metadata", "thumbnail_url")
+        assert item == {name: result[name] for name in shared}
+        response = client.get(result["thumbnail_url"])
+        assert response.headers["content-type"] == "image/png"
+        assert "max-age=" in response.headers["cache-control"]
+        assert Image.open(io.BytesIO(response.content)).size == (8, 8)
+
+    def test_galleries_are_listed_by_name(
+        self, start: StartClient, bundle: Bundle, odd_bundle: Bundle, digit: bytes
+    ) -> None:
+        client = start(odd_bundle, bundle)
+        assert client.get("/v1/galleries").json() == {
+            "galleries": [
+                {
+                    "name": "digits",
+                    "n_items": bundle.retriever.gallery.n_items,
+                    "bundle_id": bundle.manifest.id,
+                },
+                {"name": "odd", "n_items": len(ODD_IDS), "bundle_id": odd_bundle.manifest.id},
+            ]
+        }
+        answers = {name: search(client, digit, name).json() for name in ("digits", "odd")}
+        for name, answer in answers.items():
+            assert answer["gallery"] == name
+            assert answer["cache"] == "miss"
+        assert {result["id"] for result in answers["odd"]["results"]} == set(ODD_IDS)
+
+
+@pytest.fixture
+def odd_bundle(tmp_path: Path, bundle: Bundle) -> Bundle:
+    """A gallery whose owner names items as people do."""
+    encoder = FakeEncoder()
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (len(ODD_IDS), 5, 5, 3), dtype=np.uint8)
+    items = [
+        NewItem(name, None, {"named": name}, Thumbnail(name.encode(), "image/png"))
+        for name in ODD_IDS
+    ]
+    write_faiss_gallery(tmp_path, encoder.encode(images), items, encoder.fingerprint)
+    manifest = Manifest(
+        gallery={"name": "odd", "description": ""},
+        encoder={"fingerprint": encoder.fingerprint},
+        calibration=None,
+        metrics=None,
+        samples=(),
+        library_versions={},
+    )
+    return Bundle(tmp_path, manifest, Retriever(encoder, FaissGallery(tmp_path), None))
+
+
+def test_any_id_makes_an_address_that_works(
+    start: StartClient, odd_bundle: Bundle, digit: bytes
+) -> None:
+    client = start(odd_bundle)
+    results = search(client, digit, "odd").json()["results"]
+    assert sorted(result["id"] for result in results) == sorted(ODD_IDS)
+    for result in results:
+        thumbnail = client.get(result["thumbnail_url"])
+        assert thumbnail.status_code == 200, result["id"]
+        assert thumbnail.content == result["id"].encode()
+        item = client.get(result["thumbnail_url"].removesuffix("/thumbnail")).json()
+        assert item["id"] == item["metadata"]["named"] == result["id"]
+
+
+class TestHealth:
+    def test_it_lives(self, client: TestClient) -> None:
+        assert client.get("/livez").json() == {"status": "live"}
+
+    def test_it_is_ready_with_the_provider_that_runs(
+        self, client: TestClient, bundle: Bundle
+    ) -> None:
+        ready = client.get("/readyz").json()
+        [gallery] = ready["galleries"]
+        assert gallery.pop("canary_ms") > 0
+        assert gallery == {
+            "name": "digits",
+            "bundle_id": bundle.manifest.id,
+            "provider": "CPUExecutionProvider",
+        }
+        assert (ready["status"], ready["cache"]) == ("ready", "process")
+
+    def test_an_encoder_that_fails_is_not_ready(
+        self, client: TestClient, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(images: object) -> None:
+            raise RuntimeError("the device is lost")
+
+        monkeypatch.setattr(bundle.retriever.encoder, "encode", fail)
+        assert client.get("/readyz").status_code == 500
+        assert client.get("/livez").status_code == 200

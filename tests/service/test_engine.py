@@ -1,0 +1,139 @@
+"""One gallery at work: what it caches, and where it computes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from model_store.encoder import Embeddings
+from model_store.errors import UnsupportedImage
+from model_store.images import ImageLimits
+from model_store.retriever import Bundle
+from service.cache import ProcessCache
+from service.engine import SearchEngine
+
+pytestmark = pytest.mark.anyio
+
+ROOM = 2**20
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2, thread_name_prefix="worker") as executor:
+        yield executor
+
+
+@pytest.fixture
+def engine(bundle: Bundle, executor: ThreadPoolExecutor) -> SearchEngine:
+    return SearchEngine(bundle, ProcessCache(ROOM), executor, ImageLimits())
+
+
+async def test_the_same_bytes_are_encoded_once(
+    engine: SearchEngine,
+    bundle: Bundle,
+    digit: bytes,
+    stranger: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded = []
+    encode = bundle.retriever.encoder.encode
+
+    def counting(images: NDArray[np.uint8]) -> Embeddings:
+        encoded.append(len(images))
+        return encode(images)
+
+    monkeypatch.setattr(bundle.retriever.encoder, "encode", counting)
+    found = [await engine.search(image, 3, None) for image in (digit, stranger, digit, digit)]
+    assert [one.cache for one in found] == ["miss", "miss", "hit", "hit"]
+    assert encoded == [1, 1]
+    assert found[0].answer.matches == found[2].answer.matches
+
+
+async def test_bundles_that_decide_differently_do_not_share_entries(
+    bundle: Bundle, bare_bundle: Bundle, executor: ThreadPoolExecutor, digit: bytes
+) -> None:
+    """They have the same encoder, but only one of them measures outlier distances."""
+    cache = ProcessCache(ROOM)
+    limits = ImageLimits()
+    bare = SearchEngine(bare_bundle, cache, executor, limits)
+    calibrated = SearchEngine(bundle, cache, executor, limits)
+    assert np.isnan((await bare.search(digit, 3, None)).answer.predictive.outlier_distance)
+    found = await calibrated.search(digit, 3, None)
+    assert found.cache == "miss"
+    assert found.answer.decision.outlier_p_value is not None
+
+
+async def test_replicas_of_a_bundle_share_entries(
+    bundle: Bundle, executor: ThreadPoolExecutor, digit: bytes
+) -> None:
+    cache = ProcessCache(ROOM)
+    one, other = (SearchEngine(bundle, cache, executor, ImageLimits()) for _ in range(2))
+    await one.search(digit, 3, None)
+    assert (await other.search(digit, 3, None)).cache == "hit"
+
+
+async def test_the_event_loop_goes_on_while_an_image_is_encoded(
+    engine: SearchEngine, bundle: Bundle, digit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, released = threading.Event(), threading.Event()
+    encode = bundle.retriever.encoder.encode
+
+    def slow(images: NDArray[np.uint8]) -> Embeddings:
+        begun.set()
+        assert released.wait(10), "nobody else could run"
+        return encode(images)
+
+    monkeypatch.setattr(bundle.retriever.encoder, "encode", slow)
+    searching = asyncio.create_task(engine.search(digit, 3, None))
+    assert await asyncio.to_thread(begun.wait, 30)
+    released.set()
+    assert (await searching).cache == "miss"
+
+
+async def test_everything_that_computes_does_so_on_the_executor(
+    engine: SearchEngine, bundle: Bundle, digit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[str, str] = {}
+    retriever = bundle.retriever
+    for owner, name in (
+        (retriever, "prepare"),
+        (retriever.encoder, "encode"),
+        (retriever.gallery, "candidates"),
+        (retriever.gallery, "items"),
+    ):
+        original = getattr(owner, name)
+
+        def noting(*args: object, name: str = name, original: object = original) -> object:
+            threads[name] = threading.current_thread().name
+            return original(*args)  # type: ignore[operator]
+
+        monkeypatch.setattr(owner, name, noting)
+    for _ in ("miss", "hit"):
+        threads.clear()
+        await engine.search(digit, 3, None)
+        assert all(thread.startswith("worker") for thread in threads.values()), threads
+        assert {"candidates", "items"} <= set(threads)
+
+
+async def test_an_image_that_cannot_be_decoded_is_not_kept(engine: SearchEngine) -> None:
+    for _ in range(2):
+        with pytest.raises(UnsupportedImage):
+            await engine.search(b"text", 3, None)
+
+
+async def test_the_canary_passes_by_the_cache(bundle: Bundle, executor: ThreadPoolExecutor) -> None:
+    class Untouchable(ProcessCache):
+        async def get(self, key: str) -> None:
+            raise AssertionError("asked")
+
+        async def put(self, key: str, entry: object) -> None:
+            raise AssertionError("filled")
+
+    engine = SearchEngine(bundle, Untouchable(ROOM), executor, ImageLimits())
+    assert await engine.canary() > 0

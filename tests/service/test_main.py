@@ -1,0 +1,86 @@
+"""What `vouch-serve` says before it serves; that it serves is tested end to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.__main__ import main, open_bundles
+from service.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log of this process is the test runner's."""
+    monkeypatch.setattr("service.__main__.log_as_json", lambda: None)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on standard error that `vouch-serve` ends with."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    [line] = printed.err.splitlines()
+    assert line.startswith("vouch-serve: ")
+    return line.removeprefix("vouch-serve: ")
+
+
+def test_help_names_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for name in Settings.model_fields:
+        assert f"VOUCH_{name.upper()}" in text
+
+
+def test_two_galleries_of_one_name_are_refused(
+    capsys: pytest.CaptureFixture[str], digits_bundle: Path
+) -> None:
+    bundle = ("--bundle", str(digits_bundle))
+    assert "['digits', 'digits']" in refusal(capsys, *bundle, *bundle, "--provider", "cpu")
+
+
+def test_the_bundle_may_be_a_setting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOUCH_BUNDLE", "/from/the/environment")
+    assert "No bundle at /from/the/environment" in refusal(capsys)
+    assert "No bundle at /from/an/option" in refusal(capsys, "--bundle", "/from/an/option")
+
+
+def test_a_directory_of_bundles_gives_its_current_one(digits_bundle: Path) -> None:
+    [opened] = open_bundles([digits_bundle.parent], Settings(provider="cpu"))
+    assert opened.directory == digits_bundle
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VOUCH_PORT", "http"),
+        ("VOUCH_CORS_ORIGINS", "https://shop.example"),  # wanted: JSON
+        ("VOUCH_REDIS_URL", "localhost:6379"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    digits_bundle: Path,
+    name: str,
+    value: str,
+) -> None:
+    monkeypatch.setenv(name, value)
+    # Were it accepted, the missing bundle would be refused next, and nothing served.
+    said = refusal(capsys, "--bundle", str(digits_bundle / "none"))
+    assert name.removeprefix("VOUCH_") in said.upper()
+    assert "No bundle" not in said
+
+
+def test_an_unknown_provider_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--provider", "abacus"])
+    assert ended.value.code == 2
+    assert "abacus" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from model_store.images import ImageLimits
+from service.settings import Settings
+
+# name, text in the environment, the value it stands for
+FROM_ENVIRONMENT = [
+    ("bundle", "/srv/bundles/shoes", Path("/srv/bundles/shoes")),
+    ("host", "0.0.0.0", "0.0.0.0"),
+    ("port", "9000", 9000),
+    ("redis_timeout_s", "0.25", 0.25),
+    ("cache_ttl_s", "60", 60),
+    ("cache_bytes", "0", 0),
+    ("provider", "cuda", "cuda"),
+    ("encoder_threads", "3", 3),
+    ("workers", "5", 5),
+    ("max_image_bytes", "1000", 1000),
+    ("max_image_pixels", "2000", 2000),
+    (
+        "cors_origins",
+        '["https://a.example", "https://b.example"]',
+        ("https://a.example", "https://b.example"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "value"), FROM_ENVIRONMENT)
+def test_a_variable_sets_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object
+) -> None:
+    assert getattr(Settings(), name) != value
+    monkeypatch.setenv(f"VOUCH_{name.upper()}", text)
+    assert getattr(Settings(), name) == value
+
+
+def test_every_setting_is_tried_above() -> None:
+    assert {name for name, *_ in FROM_ENVIRONMENT} | {"redis_url"} == set(Settings.model_fields)
+
+
+def test_what_is_given_wins_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOUCH_PORT", "9000")
+    assert Settings(port=9001).port == 9001
+
+
+def test_another_variable_of_that_name_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOUCH_DATA_DIR", "/data")
+    assert Settings() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("port", "65536"),
+        ("port", "-1"),
+        ("port", "http"),
+        ("redis_timeout_s", "0"),
+        ("cache_ttl_s", "0"),
+        ("cache_bytes", "-1"),
+        ("provider", "tpu"),
+        ("encoder_threads", "-1"),
+        ("workers", "0"),
+        ("max_image_bytes", "0"),
+        ("max_image_pixels", "0"),
+        ("redis_url", "localhost:6379"),
+        ("redis_url", "https://localhost:6379"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    monkeypatch.setenv(f"VOUCH_{name.upper()}", text)
+    with pytest.raises(ValidationError) as refused:
+        Settings()
+    assert [error["loc"] for error in refused.value.errors()] == [(name,)]
+
+
+@pytest.mark.parametrize("url", ["redis://cache:6379/0", "rediss://cache", "unix:///run/redis"])
+def test_redis_has_an_address(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    assert Settings().redis_url is None
+    monkeypatch.setenv("VOUCH_REDIS_URL", url)
+    found = Settings().redis_url
+    assert found is not None
+    assert found.get_secret_value() == url
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a compose file passes on what its user has not set."""
+    monkeypatch.setenv("VOUCH_REDIS_URL", "")
+    assert Settings().redis_url is None
+
+
+def test_a_password_is_not_shown() -> None:
+    settings = Settings(redis_url="redis://:hunter2@cache:6379/0")
+    assert "hunter2" not in repr(settings) + str(settings) + settings.model_dump_json()
+
+
+def test_a_password_is_not_shown_in_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOUCH_REDIS_URL", "http://:hunter2@cache:6379/0")
+    with pytest.raises(ValidationError) as refused:
+        Settings()
+    assert "hunter2" not in json.dumps([error["msg"] for error in refused.value.errors()])
+
+
+def test_they_do_not_change() -> None:
+    settings = Settings()
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.port = 1  # type: ignore[misc]
+
+
+def test_the_limits_of_an_image() -> None:
+    assert Settings().image_limits == ImageLimits()
+    assert Settings(max_image_bytes=1, max_image_pixels=2).image_limits == ImageLimits(1, 2)
