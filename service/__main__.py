@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _refuse(str(error))
     shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
     logger.info("serving", extra={"fields": {"url": f"http://{shown_host}:{settings.port}/"}})
+    # Uvicorn drains, then sends itself the signal again: ended as asked, that is success.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(
         create_app(settings, bundles),
         host=settings.host,

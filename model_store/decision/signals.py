@@ -18,8 +18,8 @@ SIGNALS = (
 """The last axis of `signals`, in order."""
 
 _FLOOR = 1e-4
-"""Added to cosine distances before their logarithm: below it lies float32's rounding, and the
-distance of an image to its exact copy would drown every other."""
+"""Added to cosine distances before their logarithm: the distance of an image to its exact copy
+would drown every other."""
 
 _BANDWIDTH = 0.02
 """In cosine similarity: by how much an item may lie behind the first and still count fully in the

@@ -52,9 +52,9 @@ class Candidates:
     similarities: NDArray[np.float64]
 
 
-SIMILARITY_DECIMALS = 6
-"""Similarities are rounded here before they are ordered: below it float32 sums differ with the
-order of their terms, and equal images would change places between batch sizes and machines."""
+SIMILARITY_DECIMALS = 8
+"""Similarities are computed in float64 and rounded here before they are ordered: below it lies what
+the encoder's float32 leaves open, and equal images would change places from query to query."""
 
 
 class Gallery(Protocol):
