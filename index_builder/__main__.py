@@ -13,10 +13,15 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-from index_builder.configuration import BuildConfig, builtin_configs, load_config
+from index_builder.configuration import (
+    BuildConfig,
+    builtin_configs,
+    load_config,
+    photographs_config,
+)
 from index_builder.progress import console
 from index_builder.run import Run
-from model_store.errors import VouchError
+from model_store.errors import ConfigError, VouchError
 
 app = typer.Typer(
     help="Build what Vouch serves: train an encoder, fit its posterior, index a gallery, calibrate."
@@ -105,9 +110,32 @@ def publish_command(
 
 
 @app.command("all")
-def all_command(config: ConfigOption, run: RunOption = None, bundles: BundlesOption = None) -> None:
+def all_command(
+    config: Annotated[
+        str | None, typer.Option("--config", "-c", help="As for the single steps.")
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Instead of --config: a folder with one sub-folder of images a label."),
+    ] = None,
+    trunk: Annotated[
+        str | None, typer.Option(help="With --images: the pretrained network, e.g. mobilenet_v2.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="With --trunk: a file, or a name of torchvision's (IMAGENET1K_V1)."),
+    ] = None,
+    run: RunOption = None,
+    bundles: BundlesOption = None,
+) -> None:
     """Run every step, from images to a published bundle, and print its evaluation."""
-    build, opened = _opened(config, run)
+    if config is not None and not (images or trunk or weights):
+        build = load_config(config)
+    elif config is None and images is not None and trunk is not None and weights is not None:
+        build = photographs_config(images, trunk, weights)
+    else:
+        raise ConfigError("Give either --config, or all of --images, --trunk and --weights.")
+    opened = Run(run or Path("runs") / build.name)
     bundle, report = _step("build_all")(build, opened, bundles or Path("bundles") / build.name)
     _print_report(report)
     print(bundle)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from model_store.errors import ConfigError
 
@@ -31,6 +40,11 @@ class DatasetConfig(_Section):
     withheld_labels: tuple[str, ...] = Field(
         (), description="Kept out of training and gallery: their images are queries with no match."
     )
+    zero_shot: bool = Field(
+        False,
+        description="Train on the first half of the labels, in the order of their names; gallery "
+        "and queries are of the others, which the encoder has never seen.",
+    )
     gallery_share: float = Field(
         0.6,
         gt=0,
@@ -50,6 +64,8 @@ class DatasetConfig(_Section):
     def _folder_has_path(self) -> DatasetConfig:
         if (self.kind == "folder") != (self.path is not None):
             raise ValueError("`path` goes with kind = 'folder', and only with it")
+        if self.zero_shot and self.kind in {"fashion-mnist", "mnist"}:
+            raise ValueError("`zero_shot` is for data without a split of its own")
         return self
 
 
@@ -61,17 +77,44 @@ class OutlierConfig(_Section):
 
 
 class NetworkConfig(_Section):
-    """The encoder."""
+    """The encoder: a trunk, and the linear last layer on its features."""
 
-    trunk: Literal["small_cnn"] = "small_cnn"
+    trunk: Literal[
+        "small_cnn", "resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large", "vit_b_16"
+    ] = Field(
+        "small_cnn", description="small_cnn is the papers' own; the others are torchvision's."
+    )
+    weights: str | None = Field(
+        None,
+        description="Pretrained weights: a name of torchvision's (IMAGENET1K_V1, downloaded), a "
+        "local .safetensors, .pth or .npz file, or the checkpoint.safetensors of another run.",
+    )
+    frozen: bool = Field(False, description="Leave the trunk as it is; only the last layer learns.")
+    last_layer: Literal["random", "whitening", "loaded"] = Field(
+        "random",
+        description="How the last layer begins: at random, as the learned whitening of the "
+        "trunk's features, or as the linear layer that comes with the weights.",
+    )
+    pooling: Literal["average", "gem"] = Field(
+        "average", description="Of a convolutional trunk's last feature map."
+    )
+    input_size: int = Field(
+        224, ge=32, multiple_of=32, description="Of torchvision's trunks, pixels; small_cnn has 28."
+    )
     embedding_dim: int = Field(128, ge=2)
     dropout: float = Field(0.0, ge=0, lt=1, description="On the features, while training.")
+
+    @model_validator(mode="after")
+    def _needs_weights(self) -> NetworkConfig:
+        if self.weights is None and (self.frozen or self.last_layer == "loaded"):
+            raise ValueError("`frozen` and last_layer = 'loaded' need `weights`")
+        return self
 
 
 class TrainingConfig(_Section):
     """Training with the contrastive loss."""
 
-    epochs: int = Field(10, ge=1)
+    epochs: int = Field(10, ge=0, description="0 takes the encoder as it is loaded or whitened.")
     labels_per_batch: int = Field(10, ge=2)
     images_per_label: int = Field(25, ge=2)
     learning_rate: float = Field(1e-3, gt=0)
@@ -81,11 +124,16 @@ class TrainingConfig(_Section):
     shift: int = Field(0, ge=0, description="Move training images by up to so many pixels.")
 
 
-class PosteriorConfig(_Section):
-    """The Laplace posterior of the last layer."""
+class _LaplaceConfig(_Section):
+    """What both ways to a Laplace posterior share."""
 
-    approximation: Literal["fixed"] = "fixed"
-    split: Literal["euclidean"] = "euclidean"
+    method: str
+    approximation: Literal["full", "positives", "fixed"] = Field(
+        "fixed", description="How the curvature that negatives make indefinite is kept positive."
+    )
+    split: Literal["euclidean", "arccos"] = Field(
+        "euclidean", description="Whether normalisation counts to the network or to the loss."
+    )
     prior_precision: float | None = Field(
         None, gt=0, description="Left out: chosen as `prior_chosen_by` says."
     )
@@ -95,6 +143,80 @@ class PosteriorConfig(_Section):
         "the encoder was not trained on. marginal_likelihood: by the evidence of the training "
         "images, which leaves a last layer with more weights than images far too uncertain.",
     )
+
+    @property
+    def name(self) -> str:
+        """What the served answer calls it."""
+        return f"{self.method}_{self.approximation}_{self.split}"
+
+
+class LaplaceConfig(_LaplaceConfig):
+    """The Laplace posterior of the last layer, fitted once training is over."""
+
+    method: Literal["laplace"] = "laplace"
+
+
+class OnlineLaplaceConfig(_LaplaceConfig):
+    """The Laplace posterior of the last layer, kept up while training."""
+
+    method: Literal["online_laplace"]
+    memory_factor: float = Field(
+        1e-3, gt=0, le=1, description="Share of a minibatch in the average of the curvature."
+    )
+    n_samples: int = Field(
+        0, ge=0, description="Last layers drawn for each step; 0 takes the step at the mean."
+    )
+    training_prior_precision: float = Field(
+        1.0, gt=0, description="While training; afterwards the prior is chosen as above."
+    )
+
+
+class BayesianTripletConfig(_Section):
+    """A variance head on the features, trained with the Bayesian triplet loss."""
+
+    method: Literal["bayesian_triplet"]
+    variance: Literal["isotropic", "diagonal"] = Field(
+        "diagonal", description="One variance an image, or one for each dimension."
+    )
+    prior: Literal["gaussian", "von_mises_fisher"] = Field(
+        "gaussian", description="What the embedding's distribution is pulled towards."
+    )
+    prior_variance: float | None = Field(
+        None, gt=0, description="Of each dimension; left out: 1 / embedding_dim."
+    )
+    kl_weight: float = Field(1e-6, ge=0, description="Of the divergence from the prior.")
+    margin: float = Field(0.0, ge=0, description="In squared distance, by which positives lead.")
+    mining: Literal["all", "semihard", "hard"] = Field(
+        "all", description="Which triplets within the miner's margin train."
+    )
+    n_triplets: int = Field(5000, ge=1, description="Drawn from a minibatch, at most.")
+
+    @model_validator(mode="after")
+    def _von_mises_fisher_is_isotropic(self) -> BayesianTripletConfig:
+        if self.prior == "von_mises_fisher" and self.variance == "diagonal":
+            raise ValueError("the von Mises-Fisher prior needs variance = 'isotropic'")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What the served answer calls it."""
+        return f"{self.method}_{self.variance}_{self.prior}"
+
+
+def _method(value: Any) -> str:  # noqa: ANN401 - a table of the file, or a section already made
+    """Method of a posterior table; one that names none is the post-hoc Laplace posterior."""
+    if isinstance(value, dict):
+        return str(value.get("method", "laplace"))
+    return str(getattr(value, "method", None))
+
+
+PosteriorConfig = Annotated[
+    Annotated[LaplaceConfig, Tag("laplace")]
+    | Annotated[OnlineLaplaceConfig, Tag("online_laplace")]
+    | Annotated[BayesianTripletConfig, Tag("bayesian_triplet")],
+    Discriminator(_method),
+]
+"""What the encoder does not know, and how it comes to say so."""
 
 
 class CalibrationConfig(_Section):
@@ -124,8 +246,19 @@ class BuildConfig(_Section):
     outliers: OutlierConfig = OutlierConfig()
     network: NetworkConfig = NetworkConfig()
     training: TrainingConfig = TrainingConfig()
-    posterior: PosteriorConfig = PosteriorConfig()
+    posterior: PosteriorConfig = LaplaceConfig()
     calibration: CalibrationConfig = CalibrationConfig()
+
+    @model_validator(mode="after")
+    def _something_is_learned(self) -> BuildConfig:
+        if self.training.epochs:
+            if self.network.frozen and (self.training.flip or self.training.shift):
+                raise ValueError("a frozen trunk sees each image once: drop flip and shift")
+        elif self.network.last_layer == "random":
+            raise ValueError("with training.epochs = 0, network.last_layer must not be 'random'")
+        elif self.posterior.method != "laplace":
+            raise ValueError(f"posterior.method = '{self.posterior.method}' needs training.epochs")
+        return self
 
 
 def builtin_configs() -> list[str]:
@@ -156,6 +289,43 @@ def load_config(source: str | Path) -> BuildConfig:
         raise ConfigError(f"{source} is not valid TOML: {error}.") from error
     except ValidationError as error:
         raise ConfigError(f"{source}: {_in_words(error)}") from error
+
+
+def photographs_config(
+    images: Path, trunk: str, weights: str, name: str | None = None
+) -> BuildConfig:
+    """The configuration of `vouch-build all --images`: a pretrained trunk on a folder, untrained.
+
+    The last layer is the learned whitening of the trunk's features, with a Laplace posterior.
+
+    Parameters
+    ----------
+    images : one sub-folder for each label.
+    trunk, weights : see `NetworkConfig`.
+    name : of the gallery; None for the folder's.
+
+    Raises
+    ------
+    ConfigError : a value is out of range, or the folder's name gives no name for a gallery.
+    """
+    fields = {
+        "name": name or re.sub(r"[^a-z0-9._-]+", "-", images.resolve().name.lower()).strip("-._"),
+        "description": f"{images.resolve().name}, through {trunk}.",
+        "dataset": {"kind": "folder", "path": images},
+        "outliers": {"calibration": "digits", "evaluation": "photographs"},
+        "network": {
+            "trunk": trunk,
+            "weights": weights,
+            "frozen": True,
+            "last_layer": "whitening",
+            "embedding_dim": 512,
+        },
+        "training": {"epochs": 0},
+    }
+    try:
+        return BuildConfig.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError(_in_words(error)) from error
 
 
 def _in_words(error: ValidationError) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from index_builder.networks import MetricEncoder
-from index_builder.posteriors import LastLayerPosterior
+from index_builder.posteriors import Posterior
 from model_store.encoder import (
     INPUT_NAME,
     METADATA_KEY,
@@ -33,7 +33,7 @@ PARITY_TOLERANCE = 1e-5
 class ProbabilisticEncoder(nn.Module):
     """An encoder with its posterior: what is exported."""
 
-    def __init__(self, encoder: MetricEncoder, posterior: LastLayerPosterior) -> None:
+    def __init__(self, encoder: MetricEncoder, posterior: Posterior) -> None:
         super().__init__()
         self.encoder = encoder
         self.posterior = posterior

@@ -19,6 +19,7 @@ class Run:
 
         <run>/
           checkpoint.safetensors  training.json     train
+          objective.safetensors
           posterior.safetensors   posterior.json    fit
           bundle/                                   export, index, calibrate, evaluate
     """
@@ -31,8 +32,13 @@ class Run:
         return self.directory / "checkpoint.safetensors"
 
     @property
+    def objective(self) -> Path:
+        """What the objective learned beside the encoder."""
+        return self.directory / "objective.safetensors"
+
+    @property
     def posterior(self) -> Path:
-        """The distribution over last-layer weights."""
+        """What turns features into a distribution."""
         return self.directory / "posterior.safetensors"
 
     @property

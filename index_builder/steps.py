@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -17,20 +16,33 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from index_builder.calibration import fit_calibration, fit_detector
-from index_builder.configuration import BuildConfig
+from index_builder.configuration import BayesianTripletConfig, BuildConfig, OnlineLaplaceConfig
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.evaluation import evaluate
 from index_builder.export import ProbabilisticEncoder, export_encoder
+from index_builder.features import all_features, repeatable_blocks
 from index_builder.indexing import BATCH, build_gallery
-from index_builder.networks import MetricEncoder, build_encoder
+from index_builder.networks import (
+    MetricEncoder,
+    build_encoder,
+    learned_whitening,
+    load_pretrained,
+)
+from index_builder.objectives import BayesianTripletLoss, OnlineLaplaceLoss, build_objective
 from index_builder.observation import observe
-from index_builder.posteriors import LaplaceFit, LastLayerPosterior, fit_laplace
+from index_builder.posteriors import (
+    LaplaceFit,
+    VarianceHeadPosterior,
+    fit_laplace,
+    laplace_of_curvature,
+    load_posterior,
+)
 from index_builder.posteriors.validation import select_by_validation
 from index_builder.posteriors.votes import vote_log_likelihood
 from index_builder.progress import console, track
 from index_builder.run import Run, write_json
 from index_builder.samples import write_samples
-from index_builder.training import train
+from index_builder.training import feature_source, train
 from model_store.bundle import (
     ENCODER_FILE,
     EVALUATION_FILE,
@@ -55,15 +67,26 @@ _LIBRARIES = ("vouch", "torch", "torchvision", "onnx", "numpy", "scikit-learn", 
 
 
 def train_step(config: BuildConfig, run: Run) -> None:
-    """Images → checkpoint.safetensors and training.json."""
+    """Images → checkpoint.safetensors, objective.safetensors and training.json."""
     images = load_splits(config).training
     generator = torch.Generator().manual_seed(config.seed)
     encoder = build_encoder(config.network, generator)
-    prepared = torch.from_numpy(images.prepared(encoder.preprocessing))
-    codes = _label_codes(images)
-    history = train(encoder, prepared, torch.from_numpy(codes), config.training, generator)
+    labels = torch.from_numpy(_label_codes(images))
+    if config.network.weights is not None:
+        load_pretrained(encoder, config.network)
+    else:
+        encoder.standardise(torch.from_numpy(images.prepared(encoder.preprocessing)))
+    encoder.eval()
+    if config.network.last_layer == "whitening":
+        _whiten(encoder, all_features(encoder, images), labels)
+    objective = build_objective(config, encoder, len(images), generator)
+    history = []
+    if config.training.epochs:
+        source = feature_source(encoder, images, config.training, generator)
+        history = train(encoder, objective, source, labels, config.training, generator)
     run.directory.mkdir(parents=True, exist_ok=True)
     save_file(encoder.state_dict(), run.checkpoint)
+    save_file(objective.state_dict(), run.objective)
     run.write_json(
         "training.json",
         {
@@ -75,50 +98,43 @@ def train_step(config: BuildConfig, run: Run) -> None:
 
 
 def fit_step(config: BuildConfig, run: Run) -> None:
-    """Checkpoint and training images → posterior.safetensors and posterior.json."""
+    """Checkpoint, objective and training images → posterior.safetensors and posterior.json."""
     encoder = _trained(config, run)
     splits = load_splits(config)
-    images = splits.training
-    prepared = torch.from_numpy(images.prepared(encoder.preprocessing))
-    fitted = fit_laplace(
-        lambda: _feature_blocks(encoder, prepared),
-        torch.from_numpy(_label_codes(images)),
-        encoder.last_layer.weight.detach(),
-        encoder.last_layer.bias.detach(),
-        approximation=config.posterior.approximation,
-        split=config.posterior.split,
-        margin=config.training.margin,
-        prior_precision=config.posterior.prior_precision,
-    )
-    by_validation = config.posterior.prior_chosen_by == "validation" and len(splits.validation)
-    if config.posterior.prior_precision is None and by_validation:
-        fitted = _select_prior(encoder, fitted, splits, config.seed)
-    fitted.posterior.save(run.posterior)
-    run.write_json(
-        "posterior.json",
-        {
-            "method": _posterior_name(config),
+    report: dict[str, Any] = {
+        "method": config.posterior.name,
+        "n_images": len(splits.training),
+    }
+    if isinstance(config.posterior, BayesianTripletConfig):
+        objective = build_objective(config, encoder, len(splits.training), torch.Generator())
+        assert isinstance(objective, BayesianTripletLoss)  # noqa: S101 - the configuration says so
+        objective.load_state_dict(load_file(run.require(run.objective, "train")))
+        VarianceHeadPosterior(encoder.last_layer, objective.head).save(run.posterior)
+    else:
+        fitted = _fit_laplace(config, run, encoder, splits)
+        fitted.posterior.save(run.posterior)
+        report |= {
             "prior_precision": fitted.prior_precision,
             "prior_chosen_by": fitted.prior_chosen_by,
-            "prior_search": asdict(fitted.prior_search) if fitted.prior_search else None,
+            "prior_search": asdict(fitted.prior_search),
             "data_scale": fitted.data_scale,
+            "curvature": fitted.summary(),
             "log_marginal_likelihood": fitted.log_marginal_likelihood,
-            "n_images": len(images),
             "seconds": fitted.seconds,
-        },
-    )
+        }
+    run.write_json("posterior.json", report)
 
 
 def export_step(config: BuildConfig, run: Run) -> None:
     """Checkpoint and posterior → encoder.onnx."""
     encoder = _trained(config, run)
-    posterior, _ = LastLayerPosterior.load(run.require(run.posterior, "fit"))
+    posterior = load_posterior(run.require(run.posterior, "fit"))
     run.staging.mkdir(parents=True, exist_ok=True)
     images = load_splits(config).training.subset(range(5)).prepared(encoder.preprocessing)
     difference = export_encoder(
         ProbabilisticEncoder(encoder, posterior),
         run.staging / ENCODER_FILE,
-        EncoderMetadata(encoder.preprocessing, _posterior_name(config)),
+        EncoderMetadata(encoder.preprocessing, config.posterior.name),
         images,
     )
     console.print(f"encoder.onnx agrees with torch to {difference:.1e} of the largest value")
@@ -197,14 +213,44 @@ def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[
     return publish_step(config, run, bundles), report
 
 
-def _feature_blocks(encoder: MetricEncoder, images: Tensor) -> Iterator[Tensor]:
-    """Features (n, F) of ``images`` (N, H, W, 3), in order."""
-    size = 1000
-    starts = range(0, len(images), size)
-    for start in track(starts, "features for the posterior", len(starts)):
-        with torch.inference_mode():
-            features = encoder.features(images[start : start + size])
-        yield features
+def _whiten(encoder: MetricEncoder, features: Tensor, labels: Tensor) -> None:
+    """Make the learned whitening of ``features`` the last layer."""
+    with torch.no_grad():
+        dim = encoder.last_layer.out_features
+        encoder.last_layer.weight.copy_(learned_whitening(features, labels, dim))
+        encoder.last_layer.bias.zero_()
+
+
+def _fit_laplace(
+    config: BuildConfig, run: Run, encoder: MetricEncoder, splits: Splits
+) -> LaplaceFit:
+    """The Laplace posterior that ``config`` asks for, its prior precision chosen."""
+    asked, images = config.posterior, splits.training
+    assert not isinstance(asked, BayesianTripletConfig)  # noqa: S101 - it needs no fit
+    layer = encoder.last_layer.weight.detach(), encoder.last_layer.bias.detach()
+    if isinstance(asked, OnlineLaplaceConfig):
+        state = load_file(run.require(run.objective, "train"))
+        fitted = laplace_of_curvature(
+            *layer,
+            OnlineLaplaceLoss.curvature(state) * (1 / len(images)),
+            data_scale=float(len(images)),
+            prior_precision=asked.prior_precision,
+        )
+    else:
+        fitted = fit_laplace(
+            repeatable_blocks(encoder, images),
+            torch.from_numpy(_label_codes(images)),
+            *layer,
+            approximation=asked.approximation,
+            split=asked.split,
+            margin=config.training.margin,
+            prior_precision=asked.prior_precision,
+            generator=torch.Generator().manual_seed(config.seed),
+        )
+    by_validation = asked.prior_chosen_by == "validation" and len(splits.validation)
+    if asked.prior_precision is None and by_validation:
+        fitted = _select_prior(encoder, fitted, splits, config.seed)
+    return fitted
 
 
 def _select_prior(
@@ -212,13 +258,12 @@ def _select_prior(
 ) -> LaplaceFit:
     """Choose the prior precision by the votes of validation images on training images."""
     shuffle = np.random.default_rng(seed)
-    names = sorted(set(splits.gallery.labels))
+    names = sorted(set(splits.training.labels))
 
     def drawn(images: LabelledImages, most: int) -> tuple[Tensor, Tensor]:
         chosen = images.subset(shuffle.permutation(len(images))[:most])
-        prepared = torch.from_numpy(chosen.prepared(encoder.preprocessing))
-        features = torch.cat(list(_feature_blocks(encoder, prepared)))
-        return features, torch.tensor([names.index(label) for label in chosen.labels])
+        codes = torch.tensor([names.index(label) for label in chosen.labels])
+        return all_features(encoder, chosen), codes
 
     queries, query_labels = drawn(splits.validation, N_VALIDATION)
     found, found_labels = drawn(splits.training, N_DETECTOR_IMAGES)
@@ -232,10 +277,6 @@ def _select_prior(
     )
     candidates = fitted.prior_precision * np.logspace(-2, 6, 33)
     return select_by_validation(fitted, candidates.tolist(), criterion)
-
-
-def _posterior_name(config: BuildConfig) -> str:
-    return f"laplace_{config.posterior.approximation}_{config.posterior.split}"
 
 
 def _label_codes(images: LabelledImages) -> NDArray[np.int64]:

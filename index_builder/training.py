@@ -1,19 +1,24 @@
-"""Training of the deterministic encoder with the contrastive loss."""
+"""Training of an encoder and whatever its objective learns beside it."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from index_builder.configuration import TrainingConfig
+from index_builder.datasets import LabelledImages
+from index_builder.features import all_features
 from index_builder.networks import MetricEncoder
-from index_builder.objectives import contrastive_loss
+from index_builder.objectives import Objective
 from index_builder.progress import console, track
+
+FeatureSource = Callable[[Tensor], Tensor]
+"""Features (B, F), with their graph, of the training images of some rows (B,) int64."""
 
 WARM_UP_STEPS = 100
 """AdamW's first steps are as large as its later ones, and the first gradients mean nothing."""
@@ -30,25 +35,26 @@ class Epoch:
 
 def train(
     encoder: MetricEncoder,
-    images: Tensor,
+    objective: Objective,
+    features_of: FeatureSource,
     labels: Tensor,
     config: TrainingConfig,
     generator: torch.Generator,
 ) -> list[Epoch]:
-    """Train ``encoder`` in place: AdamW, warm-up, and a cosine schedule over ``config.epochs``.
-
-    The encoder's standardisation of pixels is set from ``images`` first.
+    """Train in place: AdamW, warm-up, and a cosine schedule over ``config.epochs``.
 
     Parameters
     ----------
-    images : (N, H, W, 3) uint8, at the encoder's input size.
+    encoder : its parameters that want a gradient are trained, and so are those of ``objective``.
+    objective : what is minimised.
+    features_of : see `feature_source`.
     labels : (N,) int64 codes, from 0 without gaps.
-    generator : decides batches and augmentation.
+    generator : decides the batches.
     """
-    encoder.standardise(images)
     n_batches = max(1, len(labels) // (config.labels_per_batch * config.images_per_label))
+    learned = [p for p in nn.ModuleList([encoder, objective]).parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
-        encoder.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        learned, lr=config.learning_rate, weight_decay=config.weight_decay
     )
     n_steps = config.epochs * n_batches
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
@@ -58,9 +64,9 @@ def train(
         started, total, rate = time.perf_counter(), 0.0, float(schedule.get_last_lr()[0])
         batches = balanced_batches(labels, config, n_batches, generator)
         for rows in track(batches, f"epoch {epoch + 1}/{config.epochs}", n_batches):
-            batch = augment(images[rows], config, generator)
+            features = encoder.dropout(features_of(rows))
             optimizer.zero_grad()
-            loss = contrastive_loss(encoder(batch), labels[rows], config.margin)
+            loss = objective(features, labels[rows], encoder.last_layer)
             torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
@@ -72,6 +78,25 @@ def train(
         )
     encoder.eval()
     return history
+
+
+def feature_source(
+    encoder: MetricEncoder,
+    images: LabelledImages,
+    config: TrainingConfig,
+    generator: torch.Generator,
+) -> FeatureSource:
+    """Features of training images by row: computed once where the trunk is frozen, else each time.
+
+    Parameters
+    ----------
+    generator : decides the augmentation.
+    """
+    if encoder.frozen:
+        features = all_features(encoder, images)
+        return lambda rows: features[rows]
+    prepared = torch.from_numpy(images.prepared(encoder.preprocessing))
+    return lambda rows: encoder.features(augment(prepared[rows], config, generator))
 
 
 def rate_at(step: int, n_steps: int) -> float:

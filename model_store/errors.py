@@ -30,6 +30,7 @@ nothing that a client of the service may not see.
     └── BuildError               a step of the index builder cannot do what it was asked
         ├── ConfigError          the configuration is wrong
         ├── DatasetError         the data is missing or not what it should be
+        ├── WeightsError         pretrained weights are missing or do not fit
         ├── StepNotReady         an earlier step has not been run
         ├── ParityError          the exported encoder disagrees with the trained one
         └── CalibrationError     too few queries, or none of a kind that is needed
@@ -130,6 +131,10 @@ class ConfigError(BuildError):
 
 class DatasetError(BuildError):
     """The data is missing or not what it should be."""
+
+
+class WeightsError(BuildError):
+    """Pretrained weights are missing, cannot be read, or do not fit the trunk."""
 
 
 class StepNotReady(BuildError):

@@ -39,7 +39,8 @@ class Splits:
 
     Attributes
     ----------
-    gallery : what is indexed: training and validation images together.
+    gallery : what is indexed: training and validation images together; in a zero-shot split,
+        images of other labels than theirs.
     training : what the encoder is trained on and its posterior fitted to.
     validation : what the prior precision is chosen by; the encoder has not seen them.
     calibration, evaluation : queries, which stand in no other part.
@@ -60,7 +61,7 @@ def load_splits(config: BuildConfig) -> Splits:
     DatasetError : data missing or damaged, an unknown withheld label, or too few images.
     """
     generator = np.random.default_rng([config.seed, 0])
-    gallery, queries = _gallery_and_queries(config.dataset, generator)
+    learning, gallery, queries = _parts(config.dataset, generator)
     withheld = set(config.dataset.withheld_labels)
     unknown = withheld - set(gallery.labels)
     if unknown:
@@ -83,25 +84,37 @@ def load_splits(config: BuildConfig) -> Splits:
         raise DatasetError(
             f"Only {len(set(kept.labels))} label is left to train on; metric learning needs two."
         )
-    training, validation = _stratified(kept, 1 - config.dataset.validation_share, generator)
+    training, validation = _stratified(
+        kept if learning is None else learning, 1 - config.dataset.validation_share, generator
+    )
     return Splits(kept, training, validation, *query_sets)
 
 
-def _gallery_and_queries(
+def _parts(
     config: DatasetConfig, generator: np.random.Generator
-) -> tuple[LabelledImages, LabelledImages]:
-    """The data's own split where it has one, a stratified random one where it has not."""
+) -> tuple[LabelledImages | None, LabelledImages, LabelledImages]:
+    """Images to learn from, where they are not the gallery's own, then gallery and queries.
+
+    The data's own split where it has one, a stratified random one where it has not.
+    """
     if config.kind == "fashion-mnist":
-        return idx_dataset("FashionMNIST", "train"), idx_dataset("FashionMNIST", "t10k")
+        return None, idx_dataset("FashionMNIST", "train"), idx_dataset("FashionMNIST", "t10k")
     if config.kind == "mnist":
-        return idx_dataset("MNIST", "train"), idx_dataset("MNIST", "t10k")
+        return None, idx_dataset("MNIST", "train"), idx_dataset("MNIST", "t10k")
     if config.kind == "folder":
         assert config.path is not None  # noqa: S101 - the configuration has checked it
         source = folder(config.path)
     else:
         source = digits()
-    first, second = _stratified(source, config.gallery_share, generator)
-    return first, second
+    learning = None
+    if config.zero_shot:
+        names = sorted(set(source.labels))
+        seen = set(names[: len(names) // 2])
+        learning = source.subset(_with_label(source, seen, wanted=True))
+        source = source.subset(_with_label(source, seen, wanted=False))
+        if len(seen) < 2:
+            raise DatasetError(f"{len(names)} labels; a zero-shot split needs four, two to a half.")
+    return learning, *_stratified(source, config.gallery_share, generator)
 
 
 def _stratified(

@@ -1,5 +1,6 @@
 """Encoders: a trunk that computes features, and the linear last layer that embeds them."""
 
-from index_builder.networks.encoder import MetricEncoder, build_encoder
+from index_builder.networks.encoder import MetricEncoder, build_encoder, load_pretrained
+from index_builder.networks.whitening import learned_whitening
 
-__all__ = ["MetricEncoder", "build_encoder"]
+__all__ = ["MetricEncoder", "build_encoder", "learned_whitening", "load_pretrained"]

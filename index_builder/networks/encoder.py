@@ -7,7 +7,17 @@ from torch import Tensor, nn
 
 from index_builder.configuration import NetworkConfig
 from index_builder.networks.small_cnn import SmallCNN
+from index_builder.networks.torchvision_trunk import TorchvisionTrunk, freeze_batch_norm
 from index_builder.networks.trunk import Trunk
+from index_builder.networks.weights import (
+    PretrainedWeights,
+    is_checkpoint,
+    linear_layer,
+    load_checkpoint,
+    load_weights,
+    needs_tensorflow_padding,
+)
+from model_store.errors import WeightsError
 from model_store.images import Preprocessing
 
 
@@ -19,16 +29,28 @@ class MetricEncoder(nn.Module):
     Parameters
     ----------
     trunk : computes φ: features (B, F) of images (B, 3, H, W), standardised.
+    pretrained : batch normalisation keeps the statistics it was pretrained with.
+    frozen : the whole trunk stays as it is, while the last layer learns.
     """
 
     pixel_mean: Tensor
     pixel_std: Tensor
 
-    def __init__(self, trunk: Trunk, embedding_dim: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        trunk: Trunk,
+        embedding_dim: int,
+        dropout: float = 0.0,
+        *,
+        pretrained: bool = False,
+        frozen: bool = False,
+    ) -> None:
         super().__init__()
-        self.trunk = trunk
-        self.register_buffer("pixel_mean", torch.zeros(()))
-        self.register_buffer("pixel_std", torch.ones(()))
+        self.trunk = trunk.requires_grad_(not frozen)
+        self.pretrained = pretrained
+        self.frozen = frozen
+        self.register_buffer("pixel_mean", torch.zeros(3, 1, 1))
+        self.register_buffer("pixel_std", torch.ones(3, 1, 1))
         self.dropout = nn.Dropout(dropout)
         self.last_layer = nn.Linear(trunk.n_features, embedding_dim)
 
@@ -36,6 +58,13 @@ class MetricEncoder(nn.Module):
     def preprocessing(self) -> Preprocessing:
         """How an upright RGB image becomes the input."""
         return self.trunk.preprocessing
+
+    def train(self, mode: bool = True) -> MetricEncoder:
+        """Set training mode; pretrained batch normalisation keeps its statistics all the same."""
+        super().train(mode)
+        if self.pretrained:
+            freeze_batch_norm(self.trunk)
+        return self
 
     def features(self, images: Tensor) -> Tensor:
         """Penultimate activations (B, F) of ``images`` (B, H, W, 3) uint8."""
@@ -49,8 +78,8 @@ class MetricEncoder(nn.Module):
         values = torch.arange(256).double() / 255
         mean = (counts @ values) / counts.sum()
         variance = (counts @ (values - mean) ** 2) / counts.sum()
-        self.pixel_mean.copy_(mean)
-        self.pixel_std.copy_(variance.sqrt().clamp_min(1e-3))
+        self.pixel_mean.fill_(mean)
+        self.pixel_std.fill_(variance.sqrt().clamp_min(1e-3))
 
     def forward(self, images: Tensor) -> Tensor:
         """Embeddings (B, D), not normalised, of ``images`` (B, H, W, 3) uint8."""
@@ -59,11 +88,69 @@ class MetricEncoder(nn.Module):
 
 
 def build_encoder(config: NetworkConfig, generator: torch.Generator) -> MetricEncoder:
-    """An untrained encoder: PyTorch's own initialisation, drawn from ``generator`` alone."""
-    encoder = MetricEncoder(SmallCNN(), config.embedding_dim, config.dropout)
-    for layer in encoder.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            bound = layer.weight[0].numel() ** -0.5
-            for parameter in layer.parameters():
-                nn.init.uniform_(parameter, -bound, bound, generator=generator)
-    return encoder
+    """An untrained encoder: each layer's own initialisation, drawn from ``generator`` alone."""
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MetricEncoder(
+            _trunk(config),
+            config.embedding_dim,
+            config.dropout,
+            pretrained=config.weights is not None,
+            frozen=config.frozen,
+        )
+
+
+def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
+    """Take the weights that ``config.weights`` names, and the last layer where it says so.
+
+    Raises
+    ------
+    WeightsError : they are missing, cannot be read or do not fit.
+    """
+    assert config.weights is not None  # noqa: S101 - the caller has looked
+    if is_checkpoint(config.weights):
+        state = load_checkpoint(config.weights)
+        if config.last_layer != "loaded":
+            state |= {f"last_layer.{k}": v for k, v in encoder.last_layer.state_dict().items()}
+        try:
+            encoder.load_state_dict(state)
+        except RuntimeError as error:
+            raise WeightsError(f"{config.weights} does not fit the encoder. {error}") from error
+    elif isinstance(encoder.trunk, TorchvisionTrunk) and config.trunk != "small_cnn":
+        weights = load_weights(config.trunk, config.weights)
+        encoder.trunk.load_backbone(weights.state)
+        encoder.pixel_mean.copy_(weights.pixel_mean[:, None, None])
+        encoder.pixel_std.copy_(weights.pixel_std[:, None, None])
+        if config.last_layer == "loaded":
+            _take_linear_layer(encoder, weights, config.weights)
+    else:
+        raise WeightsError(
+            f"{config.weights} is not the checkpoint.safetensors of a run; trunk = 'small_cnn' has "
+            "no other weights."
+        )
+
+
+def _take_linear_layer(encoder: MetricEncoder, weights: PretrainedWeights, source: str) -> None:
+    """Make the linear layer among ``weights`` the last layer."""
+    layer = linear_layer(weights, encoder.trunk.n_features)
+    if layer is None or layer[0].shape[0] != encoder.last_layer.out_features:
+        found = "none" if layer is None else f"one of {layer[0].shape[0]} dimensions"
+        raise WeightsError(
+            f"last_layer = 'loaded' wants a linear layer from {encoder.trunk.n_features} features "
+            f"to embedding_dim = {encoder.last_layer.out_features}; {source} has {found}."
+        )
+    with torch.no_grad():
+        encoder.last_layer.weight.copy_(layer[0])
+        encoder.last_layer.bias.copy_(layer[1])
+
+
+def _trunk(config: NetworkConfig) -> Trunk:
+    if config.trunk == "small_cnn":
+        return SmallCNN()
+    return TorchvisionTrunk(
+        config.trunk,
+        config.pooling,
+        config.input_size,
+        tensorflow_padding=needs_tensorflow_padding(config.weights),
+    )

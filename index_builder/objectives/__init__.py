@@ -1,5 +1,16 @@
-"""What training minimises."""
+"""Objectives: what training minimises, for each posterior."""
 
-from index_builder.objectives.contrastive import contrastive_loss
+from index_builder.objectives.bayesian_triplet import BayesianTripletLoss
+from index_builder.objectives.build import build_objective
+from index_builder.objectives.contrastive import ContrastiveLoss, contrastive_loss
+from index_builder.objectives.objective import Objective
+from index_builder.objectives.online_laplace import OnlineLaplaceLoss
 
-__all__ = ["contrastive_loss"]
+__all__ = [
+    "BayesianTripletLoss",
+    "ContrastiveLoss",
+    "Objective",
+    "OnlineLaplaceLoss",
+    "build_objective",
+    "contrastive_loss",
+]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from index_builder.objectives.objective import Objective
 
 _SQUARED_FLOOR = 1e-8
 """Added room under the root: its derivative is infinite where two embeddings coincide."""
@@ -31,3 +33,15 @@ def contrastive_loss(embeddings: Tensor, labels: Tensor, margin: float) -> Tenso
     violation = (margin - squared[~same].sqrt()).clamp_min(0)
     n_violating = (violation > 0).sum().clamp_min(1)
     return 0.5 * squared[same & ~itself].mean() + 0.5 * violation.square().sum() / n_violating
+
+
+class ContrastiveLoss(Objective):
+    """`contrastive_loss` of the last layer's embeddings; it learns nothing beside them."""
+
+    def __init__(self, margin: float) -> None:
+        super().__init__()
+        self.margin = margin
+
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch of ``features`` (B, F)."""
+        return contrastive_loss(last_layer(features), labels, self.margin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -53,6 +53,15 @@ class LaplaceFit:
     log_marginal_likelihood: float
     seconds: float
 
+    def summary(self) -> dict[str, float]:
+        """The entries of H in three numbers."""
+        entries = torch.cat([self.weight_curvature.flatten(), self.bias_curvature]).double()
+        return {
+            "mean": float(entries.mean()),
+            "largest": float(entries.max()),
+            "share_zero": float((entries == 0).double().mean()),
+        }
+
 
 @torch.no_grad()
 def fit_laplace(
@@ -100,8 +109,39 @@ def fit_laplace(
     curvature = _curvature(
         features, labels, weight, bias, approximation, split, margin, scaling, generator, plan
     )
-    scale = float(len(labels)) if data_scale is None else data_scale
-    scaled = curvature * scale
+    fitted = laplace_of_curvature(
+        weight,
+        bias,
+        curvature,
+        data_scale=float(len(labels)) if data_scale is None else data_scale,
+        prior_precision=prior_precision,
+    )
+    return replace(fitted, seconds=time.perf_counter() - started)
+
+
+def laplace_of_curvature(
+    weight: Tensor,
+    bias: Tensor,
+    curvature: Curvature,
+    *,
+    data_scale: float,
+    prior_precision: float | None = None,
+) -> LaplaceFit:
+    """The posterior of a trained layer whose curvature is known, as after online training.
+
+    Parameters
+    ----------
+    weight, bias : (D, F), (D,); the trained layer.
+    curvature : H ≥ 0, without the data scale.
+    data_scale : what H is multiplied by.
+    prior_precision : None for the one with the largest marginal likelihood.
+
+    Raises
+    ------
+    CalibrationError : no prior precision can be chosen, because the curvature is zero.
+    """
+    started = time.perf_counter()
+    scaled = curvature * data_scale
     chosen_by: PriorChoice = "marginal_likelihood" if prior_precision is None else "caller"
     if prior_precision is None:
         prior_precision = tune_prior_precision(scaled, weight, bias)
@@ -112,7 +152,7 @@ def fit_laplace(
         prior_precision=prior_precision,
         prior_chosen_by=chosen_by,
         prior_search=evidence_curve(scaled, weight, bias, prior_precision),
-        data_scale=scale,
+        data_scale=data_scale,
         log_marginal_likelihood=log_marginal_likelihood(scaled, weight, bias, prior_precision),
         seconds=time.perf_counter() - started,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,29 +86,20 @@ class LastLayerPosterior:
             draws.append(mean + variance.sqrt() * noise)
         return draws[0], draws[1]
 
-    def save(self, path: Path, metadata: Mapping[str, object] | None = None) -> None:
-        """Write the four tensors as safetensors.
-
-        Parameters
-        ----------
-        path : of the file.
-        metadata : values that JSON can express; each is kept as a JSON string.
-        """
-        described = {name: json.dumps(value) for name, value in (metadata or {}).items()}
+    def save(self, path: Path) -> None:
+        """Write the four tensors as safetensors."""
         tensors = {name: getattr(self, name).contiguous() for name in _TENSORS}
-        save_file(tensors, path, metadata={**described, "format": _FORMAT})
+        save_file(tensors, path, metadata={"format": _FORMAT})
 
     @classmethod
-    def load(cls, path: Path) -> tuple[LastLayerPosterior, dict[str, object]]:
-        """Read what `save` wrote: the posterior and its metadata.
+    def load(cls, path: Path) -> LastLayerPosterior:
+        """Read what `save` wrote.
 
         Raises
         ------
         ValueError : the file is not one that `save` wrote.
         """
         with safe_open(path, framework="pt") as file:
-            described = dict(file.metadata() or {})
-            if described.pop("format", None) != _FORMAT:
+            if dict(file.metadata() or {}).get("format") != _FORMAT:
                 raise ValueError(f"{path.name} is not a {_FORMAT} file")
-            tensors = [file.get_tensor(name) for name in _TENSORS]
-        return cls(*tensors), {name: json.loads(value) for name, value in described.items()}
+            return cls(*(file.get_tensor(name) for name in _TENSORS))

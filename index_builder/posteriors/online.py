@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -84,6 +86,7 @@ def online_step(
     bias: Tensor,
     *,
     margin: float,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     approximation: Approximation = "fixed",
     split: Split = "euclidean",
     n_samples: int = 0,
@@ -103,6 +106,8 @@ def online_step(
     labels : (B,) int64.
     weight, bias : (D, F), (D,); the parameters of the layer.
     margin, approximation, split : as in `minibatch_curvature`.
+    loss : L of embeddings (B, D) and labels; None for `minibatch_loss`, whose curvature is taken in
+        any case: the contrastive loss that trains better has the same minima of its positives.
     n_samples : layers to draw; 0 for the point form.
     generator : draws them; needed for the expectation form.
 
@@ -116,11 +121,11 @@ def online_step(
         weights, biases = state.posterior(weight, bias).sample(n_samples, generator)
     else:
         weights, biases = weight[None], bias[None]
+    loss = loss or partial(minibatch_loss, margin=margin)
     objective = state.prior_precision / (2 * state.data_scale) * _squared_norm(weight, bias)
     total = Curvature.zeros_like(weight.detach())
     for w, b in zip(weights, biases, strict=True):
-        loss = minibatch_loss(torch.addmm(b, features, w.T), labels, margin)
-        objective = objective + loss / len(weights)
+        objective = objective + loss(torch.addmm(b, features, w.T), labels) / len(weights)
         with torch.no_grad():
             total += minibatch_curvature(
                 features, labels, w, b, margin=margin, approximation=approximation, split=split

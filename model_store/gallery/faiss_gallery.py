@@ -101,7 +101,9 @@ class FaissGallery:
             np.ascontiguousarray(directions), min(n, n_searched), params=parameters
         )
         rows = np.sort(found, axis=1)  # by row, so that the stable sort below ends ties by id
-        exact = [_similarities(self._directions[r], d) for r, d in zip(rows, directions, strict=True)]
+        exact = [
+            _similarities(self._directions[r], d) for r, d in zip(rows, directions, strict=True)
+        ]
         similarities = np.round(exact, SIMILARITY_DECIMALS)
         order = np.argsort(-similarities, axis=1, kind="stable")
         return Candidates(

@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from index_builder.configuration import BuildConfig
-from index_builder.posteriors import LastLayerPosterior
+from index_builder.posteriors import load_posterior
 from index_builder.run import Run
 from index_builder.steps import build_all
 from model_store import open_bundle
@@ -152,4 +152,4 @@ def test_a_damaged_posterior_file_is_refused(digits_run: Path, tmp_path: Path) -
     shutil.copy(digits_run / "posterior.safetensors", copy)
     copy.write_bytes(copy.read_bytes()[:-100])
     with pytest.raises(Exception, match=r"SafetensorError|incomplete|Header"):
-        LastLayerPosterior.load(copy)
+        load_posterior(copy)

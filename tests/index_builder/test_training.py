@@ -10,8 +10,15 @@ from torch import Tensor
 from index_builder.configuration import NetworkConfig, TrainingConfig
 from index_builder.datasets.digits import digits
 from index_builder.networks import build_encoder
-from index_builder.objectives import contrastive_loss
-from index_builder.training import WARM_UP_STEPS, augment, balanced_batches, rate_at, train
+from index_builder.objectives import ContrastiveLoss, contrastive_loss
+from index_builder.training import (
+    WARM_UP_STEPS,
+    augment,
+    balanced_batches,
+    feature_source,
+    rate_at,
+    train,
+)
 
 
 def test_the_loss_is_the_contrastive_loss_pair_by_pair() -> None:
@@ -68,8 +75,9 @@ def test_pixels_are_standardised_by_the_training_images() -> None:
     encoder = build_encoder(NetworkConfig(embedding_dim=4), torch.Generator().manual_seed(0))
     encoder.standardise(images)
     values = images.double() / 255
-    assert encoder.pixel_mean.item() == pytest.approx(values.mean().item())
-    assert encoder.pixel_std.item() == pytest.approx(values.std(correction=0).item(), rel=1e-5)
+    assert encoder.pixel_mean.flatten().tolist() == pytest.approx([values.mean().item()] * 3)
+    deviation = values.std(correction=0).item()
+    assert encoder.pixel_std.flatten().tolist() == pytest.approx([deviation] * 3, rel=1e-5)
 
 
 def test_augmentation_moves_and_mirrors_but_keeps_shape() -> None:
@@ -101,7 +109,9 @@ def trained(seed: int, epochs: int = 3) -> Tensor:
     encoder = build_encoder(NetworkConfig(embedding_dim=8), generator)
     prepared = torch.from_numpy(IMAGES.prepared(encoder.preprocessing))
     config = TrainingConfig(epochs=epochs, labels_per_batch=10, images_per_label=4, shift=1)
-    history = train(encoder, prepared, LABELS, config, generator)
+    encoder.standardise(prepared)
+    source = feature_source(encoder, IMAGES, config, generator)
+    history = train(encoder, ContrastiveLoss(1.0), source, LABELS, config, generator)
     assert len(history) == epochs
     with torch.inference_mode():
         return torch.nn.functional.normalize(encoder(prepared))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from index_builder.posteriors import LastLayerPosterior
+from index_builder.posteriors import LastLayerPosterior, load_posterior
 
 
 @pytest.fixture
@@ -52,18 +52,16 @@ def test_gradients_reach_the_mean_through_samples(posterior: LastLayerPosterior)
 
 
 def test_what_is_saved_is_loaded(posterior: LastLayerPosterior, tmp_path: Path) -> None:
-    described = {"margin": 0.7, "split": "arccos", "sizes": [1, 2], "tuned": None}
-    posterior.save(tmp_path / "posterior.safetensors", described)
-    loaded, metadata = LastLayerPosterior.load(tmp_path / "posterior.safetensors")
+    posterior.save(tmp_path / "posterior.safetensors")
+    loaded = load_posterior(tmp_path / "posterior.safetensors")
     for name in ("weight_mean", "bias_mean", "weight_variance", "bias_variance"):
         assert torch.equal(getattr(loaded, name), getattr(posterior, name))
-    assert metadata == described
 
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     save_file({"weight_mean": torch.ones(2, 2)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="is not a last-layer-posterior/1 file"):
-        LastLayerPosterior.load(tmp_path / "other.safetensors")
+        load_posterior(tmp_path / "other.safetensors")
 
 
 @pytest.mark.parametrize(

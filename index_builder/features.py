@@ -1,0 +1,42 @@
+"""Features of many images, in blocks that fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from index_builder.datasets import LabelledImages
+from index_builder.networks import MetricEncoder
+from index_builder.posteriors import FeatureBlocks
+from index_builder.progress import track
+
+_PIXELS = 800_000
+"""Of a block: a thousand small images, or sixteen photographs."""
+
+_CACHED_BYTES = 2**29
+"""Features that take no more are computed once and kept."""
+
+
+def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[Tensor]:
+    """Features (n, F) of ``images``, in order; the encoder must be in evaluation mode."""
+    preprocessing = encoder.preprocessing
+    size = max(1, _PIXELS // (preprocessing.height * preprocessing.width))
+    batches = images.batches(preprocessing, size)
+    for _, batch in track(batches, "features", -(-len(images) // size)):
+        with torch.no_grad():
+            yield encoder.features(torch.from_numpy(batch))
+
+
+def all_features(encoder: MetricEncoder, images: LabelledImages) -> Tensor:
+    """Features (N, F) of ``images``; the encoder must be in evaluation mode."""
+    return torch.cat(list(feature_blocks(encoder, images)))
+
+
+def repeatable_blocks(encoder: MetricEncoder, images: LabelledImages) -> FeatureBlocks:
+    """`feature_blocks` that can be asked for again; kept in memory where they are small."""
+    if len(images) * encoder.trunk.n_features * 4 <= _CACHED_BYTES:
+        kept = list(feature_blocks(encoder, images))
+        return lambda: kept
+    return lambda: feature_blocks(encoder, images)

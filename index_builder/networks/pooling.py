@@ -1,0 +1,34 @@
+"""From a feature map to one vector an image."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+_FLOOR = 1e-6
+"""Below it the gradient of a power with a fractional exponent is infinite."""
+
+
+class AveragePooling(nn.Module):
+    """Mean over space: (B, C, H, W) to (B, C)."""
+
+    def forward(self, feature_map: Tensor) -> Tensor:
+        """Pool ``feature_map``."""
+        return feature_map.mean(dim=(2, 3))
+
+
+class GeneralisedMeanPooling(nn.Module):
+    """Generalised mean over space, (mean xᵖ)^(1/p): (B, C, H, W), x ≥ 0, to (B, C).
+
+    GeM of Radenović et al. 2019, Eq. 3, with one learned exponent p, 3 at first as in Warburg et
+    al. 2023, G.2; p = 1 is the average, p → ∞ the maximum.
+    """
+
+    def __init__(self, exponent: float = 3.0) -> None:
+        super().__init__()
+        self.exponent = nn.Parameter(torch.tensor(exponent))
+
+    def forward(self, feature_map: Tensor) -> Tensor:
+        """Pool ``feature_map``; negative values count as zero."""
+        powers = feature_map.clamp_min(_FLOOR).pow(self.exponent)
+        return powers.mean(dim=(2, 3)).pow(1 / self.exponent)

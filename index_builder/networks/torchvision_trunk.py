@@ -1,0 +1,138 @@
+"""Trunks from torchvision: a backbone without its classifier, and a pooling."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torchvision import models
+
+from index_builder.networks.pooling import AveragePooling, GeneralisedMeanPooling
+from index_builder.networks.trunk import Trunk
+from model_store.errors import WeightsError
+from model_store.images import Preprocessing
+
+TorchvisionName = Literal["resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large", "vit_b_16"]
+PoolingName = Literal["average", "gem"]
+
+_N_FEATURES: Mapping[TorchvisionName, int] = {
+    "resnet18": 512,
+    "resnet50": 2048,
+    "mobilenet_v2": 1280,
+    "mobilenet_v3_large": 960,
+    "vit_b_16": 768,
+}
+_POOLINGS: Mapping[PoolingName, Callable[[], nn.Module]] = {
+    "average": AveragePooling,
+    "gem": GeneralisedMeanPooling,
+}
+CLASSIFIERS = ("fc.", "classifier.", "heads.")
+"""Where torchvision's models keep what a trunk has no use for."""
+
+
+class TorchvisionTrunk(Trunk):
+    """A torchvision model up to its last features: pooled feature map, or ViT's class token.
+
+    Parameters
+    ----------
+    name : torchvision's own.
+    pooling : of the feature map; a vision transformer has none to pool.
+    input_size : height and width of the input, pixels.
+    tensorflow_padding : pad strided convolutions as TensorFlow does, for weights trained there.
+    """
+
+    def __init__(
+        self,
+        name: TorchvisionName,
+        pooling: PoolingName = "average",
+        input_size: int = 224,
+        *,
+        tensorflow_padding: bool = False,
+    ) -> None:
+        super().__init__()
+        self.preprocessing = Preprocessing(input_size, input_size)
+        self.n_features = _N_FEATURES[name]
+        options = {"image_size": input_size} if name == "vit_b_16" else {}
+        backbone = models.get_model(name, weights=None, **options)
+        self.backbone: nn.Module
+        self.pooling: nn.Module
+        if name == "vit_b_16":
+            backbone.heads = nn.Identity()
+            self.backbone, self.pooling = backbone, nn.Identity()
+        else:
+            self.backbone, self.pooling = _feature_map(backbone), _POOLINGS[pooling]()
+        if tensorflow_padding:
+            _pad_as_tensorflow(self.backbone)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, F) of ``images`` (B, 3, H, W), standardised."""
+        features: Tensor = self.pooling(self.backbone(images))
+        return features
+
+    def load_backbone(self, state: Mapping[str, Tensor]) -> None:
+        """Take the weights of a torchvision model of the same name; its classifier is left out.
+
+        Raises
+        ------
+        WeightsError : a tensor is missing, unknown, or of another shape.
+        """
+        kept = {name: value for name, value in state.items() if not name.startswith(CLASSIFIERS)}
+        try:
+            self.backbone.load_state_dict(kept)
+        except RuntimeError as error:
+            raise WeightsError(f"The weights do not fit the trunk. {error}") from error
+
+
+class _AsymmetricConv2d(nn.Conv2d):
+    """A strided convolution with TensorFlow's "SAME" padding of an even input: right and bottom."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        padded = nn.functional.pad(images, (0, 1, 0, 1))
+        return nn.functional.conv2d(
+            padded, self.weight, self.bias, self.stride, 0, self.dilation, self.groups
+        )
+
+
+def _feature_map(backbone: nn.Module) -> nn.Module:
+    """Everything before the global pooling, under the names that torchvision gives its parts."""
+    convolutional = [
+        (name, part)
+        for name, part in backbone.named_children()
+        if name not in {"avgpool", "fc", "classifier"}
+    ]
+    return nn.Sequential(OrderedDict(convolutional))
+
+
+def _pad_as_tensorflow(module: nn.Module) -> None:
+    """Replace every strided 3 × 3 convolution within ``module``; weights must be loaded after."""
+    for name, part in module.named_children():
+        if isinstance(part, nn.Conv2d) and part.stride == (2, 2) and part.kernel_size == (3, 3):
+            replacement = _AsymmetricConv2d(
+                part.in_channels,
+                part.out_channels,
+                3,
+                stride=2,
+                groups=part.groups,
+                bias=part.bias is not None,
+            )
+            setattr(module, name, replacement)
+        else:
+            _pad_as_tensorflow(part)
+
+
+def freeze_batch_norm(module: nn.Module) -> None:
+    """Keep the running statistics of batch normalisation as they were pretrained.
+
+    Batches of few labels have statistics of their own, which fine-tuning would chase.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.eval()
+
+
+def imagenet_normalisation() -> tuple[Tensor, Tensor]:
+    """Mean and deviation (3,) of pixels in [0, 1] that torchvision's weights expect."""
+    return torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

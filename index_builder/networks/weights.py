@@ -1,0 +1,180 @@
+"""Pretrained weights of a trunk: by torchvision's names, or from a local file."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from torchvision import models
+
+from index_builder.networks.torchvision_trunk import (
+    CLASSIFIERS,
+    TorchvisionName,
+    imagenet_normalisation,
+)
+from model_store.errors import WeightsError
+
+QUANTISED_SUFFIX = ".npz"
+"""Of weights that were exported from TensorFlow Lite: they bring its padding and input range."""
+
+_BATCH_NORM_EPS = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainedWeights:
+    """Weights, and the pixels they were trained on.
+
+    Attributes
+    ----------
+    state : tensors by torchvision's names; a classifier may be among them.
+    pixel_mean, pixel_std : (3,), what brings pixels in [0, 1] to the range of the network.
+    """
+
+    state: Mapping[str, Tensor]
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+
+def load_weights(trunk: TorchvisionName, source: str) -> PretrainedWeights:
+    """Load what ``source`` names.
+
+    Parameters
+    ----------
+    trunk : torchvision's name of the model.
+    source : one of its weights by torchvision's own name, such as ``IMAGENET1K_V1``, downloaded
+        and checked by torchvision; or a file: ``.safetensors``; ``.pth`` or ``.pt``, read without
+        running any code of theirs; ``.npz`` of int8 convolutions with folded batch normalisation.
+
+    Raises
+    ------
+    WeightsError : no such name or file, a download that fails, or a file that cannot be read.
+    """
+    names = [weights.name for weights in models.get_model_weights(trunk)]
+    if source in names:
+        return PretrainedWeights(_download(trunk, source), *imagenet_normalisation())
+    path = Path(source)
+    if not path.is_file():
+        raise WeightsError(
+            f"No weights {source!r} for {trunk}: neither a file nor one of {', '.join(names)}."
+        )
+    try:
+        if path.suffix == ".safetensors":
+            return PretrainedWeights(load_file(path), *imagenet_normalisation())
+        if path.suffix in {".pth", ".pt"}:
+            return PretrainedWeights(_state_dict(path), *imagenet_normalisation())
+        if path.suffix == QUANTISED_SUFFIX:
+            half = torch.full((3,), 0.5)
+            return PretrainedWeights(_dequantised(path), half, half)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        EOFError,
+        BadZipFile,
+        SafetensorError,
+        pickle.UnpicklingError,
+    ) as error:
+        raise WeightsError(f"{path} cannot be read: {error}") from error
+    raise WeightsError(f"{path} is no .safetensors, .pth, .pt or .npz file.")
+
+
+def needs_tensorflow_padding(source: str | None) -> bool:
+    """Whether weights of that name were trained with TensorFlow's padding."""
+    return source is not None and Path(source).suffix == QUANTISED_SUFFIX
+
+
+def linear_layer(weights: PretrainedWeights, n_features: int) -> tuple[Tensor, Tensor] | None:
+    """Weight (D, F) and bias (D,) of the one linear layer on F features among ``weights``."""
+    found = [
+        name.removesuffix(".weight")
+        for name, value in weights.state.items()
+        if name.startswith(CLASSIFIERS) and value.ndim == 2 and value.shape[1] == n_features
+    ]
+    if len(found) != 1:
+        return None
+    weight = weights.state[f"{found[0]}.weight"]
+    return weight, weights.state.get(f"{found[0]}.bias", torch.zeros(len(weight)))
+
+
+def is_checkpoint(source: str) -> bool:
+    """Whether ``source`` is the checkpoint.safetensors of a run: a whole encoder."""
+    path = Path(source)
+    if path.suffix != ".safetensors" or not path.is_file():
+        return False
+    try:
+        with safe_open(path, framework="pt") as file:
+            return "last_layer.weight" in set(file.keys())
+    except SafetensorError:
+        return False
+
+
+def load_checkpoint(source: str) -> dict[str, Tensor]:
+    """Read the state of an encoder that a run has left."""
+    return dict(load_file(source))
+
+
+def _download(trunk: TorchvisionName, name: str) -> Mapping[str, Tensor]:
+    weights = models.get_model_weights(trunk)[name]
+    try:
+        state: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
+    except (URLError, OSError, RuntimeError) as error:
+        raise WeightsError(
+            f"{name} of {trunk} could not be downloaded from {weights.url} ({error}). Fetch the "
+            "file where there is a network, and name its path instead."
+        ) from error
+    return state
+
+
+def _state_dict(path: Path) -> Mapping[str, Tensor]:
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else loaded
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ValueError("it holds no state dict, which maps names to tensors")
+    return state
+
+
+def _dequantised(path: Path) -> Mapping[str, Tensor]:
+    """Weights of convolutions `<name>.q` (int8) × `<name>.scale`, each followed by its bias.
+
+    The batch normalisation that torchvision has behind each convolution becomes the bias alone.
+    """
+    state: dict[str, Tensor] = {}
+    with np.load(path, allow_pickle=False) as file:
+        for key in file.files:
+            if not key.endswith(".q"):
+                continue
+            layer = key.removesuffix(".q")
+            quantised = file[key].astype(np.float32)
+            scale = file[f"{layer}.scale"].astype(np.float32)
+            weight = quantised * scale.reshape(-1, *[1] * (quantised.ndim - 1))
+            state[f"{layer}.weight"] = torch.from_numpy(weight)
+            bias = torch.from_numpy(file[f"{layer}.bias"].astype(np.float32))
+            state |= _folded_batch_norm(_behind(layer), bias)
+    return state
+
+
+def _behind(layer: str) -> str:
+    """Name of the batch normalisation behind a convolution: the next part of the same block."""
+    block, _, place = layer.rpartition(".")
+    return f"{block}.{int(place) + 1}"
+
+
+def _folded_batch_norm(name: str, bias: Tensor) -> dict[str, Tensor]:
+    """Batch normalisation that only adds ``bias`` (C,)."""
+    return {
+        f"{name}.weight": torch.ones_like(bias),
+        f"{name}.bias": bias,
+        f"{name}.running_mean": torch.zeros_like(bias),
+        f"{name}.running_var": torch.ones_like(bias) - _BATCH_NORM_EPS,
+        f"{name}.num_batches_tracked": torch.zeros((), dtype=torch.int64),
+    }

@@ -1,0 +1,108 @@
+"""The Bayesian triplet loss: embeddings are distributions, and a network says how wide."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from index_builder.objectives.objective import Objective
+from index_builder.objectives.triplets import Mining, mine_triplets
+from index_builder.objectives.von_mises_fisher import kl_divergence_to_uniform
+from index_builder.posteriors import VarianceHead
+from model_store.gaussian import DiagonalGaussian, triplet_margin_moments
+
+Prior = Literal["gaussian", "von_mises_fisher"]
+
+_SMALLEST_VARIANCE = 1e-20
+"""Of τ: keeps the root differentiable where a triplet's three embeddings coincide and are sure."""
+
+
+class BayesianTripletLoss(Objective):
+    """−log P(τ < −m) of mined triplets, plus a weighted divergence from the prior.
+
+    Warburg et al. 2021, with the corrections of the margin's sign (the positive must lead *by* m,
+    so that P(τ < −m) is wanted), of the axis of the Gaussian divergence and of the divergence from
+    the uniform distribution on the sphere; the logarithm of the normal cdf is taken as such, so
+    that hard triplets keep a gradient. With a weight other than one it is no evidence lower bound.
+
+    Parameters
+    ----------
+    head : gives the variances.
+    prior : N(0, prior_variance I), or uniform on the sphere with κ = 1 / variance.
+    prior_variance : of each dimension.
+    kl_weight : of the divergence, averaged over the minibatch.
+    margin : m ≥ 0, in squared distance on the unit sphere.
+    mining, n_triplets : see `mine_triplets`.
+    generator : draws triplets.
+    """
+
+    def __init__(
+        self,
+        head: VarianceHead,
+        *,
+        prior: Prior,
+        prior_variance: float,
+        kl_weight: float,
+        margin: float,
+        mining: Mining,
+        n_triplets: int,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.head = head
+        self.prior = prior
+        self.prior_variance = prior_variance
+        self.kl_weight = kl_weight
+        self.margin = margin
+        self.mining: Mining = mining
+        self.n_triplets = n_triplets
+        self.generator = generator
+
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch of ``features`` (B, F)."""
+        mean = nn.functional.normalize(last_layer(features))
+        variance = self.head(features)
+        triplets = mine_triplets(mean, labels, self.mining, self.n_triplets, self.generator)
+        loss = self.kl_weight * self.divergence(mean, variance).mean()
+        if len(triplets[0]):
+            loss = loss + self.negative_log_likelihood(mean, variance, *triplets).mean()
+        return loss
+
+    def negative_log_likelihood(
+        self, mean: Tensor, variance: Tensor, anchors: Tensor, positives: Tensor, negatives: Tensor
+    ) -> Tensor:
+        """−log P(τ < −m), (T,), with τ = ‖z_a − z_p‖² − ‖z_a − z_n‖² taken as normal.
+
+        Parameters
+        ----------
+        mean, variance : (B, D), of the embeddings z.
+        anchors, positives, negatives : (T,) rows.
+        """
+        triplet = [
+            DiagonalGaussian(mean[rows], variance[rows]) for rows in (anchors, positives, negatives)
+        ]
+        expected, spread = triplet_margin_moments(*triplet)
+        deviation = spread.clamp_min(_SMALLEST_VARIANCE).sqrt()
+        log_probability: Tensor = torch.special.log_ndtr((-self.margin - expected) / deviation)
+        return -log_probability
+
+    def divergence(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """KL(embedding ‖ prior) of each image, (B,), in nats."""
+        if self.prior == "von_mises_fisher":
+            return kl_divergence_to_uniform(1 / variance[:, 0], mean.shape[1])
+        return gaussian_divergence(mean, variance, self.prior_variance)
+
+
+def gaussian_divergence(mean: Tensor, variance: Tensor, prior_variance: float) -> Tensor:
+    """KL(N(mean, diag variance) ‖ N(0, prior_variance I)), (B,), in nats.
+
+    ½ Σ_d [v/σ² + μ²/σ² − 1 − log(v/σ²)].
+
+    Parameters
+    ----------
+    mean, variance : (B, D).
+    """
+    ratio = variance / prior_variance
+    return 0.5 * (ratio + mean.square() / prior_variance - 1 - ratio.log()).sum(1)

@@ -1,0 +1,51 @@
+"""From a configuration to the objective it asks for."""
+
+from __future__ import annotations
+
+import torch
+
+from index_builder.configuration import BayesianTripletConfig, BuildConfig, OnlineLaplaceConfig
+from index_builder.networks import MetricEncoder
+from index_builder.objectives.bayesian_triplet import BayesianTripletLoss
+from index_builder.objectives.contrastive import ContrastiveLoss
+from index_builder.objectives.objective import Objective
+from index_builder.objectives.online_laplace import OnlineLaplaceLoss
+from index_builder.posteriors import VarianceHead
+
+
+def build_objective(
+    config: BuildConfig, encoder: MetricEncoder, n_images: int, generator: torch.Generator
+) -> Objective:
+    """The objective of ``config.posterior``, for training ``encoder`` on ``n_images``."""
+    asked = config.posterior
+    if isinstance(asked, BayesianTripletConfig):
+        prior_variance = asked.prior_variance or 1 / config.network.embedding_dim
+        head = VarianceHead(
+            encoder.trunk.n_features,
+            config.network.embedding_dim,
+            isotropic=asked.variance == "isotropic",
+            initial_variance=prior_variance,
+        )
+        return BayesianTripletLoss(
+            head,
+            prior=asked.prior,
+            prior_variance=prior_variance,
+            kl_weight=asked.kl_weight,
+            margin=asked.margin,
+            mining=asked.mining,
+            n_triplets=asked.n_triplets,
+            generator=generator,
+        )
+    if isinstance(asked, OnlineLaplaceConfig):
+        return OnlineLaplaceLoss(
+            encoder.last_layer,
+            n_images,
+            margin=config.training.margin,
+            approximation=asked.approximation,
+            split=asked.split,
+            memory_factor=asked.memory_factor,
+            prior_precision=asked.training_prior_precision,
+            n_samples=asked.n_samples,
+            generator=generator,
+        )
+    return ContrastiveLoss(config.training.margin)

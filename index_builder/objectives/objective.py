@@ -1,0 +1,25 @@
+"""What training minimises."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from torch import Tensor, nn
+
+
+class Objective(nn.Module):
+    """A loss on the features of a minibatch, and whatever it learns beside the last layer.
+
+    Its parameters are trained along; its state is what `vouch-build fit` makes a posterior of.
+    """
+
+    @abstractmethod
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch, a scalar.
+
+        Parameters
+        ----------
+        features : (B, F)
+        labels : (B,) int64.
+        last_layer : F to D.
+        """

@@ -1,0 +1,86 @@
+"""A head that reads an image's variance off its features: what the Bayesian triplet loss trains."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+VARIANCE_HEAD_FORMAT = "variance-head/1"
+_FLOOR = 1e-8
+"""Smallest variance: a direction is never known better than float32 can express it."""
+
+
+class VarianceHead(nn.Module):
+    """Variance of an embedding, softplus(W φ + b), beside a mean of unit length.
+
+    The mean is the direction of the last layer's output, because the loss compares directions: a
+    variance would mean nothing beside an arbitrary length.
+
+    Parameters
+    ----------
+    n_features : F.
+    embedding_dim : D.
+    isotropic : one variance for all dimensions.
+    initial_variance : what every image begins with.
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        embedding_dim: int,
+        *,
+        isotropic: bool = False,
+        initial_variance: float = 1e-2,
+    ) -> None:
+        super().__init__()
+        self.embedding_dim = embedding_dim
+        self.layer = nn.Linear(n_features, 1 if isotropic else embedding_dim)
+        nn.init.zeros_(self.layer.weight)
+        nn.init.constant_(self.layer.bias, math.log(math.expm1(initial_variance)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Variances (B, D) of ``features`` (B, F)."""
+        variance = nn.functional.softplus(self.layer(features)) + _FLOOR
+        return variance.expand(-1, self.embedding_dim)
+
+
+class VarianceHeadPosterior(nn.Module):
+    """A last layer and its variance head: predicts like a `LastLayerPosterior`."""
+
+    def __init__(self, last_layer: nn.Linear, head: VarianceHead) -> None:
+        super().__init__()
+        self.last_layer = last_layer
+        self.head = head
+
+    def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean, of unit length, and variance of the embedding, (B, D) each, from (B, F)."""
+        return nn.functional.normalize(self.last_layer(features)), self.head(features)
+
+    def save(self, path: Path) -> None:
+        """Write layer and head as safetensors."""
+        tensors = {name: value.contiguous() for name, value in self.state_dict().items()}
+        save_file(tensors, path, metadata={"format": VARIANCE_HEAD_FORMAT})
+
+    @classmethod
+    def load(cls, path: Path) -> VarianceHeadPosterior:
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        ValueError : the file is not one that `save` wrote.
+        """
+        with safe_open(path, framework="pt") as file:
+            if dict(file.metadata() or {}).get("format") != VARIANCE_HEAD_FORMAT:
+                raise ValueError(f"{path.name} is not a {VARIANCE_HEAD_FORMAT} file")
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+        dim, n_features = state["last_layer.weight"].shape
+        isotropic = state["head.layer.weight"].shape[0] == 1
+        posterior = cls(
+            nn.Linear(n_features, dim), VarianceHead(n_features, dim, isotropic=isotropic)
+        )
+        posterior.load_state_dict(state)
+        return posterior.requires_grad_(requires_grad=False)

@@ -1,0 +1,164 @@
+"""The Bayesian triplet loss against Monte Carlo, torch.distributions and autograd."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal, kl_divergence
+
+from index_builder.objectives import BayesianTripletLoss
+from index_builder.objectives.bayesian_triplet import Prior, gaussian_divergence
+from index_builder.objectives.von_mises_fisher import kl_divergence_to_uniform
+from index_builder.posteriors import VarianceHead
+
+N_FEATURES, DIM = 7, 16
+
+
+def loss_of(
+    *,
+    isotropic: bool = False,
+    margin: float = 0.0,
+    kl_weight: float = 0.0,
+    prior: Prior = "gaussian",
+) -> BayesianTripletLoss:
+    head = VarianceHead(N_FEATURES, DIM, isotropic=isotropic, initial_variance=0.05)
+    generator = torch.Generator().manual_seed(1)
+    nn.init.normal_(head.layer.weight, 0, 0.3, generator=generator)
+    loss = BayesianTripletLoss(
+        head,
+        prior=prior,
+        prior_variance=0.1,
+        kl_weight=kl_weight,
+        margin=margin,
+        mining="all",
+        n_triplets=1000,
+        generator=generator,
+    )
+    return loss.double()
+
+
+def embeddings(seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    mean = nn.functional.normalize(torch.randn(3, DIM, generator=generator, dtype=torch.float64))
+    variance = torch.rand(3, DIM, generator=generator, dtype=torch.float64) * 0.1
+    return mean, variance
+
+
+A, P, N = torch.tensor([0]), torch.tensor([1]), torch.tensor([2])
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.3])
+def test_the_likelihood_is_the_probability_that_the_positive_leads_by_the_margin(
+    margin: float,
+) -> None:
+    mean, variance = embeddings()
+    ours = loss_of(margin=margin).negative_log_likelihood(mean, variance, A, P, N)
+    generator = torch.Generator().manual_seed(2)
+    noise = torch.randn(200_000, 3, DIM, generator=generator, dtype=torch.float64)
+    a, p, n = (mean + variance.sqrt() * noise).unbind(1)
+    tau = (a - p).square().sum(1) - (a - n).square().sum(1)
+    share = float((tau < -margin).double().mean())
+    assert 0.05 < share < 0.95
+    # The normal approximation of τ is off by about 0.01 at 16 dimensions.
+    assert math.exp(-ours.item()) == pytest.approx(share, abs=0.02)
+
+
+def test_a_larger_margin_is_harder_to_keep() -> None:
+    mean, variance = embeddings()
+    without, with_margin = (
+        loss_of(margin=margin).negative_log_likelihood(mean, variance, A, P, N).item()
+        for margin in (0.0, 0.5)
+    )
+    assert with_margin > without
+
+
+def test_a_hopeless_triplet_still_has_a_gradient() -> None:
+    mean = torch.zeros(3, DIM)
+    mean[0, 0] = mean[2, 0] = 1.0  # the negative lies on the anchor, the positive opposite
+    mean[1, 0] = -1.0
+    mean.requires_grad_()
+    variance = torch.full((3, DIM), 1e-5, requires_grad=True)
+    value = loss_of().negative_log_likelihood(mean, variance, A, P, N)
+    value.sum().backward()
+    assert torch.isfinite(value).all()
+    assert value.item() > 1e3  # 1e-8 under a logarithm, as published, would end at 18
+    assert mean.grad is not None
+    assert variance.grad is not None
+    assert torch.isfinite(mean.grad).all()
+    assert mean.grad[1, 0] < 0
+    assert (variance.grad[1] < 0).any()  # wider would be less wrong
+
+
+def test_the_gaussian_divergence_is_that_of_torch_for_other_sizes_than_a_square() -> None:
+    mean, variance = embeddings()
+    theirs = kl_divergence(
+        Normal(mean, variance.sqrt()), Normal(torch.zeros_like(mean), 0.1**0.5)
+    ).sum(1)
+    torch.testing.assert_close(gaussian_divergence(mean, variance, 0.1), theirs)
+
+
+def test_the_divergence_from_the_sphere_is_that_of_the_concentration() -> None:
+    mean, _ = embeddings()
+    variance = torch.tensor([[0.01], [0.1], [100.0]], dtype=torch.float64).expand(3, DIM)
+    ours = loss_of(isotropic=True, prior="von_mises_fisher").divergence(mean, variance)
+    torch.testing.assert_close(ours, kl_divergence_to_uniform(1 / variance[:, 0], DIM))
+    assert (ours > 0).all()  # κ − D log 2, as published, is negative here
+    assert ours[2] < 1e-4
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "von_mises_fisher"])
+def test_the_whole_loss_is_differentiable_by_all_that_it_learns(prior: Prior) -> None:
+    loss = loss_of(isotropic=True, kl_weight=1e-2, margin=0.1, prior=prior)
+    layer = nn.Linear(N_FEATURES, DIM).double()
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(8, N_FEATURES, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+
+    def value(weight: Tensor, head: Tensor) -> Tensor:
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+            loss.head.layer.weight.copy_(head)
+        return loss(features, labels, layer)
+
+    weight, head = layer.weight.detach().clone(), loss.head.layer.weight.detach().clone()
+    value(weight, head).backward()
+    for parameter, place in ((layer.weight, 0), (loss.head.layer.weight, 1)):
+        assert parameter.grad is not None
+        step = torch.zeros_like(parameter)
+        step[0, 2] = 1e-6
+        up = [weight + step, head] if place == 0 else [weight, head + step]
+        down = [weight - step, head] if place == 0 else [weight, head - step]
+        slope = (value(*up) - value(*down)).item() / 2e-6
+        assert parameter.grad[0, 2].item() == pytest.approx(slope, rel=1e-4, abs=1e-8)
+
+
+def test_it_orders_images_and_widens_those_it_gets_wrong() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 3
+    centres = torch.randn(3, N_FEATURES, generator=generator)
+    features = centres[labels] + 0.2 * torch.randn(60, N_FEATURES, generator=generator)
+    mixed = torch.rand(60, generator=generator) < 0.2
+    features[mixed] = (
+        centres.mean(0) + 0.4 * torch.randn(60, N_FEATURES, generator=generator)[mixed]
+    )
+    layer = nn.Linear(N_FEATURES, DIM)
+    loss = loss_of(margin=0.1, kl_weight=1e-4).float()
+    nn.init.zeros_(loss.head.layer.weight)
+    optimizer = torch.optim.Adam([*layer.parameters(), *loss.parameters()], lr=1e-2)
+    first = None
+    for _ in range(300):
+        optimizer.zero_grad()
+        value = loss(features, labels, layer)
+        first = first if first is not None else value.item()
+        value.backward()
+        optimizer.step()
+    with torch.inference_mode():
+        unit = nn.functional.normalize(layer(features))
+        variance = loss.head(features).sum(1)
+        nearest = (unit @ unit.T).fill_diagonal_(-2).argmax(1)
+    assert value.item() < 0.5 * first
+    assert (labels[nearest] == labels)[~mixed].double().mean() > 0.95
+    assert variance[mixed].mean() > 1.5 * variance[~mixed].mean()
