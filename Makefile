@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint bench bench-posteriors bench-zero-shot clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      install, build the demo bundle, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make bench     measure, and write build/bench.json"
+	@echo "make bench-posteriors, bench-zero-shot   the README's tables; minutes to an hour"
 	@echo "make install   make .venv with everything for development"
 	@echo "make lint      format, lint, types, import contracts"
 
@@ -28,6 +29,9 @@ lint: install
 
 bench: install
 	$(BIN)/python tests/benchmarks
+
+bench-posteriors bench-zero-shot: bench-%: install
+	$(BIN)/python tests/benchmarks/bench_$(subst -,_,$*).py
 
 clean:
 	rm -rf .venv build bundles runs

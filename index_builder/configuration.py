@@ -40,10 +40,12 @@ class DatasetConfig(_Section):
     withheld_labels: tuple[str, ...] = Field(
         (), description="Kept out of training and gallery: their images are queries with no match."
     )
-    zero_shot: bool = Field(
-        False,
-        description="Train on the first half of the labels, in the order of their names; gallery "
-        "and queries are of the others, which the encoder has never seen.",
+    unseen_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the labels, the last by name, that train nothing: gallery and "
+        "queries are of these alone (zero-shot retrieval). 0: of all labels.",
     )
     gallery_share: float = Field(
         0.6,
@@ -64,8 +66,8 @@ class DatasetConfig(_Section):
     def _folder_has_path(self) -> DatasetConfig:
         if (self.kind == "folder") != (self.path is not None):
             raise ValueError("`path` goes with kind = 'folder', and only with it")
-        if self.zero_shot and self.kind in {"fashion-mnist", "mnist"}:
-            raise ValueError("`zero_shot` is for data without a split of its own")
+        if self.unseen_share and self.kind in {"fashion-mnist", "mnist"}:
+            raise ValueError("`unseen_share` is for data without a split of its own")
         return self
 
 

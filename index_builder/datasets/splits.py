@@ -39,7 +39,7 @@ class Splits:
 
     Attributes
     ----------
-    gallery : what is indexed: training and validation images together; in a zero-shot split,
+    gallery : what is indexed: training and validation images together; with `unseen_share`,
         images of other labels than theirs.
     training : what the encoder is trained on and its posterior fitted to.
     validation : what the prior precision is chosen by; the encoder has not seen them.
@@ -107,13 +107,17 @@ def _parts(
     else:
         source = digits()
     learning = None
-    if config.zero_shot:
+    if config.unseen_share:
         names = sorted(set(source.labels))
-        seen = set(names[: len(names) // 2])
+        n_unseen = round(config.unseen_share * len(names))
+        seen = set(names[: len(names) - n_unseen])
+        if min(len(seen), n_unseen) < 2:
+            raise DatasetError(
+                f"unseen_share = {config.unseen_share} divides {len(names)} labels into "
+                f"{len(seen)} and {n_unseen}; each side needs two."
+            )
         learning = source.subset(_with_label(source, seen, wanted=True))
         source = source.subset(_with_label(source, seen, wanted=False))
-        if len(seen) < 2:
-            raise DatasetError(f"{len(names)} labels; a zero-shot split needs four, two to a half.")
     return learning, *_stratified(source, config.gallery_share, generator)
 
 

@@ -4,13 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.configuration import builtin_configs, load_config
+from index_builder.configuration import (
+    BuildConfig,
+    builtin_configs,
+    load_config,
+    photographs_config,
+)
 from model_store.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", builtin_configs())
 def test_every_built_in_configuration_is_valid(name: str) -> None:
     assert load_config(name).name == name
+
+
+DIGITS = 'name = "x"\n[dataset]\nkind = "digits"\n'
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -34,6 +42,27 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ('name = "../x"\n[dataset]\nkind = "digits"', "name: String should match"),
         ('name = "x"\n[dataset]\nkind = "digits"\n[training]\nmargin = 5', "training.margin"),
         ("name = ", "not valid TOML"),
+        (DIGITS + "[network]\nfrozen = true", "need `weights`"),
+        (DIGITS + '[network]\nlast_layer = "loaded"', "need `weights`"),
+        (DIGITS + "[network]\ninput_size = 100", "network.input_size"),
+        (DIGITS + "[training]\nepochs = 0", "must not be 'random'"),
+        (
+            DIGITS + '[network]\nlast_layer = "whitening"\n[training]\nepochs = 0\n'
+            '[posterior]\nmethod = "bayesian_triplet"',
+            "'bayesian_triplet' needs training.epochs",
+        ),
+        (
+            DIGITS + '[network]\ntrunk = "resnet18"\nweights = "w.pth"\nfrozen = true\n'
+            "[training]\nflip = true",
+            "drop flip and shift",
+        ),
+        (DIGITS + '[posterior]\nmethod = "ensemble"', "posterior"),
+        (DIGITS + "[posterior]\nmemory_factor = 0.1", "memory_factor: Extra inputs"),
+        (
+            DIGITS + '[posterior]\nmethod = "bayesian_triplet"\nprior = "von_mises_fisher"',
+            "needs variance = 'isotropic'",
+        ),
+        ('name = "x"\n[dataset]\nkind = "mnist"\nunseen_share = 0.5', "split of its own"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, said: str) -> None:
@@ -45,3 +74,31 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, said: str) -> None:
 def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="digits, fashion-mnist"):
         load_config("cats")
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        ("", "laplace_fixed_euclidean"),
+        ('split = "arccos"', "laplace_fixed_arccos"),
+        (
+            'method = "online_laplace"\napproximation = "positives"',
+            "online_laplace_positives_euclidean",
+        ),
+        ('method = "bayesian_triplet"', "bayesian_triplet_diagonal_gaussian"),
+    ],
+)
+def test_the_posterior_is_chosen_by_its_method(tmp_path: Path, table: str, name: str) -> None:
+    config = load_config(write(tmp_path, f"{DIGITS}[posterior]\n{table}\n"))
+    assert config.posterior.name == name
+    assert BuildConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_a_folder_and_a_pretrained_trunk_are_a_whole_configuration(tmp_path: Path) -> None:
+    folder = tmp_path / "My Photos (2026)"
+    config = photographs_config(folder, "mobilenet_v2", "weights.npz")
+    assert config.name == "my-photos-2026"
+    assert config.dataset.path == folder
+    assert (config.training.epochs, config.network.last_layer) == (0, "whitening")
+    with pytest.raises(ConfigError, match=r"network.trunk.*mobilenet_v2.*received 'vgg'"):
+        photographs_config(folder, "vgg", "weights.npz")

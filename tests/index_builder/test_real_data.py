@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ from index_builder.datasets import load_splits
 from index_builder.datasets.splits import QuerySet, Splits
 from index_builder.run import Run
 from index_builder.steps import build_all
+from model_store import open_bundle
 from model_store.bundle import read_manifest
 
 
@@ -46,3 +50,30 @@ def test_fashion_mnist_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert report["error_auroc"]["match_probability"] > 0.85
     assert report["outlier_auroc"]["outlier_distance"] > 0.95
     assert report["outlier_auroc"]["outlier_distance"] > report["outlier_auroc"]["uncertainty"]
+
+
+@pytest.mark.real_data
+def test_a_folder_of_photographs_and_imagenet_weights_become_a_bundle(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    (archive,) = (data_dir / "caltech101_half").glob("*.zip")
+    with zipfile.ZipFile(archive) as file:
+        labels = sorted({name.split("/")[1] for name in file.namelist() if name.count("/") > 1})
+        chosen = labels[:16]
+        for name in file.namelist():
+            if name.split("/")[1] in chosen:
+                file.extract(name, tmp_path)
+    (root,) = tmp_path.iterdir()
+    weights = data_dir / "backbones" / "mobilenet_v2_imagenet_int8.npz"
+    command = [sys.executable, "-m", "index_builder", "all", "--images", str(root)]
+    command += ["--trunk", "mobilenet_v2", "--weights", str(weights)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (published,) = (tmp_path / "bundles").iterdir()
+    bundle = open_bundle(published)
+    metrics = bundle.manifest.metrics
+    assert metrics is not None
+    assert metrics["recall_at_1"] > 0.85
+    photograph = min((root / chosen[0]).iterdir())
+    answer = bundle.retriever.search(photograph.read_bytes())
+    assert answer.matches[0].item.label == chosen[0]

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 from index_builder.configuration import BuildConfig
 from index_builder.posteriors import load_posterior
 from index_builder.run import Run
-from index_builder.steps import build_all
+from index_builder.steps import build_all, fit_step, train_step
 from model_store import open_bundle
 from model_store.bundle import read_manifest
 
@@ -114,6 +116,72 @@ def test_help_names_every_step(tmp_path: Path) -> None:
     said = vouch_build("--help", cwd=tmp_path).stdout
     for step in ("train", "fit", "export", "index", "calibrate", "evaluate", "publish", "all"):
         assert f" {step} " in said
+
+
+@pytest.mark.parametrize(
+    ("posterior", "method"),
+    [
+        ({"approximation": "full", "split": "arccos"}, "laplace_full_arccos"),
+        ({"approximation": "positives"}, "laplace_positives_euclidean"),
+        ({"method": "online_laplace"}, "online_laplace_fixed_euclidean"),
+        ({"method": "online_laplace", "n_samples": 2}, "online_laplace_fixed_euclidean"),
+        ({"method": "bayesian_triplet"}, "bayesian_triplet_diagonal_gaussian"),
+        (
+            {
+                "method": "bayesian_triplet",
+                "variance": "isotropic",
+                "prior": "von_mises_fisher",
+                "mining": "semihard",
+            },
+            "bayesian_triplet_isotropic_von_mises_fisher",
+        ),
+    ],
+)
+def test_every_posterior_becomes_a_bundle_that_answers(
+    posterior: dict[str, object], method: str, digits_config: BuildConfig, tmp_path: Path
+) -> None:
+    config = BuildConfig.model_validate({**digits_config.model_dump(), "posterior": posterior})
+    bundle, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
+    assert report["recall_at_1"] > 0.9
+    assert report["outlier_auroc"]["outlier_distance"] > 0.95
+    opened = open_bundle(bundle)
+    assert opened.retriever.encoder.metadata.posterior == method
+    sample = (bundle / opened.manifest.samples[0].file).read_bytes()
+    answer = opened.retriever.search(sample)
+    assert 0 < answer.predictive.spherical_variance < 1
+    assert len({match.rank_stability for match in answer.matches}) > 1
+    written = json.loads((tmp_path / "run" / "posterior.json").read_text())
+    assert written["method"] == method
+    if "laplace" in method:
+        assert 0 < written["curvature"]["mean"] < written["curvature"]["largest"]
+
+
+def test_a_posterior_is_fitted_to_an_encoder_that_is_there(
+    digits_config: BuildConfig, digits_run: Path, tmp_path: Path
+) -> None:
+    checkpoint = Run(digits_run).checkpoint
+    fields = digits_config.model_dump()
+    fields["network"] |= {"weights": str(checkpoint), "last_layer": "loaded"}
+    fields["training"]["epochs"] = 0
+    config, run = BuildConfig.model_validate(fields), Run(tmp_path)
+    train_step(config, run)
+    fit_step(config, run)
+    theirs, ours = (load_file(path) for path in (Run(digits_run).posterior, run.posterior))
+    for name, value in theirs.items():
+        assert torch.equal(ours[name], value), name
+
+
+def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    for arguments in (
+        ["all"],
+        ["all", "--images", "photos"],
+        ["all", "-c", "digits", "--trunk", "x"],
+    ):
+        done = vouch_build(*arguments, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "either --config, or all of --images, --trunk and --weights" in " ".join(
+            done.stderr.split()
+        )
 
 
 def test_the_same_build_gives_the_same_bundle(

@@ -59,6 +59,15 @@ def test_the_seed_alone_decides() -> None:
     )
 
 
+def test_labels_that_train_nothing_make_up_gallery_and_queries() -> None:
+    splits = load_splits(config_of(DatasetConfig(kind="digits", unseen_share=0.4)))
+    assert set(splits.training.labels) == set(splits.validation.labels) == set("012345")
+    for part in (splits.gallery, splits.calibration.matched, splits.evaluation.matched):
+        assert set(part.labels) == set("6789")
+    with pytest.raises(DatasetError, match="10 labels into 9 and 1; each side needs two"):
+        load_splits(config_of(DatasetConfig(kind="digits", unseen_share=0.1)))
+
+
 def test_an_unknown_withheld_label_is_named() -> None:
     with pytest.raises(DatasetError, match="'cat'"):
         load_splits(digits_without("cat"))

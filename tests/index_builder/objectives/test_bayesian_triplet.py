@@ -135,30 +135,24 @@ def test_the_whole_loss_is_differentiable_by_all_that_it_learns(prior: Prior) ->
         assert parameter.grad[0, 2].item() == pytest.approx(slope, rel=1e-4, abs=1e-8)
 
 
-def test_it_orders_images_and_widens_those_it_gets_wrong() -> None:
+def test_it_orders_images_and_is_wide_where_labels_contradict_each_other() -> None:
     generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(60) % 3
-    centres = torch.randn(3, N_FEATURES, generator=generator)
-    features = centres[labels] + 0.2 * torch.randn(60, N_FEATURES, generator=generator)
-    mixed = torch.rand(60, generator=generator) < 0.2
-    features[mixed] = (
-        centres.mean(0) + 0.4 * torch.randn(60, N_FEATURES, generator=generator)[mixed]
-    )
+    cluster = torch.arange(80) % 4
+    labels = torch.where(cluster < 3, cluster, torch.randint(3, (80,), generator=generator))
+    centres = 2 * torch.randn(4, N_FEATURES, generator=generator)
+    features = centres[cluster] + 0.2 * torch.randn(80, N_FEATURES, generator=generator)
     layer = nn.Linear(N_FEATURES, DIM)
-    loss = loss_of(margin=0.1, kl_weight=1e-4).float()
+    loss = loss_of(margin=0.1, kl_weight=1e-3).float()
     nn.init.zeros_(loss.head.layer.weight)
     optimizer = torch.optim.Adam([*layer.parameters(), *loss.parameters()], lr=1e-2)
-    first = None
     for _ in range(300):
         optimizer.zero_grad()
-        value = loss(features, labels, layer)
-        first = first if first is not None else value.item()
-        value.backward()
+        loss(features, labels, layer).backward()
         optimizer.step()
     with torch.inference_mode():
         unit = nn.functional.normalize(layer(features))
         variance = loss.head(features).sum(1)
         nearest = (unit @ unit.T).fill_diagonal_(-2).argmax(1)
-    assert value.item() < 0.5 * first
-    assert (labels[nearest] == labels)[~mixed].double().mean() > 0.95
-    assert variance[mixed].mean() > 1.5 * variance[~mixed].mean()
+    clear = cluster < 3
+    assert (labels[nearest] == labels)[clear].all()
+    assert variance[~clear].mean() > 1.5 * variance[clear].mean()

@@ -1,0 +1,41 @@
+"""The exact `fixed` posterior of all of Fashion-MNIST against one epoch of training.
+
+60,000 images are 3.6 billion pairs. Both are timed as `vouch-build` runs them, in one process, one
+after the other; the fit computes the features of all images as well.
+
+    python tests/benchmarks/bench_fit.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from index_builder.configuration import BuildConfig, load_config
+from index_builder.run import Run
+from index_builder.steps import fit_step, train_step
+
+
+def one_epoch() -> BuildConfig:
+    """The built-in configuration with a single epoch, on every image."""
+    config = load_config("fashion-mnist")
+    dataset = config.dataset.model_copy(update={"validation_share": 0.0})
+    training = config.training.model_copy(update={"epochs": 1})
+    return config.model_copy(update={"dataset": dataset, "training": training})
+
+
+def measure(directory: Path) -> dict[str, float]:
+    """Train and fit in ``directory``; seconds of the fit over those of the epoch."""
+    config, run = one_epoch(), Run(directory)
+    train_step(config, run)
+    fit_step(config, run)
+    training = json.loads((directory / "training.json").read_text(encoding="utf-8"))
+    fitted = json.loads((directory / "posterior.json").read_text(encoding="utf-8"))
+    return {"exact_fit_over_epoch": fitted["seconds"] / training["epochs"][0]["seconds"]}
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        print(json.dumps(measure(Path(*sys.argv[1:]) if sys.argv[1:] else Path(scratch)), indent=2))

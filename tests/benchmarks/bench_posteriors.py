@@ -1,0 +1,147 @@
+"""Every posterior on Fashion-MNIST, as a table for the README.
+
+Each is trained and fitted by the steps of `vouch-build`, from the configuration that a reader would
+write; post-hoc ones share one trained encoder. Uncertainty is the spherical variance alone, with no
+decision layer: what the posterior itself knows. Minutes for each of the trained ones.
+
+    python tests/benchmarks/bench_posteriors.py [NAME ...] [--epochs N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import faiss
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from index_builder.configuration import BuildConfig, load_config
+from index_builder.datasets import LabelledImages, Splits, load_splits
+from index_builder.features import feature_blocks
+from index_builder.metrics import auroc
+from index_builder.networks import MetricEncoder, build_encoder
+from index_builder.posteriors import Approximation, Posterior, Split, load_posterior
+from index_builder.run import Run
+from index_builder.steps import fit_step, train_step
+from model_store.predictive import spherical_variance
+from model_store.sphere import unit_direction
+
+RUNS = Path("build/posteriors")
+TRAINED: dict[str, dict[str, Any]] = {
+    "online Laplace": {"method": "online_laplace"},
+    "Bayesian triplet, diagonal": {"method": "bayesian_triplet"},
+    "Bayesian triplet, isotropic": {"method": "bayesian_triplet", "variance": "isotropic"},
+    "Bayesian triplet, von Mises-Fisher prior": {
+        "method": "bayesian_triplet",
+        "variance": "isotropic",
+        "prior": "von_mises_fisher",
+    },
+}
+POST_HOC: dict[str, dict[str, Any]] = {
+    f"Laplace, {approximation}, {split}": {"approximation": approximation, "split": split}
+    for approximation, split in itertools.product(get_args(Approximation), get_args(Split))
+}
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Directions (N, D) and spherical variances (N,) of some images."""
+
+    directions: NDArray[np.float32]
+    variances: NDArray[np.float64]
+
+
+def embed(encoder: MetricEncoder, posterior: Posterior, images: LabelledImages) -> Embedded:
+    """Through torch, block by block: the features of 60,000 images need not fit into memory."""
+    directions, variances = [], []
+    for features in feature_blocks(encoder, images):
+        with torch.no_grad():
+            mean, variance = (value.numpy() for value in posterior.predict(features))
+        directions.append(unit_direction(mean))
+        variances.append(spherical_variance(mean, variance))
+    return Embedded(np.concatenate(directions), np.concatenate(variances))
+
+
+def evaluated(encoder: MetricEncoder, posterior: Posterior, splits: Splits) -> dict[str, float]:
+    """Recall at 1, and what the uncertainty tells, on the evaluation half."""
+    gallery = embed(encoder, posterior, splits.gallery)
+    queries = embed(encoder, posterior, splits.evaluation.matched)
+    assert splits.evaluation.outliers is not None
+    outliers = embed(encoder, posterior, splits.evaluation.outliers)
+    index = faiss.IndexFlatIP(gallery.directions.shape[1])
+    index.add(gallery.directions)
+    similarities, rows = index.search(queries.directions, 1)
+    labels = np.array(splits.gallery.labels)
+    wrong = labels[rows[:, 0]] != np.array(splits.evaluation.matched.labels)
+    outlying = -index.search(outliers.directions, 1)[0][:, 0]
+    return {
+        "recall at 1": 1 - wrong.mean(),
+        "error AUROC": _auroc(queries.variances[wrong], queries.variances[~wrong]),
+        "OOD AUROC": _auroc(outliers.variances, queries.variances),
+        "error AUROC, similarity": _auroc(-similarities[wrong, 0], -similarities[~wrong, 0]),
+        "OOD AUROC, similarity": _auroc(outlying, -similarities[:, 0]),
+    }
+
+
+def _auroc(higher: NDArray[np.floating[Any]], lower: NDArray[np.floating[Any]]) -> float:
+    area = auroc(higher.astype(np.float64), lower.astype(np.float64))
+    return float("nan") if area is None else area
+
+
+def config_of(
+    posterior: dict[str, Any], epochs: int | None, checkpoint: Path | None
+) -> BuildConfig:
+    """The built-in configuration with another posterior; from a trained encoder where given."""
+    fields = load_config("fashion-mnist").model_dump()
+    fields["posterior"] = posterior
+    if epochs is not None:
+        fields["training"]["epochs"] = epochs
+    if checkpoint is not None:
+        fields["network"] |= {"weights": str(checkpoint), "last_layer": "loaded"}
+        fields["training"]["epochs"] = 0
+    return BuildConfig.model_validate(fields)
+
+
+def main() -> None:
+    """Train what is missing, fit, evaluate, print a row each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help=f"of: {', '.join([*POST_HOC, *TRAINED])}")
+    parser.add_argument("--epochs", type=int, help="of each training, instead of the built-in")
+    options = parser.parse_args()
+    deterministic = Run(RUNS / "deterministic")
+    if not deterministic.checkpoint.exists():
+        train_step(config_of({}, options.epochs, None), deterministic)
+    rows = []
+    for name, posterior in {**POST_HOC, **TRAINED}.items():
+        if options.names and name not in options.names:
+            continue
+        run = Run(RUNS / name.replace(", ", "-").replace(" ", "-").lower())
+        post_hoc = name in POST_HOC
+        config = config_of(
+            posterior, options.epochs, deterministic.checkpoint if post_hoc else None
+        )
+        if post_hoc or not run.checkpoint.exists():
+            train_step(config, run)
+        fit_step(config, run)
+        encoder = build_encoder(config.network, torch.Generator())
+        encoder.load_state_dict(load_file(run.checkpoint))
+        encoder.eval()
+        row = evaluated(encoder, load_posterior(run.posterior), load_splits(config))
+        fitted = json.loads((run.directory / "posterior.json").read_text(encoding="utf-8"))
+        rows.append((name, row, fitted.get("seconds")))
+        if len(rows) == 1:
+            print("| posterior | " + " | ".join(row) + " | fit, s |")
+            print("|---|" + "---:|" * (len(row) + 1))
+        numbers = " | ".join(f"{value:.4f}" for value in row.values())
+        print(f"| {name} | {numbers} | {fitted.get('seconds') or 0:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
