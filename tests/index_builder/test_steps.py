@@ -156,6 +156,7 @@ def test_every_posterior_becomes_a_bundle_that_answers(
         assert 0 < written["curvature"]["mean"] < written["curvature"]["largest"]
 
 
+@pytest.mark.usefixtures("digits_bundle")
 def test_a_posterior_is_fitted_to_an_encoder_that_is_there(
     digits_config: BuildConfig, digits_run: Path, tmp_path: Path
 ) -> None:
