@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import beta
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 from index_builder.configuration import CalibrationConfig
-from index_builder.metrics import auroc, expected_calibration_error
+from index_builder.metrics import auroc, expected_calibration_error, reliability
 from index_builder.observation import Observed
 from model_store.decision import (
     SIGNALS,
     Calibration,
     LogisticModel,
+    OperatingCurve,
     OutlierDetector,
 )
 from model_store.decision.outliers import unit_rows
@@ -38,6 +40,12 @@ FITTED_RANKS = np.array([0, 1, 2, 4, 9])
 """Places in the result list that the match probability is fitted on."""
 
 N_FOLDS = 5
+
+N_POINTS = 200
+"""Of the risk-coverage curve."""
+
+CONFIDENCE = 0.9
+"""Of the upper bounds on its errors."""
 
 Floats = NDArray[np.float64]
 
@@ -97,8 +105,8 @@ def fit_calibration(
     top, top_matches, top_weights = examples.first_ranks()
     top_probabilities = _cross_fitted(examples, seed)
     has_no_match = np.r_[np.zeros(len(matched)), np.ones(len(no_match))]
-    threshold = operating_threshold(top_probabilities, top_matches, top_weights, config.max_error)
-    accepted = top_probabilities >= threshold
+    curve = operating_curve(top_probabilities, top_matches, top_weights)
+    point = curve.at(config.max_error)
     in_gallery = slice(0, len(matched))
     correct = matched.matches[:, 0]
     report = {
@@ -113,7 +121,10 @@ def fit_calibration(
                 1 - top_probabilities[in_gallery][~correct],
                 1 - top_probabilities[in_gallery][correct],
             ),
-            "match_coverage": float(np.average(accepted, weights=top_weights)),
+            "reliability": [
+                asdict(one) for one in reliability(top_probabilities[in_gallery], correct)
+            ],
+            "match_coverage": 0.0 if point is None else point.coverage,
             "outlier_auroc": None
             if outliers is None
             else auroc(outliers.outlier_distances, matched.outlier_distances),
@@ -123,7 +134,8 @@ def fit_calibration(
         encoder_fingerprint,
         len(matched),
         config.alpha,
-        threshold,
+        1.0 if point is None else point.threshold,  # no point: (nearly) nothing is a match
+        curve,
         np.sort(matched.spherical_variances),
         np.sort(matched.outlier_distances),
         detector,
@@ -198,16 +210,28 @@ def fit_logistic(values: Floats, outcomes: NDArray[np.bool_], weights: Floats) -
     return LogisticModel(fitted.coef_[0], centre, scale, float(fitted.intercept_[0]))
 
 
-def operating_threshold(
-    probabilities: Floats, outcomes: NDArray[np.bool_], weights: Floats, max_error: float
-) -> float:
-    """Lowest probability from which on at most ``max_error`` of the accepted are wrong.
+def operating_curve(
+    probabilities: Floats, outcomes: NDArray[np.bool_], weights: Floats
+) -> OperatingCurve:
+    """Measure the error of the accepted at every threshold, at most `N_POINTS` of them.
 
-    Never below one half: what is called a match is likelier one than not. Returns 1.0, accepting
-    (nearly) nothing, where no threshold keeps the promise.
+    Confidence bounds count weighted queries by their effective number, (Σ w)² / Σ w² (Kish 1965).
+
+    Parameters
+    ----------
+    probabilities : (N,) of first items, by a fit that has not seen the query.
+    outcomes : (N,) whether the item is a true match.
+    weights : (N,) of the queries.
     """
     order = np.argsort(-probabilities, kind="stable")
-    accepted = np.cumsum(weights[order])
-    wrong = np.cumsum((weights * ~outcomes)[order])
-    good = np.flatnonzero(wrong <= max_error * accepted)
-    return max(0.5, float(probabilities[order][good[-1]])) if len(good) else 1.0
+    ranked, weight = probabilities[order], weights[order]
+    accepted = np.cumsum(weight)
+    wrong = np.cumsum(weight * ~outcomes[order])
+    effective = accepted**2 / np.cumsum(weight**2)
+    # Queries of one probability are accepted together: a threshold cannot tell them apart.
+    ends = np.flatnonzero(np.r_[ranked[1:] < ranked[:-1], True])
+    kept = ends[np.unique(np.linspace(0, len(ends) - 1, N_POINTS).round().astype(int))]
+    error = (wrong / accepted)[kept]
+    n_wrong = error * effective[kept]
+    bounds = beta.ppf(CONFIDENCE, n_wrong + 1, np.maximum(effective[kept] - n_wrong, 1e-9))
+    return OperatingCurve(ranked[kept], accepted[kept] / accepted[-1], error, bounds)

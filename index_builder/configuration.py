@@ -78,6 +78,10 @@ class OutlierConfig(_Section):
     evaluation: OutlierKind = "photographs"
 
 
+PHOTOGRAPH = 224
+"""Height and width that ImageNet's networks were trained at, pixels."""
+
+
 class NetworkConfig(_Section):
     """The encoder: a trunk, and the linear last layer on its features."""
 
@@ -101,15 +105,22 @@ class NetworkConfig(_Section):
         "average", description="Of a convolutional trunk's last feature map."
     )
     input_size: int = Field(
-        224, ge=32, multiple_of=32, description="Of torchvision's trunks, pixels; small_cnn has 28."
+        PHOTOGRAPH,
+        ge=32,
+        multiple_of=32,
+        description="Of torchvision's trunks, pixels; small_cnn has 28.",
     )
     embedding_dim: int = Field(128, ge=2)
     dropout: float = Field(0.0, ge=0, lt=1, description="On the features, while training.")
 
     @model_validator(mode="after")
-    def _needs_weights(self) -> NetworkConfig:
+    def _nothing_is_ignored(self) -> NetworkConfig:
         if self.weights is None and (self.frozen or self.last_layer == "loaded"):
             raise ValueError("`frozen` and last_layer = 'loaded' need `weights`")
+        if self.trunk in {"small_cnn", "vit_b_16"} and self.pooling != "average":
+            raise ValueError(f"{self.trunk} has no feature map to pool: drop `pooling`")
+        if self.trunk == "small_cnn" and self.input_size != PHOTOGRAPH:
+            raise ValueError("small_cnn sees 28 × 28 pixels: drop `input_size`")
         return self
 
 

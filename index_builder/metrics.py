@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
@@ -15,11 +17,27 @@ def recall_at_k(matches: Bools, k: int) -> float:
     return float(matches[:, :k].any(axis=1).mean())
 
 
-def expected_calibration_error(probabilities: Floats, outcomes: Bools, n_bins: int = 15) -> float:
-    """Σ_b |B_b|/N · |mean outcome − mean probability| over bins of equal mass.
+@dataclass(frozen=True, slots=True)
+class ReliabilityBin:
+    """Predictions of about the same probability.
 
-    Guo et al. 2017, with bins that hold the same number of predictions instead of the same width
-    (Nixon et al. 2019); a probability of exactly 1 is counted like any other.
+    Attributes
+    ----------
+    n : how many.
+    probability : their mean.
+    share : of them that came true.
+    """
+
+    n: int
+    probability: float
+    share: float
+
+
+def reliability(probabilities: Floats, outcomes: Bools, n_bins: int = 15) -> list[ReliabilityBin]:
+    """Reliability diagram over bins that hold the same number of predictions.
+
+    Equal mass instead of equal width (Nixon et al. 2019); a probability of exactly 1 is counted
+    like any other.
 
     Parameters
     ----------
@@ -27,10 +45,20 @@ def expected_calibration_error(probabilities: Floats, outcomes: Bools, n_bins: i
     outcomes : (N,) whether the predicted thing was so.
     """
     order = np.argsort(probabilities, kind="stable")
-    total = 0.0
-    for rows in np.array_split(order, min(n_bins, len(order))):
-        total += len(rows) * abs(outcomes[rows].mean() - probabilities[rows].mean())
-    return float(total / len(order))
+    return [
+        ReliabilityBin(len(rows), float(probabilities[rows].mean()), float(outcomes[rows].mean()))
+        for rows in np.array_split(order, min(n_bins, len(order)))
+    ]
+
+
+def expected_calibration_error(probabilities: Floats, outcomes: Bools, n_bins: int = 15) -> float:
+    """Σ_b |B_b|/N · |mean outcome − mean probability| over the bins of `reliability`.
+
+    Guo et al. 2017.
+    """
+    bins = reliability(probabilities, outcomes, n_bins)
+    total = sum(one.n * abs(one.share - one.probability) for one in bins)
+    return total / len(probabilities)
 
 
 def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | None:

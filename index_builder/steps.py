@@ -51,6 +51,7 @@ from model_store.bundle import (
 )
 from model_store.decision import OutlierDetector
 from model_store.encoder import EncoderMetadata, OnnxEncoder
+from model_store.errors import ConfigError
 from model_store.gallery import FaissGallery
 from model_store.gallery.faiss_gallery import ITEMS_FILE
 from model_store.retriever import Retriever, open_parts
@@ -215,8 +216,13 @@ def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[
 
 def _whiten(encoder: MetricEncoder, features: Tensor, labels: Tensor) -> None:
     """Make the learned whitening of ``features`` the last layer."""
+    dim = encoder.last_layer.out_features
+    if dim > features.shape[1]:
+        raise ConfigError(
+            f"network.embedding_dim = {dim}, but the trunk has {features.shape[1]} features; "
+            "whitening adds none. Ask for fewer dimensions."
+        )
     with torch.no_grad():
-        dim = encoder.last_layer.out_features
         encoder.last_layer.weight.copy_(learned_whitening(features, labels, dim))
         encoder.last_layer.bias.zero_()
 

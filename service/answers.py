@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from urllib.parse import quote
 
+from model_store.decision import OperatingPoint
 from model_store.gallery import Item
 from model_store.retriever import Bundle, Match
 from service import schemas
@@ -14,11 +16,15 @@ from service.telemetry import Telemetry
 OUTLIER_METHOD = "conformal_knn_features"
 
 
-def search_answer(bundle: Bundle, found: Found, request_id: str) -> schemas.SearchAnswer:
+def search_answer(
+    bundle: Bundle, found: Found, request_id: str, on_uncertain: schemas.OnUncertain
+) -> schemas.SearchAnswer:
     """The answer to one query."""
     answer = found.answer
     decision = answer.decision
     p_value = decision.outlier_p_value
+    refused = on_uncertain == "refuse" and decision.verdict != "match"
+    shown = () if refused else answer.matches
     return schemas.SearchAnswer(
         request_id=request_id,
         gallery=bundle.name,
@@ -38,7 +44,7 @@ def search_answer(bundle: Bundle, found: Found, request_id: str) -> schemas.Sear
             ),
             image=found.image,
         ),
-        results=[_result(bundle.name, match) for match in answer.matches],
+        results=[_result(bundle.name, match) for match in shown],
         bundle=bundle_state(bundle),
         cache=found.cache,
         timing_ms={stage: round(1000 * seconds, 3) for stage, seconds in found.seconds.items()},
@@ -102,6 +108,41 @@ def gallery_detail(bundle: Bundle) -> schemas.GalleryDetail:
     )
 
 
+def calibration_report(bundle: Bundle) -> schemas.CalibrationReport:
+    """What the gallery's probabilities rest on."""
+    calibration = bundle.retriever.calibration
+    state = bundle_state(bundle).calibration
+    if calibration is None:
+        return schemas.CalibrationReport(
+            status=state.status,
+            n_queries=state.n_queries,
+            alpha=None,
+            match_threshold=None,
+            top1_ece=None,
+            reliability=[],
+            risk_coverage=[],
+        )
+    measured = calibration.report["cross_fitted"]
+    return schemas.CalibrationReport(
+        status=state.status,
+        n_queries=state.n_queries,
+        alpha=calibration.alpha,
+        match_threshold=calibration.match_threshold,
+        top1_ece=measured["top1_ece"],
+        reliability=[schemas.ReliabilityBin(**one) for one in measured["reliability"]],
+        risk_coverage=[_operating_point(point) for point in calibration.operating.points()],
+    )
+
+
+def operating_point(bundle: Bundle, max_error: float) -> schemas.OperatingPointAnswer:
+    """The largest coverage within an error."""
+    calibration = bundle.retriever.calibration
+    point = None if calibration is None else calibration.operating.at(max_error)
+    return schemas.OperatingPointAnswer(
+        max_error=max_error, point=None if point is None else _operating_point(point)
+    )
+
+
 def item_detail(gallery: str, item: Item) -> schemas.ItemDetail:
     """One item."""
     return schemas.ItemDetail(
@@ -135,6 +176,10 @@ def _result(gallery: str, match: Match) -> schemas.Result:
         metadata=dict(match.item.metadata),
         thumbnail_url=_thumbnail_url(gallery, match.item.id),
     )
+
+
+def _operating_point(point: OperatingPoint) -> schemas.OperatingPoint:
+    return schemas.OperatingPoint(**asdict(point))
 
 
 def _thumbnail_url(gallery: str, item_id: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, File, Form, Request, Response, UploadFile
+from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse
 
 from model_store.errors import (
@@ -62,6 +62,31 @@ async def get_gallery(engine: EngineOf) -> schemas.GalleryDetail:
     return answers.gallery_detail(engine.bundle)
 
 
+@galleries.get(
+    "/{gallery}/calibration",
+    operation_id="get_calibration",
+    responses=responses(GalleryNotFound),
+)
+async def get_calibration(engine: EngineOf) -> schemas.CalibrationReport:
+    """How true the probabilities are, and what each threshold on them would cost."""
+    return answers.calibration_report(engine.bundle)
+
+
+@galleries.get(
+    "/{gallery}/calibration/operating-points",
+    operation_id="get_operating_point",
+    responses=responses(GalleryNotFound, InvalidRequest),
+)
+async def get_operating_point(
+    engine: EngineOf,
+    max_error: Annotated[
+        float, Query(ge=0, lt=1, description="Share of matches that may be wrong.")
+    ],
+) -> schemas.OperatingPointAnswer:
+    """How many queries could be answered if at most so many matches may be wrong."""
+    return answers.operating_point(engine.bundle, max_error)
+
+
 @galleries.post(
     "/{gallery}/search",
     operation_id="search",
@@ -86,13 +111,17 @@ async def search(
             "mistake; left out: what the gallery was calibrated with.",
         ),
     ] = None,
+    on_uncertain: Annotated[
+        schemas.OnUncertain,
+        Form(description="`refuse` leaves `results` empty unless the verdict is `match`."),
+    ] = "answer",
 ) -> schemas.SearchAnswer:
     """Find the items most like an uploaded image, and say how sure that is.
 
     `curl -F image=@photo.jpg -F limit=5 http://127.0.0.1:8080/v1/galleries/digits/search`
     """
     found = await engine.search(await image.read(), limit, alpha)
-    answer = answers.search_answer(engine.bundle, found, request.state.request_id)
+    answer = answers.search_answer(engine.bundle, found, request.state.request_id, on_uncertain)
     answers.record(state.telemetry, answer, found)
     return answer
 

@@ -8,6 +8,9 @@ from pydantic import BaseModel, Field
 
 from model_store.decision.verdict import Level, Verdict
 
+OnUncertain = Literal["answer", "refuse"]
+"""Whether results are shown whatever the verdict, or only with verdict `match`."""
+
 
 class Uncertainty(BaseModel):
     """How spread the query's embedding is."""
@@ -88,7 +91,9 @@ class SearchAnswer(BaseModel):
     gallery: str
     verdict: Verdict = Field(description="What a front end switches on.")
     query: Query
-    results: list[Result] = Field(description="By similarity, equal ones by id.")
+    results: list[Result] = Field(
+        description="By similarity, equal ones by id; none where `on_uncertain=refuse` refused."
+    )
     bundle: BundleState
     cache: Literal["hit", "miss"]
     timing_ms: dict[str, float]
@@ -124,6 +129,48 @@ class Sample(BaseModel):
     caption: str
     belongs: bool = Field(description="Whether the gallery holds a true match.")
     image_url: str
+
+
+class OperatingPoint(BaseModel):
+    """What comes of calling a first result a match from some probability on."""
+
+    threshold: float = Field(description="Match probability from which a first result is a match.")
+    coverage: float = Field(description="Share of queries that get a match.")
+    error: float = Field(description="Share of these matches that is wrong.")
+    error_bound: float = Field(description="Upper 90 % confidence bound of that share.")
+
+
+class ReliabilityBin(BaseModel):
+    """First results of about the same match probability, on held-out queries."""
+
+    n: int
+    probability: float = Field(description="Mean of the probabilities.")
+    share: float = Field(description="Share that is a true match: the same, if calibrated.")
+
+
+class CalibrationReport(BaseModel):
+    """What the gallery's probabilities rest on, and what each threshold on them would cost."""
+
+    status: Literal["valid", "missing"]
+    n_queries: int
+    alpha: float | None = Field(description="Default rate of false alarms of the OOD flag.")
+    match_threshold: float | None = Field(description="Match probability of verdict `match`.")
+    top1_ece: float | None = Field(
+        description="Expected calibration error of first results, cross-fitted."
+    )
+    reliability: list[ReliabilityBin] = Field(description="As many queries in each, cross-fitted.")
+    risk_coverage: list[OperatingPoint] = Field(
+        description="From the strictest threshold on, cross-fitted."
+    )
+
+
+class OperatingPointAnswer(BaseModel):
+    """The largest coverage within an error."""
+
+    max_error: float
+    point: OperatingPoint | None = Field(
+        description="None where no threshold errs so seldom, or nothing is calibrated."
+    )
 
 
 class GalleryDetail(BaseModel):

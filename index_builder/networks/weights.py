@@ -61,7 +61,7 @@ def load_weights(trunk: TorchvisionName, source: str) -> PretrainedWeights:
     names = [weights.name for weights in models.get_model_weights(trunk)]
     if source in names:
         return PretrainedWeights(_download(trunk, source), *imagenet_normalisation())
-    path = Path(source)
+    path = Path(source).expanduser()
     if not path.is_file():
         raise WeightsError(
             f"No weights {source!r} for {trunk}: neither a file nor one of {', '.join(names)}."
@@ -108,7 +108,7 @@ def linear_layer(weights: PretrainedWeights, n_features: int) -> tuple[Tensor, T
 
 def is_checkpoint(source: str) -> bool:
     """Whether ``source`` is the checkpoint.safetensors of a run: a whole encoder."""
-    path = Path(source)
+    path = Path(source).expanduser()
     if path.suffix != ".safetensors" or not path.is_file():
         return False
     try:
@@ -120,7 +120,7 @@ def is_checkpoint(source: str) -> bool:
 
 def load_checkpoint(source: str) -> dict[str, Tensor]:
     """Read the state of an encoder that a run has left."""
-    return dict(load_file(source))
+    return dict(load_file(Path(source).expanduser()))
 
 
 def _download(trunk: TorchvisionName, name: str) -> Mapping[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.decision.logistic import LogisticModel
+from model_store.decision.operating import OperatingCurve
 from model_store.decision.outliers import OutlierDetector
 from model_store.decision.signals import SIGNALS
 from model_store.errors import BundleMismatch
+
+_CURVE = fields(OperatingCurve)
 
 CALIBRATION_FILE = "calibration.json"
 ARRAYS_FILE = "calibration.npz"
@@ -30,6 +33,7 @@ class Calibration:
     n_queries : calibration queries that have a match.
     alpha : default rate of false alarms of the outlier flag.
     match_threshold : match probability from which the verdict is ``match``.
+    operating : the error that other thresholds would have.
     uncertainties : (n,) of the calibration queries, sorted.
     outlier_distances : (n,) of the calibration queries, sorted.
     detector : measures outlier distances.
@@ -42,6 +46,7 @@ class Calibration:
     n_queries: int
     alpha: float
     match_threshold: float
+    operating: OperatingCurve
     uncertainties: NDArray[np.float64]
     outlier_distances: NDArray[np.float64]
     detector: OutlierDetector
@@ -81,6 +86,7 @@ class Calibration:
             "detector_basis": self.detector.basis,
             "detector_references": self.detector.references,
         }
+        arrays |= {f"operating_{f.name}": getattr(self.operating, f.name) for f in _CURVE}
         for name, fitted in (("match", self.match), ("no_match", self.no_match)):
             arrays[f"{name}_weights"] = fitted.weights
             arrays[f"{name}_centre"] = fitted.centre
@@ -119,6 +125,7 @@ class Calibration:
                 scalars["n_queries"],
                 scalars["alpha"],
                 scalars["match_threshold"],
+                OperatingCurve(*(arrays[f"operating_{f.name}"] for f in _CURVE)),
                 arrays["uncertainties"],
                 arrays["outlier_distances"],
                 detector,

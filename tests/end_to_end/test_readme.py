@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from end_to_end.processes import Service
 from PIL import Image
+from safetensors.torch import save_file
 from sklearn.datasets import load_digits
+from torchvision import models
 
 from service.settings import Settings
 
@@ -104,7 +107,24 @@ def test_a_folder_of_ones_own_becomes_a_bundle(place: Path) -> None:
     assert answer["results"][0]["label"].startswith("digit-")
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "bench", "install", "lint"])
+def test_photographs_and_a_pretrained_trunk_become_a_bundle(place: Path) -> None:
+    build, serve = block("sh", "--trunk").splitlines()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # in place of the download: the same tensors, with nothing learned
+        save_file(models.mobilenet_v2(weights=None).state_dict(), place / "weights.safetensors")
+    few = place / "few" / "photographs"
+    for label in (place / "photographs").iterdir():
+        (few / label.name).mkdir(parents=True)
+        for path in sorted(label.iterdir())[:30]:
+            shutil.copy(path, few / label.name)
+    build = build.replace("IMAGENET1K_V1", str(place / "weights.safetensors"))
+    assert "recall at 1" in run(build, few.parent)
+    assert (few.parent / serve.split()[-1] / "CURRENT").exists()
+
+
+@pytest.mark.parametrize(
+    "target", ["demo", "test", "bench", "bench-posteriors", "bench-zero-shot", "install", "lint"]
+)
 def test_the_make_targets_exist(target: str) -> None:
     assert run(f"make -n {target}", ROOT)
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.special import expit
+from scipy.stats import binomtest
 
 from index_builder.calibration import (
     fit_calibration,
     fit_detector,
     fit_logistic,
-    operating_threshold,
+    operating_curve,
 )
 from index_builder.configuration import CalibrationConfig
 from index_builder.metrics import auroc, expected_calibration_error
@@ -114,29 +115,54 @@ def test_too_few_queries_are_refused(n_matched: int, n_no_match: int) -> None:
         )
 
 
-def test_the_threshold_keeps_its_promise_and_wastes_nothing() -> None:
+def test_the_operating_point_keeps_its_promise_and_wastes_little() -> None:
     probabilities = RNG.uniform(0, 1, 3000)
     outcomes = RNG.uniform(size=3000) < probabilities
     weights = RNG.uniform(0.5, 2, 3000)
-    threshold = operating_threshold(probabilities, outcomes, weights, 0.1)
+    curve = operating_curve(probabilities, outcomes, weights)
+    point = curve.at(0.1)
+    assert point is not None
 
-    def error_from(value: float) -> float:
+    def error_and_coverage(value: float) -> tuple[float, float]:
         accepted = probabilities >= value
-        return float(np.average(~outcomes[accepted], weights=weights[accepted]))
+        error = np.average(~outcomes[accepted], weights=weights[accepted])
+        return float(error), float(np.average(accepted, weights=weights))
 
-    assert error_from(threshold) <= 0.1
-    lower = np.sort(probabilities[(probabilities < threshold) & (probabilities > 0.5)])
-    assert all(error_from(value) > 0.1 for value in lower)
+    assert (point.error, point.coverage) == pytest.approx(error_and_coverage(point.threshold))
+    assert point.error <= 0.1
+    lower = probabilities[(probabilities < point.threshold) & (probabilities > 0.5)]
+    best = max(
+        c for e, c in map(error_and_coverage, lower) if e <= 0.1 or c < point.coverage + 0.01
+    )
+    assert best <= point.coverage + 0.01
+    assert len(curve.thresholds) == 200
+    assert curve.coverages[-1] == pytest.approx(1)
+    assert (np.diff(curve.coverages) > 0).all()
+    assert (np.diff(curve.thresholds) < 0).all()
+
+
+def test_the_bound_is_the_exact_binomial_one_for_equal_weights() -> None:
+    probabilities = np.repeat([0.9, 0.6], [40, 60])
+    outcomes = np.ones(100, dtype=bool)
+    outcomes[[0, 1, 50, 51, 52]] = False
+    curve = operating_curve(probabilities, outcomes, np.ones(100))
+    np.testing.assert_allclose(curve.coverages, [0.4, 1.0])
+    np.testing.assert_allclose(curve.errors, [0.05, 0.05])
+    for n, wrong, bound in zip((40, 100), (2, 5), curve.error_bounds, strict=True):
+        exact = binomtest(wrong, n).proportion_ci(confidence_level=0.8, method="exact").high
+        assert bound == pytest.approx(exact)
 
 
 def test_a_match_is_never_unlikelier_than_not() -> None:
-    probabilities = np.array([0.9, 0.3])
-    assert operating_threshold(probabilities, np.ones(2, bool), np.ones(2), 0.5) == 0.5
+    curve = operating_curve(np.array([0.9, 0.3]), np.ones(2, bool), np.ones(2))
+    point = curve.at(0.5)
+    assert point is not None
+    assert point.threshold == 0.9
 
 
 def test_no_threshold_can_keep_an_impossible_promise() -> None:
-    probabilities = np.array([0.9, 0.8])
-    assert operating_threshold(probabilities, np.zeros(2, bool), np.ones(2), 0.1) == 1.0
+    curve = operating_curve(np.array([0.9, 0.8]), np.zeros(2, bool), np.ones(2))
+    assert curve.at(0.1) is None
 
 
 def test_the_logistic_fit_finds_the_truth() -> None:

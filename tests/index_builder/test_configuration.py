@@ -45,6 +45,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (DIGITS + "[network]\nfrozen = true", "need `weights`"),
         (DIGITS + '[network]\nlast_layer = "loaded"', "need `weights`"),
         (DIGITS + "[network]\ninput_size = 100", "network.input_size"),
+        (DIGITS + "[network]\ninput_size = 64", "drop `input_size`"),
+        (DIGITS + '[network]\npooling = "gem"', "drop `pooling`"),
         (DIGITS + "[training]\nepochs = 0", "must not be 'random'"),
         (
             DIGITS + '[network]\nlast_layer = "whitening"\n[training]\nepochs = 0\n'

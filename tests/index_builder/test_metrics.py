@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index_builder.metrics import auroc, expected_calibration_error, recall_at_k
+from index_builder.metrics import auroc, expected_calibration_error, recall_at_k, reliability
 
 
 def test_unanimous_and_wrong_is_the_worst() -> None:
@@ -22,6 +22,14 @@ def test_a_worked_case() -> None:
     # Two bins: {0.1, 0.2} none right, {0.8, 0.9} half right.
     expected = (2 * abs(0 - 0.15) + 2 * abs(0.5 - 0.85)) / 4
     assert expected_calibration_error(probabilities, outcomes, 2) == pytest.approx(expected)
+
+
+def test_the_diagram_holds_every_prediction_once() -> None:
+    probabilities = np.array([0.9, 0.2, 0.8, 0.1, 1.0])
+    bins = reliability(probabilities, np.array([True, False, False, False, True]), 2)
+    assert [one.n for one in bins] == [3, 2]
+    assert [one.share for one in bins] == [0, 1]
+    assert [one.probability for one in bins] == pytest.approx([1.1 / 3, 0.95])
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=40))

@@ -22,6 +22,7 @@ from index_builder.run import Run
 from index_builder.steps import build_all, fit_step, train_step
 from model_store import open_bundle
 from model_store.bundle import read_manifest
+from model_store.errors import ConfigError
 
 CONFIG = """
 name = "folder"
@@ -170,6 +171,13 @@ def test_a_posterior_is_fitted_to_an_encoder_that_is_there(
     theirs, ours = (load_file(path) for path in (Run(digits_run).posterior, run.posterior))
     for name, value in theirs.items():
         assert torch.equal(ours[name], value), name
+
+
+def test_whitening_adds_no_dimensions(digits_config: BuildConfig, tmp_path: Path) -> None:
+    fields = digits_config.model_dump()
+    fields["network"] |= {"last_layer": "whitening", "embedding_dim": 10_000}
+    with pytest.raises(ConfigError, match="embedding_dim = 10000, but the trunk has 9216"):
+        train_step(BuildConfig.model_validate(fields), Run(tmp_path))
 
 
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:

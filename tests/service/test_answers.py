@@ -70,6 +70,17 @@ class TestASearch:
             },
         }
 
+    def test_it_may_be_asked_to_show_nothing_it_is_not_sure_of(
+        self, client: TestClient, digit: bytes, stranger: bytes
+    ) -> None:
+        for image, shown in ((digit, 10), (stranger, 0)):
+            answer = search(client, image, on_uncertain="refuse").json()
+            assert len(answer["results"]) == shown
+            assert (answer["verdict"] == "match") == (shown > 0)
+            assert answer["query"]["ood"]["p_value"] > 0
+            assert len(search(client, image).json()["results"]) == 10
+        assert search(client, digit, on_uncertain="panic").status_code == 422
+
     @pytest.mark.parametrize("limit", [1, 10, 100])
     def test_it_lists_as_many_as_are_wanted(
         self, client: TestClient, digit: bytes, limit: int
@@ -299,3 +310,42 @@ class TestHealth:
         monkeypatch.setattr(bundle.retriever.encoder, "encode", fail)
         assert client.get("/readyz").status_code == 500
         assert client.get("/livez").status_code == 200
+
+
+class TestTheCalibration:
+    def test_it_shows_what_the_bundle_was_calibrated_with(
+        self, client: TestClient, bundle: Bundle
+    ) -> None:
+        report = client.get("/v1/galleries/digits/calibration").json()
+        calibration = bundle.retriever.calibration
+        assert calibration is not None
+        assert report["status"] == "valid"
+        assert report["match_threshold"] == calibration.match_threshold
+        assert sum(one["n"] for one in report["reliability"]) == report["n_queries"]
+        gaps = [one["n"] * abs(one["share"] - one["probability"]) for one in report["reliability"]]
+        assert report["top1_ece"] == pytest.approx(sum(gaps) / report["n_queries"])
+        coverages = [point["coverage"] for point in report["risk_coverage"]]
+        assert coverages == sorted(coverages)
+        assert all(p["error"] <= p["error_bound"] for p in report["risk_coverage"])
+
+    def test_an_owner_finds_the_threshold_for_an_error(self, client: TestClient) -> None:
+        path = "/v1/galleries/digits/calibration/operating-points"
+        strict, loose = (
+            client.get(path, params={"max_error": error}).json()["point"] for error in (0.01, 0.2)
+        )
+        assert strict["error"] <= 0.01
+        assert strict["threshold"] >= loose["threshold"] >= 0.5
+        assert strict["coverage"] <= loose["coverage"]
+        for wrong in ({}, {"max_error": 1}, {"max_error": "few"}):
+            refused = client.get(path, params=wrong)
+            assert refused.status_code == 422
+            assert refused.headers["content-type"] == "application/problem+json"
+
+    def test_without_one_nothing_is_invented(self, start: StartClient, bare_bundle: Bundle) -> None:
+        bare = start(bare_bundle)
+        report = bare.get("/v1/galleries/digits/calibration").json()
+        assert report["status"] == "missing"
+        assert report["match_threshold"] is report["top1_ece"] is None
+        assert report["reliability"] == report["risk_coverage"] == []
+        path = "/v1/galleries/digits/calibration/operating-points?max_error=0.1"
+        assert bare.get(path).json() == {"max_error": 0.1, "point": None}

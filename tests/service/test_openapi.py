@@ -50,7 +50,7 @@ def test_it_is_the_reviewed_one(document: dict[str, Any]) -> None:
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 9
+    assert len(names) == len(set(names)) == 11
     assert all(operation["summary"] and operation["description"] for operation in found)
 
 
@@ -87,6 +87,11 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("list_galleries", "200"): lambda client: client.get("/v1/galleries"),
     ("get_gallery", "200"): lambda client: client.get("/v1/galleries/digits"),
     ("get_gallery", "404"): lambda client: client.get("/v1/galleries/none"),
+    ("get_calibration", "200"): lambda client: client.get("/v1/galleries/digits/calibration"),
+    ("get_calibration", "404"): lambda client: client.get("/v1/galleries/none/calibration"),
+    ("get_operating_point", "200"): lambda client: operating_point(client, "digits", 0.1),
+    ("get_operating_point", "404"): lambda client: operating_point(client, "none", 0.1),
+    ("get_operating_point", "422"): lambda client: operating_point(client, "digits", -1),
     ("search", "200"): lambda client: search(client, picture("PNG")),
     ("search", "400"): lambda client: search(client, b""),
     ("search", "404"): lambda client: search(client, picture("PNG"), "none"),
@@ -107,6 +112,11 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("readyz", "200"): lambda client: client.get("/readyz"),
     ("metrics", "200"): lambda client: client.get("/metrics"),
 }
+
+
+def operating_point(client: TestClient, gallery: str, max_error: float) -> httpx2.Response:
+    path = f"/v1/galleries/{gallery}/calibration/operating-points"
+    return client.get(path, params={"max_error": max_error})
 
 
 def an_item(client: TestClient) -> str:

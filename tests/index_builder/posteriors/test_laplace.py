@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from index_builder.posteriors import MinibatchPlan, Split, fit_laplace
+from index_builder.posteriors import Approximation, MinibatchPlan, Split, all_pairs, fit_laplace
 from index_builder.posteriors.all_pairs import fixed_curvature, positives_curvature
 from index_builder.posteriors.prior import log_marginal_likelihood, tune_prior_precision
 from index_builder.posteriors.targets import anchor_targets
@@ -91,3 +94,47 @@ def test_training_parameters_are_left_alone(problem: Problem) -> None:
     fit = fit_laplace(trained.blocks, trained.labels, trained.weight, trained.bias, margin=MARGIN)
     assert not fit.posterior.weight_mean.requires_grad
     assert torch.equal(weight.detach(), problem.weight)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the most numbers that any tensor made within it holds."""
+
+    numel = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        for part in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(part, Tensor):
+                self.numel = max(self.numel, part.numel())
+        return result
+
+
+@pytest.mark.parametrize("approximation", get_args(Approximation))
+def test_memory_grows_with_the_data_and_not_with_its_pairs(approximation: Approximation) -> None:
+    def largest(n_images: int) -> int:
+        generator = torch.Generator().manual_seed(0)
+        features = torch.randn(n_images, 6, generator=generator)
+        weight = torch.randn(3, 6, generator=generator)
+        with LargestTensor() as seen:
+            fit_laplace(
+                lambda: features.split(1000),
+                torch.arange(n_images) % 5,
+                weight,
+                torch.zeros(3),
+                approximation=approximation,
+                margin=1.0,
+                prior_precision=1.0,
+                generator=generator,
+                plan=MinibatchPlan(4),
+            )
+        return seen.numel
+
+    block = all_pairs._ROWS**2  # what the comparison of all pairs holds at once, whatever N
+    assert 3000 <= largest(3000) <= block < 3000**2
+    assert largest(6000) <= block

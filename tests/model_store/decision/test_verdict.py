@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.decision import SIGNALS, Calibration, LogisticModel, OutlierDetector, decide
+from model_store.decision import (
+    SIGNALS,
+    Calibration,
+    LogisticModel,
+    OperatingCurve,
+    OutlierDetector,
+    decide,
+)
 from model_store.errors import BundleMismatch
 from model_store.predictive import Predictive
 from model_store.search import Neighbours
@@ -29,6 +36,12 @@ def calibration() -> Calibration:
         n_queries=9,
         alpha=0.1,
         match_threshold=0.8,
+        operating=OperatingCurve(
+            thresholds=np.array([0.9, 0.8, 0.4]),
+            coverages=np.array([0.2, 0.5, 1.0]),
+            errors=np.array([0.0, 0.04, 0.2]),
+            error_bounds=np.array([0.1, 0.12, 0.3]),
+        ),
         uncertainties=np.arange(1, 10) / 10,
         outlier_distances=np.arange(1.0, 10.0),
         detector=OutlierDetector(
@@ -134,10 +147,18 @@ def test_saved_and_loaded_it_decides_the_same(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first.match_probabilities, second.match_probabilities)
     assert first.no_match_probability == second.no_match_probability
     assert (loaded.report, loaded.alpha, loaded.n_queries) == ({"n_matched": 9}, 0.1, 9)
+    assert loaded.operating.points() == fitted.operating.points()
     features = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
     np.testing.assert_array_equal(
         fitted.detector.distances(features), loaded.detector.distances(features)
     )
+
+
+def test_the_operating_point_covers_most_within_the_error() -> None:
+    curve = calibration().operating
+    assert curve.at(0.05) == curve.points()[1]
+    assert curve.at(0.01) == curve.points()[0]
+    assert curve.at(0.5) == curve.points()[1]  # the last would call unlikely items a match
 
 
 def test_no_calibration_in_the_directory_is_none(tmp_path: Path) -> None:
