@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.table import Table
 
 from index_builder.configuration import (
@@ -87,7 +88,7 @@ def _add_step(name: str, help_text: str) -> None:
 
 
 _add_step("train", "Train the encoder: images → checkpoint.safetensors.")
-_add_step("fit", "Fit the Laplace posterior: checkpoint → posterior.safetensors.")
+_add_step("fit", "Fit the posterior: checkpoint → posterior.safetensors.")
 _add_step("export", "Export to ONNX, refused unless it agrees with torch.")
 _add_step("index", "Embed the gallery: images → FAISS, variances, items.")
 _add_step("calibrate", "Fit the decision layer on held-out queries.")
@@ -125,14 +126,17 @@ def all_command(
         str | None,
         typer.Option(help="With --trunk: a file, or a name of torchvision's (IMAGENET1K_V1)."),
     ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="With --images: of the gallery. [default: the folder's]")
+    ] = None,
     run: RunOption = None,
     bundles: BundlesOption = None,
 ) -> None:
     """Run every step, from images to a published bundle, and print its evaluation."""
-    if config is not None and not (images or trunk or weights):
+    if config is not None and not (images or trunk or weights or name):
         build = load_config(config)
     elif config is None and images is not None and trunk is not None and weights is not None:
-        build = photographs_config(images, trunk, weights)
+        build = photographs_config(images, trunk, weights, name)
     else:
         raise ConfigError("Give either --config, or all of --images, --trunk and --weights.")
     opened = Run(run or Path("runs") / build.name)
@@ -148,7 +152,8 @@ def main() -> None:
     try:
         app()
     except VouchError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
+        # Escaped: a path or a table's name in brackets would be taken for markup.
+        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         sys.exit(1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -78,6 +79,7 @@ def fit_calibration(
     encoder_fingerprint: str,
     config: CalibrationConfig,
     seed: int,
+    quality_limits: Mapping[str, float],
 ) -> Calibration:
     """Fit everything that turns a result list into promises.
 
@@ -87,6 +89,7 @@ def fit_calibration(
     no_match : queries of the same world without a true match there.
     outliers : queries from another world, which have none either. They teach the match
         probability what alien images look like; the p-value needs no example of them.
+    quality_limits : what is ordinary for the pictures of ``matched``.
 
     Raises
     ------
@@ -141,6 +144,7 @@ def fit_calibration(
         detector,
         fit_logistic(examples.values, examples.matches, examples.weights),
         fit_logistic(top, has_no_match.astype(bool), top_weights),
+        quality_limits,
         report,
     )
 

@@ -125,14 +125,16 @@ class NetworkConfig(_Section):
 
 
 class TrainingConfig(_Section):
-    """Training with the contrastive loss."""
+    """Training: of the encoder, and of whatever the posterior's objective learns beside it."""
 
     epochs: int = Field(10, ge=0, description="0 takes the encoder as it is loaded or whitened.")
     labels_per_batch: int = Field(10, ge=2)
     images_per_label: int = Field(25, ge=2)
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(1e-4, ge=0)
-    margin: float = Field(1.0, gt=0, lt=2, description="Distance beyond which negatives rest.")
+    margin: float = Field(
+        1.0, gt=0, lt=2, description="Contrastive loss: distance beyond which negatives rest."
+    )
     flip: bool = Field(False, description="Mirror half of the training images.")
     shift: int = Field(0, ge=0, description="Move training images by up to so many pixels.")
 
@@ -267,6 +269,8 @@ class BuildConfig(_Section):
         if self.training.epochs:
             if self.network.frozen and (self.training.flip or self.training.shift):
                 raise ValueError("a frozen trunk sees each image once: drop flip and shift")
+            if self.network.dropout and self.posterior.method == "online_laplace":
+                raise ValueError("online_laplace takes the curvature of whole features: no dropout")
         elif self.network.last_layer == "random":
             raise ValueError("with training.epochs = 0, network.last_layer must not be 'random'")
         elif self.posterior.method != "laplace":
@@ -315,17 +319,17 @@ def photographs_config(
     ----------
     images : one sub-folder for each label.
     trunk, weights : see `NetworkConfig`.
-    name : of the gallery; None for the folder's.
+    name : of the gallery; None for the folder's, as far as its letters are allowed in one.
 
     Raises
     ------
-    ConfigError : a value is out of range, or the folder's name gives no name for a gallery.
+    ConfigError : a value is out of range.
     """
     fields = {
-        "name": name or re.sub(r"[^a-z0-9._-]+", "-", images.resolve().name.lower()).strip("-._"),
+        "name": name or _gallery_name(images.resolve().name),
         "description": f"{images.resolve().name}, through {trunk}.",
         "dataset": {"kind": "folder", "path": images},
-        "outliers": {"calibration": "digits", "evaluation": "photographs"},
+        "outliers": {"calibration": "digits", "evaluation": "digits"},
         "network": {
             "trunk": trunk,
             "weights": weights,
@@ -339,6 +343,11 @@ def photographs_config(
         return BuildConfig.model_validate(fields)
     except ValidationError as error:
         raise ConfigError(_in_words(error)) from error
+
+
+def _gallery_name(folder: str) -> str:
+    name = re.sub(r"[^a-z0-9._-]+", "-", folder.lower()).strip("-._")
+    return name[:63] or "photographs"
 
 
 def _in_words(error: ValidationError) -> str:

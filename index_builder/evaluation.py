@@ -50,7 +50,9 @@ class Answers:
     @property
     def p_values(self) -> NDArray[np.float64]:
         """Outlier p-value of each query, (B,)."""
-        return np.array([answer.decision.outlier_p_value for answer in self.answers], dtype=float)
+        return np.array(
+            [answer.decision.assessment.outlier_p_value for answer in self.answers], dtype=float
+        )
 
     @property
     def outlier_distances(self) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from index_builder.posteriors import FeatureBlocks
 from index_builder.progress import track
 
 _PIXELS = 800_000
-"""Of a block: a thousand small images, or sixteen photographs."""
+"""Of a block: a thousand small images, or fifteen photographs."""
 
 _CACHED_BYTES = 2**29
 """Features that take no more are computed once and kept."""
@@ -25,8 +25,9 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
     size = max(1, _PIXELS // (preprocessing.height * preprocessing.width))
     batches = images.batches(preprocessing, size)
     for _, batch in track(batches, "features", -(-len(images) // size)):
-        with torch.no_grad():
-            yield encoder.features(torch.from_numpy(batch))
+        with torch.no_grad():  # closed before the yield: else the caller would lose its gradients
+            features = encoder.features(torch.from_numpy(batch))
+        yield features
 
 
 def all_features(encoder: MetricEncoder, images: LabelledImages) -> Tensor:

@@ -57,6 +57,11 @@ class Run:
             raise StepNotReady(f"{path} is missing. Run `vouch-build {step}` first.")
         return path
 
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read a report that a step has written."""
+        content: dict[str, Any] = json.loads((self.directory / name).read_text(encoding="utf-8"))
+        return content
+
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a report of a step."""
         self.directory.mkdir(parents=True, exist_ok=True)

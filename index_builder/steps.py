@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from collections import Counter
 from dataclasses import asdict
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,14 +22,16 @@ from index_builder.calibration import fit_calibration, fit_detector
 from index_builder.configuration import BayesianTripletConfig, BuildConfig, OnlineLaplaceConfig
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.evaluation import evaluate
-from index_builder.export import ProbabilisticEncoder, export_encoder
-from index_builder.features import all_features, repeatable_blocks
+from index_builder.export import PARITY_BATCHES, ProbabilisticEncoder, export_encoder
+from index_builder.features import all_features, feature_blocks, repeatable_blocks
 from index_builder.indexing import BATCH, build_gallery
 from index_builder.networks import (
     MetricEncoder,
     build_encoder,
     learned_whitening,
+    load_encoder,
     load_pretrained,
+    save_checkpoint,
 )
 from index_builder.objectives import BayesianTripletLoss, OnlineLaplaceLoss, build_objective
 from index_builder.observation import observe
@@ -51,9 +56,10 @@ from model_store.bundle import (
 )
 from model_store.decision import OutlierDetector
 from model_store.encoder import EncoderMetadata, OnnxEncoder
-from model_store.errors import ConfigError
+from model_store.errors import ConfigError, DatasetError
 from model_store.gallery import FaissGallery
 from model_store.gallery.faiss_gallery import ITEMS_FILE
+from model_store.quality import ordinary_limits, quality_measures
 from model_store.retriever import Retriever, open_parts
 from model_store.search import N_CANDIDATES
 
@@ -64,12 +70,22 @@ the features of a large gallery do not fit into memory."""
 N_VALIDATION = 1_000
 """Validation images that vote on the prior precision: its optimum is flat, more hardly move it."""
 
+N_PARITY_IMAGES = max(PARITY_BATCHES)
+
+MIN_POSITIVES = 2
+"""Images of a label that make a positive pair."""
+
+TRAINING_REPORT = "training.json"
+POSTERIOR_REPORT = "posterior.json"
+
 _LIBRARIES = ("vouch", "torch", "torchvision", "onnx", "numpy", "scikit-learn", "faiss-cpu")
 
 
 def train_step(config: BuildConfig, run: Run) -> None:
     """Images → checkpoint.safetensors, objective.safetensors and training.json."""
-    images = load_splits(config).training
+    started = time.perf_counter()
+    images = _splits(config).training
+    _require_enough(images)
     generator = torch.Generator().manual_seed(config.seed)
     encoder = build_encoder(config.network, generator)
     labels = torch.from_numpy(_label_codes(images))
@@ -79,30 +95,35 @@ def train_step(config: BuildConfig, run: Run) -> None:
         encoder.standardise(torch.from_numpy(images.prepared(encoder.preprocessing)))
     encoder.eval()
     if config.network.last_layer == "whitening":
-        _whiten(encoder, all_features(encoder, images), labels)
+        _whiten(encoder, images, labels)
     objective = build_objective(config, encoder, len(images), generator)
     history = []
     if config.training.epochs:
         source = feature_source(encoder, images, config.training, generator)
-        history = train(encoder, objective, source, labels, config.training, generator)
+        history = train(
+            encoder, objective, source, labels, config.training, generator, config.network.dropout
+        )
     run.directory.mkdir(parents=True, exist_ok=True)
-    save_file(encoder.state_dict(), run.checkpoint)
+    save_checkpoint(encoder.state_dict(), run.checkpoint, config.network.weights)
     save_file(objective.state_dict(), run.objective)
     run.write_json(
-        "training.json",
+        TRAINING_REPORT,
         {
             "config": config.model_dump(mode="json"),
             "n_images": len(images),
             "epochs": [asdict(epoch) for epoch in history],
+            "seconds": time.perf_counter() - started,
         },
     )
 
 
 def fit_step(config: BuildConfig, run: Run) -> None:
     """Checkpoint, objective and training images → posterior.safetensors and posterior.json."""
+    started = time.perf_counter()
     encoder = _trained(config, run)
-    splits = load_splits(config)
+    splits = _splits(config)
     report: dict[str, Any] = {
+        "config": config.model_dump(mode="json"),
         "method": config.posterior.name,
         "n_images": len(splits.training),
     }
@@ -121,9 +142,8 @@ def fit_step(config: BuildConfig, run: Run) -> None:
             "data_scale": fitted.data_scale,
             "curvature": fitted.summary(),
             "log_marginal_likelihood": fitted.log_marginal_likelihood,
-            "seconds": fitted.seconds,
         }
-    run.write_json("posterior.json", report)
+    run.write_json(POSTERIOR_REPORT, {**report, "seconds": time.perf_counter() - started})
 
 
 def export_step(config: BuildConfig, run: Run) -> None:
@@ -131,11 +151,11 @@ def export_step(config: BuildConfig, run: Run) -> None:
     encoder = _trained(config, run)
     posterior = load_posterior(run.require(run.posterior, "fit"))
     run.staging.mkdir(parents=True, exist_ok=True)
-    images = load_splits(config).training.subset(range(5)).prepared(encoder.preprocessing)
+    images = _splits(config).training.subset(range(N_PARITY_IMAGES)).prepared(encoder.preprocessing)
     difference = export_encoder(
         ProbabilisticEncoder(encoder, posterior),
         run.staging / ENCODER_FILE,
-        EncoderMetadata(encoder.preprocessing, config.posterior.name),
+        EncoderMetadata(encoder.preprocessing, run.read_json(POSTERIOR_REPORT)["method"]),
         images,
     )
     console.print(f"encoder.onnx agrees with torch to {difference:.1e} of the largest value")
@@ -143,14 +163,14 @@ def export_step(config: BuildConfig, run: Run) -> None:
 
 def index_step(config: BuildConfig, run: Run) -> None:
     """encoder.onnx and gallery images → the gallery's files."""
-    build_gallery(run.staging, _exported(run), load_splits(config).gallery)
+    build_gallery(run.staging, _exported(run), _splits(config).gallery)
 
 
 def calibrate_step(config: BuildConfig, run: Run) -> None:
     """Gallery and calibration queries → calibration.json and calibration.npz."""
     encoder = _exported(run)
     gallery = _indexed(run)
-    splits = load_splits(config)
+    splits = _splits(config)
     queries = splits.calibration
     detector = _detector(encoder, splits.gallery, config.seed)
     matched = observe(encoder, gallery, detector, queries.matched)
@@ -161,8 +181,17 @@ def calibrate_step(config: BuildConfig, run: Run) -> None:
     outliers = None
     if queries.outliers is not None:
         outliers = observe(encoder, gallery, detector, queries.outliers)
+    pictures = track(range(len(queries.matched)), "quality of the queries", len(queries.matched))
+    measures = [quality_measures(queries.matched.pixels(position)) for position in pictures]
     calibration = fit_calibration(
-        detector, matched, no_match, outliers, encoder.fingerprint, config.calibration, config.seed
+        detector,
+        matched,
+        no_match,
+        outliers,
+        encoder.fingerprint,
+        config.calibration,
+        config.seed,
+        ordinary_limits(np.stack(measures)),
     )
     calibration.save(run.staging)
 
@@ -170,7 +199,7 @@ def calibrate_step(config: BuildConfig, run: Run) -> None:
 def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
     """The staged bundle and evaluation queries → evaluation.json, in run and bundle."""
     run.require(run.staging / "calibration.json", "calibrate")
-    report = evaluate(open_parts(run.staging, "cpu"), load_splits(config).evaluation)
+    report = evaluate(open_parts(run.staging, "cpu"), _splits(config).evaluation)
     run.write_json(EVALUATION_FILE, report)
     write_json(run.staging / EVALUATION_FILE, report)
     return report
@@ -180,7 +209,7 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
     """The staged parts → a bundle in ``bundles``, which becomes the current one there."""
     report = run.require(run.staging / EVALUATION_FILE, "evaluate")
     retriever = open_parts(run.staging, "cpu")
-    samples = write_samples(run.staging, load_splits(config))
+    samples = write_samples(run.staging, _splits(config))
     manifest = Manifest(
         gallery={
             "name": config.name,
@@ -205,6 +234,7 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
 
 def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[str, Any]]:
     """Every step in turn, into a clean staging directory."""
+    _splits.cache_clear()  # a folder may have changed since it was last looked at
     shutil.rmtree(run.staging, ignore_errors=True)
     for step in (train_step, fit_step, export_step, index_step, calibrate_step):
         console.print(f"[bold]{step.__name__.removesuffix('_step')}[/bold]")
@@ -214,16 +244,33 @@ def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[
     return publish_step(config, run, bundles), report
 
 
-def _whiten(encoder: MetricEncoder, features: Tensor, labels: Tensor) -> None:
-    """Make the learned whitening of ``features`` the last layer."""
-    dim = encoder.last_layer.out_features
-    if dim > features.shape[1]:
-        raise ConfigError(
-            f"network.embedding_dim = {dim}, but the trunk has {features.shape[1]} features; "
-            "whitening adds none. Ask for fewer dimensions."
+@lru_cache(maxsize=1)
+def _splits(config: BuildConfig) -> Splits:
+    """The data of a build: the steps of one process share it, since a folder is slow to check."""
+    return load_splits(config)
+
+
+def _require_enough(images: LabelledImages) -> None:
+    """Refuse what nothing can be learned from, before anything is computed."""
+    most = max(Counter(images.labels).values(), default=0)
+    if len(images) < N_PARITY_IMAGES or most < MIN_POSITIVES:
+        raise DatasetError(
+            f"There are {len(images)} images to learn from, at most {most} of one label; wanted "
+            f"{N_PARITY_IMAGES} or more, and a label with {MIN_POSITIVES}. Add images."
         )
+
+
+def _whiten(encoder: MetricEncoder, images: LabelledImages, labels: Tensor) -> None:
+    """Make the learned whitening of the features of ``images`` the last layer."""
+    dim, n_features = encoder.last_layer.out_features, encoder.trunk.n_features
+    if dim > n_features:
+        raise ConfigError(
+            f"network.embedding_dim = {dim}, but the trunk has {n_features} features; whitening "
+            "adds none. Ask for fewer dimensions."
+        )
+    weight = learned_whitening(feature_blocks(encoder, images), labels, dim)
     with torch.no_grad():
-        encoder.last_layer.weight.copy_(learned_whitening(features, labels, dim))
+        encoder.last_layer.weight.copy_(weight)
         encoder.last_layer.bias.zero_()
 
 
@@ -264,7 +311,7 @@ def _select_prior(
 ) -> LaplaceFit:
     """Choose the prior precision by the votes of validation images on training images."""
     shuffle = np.random.default_rng(seed)
-    names = sorted(set(splits.training.labels))
+    names = sorted({*splits.training.labels, *splits.validation.labels})
 
     def drawn(images: LabelledImages, most: int) -> tuple[Tensor, Tensor]:
         chosen = images.subset(shuffle.permutation(len(images))[:most])
@@ -291,10 +338,24 @@ def _label_codes(images: LabelledImages) -> NDArray[np.int64]:
 
 
 def _trained(config: BuildConfig, run: Run) -> MetricEncoder:
-    """The encoder that `train_step` left."""
-    encoder = build_encoder(config.network, torch.Generator())
-    encoder.load_state_dict(load_file(run.require(run.checkpoint, "train")))
-    return encoder.eval()
+    """The encoder that `train_step` left.
+
+    Raises
+    ------
+    ConfigError : it was trained with another configuration.
+    """
+    checkpoint = run.require(run.checkpoint, "train")
+    then, now = run.read_json(TRAINING_REPORT)["config"], config.model_dump(mode="json")
+    parts = ["dataset", "network", "training", "seed"]
+    if not then["posterior"]["method"] == now["posterior"]["method"] == "laplace":
+        parts.append("posterior")
+    changed = [part for part in parts if then[part] != now[part]]
+    if changed:
+        raise ConfigError(
+            f"{run.directory} was trained with another `{'`, `'.join(changed)}` than the "
+            "configuration has now. Run `vouch-build train` again, or name another --run."
+        )
+    return load_encoder(config.network, checkpoint)
 
 
 def _exported(run: Run) -> OnnxEncoder:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,17 @@ from index_builder.features import all_features
 from index_builder.networks import MetricEncoder
 from index_builder.objectives import Objective
 from index_builder.progress import console, track
+from model_store.errors import TrainingDiverged
 
 FeatureSource = Callable[[Tensor], Tensor]
 """Features (B, F), with their graph, of the training images of some rows (B,) int64."""
 
 WARM_UP_STEPS = 100
-"""AdamW's first steps are as large as its later ones, and the first gradients mean nothing."""
+"""AdamW's first steps are as large as its later ones, and the first gradients mean nothing. A
+tenth of the training, where that is less."""
+
+PREPARED_BYTES = 2**31
+"""Training images that take no more are decoded once; others for each batch that they are in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,7 @@ def train(
     labels: Tensor,
     config: TrainingConfig,
     generator: torch.Generator,
+    dropout: float = 0.0,
 ) -> list[Epoch]:
     """Train in place: AdamW, warm-up, and a cosine schedule over ``config.epochs``.
 
@@ -49,14 +56,19 @@ def train(
     objective : what is minimised.
     features_of : see `feature_source`.
     labels : (N,) int64 codes, from 0 without gaps.
-    generator : decides the batches.
+    generator : decides the batches, and what is dropped.
+    dropout : share of the features that each image loses.
+
+    Raises
+    ------
+    TrainingDiverged : the loss is no number any more.
     """
-    n_batches = max(1, len(labels) // (config.labels_per_batch * config.images_per_label))
-    learned = [p for p in nn.ModuleList([encoder, objective]).parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        learned, lr=config.learning_rate, weight_decay=config.weight_decay
-    )
+    n_labels = min(config.labels_per_batch, int(labels.max()) + 1)
+    n_batches = max(1, len(labels) // (n_labels * config.images_per_label))
     n_steps = config.epochs * n_batches
+    optimizer = torch.optim.AdamW(
+        _parameter_groups(encoder, objective, config.weight_decay), lr=config.learning_rate
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
     encoder.train()
     history = []
@@ -64,13 +76,18 @@ def train(
         started, total, rate = time.perf_counter(), 0.0, float(schedule.get_last_lr()[0])
         batches = balanced_batches(labels, config, n_batches, generator)
         for rows in track(batches, f"epoch {epoch + 1}/{config.epochs}", n_batches):
-            features = encoder.dropout(features_of(rows))
+            features = dropped_out(features_of(rows), dropout, generator)
             optimizer.zero_grad()
             loss = objective(features, labels[rows], encoder.last_layer)
             torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
-            total += loss.item()
+            value = loss.item()
+            if not math.isfinite(value):
+                raise TrainingDiverged(
+                    f"The loss is {value} in epoch {epoch + 1}. Lower training.learning_rate."
+                )
+            total += value
         history.append(Epoch(total / n_batches, rate, time.perf_counter() - started))
         console.print(
             f"epoch {epoch + 1}/{config.epochs}: loss {history[-1].loss:.4f}, "
@@ -95,13 +112,40 @@ def feature_source(
     if encoder.frozen:
         features = all_features(encoder, images)
         return lambda rows: features[rows]
-    prepared = torch.from_numpy(images.prepared(encoder.preprocessing))
-    return lambda rows: encoder.features(augment(prepared[rows], config, generator))
+    if len(images) * encoder.preprocessing.n_bytes <= PREPARED_BYTES:
+        prepared = torch.from_numpy(images.prepared(encoder.preprocessing))
+        return lambda rows: encoder.features(augment(prepared[rows], config, generator))
+
+    def decoded(rows: Tensor) -> Tensor:
+        batch = torch.from_numpy(images.subset(rows.numpy()).prepared(encoder.preprocessing))
+        return encoder.features(augment(batch, config, generator))
+
+    return decoded
+
+
+def _parameter_groups(
+    encoder: MetricEncoder, objective: Objective, weight_decay: float
+) -> list[dict[str, Any]]:
+    """What is learned; a last layer whose prior is in the objective does not decay besides."""
+    learned = [p for p in nn.ModuleList([encoder, objective]).parameters() if p.requires_grad]
+    exempt = set(encoder.last_layer.parameters()) if objective.holds_prior else set()
+    return [
+        {"params": [p for p in learned if p not in exempt], "weight_decay": weight_decay},
+        {"params": [p for p in learned if p in exempt], "weight_decay": 0.0},
+    ]
+
+
+def dropped_out(features: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Set a ``share`` of the features (B, F) to zero and scale up the rest (Srivastava 2014)."""
+    if not share:
+        return features
+    kept = torch.rand(features.shape, generator=generator) >= share
+    return features * kept / (1 - share)
 
 
 def rate_at(step: int, n_steps: int) -> float:
     """Learning rate as a share of its peak: linear warm-up, then half a cosine to zero."""
-    warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
+    warm_up = min(1.0, (step + 1) / min(WARM_UP_STEPS, n_steps // 10 + 1))
     return warm_up * 0.5 * (1 + math.cos(math.pi * step / n_steps))
 
 
@@ -110,23 +154,34 @@ def balanced_batches(
 ) -> Iterator[Tensor]:
     """Rows of batches that hold the same number of images of each of some labels.
 
+    A label with fewer images than that gives all it has.
     Every batch then has positives for each of its images, however many labels there are.
     """
     decks = [
-        _dealt(torch.nonzero(labels == label).flatten(), generator)
+        _dealt(torch.nonzero(labels == label).flatten(), config.images_per_label, generator)
         for label in range(int(labels.max()) + 1)
     ]
     n_labels = min(config.labels_per_batch, len(decks))
     for _ in range(n_batches):
         chosen = torch.randperm(len(decks), generator=generator)[:n_labels].tolist()
-        rows = [next(decks[label]) for label in chosen for _ in range(config.images_per_label)]
-        yield torch.tensor(rows)
+        yield torch.cat([next(decks[label]) for label in chosen])
 
 
-def _dealt(rows: Tensor, generator: torch.Generator) -> Iterator[int]:
-    """Rows in random order, each once before any comes again, without end."""
+def _dealt(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Hands of ``size`` rows, or all there are, without end.
+
+    In random order, each row once before any comes again, and none twice in one hand: an image
+    would be its own positive.
+    """
+    size = min(size, len(rows))
+    left = rows[:0]
     while True:
-        yield from rows[torch.randperm(len(rows), generator=generator)].tolist()
+        if len(left) < size:
+            shuffled = rows[torch.randperm(len(rows), generator=generator)]
+            waiting = torch.isin(shuffled, left)
+            left = torch.cat([left, shuffled[~waiting], shuffled[waiting]])
+        yield left[:size]
+        left = left[size:]
 
 
 def augment(images: Tensor, config: TrainingConfig, generator: torch.Generator) -> Tensor:

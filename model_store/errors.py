@@ -31,6 +31,7 @@ nothing that a client of the service may not see.
         ├── ConfigError          the configuration is wrong
         ├── DatasetError         the data is missing or not what it should be
         ├── WeightsError         pretrained weights are missing or do not fit
+        ├── TrainingDiverged     the loss is no number any more
         ├── StepNotReady         an earlier step has not been run
         ├── ParityError          the exported encoder disagrees with the trained one
         └── CalibrationError     too few queries, or none of a kind that is needed
@@ -135,6 +136,10 @@ class DatasetError(BuildError):
 
 class WeightsError(BuildError):
     """Pretrained weights are missing, cannot be read, or do not fit the trunk."""
+
+
+class TrainingDiverged(BuildError):
+    """The loss is no number any more."""
 
 
 class StepNotReady(BuildError):

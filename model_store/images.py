@@ -72,6 +72,11 @@ class Preprocessing:
     fit: Literal["stretch", "cover"] = "stretch"
     resample: Literal["bilinear", "bicubic"] = "bilinear"
 
+    @property
+    def n_bytes(self) -> int:
+        """Of one image at the encoder's input size."""
+        return 3 * self.height * self.width
+
     def __call__(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Resize ``pixels`` (H, W, 3) to (height, width, 3), uint8."""
         if pixels.shape == (self.height, self.width, 3):

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from urllib.parse import quote
 
-from model_store.decision import OperatingPoint
+from model_store.decision import Assessment, OperatingPoint
 from model_store.gallery import Item
+from model_store.predictive import Predictive
+from model_store.quality import MEASURES
 from model_store.retriever import Bundle, Match
 from service import schemas
-from service.engine import Found, SearchEngine
+from service.engine import Assessed, Found, SearchEngine
 from service.telemetry import Telemetry
 
 OUTLIER_METHOD = "conformal_knn_features"
@@ -22,32 +24,36 @@ def search_answer(
     """The answer to one query."""
     answer = found.answer
     decision = answer.decision
-    p_value = decision.outlier_p_value
     refused = on_uncertain == "refuse" and decision.verdict != "match"
     shown = () if refused else answer.matches
     return schemas.SearchAnswer(
         request_id=request_id,
         gallery=bundle.name,
         verdict=decision.verdict,
-        query=schemas.Query(
-            uncertainty=schemas.Uncertainty(
-                value=answer.predictive.spherical_variance,
-                percentile=decision.percentile,
-                level=decision.level,
-                method=bundle.retriever.encoder.metadata.posterior,
-            ),
-            ood=schemas.OutOfDistribution(
-                flag=None if p_value is None else p_value <= answer.alpha,
-                p_value=p_value,
-                alpha=answer.alpha,
-                method=OUTLIER_METHOD,
-            ),
-            image=found.image,
-        ),
+        query=_query(bundle, found.image, answer.predictive, decision.assessment, answer.alpha),
         results=[_result(bundle.name, match) for match in shown],
         bundle=bundle_state(bundle),
         cache=found.cache,
         timing_ms={stage: round(1000 * seconds, 3) for stage, seconds in found.seconds.items()},
+    )
+
+
+def assessment_answer(
+    bundle: Bundle, assessed: Assessed, request_id: str
+) -> schemas.AssessmentAnswer:
+    """What is said of a picture before anything is searched."""
+    measured = dict(zip(MEASURES, assessed.measures.tolist(), strict=True))
+    return schemas.AssessmentAnswer(
+        request_id=request_id,
+        gallery=bundle.name,
+        query=_query(
+            bundle, assessed.image, assessed.predictive, assessed.assessment, assessed.alpha
+        ),
+        quality=schemas.Quality(
+            hints=[schemas.QualityHint(**asdict(hint)) for hint in assessed.hints],
+            measures=measured,
+        ),
+        bundle=bundle_state(bundle),
     )
 
 
@@ -162,6 +168,30 @@ def bundle_state(bundle: Bundle) -> schemas.BundleState:
         else schemas.CalibrationState(status="valid", n_queries=calibration.n_queries)
     )
     return schemas.BundleState(id=bundle.manifest.id, calibration=state)
+
+
+def _query(
+    bundle: Bundle,
+    image: schemas.QueryImage,
+    predictive: Predictive,
+    assessment: Assessment,
+    alpha: float,
+) -> schemas.Query:
+    return schemas.Query(
+        uncertainty=schemas.Uncertainty(
+            value=predictive.spherical_variance,
+            percentile=assessment.percentile,
+            level=assessment.level,
+            method=bundle.retriever.encoder.metadata.posterior,
+        ),
+        ood=schemas.OutOfDistribution(
+            flag=assessment.is_alien(alpha),
+            p_value=assessment.outlier_p_value,
+            alpha=alpha,
+            method=OUTLIER_METHOD,
+        ),
+        image=image,
+    )
 
 
 def _result(gallery: str, match: Match) -> schemas.Result:

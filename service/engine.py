@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from model_store.images import ImageLimits, decode_image
-from model_store.predictive import N_SAMPLES
+from model_store.decision import Assessment, assess
+from model_store.images import DecodedImage, ImageLimits, decode_image
+from model_store.predictive import N_SAMPLES, Predictive
+from model_store.quality import QualityHint, quality_hints, quality_measures
 from model_store.retriever import Answer, Bundle
 from service.cache import Cache, CacheEntry
 from service.schemas import QueryImage
@@ -32,6 +35,18 @@ class Found:
     answer: Answer
     cache: Literal["hit", "miss"]
     seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Assessed:
+    """A picture looked at, and nothing searched."""
+
+    image: QueryImage
+    measures: NDArray[np.float64]
+    hints: list[QualityHint]
+    predictive: Predictive
+    assessment: Assessment
+    alpha: float
 
 
 class SearchEngine:
@@ -58,7 +73,7 @@ class SearchEngine:
         ImageError : the bytes cannot be searched with.
         """
         started = time.perf_counter()
-        key = f"{self._key_prefix}:{hashlib.sha256(data).hexdigest()}"
+        key = self._key(data)
         cached = await self._cache.get(key)
         stages = {"cache": time.perf_counter() - started}
         if cached is None:
@@ -73,6 +88,18 @@ class SearchEngine:
         stages |= answer.seconds | {"total": time.perf_counter() - started}
         return Found(entry.image, answer, "miss" if cached is None else "hit", stages)
 
+    async def assess(self, data: bytes, alpha: float | None) -> Assessed:
+        """Look at an uploaded image without searching; what is encoded is cached for the search.
+
+        Raises
+        ------
+        ImageError : the bytes cannot be searched with.
+        """
+        assessed = await self.compute(lambda: self._assess(data, alpha))
+        entry = CacheEntry(assessed.image, assessed.predictive)
+        await self._cache.put(self._key(data), entry)
+        return assessed
+
     async def canary(self) -> float:
         """Encode and search an empty picture, past the cache; returns the seconds it took."""
         started = time.perf_counter()
@@ -83,6 +110,9 @@ class SearchEngine:
         """Run ``work`` on the executor."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
+    def _key(self, data: bytes) -> str:
+        return f"{self._key_prefix}:{hashlib.sha256(data).hexdigest()}"
+
     def _miss(
         self, data: bytes, limit: int, alpha: float | None
     ) -> tuple[CacheEntry, Answer, dict[str, float]]:
@@ -92,19 +122,37 @@ class SearchEngine:
         prepared_at = time.perf_counter()
         predictive = self._retriever.embed(prepared[None])[0]
         stages = {"decode": prepared_at - started, "encode": time.perf_counter() - prepared_at}
-        image = QueryImage(
-            format=decoded.format,
-            width=decoded.width,
-            height=decoded.height,
-            warnings=list(decoded.warnings),
-        )
         answer = self._retriever.find(predictive, limit, alpha)
-        return CacheEntry(image, predictive), answer, stages
+        return CacheEntry(_received(decoded), predictive), answer, stages
+
+    def _assess(self, data: bytes, alpha: float | None) -> Assessed:
+        decoded = decode_image(data, self._limits)
+        predictive = self._retriever.embed(self._retriever.prepare(decoded)[None])[0]
+        calibration = self._retriever.calibration
+        measures = quality_measures(decoded.pixels)
+        ordinary = None if calibration is None else calibration.quality_limits
+        return Assessed(
+            _received(decoded),
+            measures,
+            quality_hints(measures, ordinary),
+            predictive,
+            assess(calibration, predictive),
+            self._retriever.alpha if alpha is None else alpha,
+        )
 
     def _canary(self) -> None:
         preprocessing = self._retriever.encoder.metadata.preprocessing
         empty = np.zeros((1, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
         self._retriever.find(self._retriever.embed(empty)[0], limit=1)
+
+
+def _received(decoded: DecodedImage) -> QueryImage:
+    return QueryImage(
+        format=decoded.format,
+        width=decoded.width,
+        height=decoded.height,
+        warnings=list(decoded.warnings),
+    )
 
 
 def _basis(bundle: Bundle) -> str:

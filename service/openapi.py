@@ -28,7 +28,8 @@ def document(app: FastAPI) -> dict[str, Any]:
     for methods in found["paths"].values():
         for operation in methods.values():
             _only_own_errors(operation["responses"])
-    schemas["Body_search"]["properties"]["image"]["format"] = "binary"
+    for operation in ("search", "assess"):
+        schemas[f"Body_{operation}"]["properties"]["image"]["format"] = "binary"
     return found
 
 

@@ -49,6 +49,17 @@ def engine_of(gallery: str, state: Annotated[State, Depends(state_of)]) -> Searc
 StateOf = Annotated[State, Depends(state_of)]
 EngineOf = Annotated[SearchEngine, Depends(engine_of)]
 
+Upload = Annotated[UploadFile, File(description="One image file: JPEG, PNG, WebP, GIF, BMP, TIFF.")]
+Alpha = Annotated[
+    float | None,
+    Form(
+        gt=0,
+        lt=1,
+        description="Share of ordinary queries that may be called out of distribution by "
+        "mistake; left out: what the gallery was calibrated with.",
+    ),
+]
+
 
 @galleries.get("", operation_id="list_galleries")
 async def list_galleries(state: StateOf) -> schemas.GalleryList:
@@ -98,19 +109,9 @@ async def search(
     request: Request,
     engine: EngineOf,
     state: StateOf,
-    image: Annotated[
-        UploadFile, File(description="One image file: JPEG, PNG, WebP, GIF, BMP, TIFF.")
-    ],
+    image: Upload,
     limit: Annotated[int, Form(ge=1, le=100, description="How many neighbours to return.")] = 10,
-    alpha: Annotated[
-        float | None,
-        Form(
-            gt=0,
-            lt=1,
-            description="Share of ordinary queries that may be called out of distribution by "
-            "mistake; left out: what the gallery was calibrated with.",
-        ),
-    ] = None,
+    alpha: Alpha = None,
     on_uncertain: Annotated[
         schemas.OnUncertain,
         Form(description="`refuse` leaves `results` empty unless the verdict is `match`."),
@@ -124,6 +125,24 @@ async def search(
     answer = answers.search_answer(engine.bundle, found, request.state.request_id, on_uncertain)
     answers.record(state.telemetry, answer, found)
     return answer
+
+
+@galleries.post(
+    "/{gallery}/assess",
+    operation_id="assess",
+    responses=responses(
+        GalleryNotFound, EmptyImage, UnsupportedImage, ImageTooLarge, CorruptImage, InvalidRequest
+    ),
+)
+async def assess(
+    request: Request, engine: EngineOf, image: Upload, alpha: Alpha = None
+) -> schemas.AssessmentAnswer:
+    """Say whether an image is worth searching with: quality, uncertainty, out of distribution.
+
+    For a camera's preview: nothing is searched, and a search with the same bytes is a cache hit.
+    """
+    assessed = await engine.assess(await image.read(), alpha)
+    return answers.assessment_answer(engine.bundle, assessed, request.state.request_id)
 
 
 @galleries.get(

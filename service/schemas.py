@@ -99,6 +99,32 @@ class SearchAnswer(BaseModel):
     timing_ms: dict[str, float]
 
 
+class QualityHint(BaseModel):
+    """One reason why a picture may be a poor query, for whoever holds the camera."""
+
+    code: str = Field(description="`too_small`, `too_dark`, `flat`, `blurred` or `extreme_aspect`.")
+    measure: str = Field(description="What was measured: a key of `measures`.")
+    value: float
+    advice: str = Field(description="One sentence on what to do.")
+
+
+class Quality(BaseModel):
+    """How good a picture it is, whatever it shows."""
+
+    hints: list[QualityHint] = Field(description="Only what is unusual for this gallery's queries.")
+    measures: dict[str, float]
+
+
+class AssessmentAnswer(BaseModel):
+    """What is said of a picture before anything is searched."""
+
+    request_id: str
+    gallery: str
+    query: Query
+    quality: Quality
+    bundle: BundleState
+
+
 class GalleryName(BaseModel):
     """A gallery in the list of galleries."""
 

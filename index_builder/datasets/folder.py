@@ -28,6 +28,7 @@ def folder(root: Path) -> LabelledImages:
     ------
     DatasetError : no folder, or no sub-folders with readable images.
     """
+    root = root.expanduser()
     if not root.is_dir():
         raise DatasetError(f"{root} is not a folder.")
     candidates = sorted(

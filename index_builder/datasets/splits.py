@@ -16,6 +16,9 @@ from index_builder.datasets.images import LabelledImages
 from index_builder.datasets.outliers import outliers
 from model_store.errors import DatasetError
 
+MIN_SPLIT = 3
+"""Images of a label that leave a positive pair to train on when one is put aside."""
+
 
 @dataclass(frozen=True, slots=True)
 class QuerySet:
@@ -84,8 +87,9 @@ def load_splits(config: BuildConfig) -> Splits:
         raise DatasetError(
             f"Only {len(set(kept.labels))} label is left to train on; metric learning needs two."
         )
+    share = config.dataset.validation_share
     training, validation = _stratified(
-        kept if learning is None else learning, 1 - config.dataset.validation_share, generator
+        kept if learning is None else learning, 1 - share, generator, at_least_one_left=share > 0
     )
     return Splits(kept, training, validation, *query_sets)
 
@@ -122,14 +126,24 @@ def _parts(
 
 
 def _stratified(
-    images: LabelledImages, share: float, generator: np.random.Generator
+    images: LabelledImages,
+    share: float,
+    generator: np.random.Generator,
+    *,
+    at_least_one_left: bool = False,
 ) -> tuple[LabelledImages, LabelledImages]:
-    """Divide each label's images at ``share``, at random; each side keeps the source's order."""
+    """Divide each label's images at ``share``, at random; each side keeps the source's order.
+
+    ``at_least_one_left`` for the second side, of every label with three images or more.
+    """
     labels = np.array(images.labels)
     first = np.zeros(len(images), dtype=bool)
     for label in sorted(set(images.labels)):
         members = generator.permutation(np.flatnonzero(labels == label))
-        first[members[: round(share * len(members))]] = True
+        n_first = round(share * len(members))
+        if at_least_one_left and len(members) >= MIN_SPLIT:
+            n_first = min(n_first, len(members) - 1)
+        first[members[:n_first]] = True
     return images.subset(np.flatnonzero(first)), images.subset(np.flatnonzero(~first))
 
 

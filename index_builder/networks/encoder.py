@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
 from index_builder.configuration import NetworkConfig
 from index_builder.networks.small_cnn import SmallCNN
-from index_builder.networks.torchvision_trunk import TorchvisionTrunk, freeze_batch_norm
+from index_builder.networks.torchvision_trunk import (
+    TorchvisionTrunk,
+    freeze_batch_norm,
+    shortened,
+)
 from index_builder.networks.trunk import Trunk
 from index_builder.networks.weights import (
     PretrainedWeights,
@@ -40,7 +46,6 @@ class MetricEncoder(nn.Module):
         self,
         trunk: Trunk,
         embedding_dim: int,
-        dropout: float = 0.0,
         *,
         pretrained: bool = False,
         frozen: bool = False,
@@ -51,7 +56,6 @@ class MetricEncoder(nn.Module):
         self.frozen = frozen
         self.register_buffer("pixel_mean", torch.zeros(3, 1, 1))
         self.register_buffer("pixel_std", torch.ones(3, 1, 1))
-        self.dropout = nn.Dropout(dropout)
         self.last_layer = nn.Linear(trunk.n_features, embedding_dim)
 
     @property
@@ -83,7 +87,7 @@ class MetricEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Embeddings (B, D), not normalised, of ``images`` (B, H, W, 3) uint8."""
-        embeddings: Tensor = self.last_layer(self.dropout(self.features(images)))
+        embeddings: Tensor = self.last_layer(self.features(images))
         return embeddings
 
 
@@ -95,10 +99,23 @@ def build_encoder(config: NetworkConfig, generator: torch.Generator) -> MetricEn
         return MetricEncoder(
             _trunk(config),
             config.embedding_dim,
-            config.dropout,
             pretrained=config.weights is not None,
             frozen=config.frozen,
         )
+
+
+def load_encoder(config: NetworkConfig, checkpoint: Path) -> MetricEncoder:
+    """The encoder that `save_checkpoint` wrote, in evaluation mode.
+
+    Raises
+    ------
+    WeightsError : the file is not one, or of another network.
+    """
+    of_checkpoint = {"weights": str(checkpoint), "last_layer": "loaded", "frozen": False}
+    config = config.model_copy(update=of_checkpoint)
+    encoder = build_encoder(config, torch.Generator())
+    load_pretrained(encoder, config)
+    return encoder.eval()
 
 
 def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
@@ -116,7 +133,9 @@ def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
         try:
             encoder.load_state_dict(state)
         except RuntimeError as error:
-            raise WeightsError(f"{config.weights} does not fit the encoder. {error}") from error
+            raise WeightsError(
+                f"{config.weights} does not fit the encoder. {shortened(error)}"
+            ) from error
     elif isinstance(encoder.trunk, TorchvisionTrunk) and config.trunk != "small_cnn":
         weights = load_weights(config.trunk, config.weights)
         encoder.trunk.load_backbone(weights.state)

@@ -83,7 +83,13 @@ class TorchvisionTrunk(Trunk):
         try:
             self.backbone.load_state_dict(kept)
         except RuntimeError as error:
-            raise WeightsError(f"The weights do not fit the trunk. {error}") from error
+            raise WeightsError(f"The weights do not fit the trunk. {shortened(error)}") from error
+
+
+def shortened(error: RuntimeError, most: int = 400) -> str:
+    """Torch's complaint about a state dict, which names every tensor of the network, cut off."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= most else f"{text[:most]} …"
 
 
 class _AsymmetricConv2d(nn.Conv2d):

@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torchvision import models
 
@@ -27,6 +27,7 @@ QUANTISED_SUFFIX = ".npz"
 """Of weights that were exported from TensorFlow Lite: they bring its padding and input range."""
 
 _BATCH_NORM_EPS = 1e-5
+_PADDING, _TENSORFLOW = "padding", "tensorflow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def load_weights(trunk: TorchvisionName, source: str) -> PretrainedWeights:
     ------
     WeightsError : no such name or file, a download that fails, or a file that cannot be read.
     """
-    names = [weights.name for weights in models.get_model_weights(trunk)]
+    names = list(models.get_model_weights(trunk).__members__)
     if source in names:
         return PretrainedWeights(_download(trunk, source), *imagenet_normalisation())
     path = Path(source).expanduser()
@@ -90,7 +91,12 @@ def load_weights(trunk: TorchvisionName, source: str) -> PretrainedWeights:
 
 def needs_tensorflow_padding(source: str | None) -> bool:
     """Whether weights of that name were trained with TensorFlow's padding."""
-    return source is not None and Path(source).suffix == QUANTISED_SUFFIX
+    if source is None:
+        return False
+    if is_checkpoint(source):
+        with safe_open(Path(source).expanduser(), framework="pt") as file:
+            return (file.metadata() or {}).get(_PADDING) == _TENSORFLOW
+    return Path(source).suffix == QUANTISED_SUFFIX
 
 
 def linear_layer(weights: PretrainedWeights, n_features: int) -> tuple[Tensor, Tensor] | None:
@@ -118,8 +124,19 @@ def is_checkpoint(source: str) -> bool:
         return False
 
 
+def save_checkpoint(state: Mapping[str, Tensor], path: Path, weights: str | None) -> None:
+    """Write the state of an encoder.
+
+    Parameters
+    ----------
+    weights : what its trunk began with; it decides on the padding, which no tensor tells.
+    """
+    padding = _TENSORFLOW if needs_tensorflow_padding(weights) else "torch"
+    save_file(dict(state), path, metadata={_PADDING: padding})
+
+
 def load_checkpoint(source: str) -> dict[str, Tensor]:
-    """Read the state of an encoder that a run has left."""
+    """Read the state of an encoder that `save_checkpoint` wrote."""
     return dict(load_file(Path(source).expanduser()))
 
 
@@ -144,7 +161,7 @@ def _state_dict(path: Path) -> Mapping[str, Tensor]:
 
 
 def _dequantised(path: Path) -> Mapping[str, Tensor]:
-    """Weights of convolutions `<name>.q` (int8) × `<name>.scale`, each followed by its bias.
+    """Weights of layers `<name>.q` (int8) × `<name>.scale`, each followed by its bias.
 
     The batch normalisation that torchvision has behind each convolution becomes the bias alone.
     """
@@ -159,7 +176,12 @@ def _dequantised(path: Path) -> Mapping[str, Tensor]:
             weight = quantised * scale.reshape(-1, *[1] * (quantised.ndim - 1))
             state[f"{layer}.weight"] = torch.from_numpy(weight)
             bias = torch.from_numpy(file[f"{layer}.bias"].astype(np.float32))
-            state |= _folded_batch_norm(_behind(layer), bias)
+            if quantised.ndim == 2:
+                state[f"{layer}.bias"] = bias
+            else:
+                state |= _folded_batch_norm(_behind(layer), bias)
+    if not state:
+        raise ValueError("it holds no quantised layers, whose names end in .q")
     return state
 
 

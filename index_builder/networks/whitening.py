@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 
-def learned_whitening(features: Tensor, labels: Tensor, embedding_dim: int) -> Tensor:
+def learned_whitening(blocks: Iterable[Tensor], labels: Tensor, embedding_dim: int) -> Tensor:
     """Weight W (D, F) of a layer h = W φ that whitens the differences within labels.
 
     After Radenović et al. 2019, sec. 3.3: with C the covariance within labels, φ is divided by
@@ -18,27 +20,38 @@ def learned_whitening(features: Tensor, labels: Tensor, embedding_dim: int) -> T
 
     Parameters
     ----------
-    features : (N, F).
-    labels : (N,) int64.
+    blocks : (n, F) features in row order; read once.
+    labels : (N,) int64; some label has two images that differ.
     embedding_dim : D ≤ F.
 
     Returns
     -------
-    (D, F), in the dtype of ``features``; signs fixed, so that the same features give the same W.
+    (D, F), in the dtype of the features; the largest entry of each row is positive, so that the
+    same features give the same W.
     """
-    if embedding_dim > features.shape[1]:
-        raise ValueError(f"{embedding_dim=}, but there are {features.shape[1]} features")
-    rows = features.double()
     _, codes, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-    sums = rows.new_zeros(len(counts), rows.shape[1]).index_add_(0, codes, rows)
-    within = rows - (sums / counts[:, None])[codes]
-    covariance = within.T @ within / max(1, len(rows) - len(counts))
-    eigenvalues, directions = torch.linalg.eigh(covariance)
+    sums, products, example, first = None, None, None, 0
+    for block in blocks:
+        rows = block.double()
+        if sums is None or products is None:
+            example = block
+            sums = rows.new_zeros(len(counts), rows.shape[1])
+            products = rows.new_zeros(rows.shape[1], rows.shape[1])
+        sums.index_add_(0, codes[first : first + len(rows)], rows)
+        products.addmm_(rows.T, rows)
+        first += len(rows)
+    if sums is None or products is None or example is None or first != len(labels):
+        raise ValueError(f"the blocks hold {first} rows, the labels {len(labels)}")
+    if embedding_dim > sums.shape[1]:
+        raise ValueError(f"{embedding_dim=}, but there are {sums.shape[1]} features")
+    within = products - sums.T @ (sums / counts[:, None])
+    mean = sums.sum(0) / first
+    total = products - first * torch.outer(mean, mean)
+    eigenvalues, directions = torch.linalg.eigh(within / max(1, first - len(counts)))
     eigenvalues = eigenvalues.clamp_min(0)
     whitener = directions / (eigenvalues + eigenvalues.mean()).sqrt()
-    whitened = (rows - rows.mean(0)) @ whitener
-    _, principal = torch.linalg.eigh(whitened.T @ whitened)
+    _, principal = torch.linalg.eigh(whitener.T @ total @ whitener)
     weight = (whitener @ principal.flip(1)[:, :embedding_dim]).T
     largest = weight.gather(1, weight.abs().argmax(1, keepdim=True))
     signed: Tensor = weight * largest.sign()
-    return signed.to(features)
+    return signed.to(example)

@@ -85,8 +85,10 @@ class BayesianTripletLoss(Objective):
         ]
         expected, spread = triplet_margin_moments(*triplet)
         deviation = spread.clamp_min(_SMALLEST_VARIANCE).sqrt()
-        log_probability: Tensor = torch.special.log_ndtr((-self.margin - expected) / deviation)
-        return -log_probability
+        lead = (-self.margin - expected) / deviation
+        # In float32 the derivative of torch's log_ndtr is wrong some hundred deviations out.
+        log_probability: Tensor = torch.special.log_ndtr(lead.double())
+        return -log_probability.to(mean)
 
     def divergence(self, mean: Tensor, variance: Tensor) -> Tensor:
         """KL(embedding ‖ prior) of each image, (B,), in nats."""

@@ -11,7 +11,13 @@ class Objective(nn.Module):
     """A loss on the features of a minibatch, and whatever it learns beside the last layer.
 
     Its parameters are trained along; its state is what `vouch-build fit` makes a posterior of.
+
+    Attributes
+    ----------
+    holds_prior : the last layer's prior is part of the loss: weight decay would be another.
     """
+
+    holds_prior: bool = False
 
     @abstractmethod
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:

@@ -15,6 +15,9 @@ from index_builder.posteriors import Approximation, Curvature, OnlineLaplace, Sp
 class OnlineLaplaceLoss(Objective):
     """The contrastive loss at the last layer, or averaged over layers drawn from its posterior.
 
+    Minibatches hold as many images of each label, so that the curvature is that of data in which
+    every label is as frequent; with labels of one size, that of the data themselves.
+
     Parameters
     ----------
     last_layer : its shape is that of the curvature.
@@ -26,6 +29,7 @@ class OnlineLaplaceLoss(Objective):
     generator : draws them.
     """
 
+    holds_prior = True
     weight_curvature: Tensor
     bias_curvature: Tensor
 

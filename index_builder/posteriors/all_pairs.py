@@ -26,6 +26,9 @@ from index_builder.posteriors.targets import AnchorTargets
 _ROWS = 1024
 """Rows of a block of the N x N comparison: 4 MB in float32, which stays in the cache."""
 
+_ROUNDINGS = 8
+"""In units of the last place: sums of weights this close to zero are zero."""
+
 _PRODUCTS = 256
 """Sums that are taken at once: enough for the features to be read seldom."""
 
@@ -62,7 +65,10 @@ def fixed_curvature(
     inside = _inside_margin_sums(z, labels, margin, with_directions=split == "arccos")
     twice_positive, twice_negative = 2 * targets.positive, 2 * targets.negative
     if split == "euclidean":
-        total = twice_positive * (targets.class_size - 1) - twice_negative * inside[:, 0]
+        pull = twice_positive * (targets.class_size - 1)
+        total = pull - twice_negative * inside[:, 0]
+        # What is left where every negative is inside is rounding, which a prior would be tuned on.
+        total[total.abs() < _ROUNDINGS * torch.finfo(total.dtype).eps * pull] = 0
         own = total[:, None] * (1 - z**2)
     else:
         partners = twice_positive[:, None] * (_class_sums(z, labels) - z)

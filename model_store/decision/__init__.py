@@ -12,10 +12,11 @@ from model_store.decision.logistic import LogisticModel
 from model_store.decision.operating import OperatingCurve, OperatingPoint
 from model_store.decision.outliers import OutlierDetector
 from model_store.decision.signals import SIGNALS, signals
-from model_store.decision.verdict import Decision, Verdict, decide
+from model_store.decision.verdict import Assessment, Decision, Verdict, assess, decide
 
 __all__ = [
     "SIGNALS",
+    "Assessment",
     "Calibration",
     "Decision",
     "LogisticModel",
@@ -23,6 +24,7 @@ __all__ = [
     "OperatingPoint",
     "OutlierDetector",
     "Verdict",
+    "assess",
     "decide",
     "signals",
 ]

@@ -39,6 +39,7 @@ class Calibration:
     detector : measures outlier distances.
     match : P(item is a true match | its signals).
     no_match : P(nothing in the gallery matches | the first item's signals).
+    quality_limits : see `model_store.quality.quality_hints`.
     report : how it was fitted and how well it does, for people.
     """
 
@@ -52,6 +53,7 @@ class Calibration:
     detector: OutlierDetector
     match: LogisticModel
     no_match: LogisticModel
+    quality_limits: Mapping[str, float]
     report: Mapping[str, Any]
 
     def uncertainty_percentile(self, spherical_variance: float) -> float:
@@ -75,6 +77,7 @@ class Calibration:
             "signals": list(SIGNALS),
             "match_intercept": self.match.intercept,
             "no_match_intercept": self.no_match.intercept,
+            "quality_limits": dict(self.quality_limits),
             "report": dict(self.report),
         }
         text = json.dumps(scalars, indent=1, sort_keys=True, allow_nan=False)
@@ -131,5 +134,6 @@ class Calibration:
                 detector,
                 logistic["match"],
                 logistic["no_match"],
+                scalars["quality_limits"],
                 scalars["report"],
             )

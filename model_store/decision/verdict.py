@@ -22,27 +22,52 @@ ordinary queries are low, the last tenth is high."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What may be said of one query. Without calibration every number is None.
+class Assessment:
+    """What may be said of a query before any neighbour is looked at; None without calibration.
 
     Attributes
     ----------
-    verdict : what a front end switches on.
-    match_probabilities : P(item is a true match) of the first items; among items of one label a
-        closer one never has the lower.
-    no_match_probability : P(no item of the gallery is a true match).
     percentile : share of calibration queries that are less uncertain, in percent.
     level : that percentile in a word.
     outlier_p_value : share of ordinary queries at least as alien; "p ≤ α" raises a false alarm
         with probability at most α on a query exchangeable with the calibration queries.
     """
 
-    verdict: Verdict
-    match_probabilities: NDArray[np.float64] | None = None
-    no_match_probability: float | None = None
     percentile: float | None = None
     level: Level | None = None
     outlier_p_value: float | None = None
+
+    def is_alien(self, alpha: float) -> bool | None:
+        """Whether the query is flagged at a rate ``alpha`` of false alarms."""
+        return None if self.outlier_p_value is None else self.outlier_p_value <= alpha
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What may be said of one query. Without calibration every number is None.
+
+    Attributes
+    ----------
+    verdict : what a front end switches on.
+    assessment : of the query alone.
+    match_probabilities : P(item is a true match) of the first items; among items of one label a
+        closer one never has the lower.
+    no_match_probability : P(no item of the gallery is a true match).
+    """
+
+    verdict: Verdict
+    assessment: Assessment
+    match_probabilities: NDArray[np.float64] | None = None
+    no_match_probability: float | None = None
+
+
+def assess(calibration: Calibration | None, predictive: Predictive) -> Assessment:
+    """Place a query among the calibration queries: how uncertain, and how alien."""
+    if calibration is None:
+        return Assessment()
+    percentile = calibration.uncertainty_percentile(predictive.spherical_variance)
+    p_value = calibration.outlier_p_value(predictive.outlier_distance)
+    return Assessment(percentile, _level(percentile), p_value)
 
 
 def decide(
@@ -66,7 +91,7 @@ def decide(
     alpha : rate of false alarms to accept.
     """
     if calibration is None:
-        return Decision("not_calibrated")
+        return Decision("not_calibrated", assess(None, predictive))
     ranks = np.arange(min(limit, len(neighbours.rows)))
     values = signals(
         neighbours.similarities[None],
@@ -77,18 +102,15 @@ def decide(
     )[0]
     probabilities = _falling_within_labels(calibration.match(values), label_codes[ranks])
     no_match_probability = float(calibration.no_match(values[0]))
-    p_value = calibration.outlier_p_value(predictive.outlier_distance)
-    percentile = calibration.uncertainty_percentile(predictive.spherical_variance)
+    assessment = assess(calibration, predictive)
     verdict: Verdict = "ambiguous"
-    if p_value <= alpha:
+    if assessment.is_alien(alpha):
         verdict = "out_of_distribution"
     elif probabilities[0] >= calibration.match_threshold:
         verdict = "match"
     elif no_match_probability > 0.5:
         verdict = "no_match"
-    return Decision(
-        verdict, probabilities, no_match_probability, percentile, _level(percentile), p_value
-    )
+    return Decision(verdict, assessment, probabilities, no_match_probability)
 
 
 def _falling_within_labels(

@@ -108,9 +108,13 @@ def measure() -> dict[str, float]:
         results: dict[str, float] = {}
         for size in BATCHES:
             features = torch.randn(size, FEATURES, generator=generator).relu()
-            _, _, theirs = sampled(layers, features)
-            # A hundred samples estimate a concentration to some per cent.
-            np.testing.assert_allclose(with_concentration(layer, features), theirs, rtol=0.1)
+            mean, variance, concentration = sampled(layers, features)
+            embeddings = closed_form(layer, features)
+            # A hundred samples give a mean to a tenth of a deviation, the rest to some per cent.
+            gap = (embeddings.mean - mean.numpy()) / embeddings.variance**0.5
+            assert abs(float((gap**2).mean()) * SAMPLES - 1) < 0.2
+            np.testing.assert_allclose(embeddings.variance.mean(1), variance.mean(1), rtol=0.1)
+            np.testing.assert_allclose(with_concentration(layer, features), concentration, rtol=0.1)
             slow = seconds(partial(sampled, layers, features), 3)
             fast = seconds(partial(with_concentration, layer, features), 20)
             drawn = seconds(partial(with_samples, layer, features, noise), 10)

@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 
 from index_builder.configuration import BuildConfig, photographs_config
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.features import all_features
 from index_builder.metrics import auroc
-from index_builder.networks import build_encoder
+from index_builder.networks import load_encoder
 from index_builder.posteriors import load_posterior
 from index_builder.run import Run
 from index_builder.steps import fit_step, train_step
@@ -91,11 +89,10 @@ def measure(name: str, root: Path, weights: Path, directory: Path) -> dict[str, 
     config, run = config_of(name, root, weights), Run(directory)
     train_step(config, run)
     fit_step(config, run)
-    encoder = build_encoder(config.network, torch.Generator())
-    encoder.load_state_dict(load_file(run.checkpoint))
+    encoder = load_encoder(config.network, run.checkpoint)
     splits = load_splits(config)
     unseen = joined(splits.gallery, splits.calibration.matched, splits.evaluation.matched)
-    features = all_features(encoder.eval(), unseen)
+    features = all_features(encoder, unseen)
     mean, variance = (value.numpy() for value in load_posterior(run.posterior).predict(features))
     labels = np.array(unseen.labels)
     raw, _ = recall(features.numpy(), labels)
@@ -135,6 +132,8 @@ def main() -> None:
             f"{value:.3f}" if isinstance(value, float) else f"{value:,}" for value in row.values()
         )
         print(f"| {name} | {numbers} |", flush=True)
+        if row["recall at 1, whitened"] < row["recall at 1, raw"]:
+            raise SystemExit(f"{name}: whitening costs recall")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx2
@@ -17,8 +17,21 @@ def search(
     client: httpx2.Client, image: bytes, gallery: str = "digits", **options: Any
 ) -> httpx2.Response:
     """Search with the bytes of an image file."""
+    return _upload(client, f"/v1/galleries/{gallery}/search", image, options)
+
+
+def assess(
+    client: httpx2.Client, image: bytes, gallery: str = "digits", **options: Any
+) -> httpx2.Response:
+    """Ask what is to be thought of an image file before it is searched with."""
+    return _upload(client, f"/v1/galleries/{gallery}/assess", image, options)
+
+
+def _upload(
+    client: httpx2.Client, path: str, image: bytes, options: Mapping[str, Any]
+) -> httpx2.Response:
     return client.post(
-        f"/v1/galleries/{gallery}/search",
+        path,
         files={"image": ("query", image)},
         data={name: str(value) for name, value in options.items()},
     )

@@ -66,10 +66,14 @@ def assert_agrees(served: dict[str, Any], answer: Answer) -> None:
     assert decision.match_probabilities is not None
     uncertainty, ood = served["query"]["uncertainty"], served["query"]["ood"]
     assert [uncertainty["value"], uncertainty["percentile"], ood["p_value"]] == pytest.approx(
-        [answer.predictive.spherical_variance, decision.percentile, decision.outlier_p_value],
+        [
+            answer.predictive.spherical_variance,
+            decision.assessment.percentile,
+            decision.assessment.outlier_p_value,
+        ],
         abs=TOLERANCE,
     )
-    assert uncertainty["level"] == decision.level
+    assert uncertainty["level"] == decision.assessment.level
     assert [result["id"] for result in served["results"]] == [m.item.id for m in answer.matches]
     assert [result["label"] for result in served["results"]] == [
         match.item.label for match in answer.matches

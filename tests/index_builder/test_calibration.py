@@ -45,7 +45,7 @@ DETECTOR = fit_detector(RNG.standard_normal((40, 12)).astype(np.float32), seed=0
 def calibrated(**changes: float):
     config = CalibrationConfig(**changes)
     return fit_calibration(
-        DETECTOR, world(2000, 1), world(300, 2, has_match=False), None, "encoder", config, seed=0
+        DETECTOR, world(2000, 1), world(300, 2, has_match=False), None, "encoder", config, 0, {}
     )
 
 
@@ -87,8 +87,8 @@ def test_outliers_teach_what_alien_images_look_like() -> None:
     config = CalibrationConfig()
     unseen = replace(aliens, outlier_distances=aliens.outlier_distances + 0.1)
     values = unseen.signals(np.array([0]))[:, 0]
-    without = fit_calibration(*parts, None, "encoder", config, seed=0)
-    with_aliens = fit_calibration(*parts, aliens, "encoder", config, seed=0)
+    without = fit_calibration(*parts, None, "encoder", config, 0, {})
+    with_aliens = fit_calibration(*parts, aliens, "encoder", config, 0, {})
     assert with_aliens.match(values).mean() < 0.5 * without.match(values).mean()
     assert with_aliens.report["n_outliers"] == 600
     assert with_aliens.report["cross_fitted"]["outlier_auroc"] == 1.0
@@ -111,7 +111,8 @@ def test_too_few_queries_are_refused(n_matched: int, n_no_match: int) -> None:
             None,
             "encoder",
             CalibrationConfig(),
-            seed=0,
+            0,
+            {},
         )
 
 

@@ -58,6 +58,10 @@ def test_a_file_is_read(tmp_path: Path) -> None:
             "[training]\nflip = true",
             "drop flip and shift",
         ),
+        (
+            DIGITS + '[network]\ndropout = 0.1\n[posterior]\nmethod = "online_laplace"',
+            "no dropout",
+        ),
         (DIGITS + '[posterior]\nmethod = "ensemble"', "posterior"),
         (DIGITS + "[posterior]\nmemory_factor = 0.1", "memory_factor: Extra inputs"),
         (
@@ -102,5 +106,8 @@ def test_a_folder_and_a_pretrained_trunk_are_a_whole_configuration(tmp_path: Pat
     assert config.name == "my-photos-2026"
     assert config.dataset.path == folder
     assert (config.training.epochs, config.network.last_layer) == (0, "whitening")
+    assert photographs_config(tmp_path / "Фото", "resnet18", "w.pth").name == "photographs"
+    assert len(photographs_config(tmp_path / ("a" * 99), "resnet18", "w.pth").name) == 63
+    assert photographs_config(folder, "resnet18", "w.pth", "mine").name == "mine"
     with pytest.raises(ConfigError, match=r"network.trunk.*mobilenet_v2.*received 'vgg'"):
         photographs_config(folder, "vgg", "weights.npz")

@@ -16,13 +16,13 @@ from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
-from index_builder.configuration import BuildConfig
+from index_builder.configuration import BuildConfig, photographs_config
 from index_builder.posteriors import load_posterior
 from index_builder.run import Run
 from index_builder.steps import build_all, fit_step, train_step
 from model_store import open_bundle
 from model_store.bundle import read_manifest
-from model_store.errors import ConfigError
+from model_store.errors import ConfigError, DatasetError
 
 CONFIG = """
 name = "folder"
@@ -178,6 +178,35 @@ def test_whitening_adds_no_dimensions(digits_config: BuildConfig, tmp_path: Path
     fields["network"] |= {"last_layer": "whitening", "embedding_dim": 10_000}
     with pytest.raises(ConfigError, match="embedding_dim = 10000, but the trunk has 9216"):
         train_step(BuildConfig.model_validate(fields), Run(tmp_path))
+
+
+def test_a_run_and_its_configuration_belong_together(
+    digits_config: BuildConfig, digits_bundle: Path, digits_run: Path
+) -> None:
+    for change in (
+        {"seed": 7},
+        {"posterior": {"method": "bayesian_triplet"}},
+        {"training": {**digits_config.training.model_dump(), "margin": 0.5}},
+    ):
+        config = BuildConfig.model_validate({**digits_config.model_dump(), **change})
+        with pytest.raises(ConfigError, match=rf"trained with another `{next(iter(change))}`"):
+            fit_step(config, Run(digits_run))
+
+
+def test_too_few_images_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        Image.new("RGB", (9, 9)).save(tmp_path / label / "one.png")
+        Image.new("RGB", (9, 9)).save(tmp_path / label / "two.png")
+    config = photographs_config(tmp_path, "resnet18", "IMAGENET1K_V1", "few")
+    with pytest.raises(DatasetError, match="There are 2 images to learn from, at most 1 of one"):
+        train_step(config, Run(tmp_path / "run"))
+
+
+def test_brackets_in_an_error_are_not_taken_for_markup(tmp_path: Path) -> None:
+    done = vouch_build("train", "-c", "[bold]/data[/x]", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "'[bold]/data[/x]'" in " ".join(done.stderr.split())
 
 
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_calibrated_bundle_answers_with_probabilities(digits_bundle: Path) -> 
         probabilities = [match.match_probability for match in answer.matches]
         assert all(0 <= p <= 1 for p in probabilities if p is not None)
         assert None not in probabilities
-        assert answer.decision.outlier_p_value is not None
+        assert answer.decision.assessment.outlier_p_value is not None
     alien = next(s for s in bundle.manifest.samples if "another world" in s.caption)
     verdict = bundle.retriever.search((digits_bundle / alien.file).read_bytes()).decision.verdict
     assert verdict == "out_of_distribution"
@@ -73,7 +73,7 @@ def test_a_calibrated_bundle_answers_with_probabilities(digits_bundle: Path) -> 
 def test_alpha_moves_the_flag(digits_bundle: Path) -> None:
     retriever = open_bundle(digits_bundle, provider="cpu").retriever
     data = (digits_bundle / "samples" / "1.png").read_bytes()
-    p_value = retriever.search(data).decision.outlier_p_value
+    p_value = retriever.search(data).decision.assessment.outlier_p_value
     assert p_value is not None
     assert retriever.search(data, alpha=p_value).decision.verdict == "out_of_distribution"
     below = retriever.search(data, alpha=p_value * 0.99)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from end_to_end.questions import picture, search
+from end_to_end.questions import assess, picture, search
 from fakes import FakeEncoder
 from PIL import Image
 from starlette.testclient import TestClient
@@ -37,12 +37,12 @@ class TestASearch:
         assert served["verdict"] == decision.verdict
         assert served["query"]["uncertainty"] == {
             "value": predictive.spherical_variance,
-            "percentile": decision.percentile,
-            "level": decision.level,
+            "percentile": decision.assessment.percentile,
+            "level": decision.assessment.level,
             "method": "laplace_fixed_euclidean",
         }
         ood = served["query"]["ood"]
-        assert ood["p_value"] == decision.outlier_p_value
+        assert ood["p_value"] == decision.assessment.outlier_p_value
         assert ood["alpha"] == answer.alpha == 0.05
         assert ood["method"]
         assert served["results"] == [
@@ -349,3 +349,36 @@ class TestTheCalibration:
         assert report["reliability"] == report["risk_coverage"] == []
         path = "/v1/galleries/digits/calibration/operating-points?max_error=0.1"
         assert bare.get(path).json() == {"max_error": 0.1, "point": None}
+
+
+class TestAnAssessment:
+    def test_it_says_of_the_query_what_the_search_says(
+        self, client: TestClient, digit: bytes, stranger: bytes
+    ) -> None:
+        for image, alpha in ((digit, 0.05), (stranger, 0.2)):
+            assessed = assess(client, image, alpha=alpha).json()
+            searched = search(client, image, alpha=alpha).json()
+            assert assessed["query"] == searched["query"]
+            assert assessed["bundle"] == searched["bundle"]
+            assert searched["cache"] == "hit"
+        assert searched["query"]["ood"]["flag"] is True
+
+    def test_an_ordinary_query_gets_no_hint_and_a_poor_one_a_reason(
+        self, client: TestClient, digit: bytes
+    ) -> None:
+        assert assess(client, digit).json()["quality"]["hints"] == []
+        black = io.BytesIO()
+        Image.new("RGB", (90, 4), (3, 3, 3)).save(black, "PNG")
+        quality = assess(client, black.getvalue()).json()["quality"]
+        hints = {hint["code"]: hint for hint in quality["hints"]}
+        assert set(hints) == {"too_small", "too_dark", "flat", "blurred", "extreme_aspect"}
+        assert hints["too_small"]["value"] == quality["measures"]["short_side"] == 4
+        assert all(hint["advice"] for hint in hints.values())
+
+    def test_without_calibration_only_the_picture_is_judged(
+        self, start: StartClient, bare_bundle: Bundle
+    ) -> None:
+        answer = assess(start(bare_bundle), picture("PNG", 100, 90)).json()
+        assert answer["query"]["ood"]["p_value"] is answer["query"]["ood"]["flag"] is None
+        assert answer["query"]["uncertainty"]["percentile"] is None
+        assert answer["quality"]["hints"] == []

@@ -66,7 +66,7 @@ async def test_bundles_that_decide_differently_do_not_share_entries(
     assert np.isnan((await bare.search(digit, 3, None)).answer.predictive.outlier_distance)
     found = await calibrated.search(digit, 3, None)
     assert found.cache == "miss"
-    assert found.answer.decision.outlier_p_value is not None
+    assert found.answer.decision.assessment.outlier_p_value is not None
 
 
 async def test_replicas_of_a_bundle_share_entries(

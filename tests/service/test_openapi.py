@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from end_to_end.questions import picture, search, truncated
+from end_to_end.questions import assess, picture, search, truncated
 from starlette.testclient import TestClient
 
 StartClient = Callable[..., TestClient]
@@ -50,18 +50,21 @@ def test_it_is_the_reviewed_one(document: dict[str, Any]) -> None:
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 11
+    assert len(names) == len(set(names)) == 12
     assert all(operation["summary"] and operation["description"] for operation in found)
 
 
-def test_an_upload_is_typed_for_generators_old_and_new(document: dict[str, Any]) -> None:
+@pytest.mark.parametrize("operation", ["search", "assess"])
+def test_an_upload_is_typed_for_generators_old_and_new(
+    document: dict[str, Any], operation: str
+) -> None:
     """OpenAPI 3.0 says `format`, 3.1 `contentMediaType`; each generator knows one of them."""
-    search_body = document["components"]["schemas"]["Body_search"]
-    image = search_body["properties"]["image"]
+    body = document["components"]["schemas"][f"Body_{operation}"]
+    image = body["properties"]["image"]
     assert image["type"] == "string"
     assert image["format"] == "binary"
     assert image["contentMediaType"] == "application/octet-stream"
-    assert search_body["required"] == ["image"]
+    assert body["required"] == ["image"]
 
 
 def test_every_error_is_a_problem_document_and_nothing_else(document: dict[str, Any]) -> None:
@@ -77,7 +80,7 @@ def test_all_references_lead_somewhere(document: dict[str, Any]) -> None:
     text = json.dumps(document)
     schemas = document["components"]["schemas"]
     referred = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
-    assert referred | {"Body_search"} == set(schemas)
+    assert referred | {"Body_search", "Body_assess"} == set(schemas)
 
 
 Ask = Callable[[TestClient], httpx2.Response]
@@ -98,6 +101,12 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("search", "413"): lambda client: search(client, bytes(10_000)),
     ("search", "415"): lambda client: search(client, b"text"),
     ("search", "422"): lambda client: search(client, truncated()),
+    ("assess", "200"): lambda client: assess(client, picture("PNG")),
+    ("assess", "400"): lambda client: assess(client, b""),
+    ("assess", "404"): lambda client: assess(client, picture("PNG"), "none"),
+    ("assess", "413"): lambda client: assess(client, bytes(10_000)),
+    ("assess", "415"): lambda client: assess(client, b"text"),
+    ("assess", "422"): lambda client: assess(client, truncated()),
     ("get_item", "200"): lambda client: client.get(f"/v1/galleries/digits/items/{an_item(client)}"),
     ("get_item", "404"): lambda client: client.get("/v1/galleries/digits/items/none"),
     ("get_thumbnail", "200"): lambda client: client.get(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from index_builder.datasets.folder import folder
 from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import from_arrays
 from index_builder.datasets.outliers import outliers
+from index_builder.datasets.splits import MIN_SPLIT
 from model_store.errors import DatasetError
 from model_store.images import Preprocessing
 
@@ -66,6 +68,12 @@ def test_labels_that_train_nothing_make_up_gallery_and_queries() -> None:
         assert set(part.labels) == set("6789")
     with pytest.raises(DatasetError, match="10 labels into 9 and 1; each side needs two"):
         load_splits(config_of(DatasetConfig(kind="digits", unseen_share=0.1)))
+
+
+def test_even_a_few_images_leave_some_for_validation(photographs: Path) -> None:
+    splits = load_splits(config_of(DatasetConfig(kind="folder", path=photographs)))
+    counts = Counter(splits.gallery.labels)
+    assert set(splits.validation.labels) == {x for x, n in counts.items() if n >= MIN_SPLIT}
 
 
 def test_an_unknown_withheld_label_is_named() -> None:

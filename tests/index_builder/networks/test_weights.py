@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torchvision import models
 
 from index_builder.configuration import NetworkConfig
-from index_builder.networks import MetricEncoder, build_encoder, load_pretrained
-from index_builder.networks.torchvision_trunk import TorchvisionTrunk, freeze_batch_norm
+from index_builder.networks import MetricEncoder, build_encoder, load_pretrained, save_checkpoint
+from index_builder.networks.torchvision_trunk import TorchvisionTrunk
 from index_builder.networks.weights import load_weights
 from model_store.errors import WeightsError
 
@@ -38,8 +38,9 @@ def resnet() -> dict[str, Tensor]:
 
 
 def built(weights: Path, trunk: str = "resnet18", **fields: object) -> MetricEncoder:
+    size = {} if trunk == "small_cnn" else {"input_size": 64}
     config = NetworkConfig.model_validate(
-        {"trunk": trunk, "weights": str(weights), "input_size": 64, **fields}
+        {"trunk": trunk, "weights": str(weights), **size, **fields}
     )
     encoder = build_encoder(config, torch.Generator().manual_seed(1))
     load_pretrained(encoder, config)
@@ -152,11 +153,41 @@ def test_quantised_weights_bring_their_padding_and_their_pixels(tmp_path: Path) 
         assert encoder.features(images).shape == (2, 1280)
 
 
+EMPTY_ARCHIVE = b"PK\x05\x06" + bytes(18)
+
+
 class Payload:
     """Would run code where it is unpickled."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (pytest.fail, ("the file ran its code",))
+
+
+def test_the_checkpoint_of_quantised_weights_keeps_their_padding(tmp_path: Path) -> None:
+    quantised(tmp_path / "w.npz")
+    first = built(tmp_path / "w.npz", trunk="mobilenet_v2", embedding_dim=6)
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(first.state_dict(), path, str(tmp_path / "w.npz"))
+    (tmp_path / "w.npz").unlink()
+    images = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8)
+    again = built(path, trunk="mobilenet_v2", embedding_dim=6, last_layer="loaded")
+    with torch.inference_mode():
+        assert torch.equal(again(images), first(images))
+
+
+def test_a_quantised_linear_layer_keeps_its_bias(tmp_path: Path) -> None:
+    quantised(tmp_path / "w.npz")
+    arrays = dict(np.load(tmp_path / "w.npz"))
+    whole = np.random.default_rng(1).integers(-9, 9, (6, 1280), dtype=np.int8)
+    arrays |= {
+        "classifier.1.q": whole,
+        "classifier.1.scale": np.full(6, 0.5, np.float32),
+        "classifier.1.bias": np.arange(6, dtype=np.float32),
+    }
+    np.savez(tmp_path / "w.npz", **arrays)
+    encoder = built(tmp_path / "w.npz", trunk="mobilenet_v2", last_layer="loaded", embedding_dim=6)
+    assert encoder.last_layer.bias.tolist() == list(range(6))
+    assert torch.equal(encoder.last_layer.weight, torch.from_numpy(whole * np.float32(0.5)))
 
 
 def test_a_file_with_code_in_it_is_not_run(tmp_path: Path) -> None:
@@ -173,6 +204,7 @@ def test_a_file_with_code_in_it_is_not_run(tmp_path: Path) -> None:
         ("w.pth", b"not a zip", "cannot be read"),
         ("w.safetensors", b"\x08\x00", "cannot be read"),
         ("w.npz", b"PK but no more", "cannot be read"),
+        ("empty.npz", EMPTY_ARCHIVE, "no quantised layers"),
         (None, None, "neither a file nor one of IMAGENET1K_V1"),
     ],
 )
@@ -216,4 +248,6 @@ def test_batch_statistics_stay_as_they_were_pretrained(
     encoder.features(torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8))
     assert torch.equal(encoder.trunk.state_dict()["backbone.bn1.running_mean"], before)
     assert encoder.training
-    freeze_batch_norm(encoder)
+    fresh = build_encoder(NetworkConfig(trunk="resnet18", input_size=64), torch.Generator()).train()
+    fresh.features(torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8))
+    assert fresh.trunk.state_dict()["backbone.bn1.running_mean"].abs().max() > 0

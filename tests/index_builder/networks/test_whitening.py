@@ -12,6 +12,11 @@ CENTRES = torch.randn(8, 12, generator=GENERATOR, dtype=torch.float64)
 FEATURES = CENTRES[LABELS] + SCALES * torch.randn(400, 12, generator=GENERATOR, dtype=torch.float64)
 
 
+def whitening(features: torch.Tensor, labels: torch.Tensor, dim: int) -> torch.Tensor:
+    """From blocks of uneven length."""
+    return learned_whitening(features.split(150), labels, dim)
+
+
 def covariance_within(rows: torch.Tensor) -> torch.Tensor:
     centres = torch.stack([rows[label == LABELS].mean(0) for label in range(8)])
     within = rows - centres[LABELS]
@@ -19,7 +24,7 @@ def covariance_within(rows: torch.Tensor) -> torch.Tensor:
 
 
 def test_differences_within_labels_are_whitened_up_to_the_shrinkage() -> None:
-    weight = learned_whitening(FEATURES, LABELS, 12)
+    weight = whitening(FEATURES, LABELS, 12)
     before = covariance_within(FEATURES)
     # W C Wᵀ = I − λ W Wᵀ for W (C + λ I) Wᵀ = I, with λ the mean eigenvalue.
     shrunk = before + before.diagonal().mean() * torch.eye(12, dtype=torch.float64)
@@ -27,8 +32,8 @@ def test_differences_within_labels_are_whitened_up_to_the_shrinkage() -> None:
 
 
 def test_the_directions_kept_are_those_in_which_images_differ_most() -> None:
-    whole = FEATURES @ learned_whitening(FEATURES, LABELS, 12).T
-    few = FEATURES @ learned_whitening(FEATURES, LABELS, 5).T
+    whole = FEATURES @ whitening(FEATURES, LABELS, 12).T
+    few = FEATURES @ whitening(FEATURES, LABELS, 5).T
     torch.testing.assert_close(few, whole[:, :5])
     spread = whole.var(0)
     assert (spread[:-1] >= spread[1:]).all()
@@ -40,17 +45,17 @@ def test_it_helps_where_labels_differ_along_quiet_features() -> None:
         nearest = (unit @ unit.T).fill_diagonal_(-2).argmax(1)
         return float((LABELS[nearest] == LABELS).double().mean())
 
-    whitened = FEATURES @ learned_whitening(FEATURES, LABELS, 12).T
+    whitened = FEATURES @ whitening(FEATURES, LABELS, 12).T
     assert nearest_is_right(whitened) > nearest_is_right(FEATURES) + 0.05
 
 
 def test_the_same_features_give_the_same_layer() -> None:
-    first = learned_whitening(FEATURES.float(), LABELS, 4)
+    first = whitening(FEATURES.float(), LABELS, 4)
     assert first.dtype == torch.float32
-    assert torch.equal(first, learned_whitening(FEATURES.float(), LABELS, 4))
+    assert torch.equal(first, whitening(FEATURES.float(), LABELS, 4))
     assert (first.gather(1, first.abs().argmax(1, keepdim=True)) > 0).all()
 
 
 def test_more_dimensions_than_features_are_refused() -> None:
     with pytest.raises(ValueError, match="12 features"):
-        learned_whitening(FEATURES, LABELS, 13)
+        whitening(FEATURES, LABELS, 13)

@@ -109,6 +109,24 @@ def test_the_divergence_from_the_sphere_is_that_of_the_concentration() -> None:
     assert ours[2] < 1e-4
 
 
+def test_its_slope_is_right_thousands_of_deviations_out() -> None:
+    mean = torch.zeros(3, DIM)
+    mean[0, 0] = mean[2, 0] = 1.0
+    mean[1, 0] = -1.0
+    for variance in (1e-5, 1e-7, 1e-8):
+        spread = torch.full((3, DIM), variance)
+        margin = torch.tensor(0.3, requires_grad=True)
+        loss = loss_of()
+        loss.margin = margin
+        (value,) = loss.negative_log_likelihood(mean, spread, A, P, N)
+        value.backward()
+        # −log Φ(−x) falls as x far out (Mills' ratio), and x as (m + E[τ]) / std τ with m.
+        deviation = (2 * value.detach().double()).sqrt()
+        std = 4.3 / deviation  # E[τ] = 4 here
+        assert margin.grad is not None
+        assert margin.grad.item() == pytest.approx((deviation / std).item(), rel=0.01)
+
+
 @pytest.mark.parametrize("prior", ["gaussian", "von_mises_fisher"])
 def test_the_whole_loss_is_differentiable_by_all_that_it_learns(prior: Prior) -> None:
     loss = loss_of(isotropic=True, kl_weight=1e-2, margin=0.1, prior=prior)
@@ -142,6 +160,8 @@ def test_it_orders_images_and_is_wide_where_labels_contradict_each_other() -> No
     centres = 2 * torch.randn(4, N_FEATURES, generator=generator)
     features = centres[cluster] + 0.2 * torch.randn(80, N_FEATURES, generator=generator)
     layer = nn.Linear(N_FEATURES, DIM)
+    nn.init.normal_(layer.weight, 0, 0.4, generator=generator)
+    nn.init.zeros_(layer.bias)
     loss = loss_of(margin=0.1, kl_weight=1e-3).float()
     nn.init.zeros_(loss.head.layer.weight)
     optimizer = torch.optim.Adam([*layer.parameters(), *loss.parameters()], lr=1e-2)

@@ -227,3 +227,15 @@ def test_blocks_that_do_not_fit_are_refused(
             split="euclidean",
             margin=1.0,
         )
+
+
+def test_what_rounding_leaves_is_no_curvature() -> None:
+    labels = torch.cat([torch.full((n,), label) for label, n in enumerate((13, 29, 51, 7, 100))])
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(len(labels), 6, generator=generator)
+    weight, bias = torch.randn(4, 6, generator=generator), torch.zeros(4)
+    targets = anchor_targets(labels, "per_anchor", torch.float32)
+    layer = (lambda: [features], labels, weight, bias, targets)
+    left = fixed_curvature(*layer, split="euclidean", margin=2.0)
+    assert not left.weight.any()
+    assert fixed_curvature(*layer, split="euclidean", margin=1.0).weight.min() > 0

@@ -49,6 +49,7 @@ def calibration() -> Calibration:
         ),
         match=logistic("log_distance", -1.0, intercept=-1.0),
         no_match=logistic("log_distance", 1.0, intercept=1.0),
+        quality_limits={"too_dark": 20.0},
         report={"n_matched": 9},
     )
 
@@ -70,8 +71,8 @@ def test_without_calibration_nothing_is_invented() -> None:
     decision = decide(None, query(), neighbours(0.9, 0.8, 0.7), LABELS, 3, 0.05)
     assert decision.verdict == "not_calibrated"
     assert decision.match_probabilities is None
-    assert decision.outlier_p_value is None
-    assert decision.percentile is None
+    assert decision.assessment.outlier_p_value is None
+    assert decision.assessment.percentile is None
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_percentile_and_level() -> None:
     assert fitted.uncertainty_percentile(0.0) == 0
     assert fitted.uncertainty_percentile(0.95) == 100
     levels = [
-        decide(fitted, query(value), neighbours(0.9, 0.8, 0.7), LABELS, 3, 0.1).level
+        decide(fitted, query(value), neighbours(0.9, 0.8, 0.7), LABELS, 3, 0.1).assessment.level
         for value in (0.05, 0.75, 0.95)
     ]
     assert levels == ["low", "medium", "high"]
@@ -147,6 +148,7 @@ def test_saved_and_loaded_it_decides_the_same(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first.match_probabilities, second.match_probabilities)
     assert first.no_match_probability == second.no_match_probability
     assert (loaded.report, loaded.alpha, loaded.n_queries) == ({"n_matched": 9}, 0.1, 9)
+    assert loaded.quality_limits == {"too_dark": 20.0}
     assert loaded.operating.points() == fitted.operating.points()
     features = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
     np.testing.assert_array_equal(

@@ -1,0 +1,128 @@
+"""Cheap reasons why a picture may be a poor query, before anything is searched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+MEASURES = ("short_side", "brightness", "contrast", "sharpness", "aspect")
+"""The last axis of `quality_measures`, in order."""
+
+_MEASURED_SIDE = 256
+"""Pixels that the longer side is brought down to before anything but its size is measured."""
+
+_FLAT = 1.0
+"""Variance of grey values below which nothing is left to be sharp."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    """When a measure is poor, and what to do about it.
+
+    Attributes
+    ----------
+    measure : one of `MEASURES`.
+    limit : beyond which it may be poor.
+    below : whether small values are the poor ones.
+    advice : one sentence.
+    """
+
+    measure: str
+    limit: float
+    below: bool
+    advice: str
+
+    def applies(self, value: float, ordinary: float | None) -> bool:
+        """Whether ``value`` is beyond the limit, and beyond what is ordinary here, if known."""
+        limits = [self.limit] if ordinary is None else [self.limit, ordinary]
+        return value < min(limits) if self.below else value > max(limits)
+
+
+_REASONS: Mapping[str, _Reason] = {
+    "too_small": _Reason("short_side", 64, True, "Send a larger picture, or move closer."),
+    "too_dark": _Reason("brightness", 40, True, "Use more light."),
+    "flat": _Reason("contrast", 12, True, "The picture shows hardly anything; check the lens."),
+    "blurred": _Reason("sharpness", 0.01, True, "Hold still, and let the camera focus."),
+    "extreme_aspect": _Reason("aspect", 3, False, "Cut the picture to what matters."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QualityHint:
+    """One reason why a query may be poor.
+
+    Attributes
+    ----------
+    code : stable, to switch on.
+    measure, value : what was measured.
+    advice : one sentence for whoever holds the camera.
+    """
+
+    code: str
+    measure: str
+    value: float
+    advice: str
+
+
+def quality_measures(pixels: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Measure a picture, (H, W, 3) uint8.
+
+    Returns
+    -------
+    (len(MEASURES),):
+
+    - ``short_side`` in pixels, ``aspect`` the longer side over it;
+    - ``brightness`` and ``contrast``: mean and standard deviation of the grey values, 0 to 255;
+    - ``sharpness``: mean square of the Laplacian over the variance of the grey values, as in
+      Pech-Pacheco et al. 2000, but free of contrast; blurring takes the Laplacian away first.
+    """
+    height, width = pixels.shape[:2]
+    image = Image.fromarray(pixels).convert("L")
+    image.thumbnail((_MEASURED_SIDE, _MEASURED_SIDE), Image.Resampling.BOX)
+    grey = np.asarray(image, dtype=np.float64)
+    padded = np.pad(grey, 1, mode="edge")
+    around = padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:]
+    laplacian = around - 4 * grey
+    variance = float(grey.var())
+    sharpness = float((laplacian**2).mean()) / variance if variance > _FLAT else 0.0
+    short, long = min(height, width), max(height, width)
+    return np.array([short, grey.mean(), variance**0.5, sharpness, long / short])
+
+
+def quality_hints(
+    measures: NDArray[np.float64], ordinary: Mapping[str, float] | None = None
+) -> list[QualityHint]:
+    """Reasons against a query with these ``measures`` (len(MEASURES),).
+
+    Parameters
+    ----------
+    ordinary : by the code of a reason, the value that one in a hundred calibration queries is
+        beyond. A gallery of silhouettes is dark and one of icons is small: what is usual there is
+        no reason against a query.
+    """
+    value_of = dict(zip(MEASURES, measures.tolist(), strict=True))
+    known = ordinary or {}
+    return [
+        QualityHint(code, reason.measure, value_of[reason.measure], reason.advice)
+        for code, reason in _REASONS.items()
+        if reason.applies(value_of[reason.measure], known.get(code))
+    ]
+
+
+def ordinary_limits(measures: NDArray[np.float64]) -> dict[str, float]:
+    """What one in a hundred of these queries is beyond, by the code of a reason.
+
+    Parameters
+    ----------
+    measures : (B, len(MEASURES)) of calibration queries.
+    """
+    return {
+        code: float(
+            np.quantile(measures[:, MEASURES.index(reason.measure)], 0.01 if reason.below else 0.99)
+        )
+        for code, reason in _REASONS.items()
+    }
