@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -14,8 +15,12 @@ _FLOOR = 1e-8
 """Smallest variance: a direction is never known better than float32 can express it."""
 
 
+_SERIES_BELOW = -3.0
+"""Here the first term left out of the series is 1e-8 of the sum."""
+
+
 class VarianceHead(nn.Module):
-    """Variance of an embedding, softplus(W φ + b), beside a mean of unit length.
+    """Variance of an embedding, softplus(W φ + b), at least 1e-8, beside a mean of unit length.
 
     The mean is the direction of the last layer's output, because the loss compares directions: a
     variance would mean nothing beside an arbitrary length.
@@ -44,8 +49,20 @@ class VarianceHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Variances (B, D) of ``features`` (B, F)."""
-        variance = nn.functional.softplus(self.layer(features)) + _FLOOR
+        # A lower bound and no sum: ONNX Runtime takes so small a summand for zero and drops it.
+        variance = softplus(self.layer(features)).clamp_min(_FLOOR)
         return variance.expand(-1, self.embedding_dim)
+
+
+def softplus(values: Tensor) -> Tensor:
+    """log(1 + eˣ), to float32's precision where it is small as well.
+
+    Runtimes add eˣ to 1 first, and lose a variance of 1e-5 to the third digit; below −3 its series
+    in eˣ is summed instead.
+    """
+    small = values.clamp_max(_SERIES_BELOW).exp()
+    series = small * (1 - small * (1 / 2 - small * (1 / 3 - small * (1 / 4 - small / 5))))
+    return torch.where(values < _SERIES_BELOW, series, nn.functional.softplus(values))
 
 
 class VarianceHeadPosterior(nn.Module):
