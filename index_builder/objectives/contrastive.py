@@ -1,4 +1,8 @@
-"""The contrastive loss whose Hessian the Laplace posterior takes."""
+"""The contrastive loss that trains.
+
+The Laplace posterior takes the curvature of its form in squared distances (`minibatch_loss`), which
+has the same positives and, for negatives, the curvature that the papers' equations are written for.
+"""
 
 from __future__ import annotations
 

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from scipy.stats import ks_2samp
 
 from index_builder.posteriors import LastLayerPosterior, load_posterior
+from model_store.encoder import Embeddings
+from model_store.predictive import predict
+from model_store.sphere import base_noise
 
 
 @pytest.fixture
@@ -82,3 +87,28 @@ def test_what_is_no_posterior_is_refused(change: dict[str, torch.Tensor], messag
     }
     with pytest.raises(ValueError, match=message):
         LastLayerPosterior(**{**tensors, **change})
+
+
+def test_predictive_samples_are_distributed_like_normalised_outputs_of_sampled_layers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = LastLayerPosterior(
+        torch.randn(6, 20, generator=generator),
+        torch.randn(6, generator=generator),
+        torch.rand(6, 20, generator=generator) * 0.3 + 0.01,
+        torch.rand(6, generator=generator) + 0.01,
+    )
+    features = torch.rand(1, 20, generator=generator)
+    n = 20_000
+    weights, biases = layer.sample(n, generator)
+    theirs = torch.nn.functional.normalize(weights @ features[0] + biases).numpy()
+    mean, variance = (value.numpy() for value in layer.predict(features))
+    embedding = Embeddings(mean, variance, np.empty((1, 0), np.float32))
+    (predictive,) = predict(embedding, np.array([np.nan]), base_noise("test", n, 6))
+    ours = predictive.samples
+    error = theirs.std(0) / n**0.5
+    assert (abs(ours.mean(0) - theirs.mean(0)) < 6 * error).all()
+    np.testing.assert_allclose(np.cov(ours.T), np.cov(theirs.T), atol=0.02 * theirs.var())
+    for axis in range(6):  # and in distribution, not in moments alone
+        assert ks_2samp(ours[:, axis], theirs[:, axis]).pvalue > 1e-3
+    resultant = np.linalg.norm(theirs.mean(0, dtype=np.float64))
+    assert 1 - predictive.spherical_variance == pytest.approx(resultant, abs=0.02)
