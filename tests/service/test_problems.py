@@ -75,6 +75,8 @@ STATUSES = {
     "ConfigError": 500,
     "DatasetError": 500,
     "StepNotReady": 500,
+    "TrainingDiverged": 500,
+    "WeightsError": 500,
     "ParityError": 500,
     "CalibrationError": 500,
     "InternalError": 500,
