@@ -12,13 +12,12 @@ import pytest
 import torch
 from end_to_end.processes import Service
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 
 from index_builder.configuration import BuildConfig
 from index_builder.datasets import load_splits
 from index_builder.export import ProbabilisticEncoder
-from index_builder.networks import build_encoder
-from index_builder.posteriors import LastLayerPosterior
+from index_builder.networks import load_encoder
+from index_builder.posteriors import load_posterior
 from index_builder.run import Run
 from model_store.encoder import Embeddings, EncoderMetadata
 from model_store.images import decode_image
@@ -32,10 +31,8 @@ class TorchEncoder:
     """The trained network and its posterior, never exported."""
 
     def __init__(self, config: BuildConfig, run: Run, served: Bundle) -> None:
-        encoder = build_encoder(config.network, torch.Generator())
-        encoder.load_state_dict(load_file(run.checkpoint))
-        posterior, _ = LastLayerPosterior.load(run.posterior)
-        self._encoder = ProbabilisticEncoder(encoder, posterior).eval()
+        encoder = load_encoder(config.network, run.checkpoint)
+        self._encoder = ProbabilisticEncoder(encoder, load_posterior(run.posterior)).eval()
         self.metadata: EncoderMetadata = served.retriever.encoder.metadata
         self.provider = "torch"
         self.dim = served.retriever.encoder.dim
