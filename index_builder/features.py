@@ -15,8 +15,8 @@ from index_builder.progress import track
 _PIXELS = 800_000
 """Of a block: a thousand small images, or fifteen photographs."""
 
-_CACHED_BYTES = 2**29
-"""Features that take no more are computed once and kept."""
+_CACHED_BYTES = 2**32
+"""Features that take no more (4 GiB) are computed once and kept."""
 
 
 def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[Tensor]:
