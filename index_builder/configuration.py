@@ -181,6 +181,9 @@ class OnlineLaplaceConfig(_LaplaceConfig):
     n_samples: int = Field(
         0, ge=0, description="Last layers drawn for each step; 0 takes the step at the mean."
     )
+    initial_precision: float = Field(
+        1e6, ge=0, description="Keeps drawn layers near the mean at first; forgotten in training."
+    )
     training_prior_precision: float = Field(
         1.0, gt=0, description="While training; afterwards the prior is chosen as above."
     )

@@ -45,6 +45,7 @@ def build_objective(
             split=asked.split,
             memory_factor=asked.memory_factor,
             prior_precision=asked.training_prior_precision,
+            initial_precision=asked.initial_precision,
             n_samples=asked.n_samples,
             generator=generator,
         )

@@ -24,7 +24,7 @@ class OnlineLaplaceLoss(Objective):
     n_images : what the curvature of the mean pair is multiplied by.
     margin : of the contrastive loss.
     approximation, split : which of the six curvatures.
-    memory_factor, prior_precision : see `OnlineLaplace`.
+    memory_factor, prior_precision, initial_precision : see `OnlineLaplace`.
     n_samples : layers drawn for each step, 0 for none.
     generator : draws them.
     """
@@ -43,6 +43,7 @@ class OnlineLaplaceLoss(Objective):
         split: Split,
         memory_factor: float,
         prior_precision: float,
+        initial_precision: float,
         n_samples: int,
         generator: torch.Generator,
     ) -> None:
@@ -52,6 +53,7 @@ class OnlineLaplaceLoss(Objective):
             data_scale=float(n_images),
             prior_precision=prior_precision,
             memory_factor=memory_factor,
+            initial_precision=initial_precision,
         )
         self.step = partial(
             online_step,

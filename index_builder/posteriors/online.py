@@ -32,6 +32,9 @@ class OnlineLaplace:
     data_scale : what G, whose targets sum to one, is multiplied by: the number of images.
     prior_precision : inverse variance of each weight before data, > 0.
     memory_factor : α in (0, 1]; about the last 1 / α minibatches are remembered.
+    initial_precision : ≥ 0, added where layers are drawn, and forgotten with (1 - α)^t. The entries
+        of an untrained layer are smaller than its posterior is wide: drawn layers would be noise
+        that nothing is learned from. (The authors' code begins with a curvature of 1e6.)
     """
 
     decayed: Curvature
@@ -39,6 +42,7 @@ class OnlineLaplace:
     data_scale: float
     prior_precision: float
     memory_factor: float
+    initial_precision: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.data_scale > 0 and self.prior_precision > 0 and 0 < self.memory_factor <= 1):
@@ -49,11 +53,17 @@ class OnlineLaplace:
 
     @classmethod
     def start(
-        cls, weight: Tensor, *, data_scale: float, prior_precision: float, memory_factor: float
+        cls,
+        weight: Tensor,
+        *,
+        data_scale: float,
+        prior_precision: float,
+        memory_factor: float,
+        initial_precision: float = 0.0,
     ) -> OnlineLaplace:
         """Return the state before the first step, for a layer with this weight (D, F)."""
         zero = Curvature.zeros_like(weight.detach())
-        return cls(zero, 0, data_scale, prior_precision, memory_factor)
+        return cls(zero, 0, data_scale, prior_precision, memory_factor, initial_precision)
 
     @property
     def curvature(self) -> Curvature:
@@ -64,6 +74,11 @@ class OnlineLaplace:
     def posterior(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior:
         """N(θ, 1 / (H + prior_precision)), entry by entry; before the first step, the prior's."""
         return laplace_posterior(weight, bias, self.curvature, self.prior_precision)
+
+    def drawn_from(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior:
+        """What layers are drawn from: `posterior`, narrower while the initial precision lasts."""
+        left = self.initial_precision * (1 - self.memory_factor) ** self.n_steps
+        return laplace_posterior(weight, bias, self.curvature, self.prior_precision + left)
 
     def updated(self, minibatch: Curvature) -> OnlineLaplace:
         """Return the state after a step.
@@ -118,7 +133,7 @@ def online_step(
     if n_samples and generator is None:
         raise ValueError(f"{n_samples=} layers are to be drawn, but there is no generator")
     if n_samples and generator is not None:
-        weights, biases = state.posterior(weight, bias).sample(n_samples, generator)
+        weights, biases = state.drawn_from(weight, bias).sample(n_samples, generator)
     else:
         weights, biases = weight[None], bias[None]
     loss = loss or partial(minibatch_loss, margin=margin)

@@ -18,6 +18,7 @@ def objective(layer: nn.Linear, n_samples: int = 0) -> OnlineLaplaceLoss:
         split="euclidean",
         memory_factor=0.02,
         prior_precision=5.0,
+        initial_precision=100.0,
         n_samples=n_samples,
         generator=torch.Generator().manual_seed(0),
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -164,3 +165,15 @@ def test_drawing_layers_needs_a_generator(problem: Problem) -> None:
 def test_a_memory_factor_outside_its_range_is_refused(memory_factor: float) -> None:
     with pytest.raises(ValueError, match="the last in"):
         _start(torch.zeros(2, 3), memory_factor)
+
+
+def test_drawn_layers_stay_near_the_mean_at_first(problem: Problem) -> None:
+    state = replace(_start(problem.weight, memory_factor=0.25), initial_precision=1000.0)
+    for step in range(3):
+        drawn = state.drawn_from(problem.weight, problem.bias)
+        expected = state.curvature.weight + 0.8 + 1000 * 0.75**step
+        torch.testing.assert_close(drawn.weight_variance, 1 / expected)
+        posterior = state.posterior(problem.weight, problem.bias)  # which forgets none of the data
+        torch.testing.assert_close(posterior.weight_variance, 1 / (state.curvature.weight + 0.8))
+        one = Curvature(torch.ones(3, 5, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
+        state = state.updated(one)
