@@ -160,6 +160,8 @@ def _start_session(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    # Threads that spin for work after an encoding take the cores that the search needs next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     chosen = [PROVIDERS[wanted]] if wanted == "cpu" else [PROVIDERS["cuda"], PROVIDERS["cpu"]]
     session = onnxruntime.InferenceSession(content, options, providers=chosen)
