@@ -147,10 +147,13 @@ def test_every_posterior_becomes_a_bundle_that_answers(
     assert report["outlier_auroc"]["outlier_distance"] > 0.95
     opened = open_bundle(bundle)
     assert opened.retriever.encoder.metadata.posterior == method
-    sample = (bundle / opened.manifest.samples[0].file).read_bytes()
-    answer = opened.retriever.search(sample)
-    assert 0 < answer.predictive.spherical_variance < 1
-    assert len({match.rank_stability for match in answer.matches}) > 1
+    answers = [
+        opened.retriever.search((bundle / sample.file).read_bytes())
+        for sample in opened.manifest.samples
+    ]
+    variances = [answer.predictive.spherical_variance for answer in answers]
+    assert all(0 < variance < 1 for variance in variances)
+    assert len(set(variances)) == len(variances) > 1  # a property of the query, not a constant
     written = json.loads((tmp_path / "run" / "posterior.json").read_text())
     assert written["method"] == method
     if "laplace" in method:
