@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from index_builder.calibration import fit_calibration, fit_detector
-from index_builder.configuration import BayesianTripletConfig, BuildConfig, OnlineLaplaceConfig
+from index_builder.configuration import BuildConfig
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.evaluation import evaluate
 from index_builder.export import PARITY_BATCHES, ProbabilisticEncoder, export_encoder
-from index_builder.features import all_features, feature_blocks, repeatable_blocks
+from index_builder.features import feature_blocks
+from index_builder.fitting import fit_posterior
 from index_builder.indexing import BATCH, build_gallery
 from index_builder.networks import (
     MetricEncoder,
@@ -33,17 +33,9 @@ from index_builder.networks import (
     load_pretrained,
     save_checkpoint,
 )
-from index_builder.objectives import BayesianTripletLoss, OnlineLaplaceLoss, build_objective
+from index_builder.objectives import build_objective
 from index_builder.observation import observe
-from index_builder.posteriors import (
-    LaplaceFit,
-    VarianceHeadPosterior,
-    fit_laplace,
-    laplace_of_curvature,
-    load_posterior,
-)
-from index_builder.posteriors.validation import select_by_validation
-from index_builder.posteriors.votes import vote_log_likelihood
+from index_builder.posteriors import load_posterior
 from index_builder.progress import console, track
 from index_builder.run import Run, write_json
 from index_builder.samples import write_samples
@@ -67,9 +59,6 @@ N_DETECTOR_IMAGES = 10_000
 """Gallery images whose features the outlier detector is fitted on; beyond it nothing is gained and
 the features of a large gallery do not fit into memory."""
 
-N_VALIDATION = 1_000
-"""Validation images that vote on the prior precision: its optimum is flat, more hardly move it."""
-
 N_PARITY_IMAGES = max(PARITY_BATCHES)
 
 MIN_POSITIVES = 2
@@ -88,7 +77,7 @@ def train_step(config: BuildConfig, run: Run) -> None:
     _require_enough(images)
     generator = torch.Generator().manual_seed(config.seed)
     encoder = build_encoder(config.network, generator)
-    labels = torch.from_numpy(_label_codes(images))
+    labels = torch.from_numpy(images.label_codes())
     if config.network.weights is not None:
         load_pretrained(encoder, config.network)
     else:
@@ -96,7 +85,7 @@ def train_step(config: BuildConfig, run: Run) -> None:
     encoder.eval()
     if config.network.last_layer == "whitening":
         _whiten(encoder, images, labels)
-    objective = build_objective(config, encoder, len(images), generator)
+    objective = build_objective(config, encoder, labels, generator)
     history = []
     if config.training.epochs:
         source = feature_source(encoder, images, config.training, generator)
@@ -105,7 +94,7 @@ def train_step(config: BuildConfig, run: Run) -> None:
         )
     run.directory.mkdir(parents=True, exist_ok=True)
     save_checkpoint(encoder.state_dict(), run.checkpoint, config.network.weights)
-    save_file(objective.state_dict(), run.objective)
+    save_file(objective.learned(), run.objective)
     run.write_json(
         TRAINING_REPORT,
         {
@@ -122,28 +111,19 @@ def fit_step(config: BuildConfig, run: Run) -> None:
     started = time.perf_counter()
     encoder = _trained(config, run)
     splits = _splits(config)
-    report: dict[str, Any] = {
-        "config": config.model_dump(mode="json"),
-        "method": config.posterior.name,
-        "n_images": len(splits.training),
-    }
-    if isinstance(config.posterior, BayesianTripletConfig):
-        objective = build_objective(config, encoder, len(splits.training), torch.Generator())
-        assert isinstance(objective, BayesianTripletLoss)  # noqa: S101 - the configuration says so
-        objective.load_state_dict(load_file(run.require(run.objective, "train")))
-        VarianceHeadPosterior(encoder.last_layer, objective.head).save(run.posterior)
-    else:
-        fitted = _fit_laplace(config, run, encoder, splits)
-        fitted.posterior.save(run.posterior)
-        report |= {
-            "prior_precision": fitted.prior_precision,
-            "prior_chosen_by": fitted.prior_chosen_by,
-            "prior_search": asdict(fitted.prior_search),
-            "data_scale": fitted.data_scale,
-            "curvature": fitted.summary(),
-            "log_marginal_likelihood": fitted.log_marginal_likelihood,
-        }
-    run.write_json(POSTERIOR_REPORT, {**report, "seconds": time.perf_counter() - started})
+    learned = load_file(run.require(run.objective, "train"))
+    posterior, report = fit_posterior(config, encoder, splits, learned)
+    posterior.save(run.posterior)
+    run.write_json(
+        POSTERIOR_REPORT,
+        {
+            "config": config.model_dump(mode="json"),
+            "method": config.posterior.name,
+            "n_images": len(splits.training),
+            **report,
+            "seconds": time.perf_counter() - started,
+        },
+    )
 
 
 def export_step(config: BuildConfig, run: Run) -> None:
@@ -272,69 +252,6 @@ def _whiten(encoder: MetricEncoder, images: LabelledImages, labels: Tensor) -> N
     with torch.no_grad():
         encoder.last_layer.weight.copy_(weight)
         encoder.last_layer.bias.zero_()
-
-
-def _fit_laplace(
-    config: BuildConfig, run: Run, encoder: MetricEncoder, splits: Splits
-) -> LaplaceFit:
-    """The Laplace posterior that ``config`` asks for, its prior precision chosen."""
-    asked, images = config.posterior, splits.training
-    assert not isinstance(asked, BayesianTripletConfig)  # noqa: S101 - it needs no fit
-    layer = encoder.last_layer.weight.detach(), encoder.last_layer.bias.detach()
-    if isinstance(asked, OnlineLaplaceConfig):
-        state = load_file(run.require(run.objective, "train"))
-        fitted = laplace_of_curvature(
-            *layer,
-            OnlineLaplaceLoss.curvature(state) * (1 / len(images)),
-            data_scale=float(len(images)),
-            prior_precision=asked.prior_precision,
-        )
-    else:
-        fitted = fit_laplace(
-            repeatable_blocks(encoder, images),
-            torch.from_numpy(_label_codes(images)),
-            *layer,
-            approximation=asked.approximation,
-            split=asked.split,
-            margin=config.training.margin,
-            prior_precision=asked.prior_precision,
-            generator=torch.Generator().manual_seed(config.seed),
-        )
-    by_validation = asked.prior_chosen_by == "validation" and len(splits.validation)
-    if asked.prior_precision is None and by_validation:
-        fitted = _select_prior(encoder, fitted, splits, config.seed)
-    return fitted
-
-
-def _select_prior(
-    encoder: MetricEncoder, fitted: LaplaceFit, splits: Splits, seed: int
-) -> LaplaceFit:
-    """Choose the prior precision by the votes of validation images on training images."""
-    shuffle = np.random.default_rng(seed)
-    names = sorted({*splits.training.labels, *splits.validation.labels})
-
-    def drawn(images: LabelledImages, most: int) -> tuple[Tensor, Tensor]:
-        chosen = images.subset(shuffle.permutation(len(images))[:most])
-        codes = torch.tensor([names.index(label) for label in chosen.labels])
-        return all_features(encoder, chosen), codes
-
-    queries, query_labels = drawn(splits.validation, N_VALIDATION)
-    found, found_labels = drawn(splits.training, N_DETECTOR_IMAGES)
-    criterion = vote_log_likelihood(
-        fitted.posterior,
-        queries,
-        query_labels,
-        found,
-        found_labels,
-        torch.Generator().manual_seed(seed),
-    )
-    candidates = fitted.prior_precision * np.logspace(-2, 6, 33)
-    return select_by_validation(fitted, candidates.tolist(), criterion)
-
-
-def _label_codes(images: LabelledImages) -> NDArray[np.int64]:
-    """Codes (N,) of the labels, in the order of their names."""
-    return np.unique(np.array(images.labels), return_inverse=True)[1].astype(np.int64)
 
 
 def _trained(config: BuildConfig, run: Run) -> MetricEncoder:

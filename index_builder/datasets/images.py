@@ -50,6 +50,10 @@ class LabelledImages:
             self.rows[np.asarray(positions, dtype=np.int64)],
         )
 
+    def label_codes(self) -> NDArray[np.int64]:
+        """Labels as numbers from 0 without gaps, (N,), in the order of their names."""
+        return np.unique(np.array(self.labels), return_inverse=True)[1].astype(np.int64)
+
     def prepared(self, preprocessing: Preprocessing) -> Pixels:
         """All images at the encoder's input size, (N, H, W, 3) uint8."""
         shape = (len(self), preprocessing.height, preprocessing.width, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from index_builder.configuration import BayesianTripletConfig, BuildConfig, OnlineLaplaceConfig
 from index_builder.networks import MetricEncoder
@@ -10,13 +11,19 @@ from index_builder.objectives.bayesian_triplet import BayesianTripletLoss
 from index_builder.objectives.contrastive import ContrastiveLoss
 from index_builder.objectives.objective import Objective
 from index_builder.objectives.online_laplace import OnlineLaplaceLoss
-from index_builder.posteriors import VarianceHead
+from index_builder.posteriors import MinibatchPlan, VarianceHead
 
 
 def build_objective(
-    config: BuildConfig, encoder: MetricEncoder, n_images: int, generator: torch.Generator
+    config: BuildConfig, encoder: MetricEncoder, labels: Tensor, generator: torch.Generator
 ) -> Objective:
-    """The objective of ``config.posterior``, for training ``encoder`` on ``n_images``."""
+    """The objective of ``config.posterior``, for training ``encoder``.
+
+    Parameters
+    ----------
+    labels : (N,) int64 codes of the training images, from 0 without gaps.
+    generator : draws what the objective draws.
+    """
     asked = config.posterior
     if isinstance(asked, BayesianTripletConfig):
         prior_variance = asked.prior_variance or 1 / config.network.embedding_dim
@@ -39,7 +46,11 @@ def build_objective(
     if isinstance(asked, OnlineLaplaceConfig):
         return OnlineLaplaceLoss(
             encoder.last_layer,
-            n_images,
+            labels,
+            MinibatchPlan(
+                n_labels=config.training.labels_per_batch,
+                n_images=config.training.images_per_label,
+            ),
             margin=config.training.margin,
             approximation=asked.approximation,
             split=asked.split,

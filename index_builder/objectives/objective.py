@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class Objective(nn.Module):
     """A loss on the features of a minibatch, and whatever it learns beside the last layer.
 
-    Its parameters are trained along; its state is what `vouch-build fit` makes a posterior of.
+    Its parameters are trained along.
 
     Attributes
     ----------
@@ -29,3 +29,7 @@ class Objective(nn.Module):
         labels : (B,) int64.
         last_layer : F to D.
         """
+
+    def learned(self) -> dict[str, Tensor]:
+        """What training leaves beside the encoder, for `vouch-build fit` to make a posterior of."""
+        return self.state_dict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -9,19 +10,27 @@ from torch import Tensor, nn
 
 from index_builder.objectives.contrastive import contrastive_loss
 from index_builder.objectives.objective import Objective
-from index_builder.posteriors import Approximation, Curvature, OnlineLaplace, Split, online_step
+from index_builder.posteriors import (
+    Approximation,
+    Curvature,
+    MinibatchPlan,
+    OnlineLaplace,
+    Split,
+    online_step,
+)
+from index_builder.posteriors.minibatches import Drawn
+from index_builder.posteriors.targets import anchor_targets
 
 
 class OnlineLaplaceLoss(Objective):
     """The contrastive loss at the last layer, or averaged over layers drawn from its posterior.
 
-    Minibatches hold as many images of each label, so that the curvature is that of data in which
-    every label is as frequent; with labels of one size, that of the data themselves.
-
     Parameters
     ----------
     last_layer : its shape is that of the curvature.
-    n_images : what the curvature of the mean pair is multiplied by.
+    labels : (N,) int64 codes of the training images, from 0 without gaps.
+    plan : how minibatches are drawn from them, so that the curvature is that of the data whatever
+        the sizes of the labels.
     margin : of the contrastive loss.
     approximation, split : which of the six curvatures.
     memory_factor, prior_precision, initial_precision : see `OnlineLaplace`.
@@ -30,13 +39,12 @@ class OnlineLaplaceLoss(Objective):
     """
 
     holds_prior = True
-    weight_curvature: Tensor
-    bias_curvature: Tensor
 
     def __init__(
         self,
         last_layer: nn.Linear,
-        n_images: int,
+        labels: Tensor,
+        plan: MinibatchPlan,
         *,
         margin: float,
         approximation: Approximation,
@@ -50,7 +58,7 @@ class OnlineLaplaceLoss(Objective):
         super().__init__()
         self.online = OnlineLaplace.start(
             last_layer.weight,
-            data_scale=float(n_images),
+            data_scale=float(len(labels)),
             prior_precision=prior_precision,
             memory_factor=memory_factor,
             initial_precision=initial_precision,
@@ -64,19 +72,30 @@ class OnlineLaplaceLoss(Objective):
             n_samples=n_samples,
             generator=generator,
         )
-        self.register_buffer("weight_curvature", torch.zeros_like(last_layer.weight))
-        self.register_buffer("bias_curvature", torch.zeros_like(last_layer.bias))
+        images = torch.argsort(labels, stable=True)
+        one_of_each = images[torch.bincount(labels).cumsum(0) - 1]
+        dtype = last_layer.weight.dtype
+        self._targets = anchor_targets(labels, "per_anchor", dtype).of(one_of_each)
+        self._plan = plan
 
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
         """Loss of a minibatch of ``features`` (B, F); the curvature takes it in."""
         self.online, loss = self.step(
-            self.online, features, labels, last_layer.weight, last_layer.bias
+            self.online,
+            features,
+            labels,
+            last_layer.weight,
+            last_layer.bias,
+            drawn=Drawn(self._targets.of(labels), self._plan),
         )
-        curvature = self.online.curvature
-        self.weight_curvature, self.bias_curvature = curvature.weight, curvature.bias
         return loss
 
+    def learned(self) -> dict[str, Tensor]:
+        """The curvature of the data, data scale included."""
+        curvature = self.online.curvature
+        return {"weight_curvature": curvature.weight, "bias_curvature": curvature.bias}
+
     @staticmethod
-    def curvature(state: dict[str, Tensor]) -> Curvature:
-        """Of the data, data scale included, from what ``state_dict`` gave."""
-        return Curvature(state["weight_curvature"], state["bias_curvature"])
+    def curvature(learned: Mapping[str, Tensor]) -> Curvature:
+        """What `learned` gave."""
+        return Curvature(learned["weight_curvature"], learned["bias_curvature"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -40,7 +39,6 @@ class LaplaceFit:
     prior_search : the criterion around that choice; the evidence, unless validation decided.
     data_scale : what H is multiplied by, to behave as a sum over the data.
     log_marginal_likelihood : evidence of the prior precision, without its constant data term.
-    seconds : wall time of the fit.
     """
 
     posterior: LastLayerPosterior
@@ -51,7 +49,6 @@ class LaplaceFit:
     prior_search: PriorSearch
     data_scale: float
     log_marginal_likelihood: float
-    seconds: float
 
     def summary(self) -> dict[str, float]:
         """The entries of H in three numbers."""
@@ -104,19 +101,17 @@ def fit_laplace(
     DatasetError : there is no positive pair.
     CalibrationError : no prior precision can be chosen, because the curvature is zero.
     """
-    started = time.perf_counter()
     weight, bias, labels = weight.detach(), bias.detach(), labels.to(weight.device)
     curvature = _curvature(
         features, labels, weight, bias, approximation, split, margin, scaling, generator, plan
     )
-    fitted = laplace_of_curvature(
+    return laplace_of_curvature(
         weight,
         bias,
         curvature,
         data_scale=float(len(labels)) if data_scale is None else data_scale,
         prior_precision=prior_precision,
     )
-    return replace(fitted, seconds=time.perf_counter() - started)
 
 
 def laplace_of_curvature(
@@ -140,7 +135,6 @@ def laplace_of_curvature(
     ------
     CalibrationError : no prior precision can be chosen, because the curvature is zero.
     """
-    started = time.perf_counter()
     scaled = curvature * data_scale
     chosen_by: PriorChoice = "marginal_likelihood" if prior_precision is None else "caller"
     if prior_precision is None:
@@ -154,7 +148,6 @@ def laplace_of_curvature(
         prior_search=evidence_curve(scaled, weight, bias, prior_precision),
         data_scale=data_scale,
         log_marginal_likelihood=log_marginal_likelihood(scaled, weight, bias, prior_precision),
-        seconds=time.perf_counter() - started,
     )
 
 

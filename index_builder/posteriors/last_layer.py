@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-_FORMAT = "last-layer-posterior/1"
+LAST_LAYER_FORMAT = "last-layer-posterior/1"
 _TENSORS = ("weight_mean", "bias_mean", "weight_variance", "bias_variance")
 
 
@@ -89,17 +88,4 @@ class LastLayerPosterior:
     def save(self, path: Path) -> None:
         """Write the four tensors as safetensors."""
         tensors = {name: getattr(self, name).contiguous() for name in _TENSORS}
-        save_file(tensors, path, metadata={"format": _FORMAT})
-
-    @classmethod
-    def load(cls, path: Path) -> LastLayerPosterior:
-        """Read what `save` wrote.
-
-        Raises
-        ------
-        ValueError : the file is not one that `save` wrote.
-        """
-        with safe_open(path, framework="pt") as file:
-            if dict(file.metadata() or {}).get("format") != _FORMAT:
-                raise ValueError(f"{path.name} is not a {_FORMAT} file")
-            return cls(*(file.get_tensor(name) for name in _TENSORS))
+        save_file(tensors, path, metadata={"format": LAST_LAYER_FORMAT})

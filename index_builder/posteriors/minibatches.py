@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -57,8 +58,8 @@ class MinibatchPlan:
 
         Parameters
         ----------
-        targets : of the data set, for the sizes of its classes.
-        i, j : (P,) int64, rows of the data set.
+        targets : for the sizes of the classes.
+        i, j : (P,) int64, rows of the targets.
         same : (P,) bool, whether their labels are the same.
         """
         n_labels = min(self.n_labels, targets.n_classes)
@@ -72,6 +73,20 @@ class MinibatchPlan:
         return second_given_first * (kept_i / size_i) * n_labels / targets.n_classes
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The data set that a minibatch was drawn from, and how.
+
+    Attributes
+    ----------
+    targets : of the data set, at the B rows of the minibatch.
+    plan : labels drawn uniformly, then images of each.
+    """
+
+    targets: AnchorTargets
+    plan: MinibatchPlan
+
+
 def minibatch_curvature(
     features: Tensor,
     labels: Tensor,
@@ -81,8 +96,13 @@ def minibatch_curvature(
     margin: float,
     approximation: Approximation,
     split: Split,
+    drawn: Drawn | None = None,
 ) -> Curvature:
-    """Curvature of all pairs of a minibatch with the targets of `minibatch_targets`.
+    """Curvature of all pairs of a minibatch, an unbiased estimate of the data set's.
+
+    Each pair is weighted by its target over its probability to be drawn (Horvitz and Thompson
+    1952). For classes of equal size this is Eq. 20 of Warburg et al. 2023, as `minibatch_targets`
+    has it; for others it stays unbiased, where Eq. 20 does not.
 
     Parameters
     ----------
@@ -91,13 +111,23 @@ def minibatch_curvature(
     weight, bias : (D, F), (D,); the last layer.
     margin : distance on the unit sphere.
     approximation, split : which of the six curvatures. It is not cut off at zero.
+    drawn : from which data set; None for one whose classes are of equal size.
     """
     first, second = _distinct_pairs(len(labels), labels.device)
     inside = _is_inside(torch.addmm(bias, features, weight.T), first, second, margin)
-    targets = minibatch_targets(labels[first] == labels[second], inside, weight.dtype)
-    return pair_curvature(
-        features, weight, bias, first, second, targets, approximation=approximation, split=split
+    same = labels[first] == labels[second]
+    curvature = partial(
+        pair_curvature, features, weight, bias, approximation=approximation, split=split
     )
+    if drawn is None:
+        return curvature(first, second, minibatch_targets(same, inside, weight.dtype))
+    probability = drawn.plan.probability(drawn.targets, first, second, same)
+    forth = drawn.targets.of_pairs(first, same, inside) / probability
+    back = drawn.targets.of_pairs(second, same, inside) / probability
+    if approximation != "fixed":
+        return curvature(first, second, forth + back)
+    anchors, partners = torch.cat([first, second]), torch.cat([second, first])
+    return curvature(anchors, partners, torch.cat([forth, back]), anchored=True)
 
 
 def minibatch_loss(embeddings: Tensor, labels: Tensor, margin: float) -> Tensor:
@@ -137,10 +167,6 @@ def estimated_curvature(
 ) -> Curvature:
     """Unbiased estimate of the curvature `full` over all pairs, before it is cut off at zero.
 
-    Each pair of a minibatch is weighted by its target over its probability to be drawn (Horvitz and
-    Thompson 1952). For classes of equal size this is Eq. 20 of Warburg et al. 2023; for others it
-    stays unbiased, where Eq. 20 does not.
-
     Parameters
     ----------
     features, labels, weight, bias, targets : of the data set; features are read once, and the rows
@@ -156,16 +182,15 @@ def estimated_curvature(
     for rows, place in zip(
         minibatches, torch.split(places, [len(rows) for rows in minibatches]), strict=True
     ):
-        phi = gathered[place]
-        first, second = _distinct_pairs(len(rows), rows.device)
-        i, j = rows[first], rows[second]
-        same = labels[i] == labels[j]
-        inside = _is_inside(torch.addmm(bias, phi, weight.T), first, second, margin)
-        negative = (targets.negative[i] + targets.negative[j]) * inside
-        y = torch.where(same, 2 * targets.positive[i], -negative)
-        y /= plan.probability(targets, i, j, same)
-        total += pair_curvature(
-            phi, weight, bias, first, second, y, approximation="full", split=split
+        total += minibatch_curvature(
+            gathered[place],
+            labels[rows],
+            weight,
+            bias,
+            margin=margin,
+            approximation="full",
+            split=split,
+            drawn=Drawn(targets.of(rows), plan),
         )
     return total * (1 / plan.n_minibatches)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from index_builder.posteriors.curvature import Approximation, Curvature, Split
 from index_builder.posteriors.laplace import laplace_posterior
 from index_builder.posteriors.last_layer import LastLayerPosterior
-from index_builder.posteriors.minibatches import minibatch_curvature, minibatch_loss
+from index_builder.posteriors.minibatches import Drawn, minibatch_curvature, minibatch_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,7 @@ def online_step(
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     approximation: Approximation = "fixed",
     split: Split = "euclidean",
+    drawn: Drawn | None = None,
     n_samples: int = 0,
     generator: torch.Generator | None = None,
 ) -> tuple[OnlineLaplace, Tensor]:
@@ -120,7 +121,7 @@ def online_step(
     features : (B, F), from the network, with its graph.
     labels : (B,) int64.
     weight, bias : (D, F), (D,); the parameters of the layer.
-    margin, approximation, split : as in `minibatch_curvature`.
+    margin, approximation, split, drawn : as in `minibatch_curvature`.
     loss : L of embeddings (B, D) and labels; None for `minibatch_loss`, whose curvature is taken in
         any case: the contrastive loss that trains better has the same minima of its positives.
     n_samples : layers to draw; 0 for the point form.
@@ -138,13 +139,14 @@ def online_step(
         weights, biases = weight[None], bias[None]
     loss = loss or partial(minibatch_loss, margin=margin)
     objective = state.prior_precision / (2 * state.data_scale) * _squared_norm(weight, bias)
+    curvature = partial(
+        minibatch_curvature, margin=margin, approximation=approximation, split=split, drawn=drawn
+    )
     total = Curvature.zeros_like(weight.detach())
     for w, b in zip(weights, biases, strict=True):
         objective = objective + loss(torch.addmm(b, features, w.T), labels) / len(weights)
         with torch.no_grad():
-            total += minibatch_curvature(
-                features, labels, w, b, margin=margin, approximation=approximation, split=split
-            )
+            total += curvature(features, labels, w, b)
     return state.updated(total * (1 / len(weights))), objective
 
 

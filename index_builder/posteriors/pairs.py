@@ -26,6 +26,7 @@ def pair_curvature(
     *,
     approximation: Approximation,
     split: Split,
+    anchored: bool = False,
 ) -> Curvature:
     """Diagonal curvature of the contrastive loss over some pairs, before it is cut off at zero.
 
@@ -48,7 +49,11 @@ def pair_curvature(
     targets : (P,), y; positive for positive pairs, negative for negatives inside the margin, zero
         outside.
     approximation, split : which of the six curvatures.
+    anchored : a pair counts twice for its first image and not for its second, as in
+        `fixed_curvature`; only for `fixed`, where the images of a pair do not meet.
     """
+    if anchored and approximation != "fixed":
+        raise ValueError(f"{approximation=} joins the images of a pair: it cannot be anchored")
     if approximation == "positives":
         targets = targets.clamp_min(0)
     h = torch.addmm(bias, features, weight.T)
@@ -56,7 +61,8 @@ def pair_curvature(
     u = h / norms
     n_rows = len(features)
     y = targets.new_zeros(n_rows**2).index_add_(0, first * n_rows + second, targets)
-    y = y.view(n_rows, n_rows) + y.view(n_rows, n_rows).T
+    y = y.view(n_rows, n_rows)
+    y = 2 * y if anchored else y + y.T
     y.fill_diagonal_(0)
     if split == "euclidean":
         own = y.sum(1, keepdim=True) * (1 - u**2)

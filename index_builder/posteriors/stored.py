@@ -8,7 +8,7 @@ from typing import Protocol
 from safetensors import safe_open
 from torch import Tensor
 
-from index_builder.posteriors.last_layer import LastLayerPosterior
+from index_builder.posteriors.last_layer import LAST_LAYER_FORMAT, LastLayerPosterior
 from index_builder.posteriors.variance_head import VARIANCE_HEAD_FORMAT, VarianceHeadPosterior
 
 
@@ -31,6 +31,11 @@ def load_posterior(path: Path) -> Posterior:
     """
     with safe_open(path, framework="pt") as file:
         kind = dict(file.metadata() or {}).get("format")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+    if kind == LAST_LAYER_FORMAT:
+        return LastLayerPosterior(**tensors)
     if kind == VARIANCE_HEAD_FORMAT:
-        return VarianceHeadPosterior.load(path)
-    return LastLayerPosterior.load(path)
+        return VarianceHeadPosterior.from_state(tensors)
+    raise ValueError(
+        f"{path.name} is not a {LAST_LAYER_FORMAT} file, nor a {VARIANCE_HEAD_FORMAT} one"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -36,6 +36,19 @@ class AnchorTargets:
     negative: Tensor
     class_size: Tensor
     n_classes: int
+
+    def of(self, rows: Tensor) -> AnchorTargets:
+        """Those of some images, (B,) int64; the others are still what they are partners of."""
+        return replace(
+            self,
+            positive=self.positive[rows],
+            negative=self.negative[rows],
+            class_size=self.class_size[rows],
+        )
+
+    def of_pairs(self, anchors: Tensor, is_positive: Tensor, is_inside: Tensor) -> Tensor:
+        """y_ij (P,) of pairs whose first images are the rows ``anchors`` (P,)."""
+        return torch.where(is_positive, self.positive[anchors], -self.negative[anchors] * is_inside)
 
 
 def anchor_targets(labels: Tensor, scaling: TargetScaling, dtype: torch.dtype) -> AnchorTargets:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -83,21 +83,12 @@ class VarianceHeadPosterior(nn.Module):
         save_file(tensors, path, metadata={"format": VARIANCE_HEAD_FORMAT})
 
     @classmethod
-    def load(cls, path: Path) -> VarianceHeadPosterior:
-        """Read what `save` wrote.
-
-        Raises
-        ------
-        ValueError : the file is not one that `save` wrote.
-        """
-        with safe_open(path, framework="pt") as file:
-            if dict(file.metadata() or {}).get("format") != VARIANCE_HEAD_FORMAT:
-                raise ValueError(f"{path.name} is not a {VARIANCE_HEAD_FORMAT} file")
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+    def from_state(cls, state: Mapping[str, Tensor]) -> VarianceHeadPosterior:
+        """The posterior whose ``state_dict`` this is; nothing of it is trained further."""
         dim, n_features = state["last_layer.weight"].shape
         isotropic = state["head.layer.weight"].shape[0] == 1
         posterior = cls(
             nn.Linear(n_features, dim), VarianceHead(n_features, dim, isotropic=isotropic)
         )
-        posterior.load_state_dict(state)
+        posterior.load_state_dict(dict(state))
         return posterior.requires_grad_(requires_grad=False)

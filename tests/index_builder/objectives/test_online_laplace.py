@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from index_builder.configuration import TrainingConfig
 from index_builder.objectives import OnlineLaplaceLoss, contrastive_loss
-from index_builder.posteriors import fit_laplace
+from index_builder.posteriors import Approximation, MinibatchPlan, fit_laplace
+from index_builder.training import balanced_batches
+
+LABELS = torch.arange(200) % 4
+PLAN = MinibatchPlan(n_labels=4, n_images=6)
 
 
-def objective(layer: nn.Linear, n_samples: int = 0) -> OnlineLaplaceLoss:
+def objective(
+    layer: nn.Linear,
+    n_samples: int = 0,
+    labels: Tensor = LABELS,
+    approximation: Approximation = "fixed",
+    memory_factor: float = 0.02,
+) -> OnlineLaplaceLoss:
     return OnlineLaplaceLoss(
         layer,
-        200,
+        labels,
+        PLAN,
         margin=1.0,
-        approximation="fixed",
+        approximation=approximation,
         split="euclidean",
-        memory_factor=0.02,
+        memory_factor=memory_factor,
         prior_precision=5.0,
         initial_precision=100.0,
         n_samples=n_samples,
@@ -24,7 +37,6 @@ def objective(layer: nn.Linear, n_samples: int = 0) -> OnlineLaplaceLoss:
     )
 
 
-LABELS = torch.arange(200) % 4
 CENTRES = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
 FEATURES = CENTRES[LABELS] + 0.7 * torch.randn(200, 6, generator=torch.Generator().manual_seed(2))
 
@@ -49,14 +61,47 @@ def test_what_it_leaves_is_near_the_post_hoc_curvature() -> None:
         ]
         rows = torch.cat(chosen)
         online(FEATURES[rows], LABELS[rows], layer)
-    state = online.state_dict()
-    assert set(state) == {"weight_curvature", "bias_curvature"}
-    left = OnlineLaplaceLoss.curvature(state)
+    left = OnlineLaplaceLoss.curvature(online.learned())
     fit = fit_laplace(
         lambda: [FEATURES], LABELS, layer.weight, layer.bias, margin=1.0, prior_precision=1.0
     )
     ratio = left.weight.sum() / (200 * fit.weight_curvature.sum())
     assert abs(float(ratio) - 1) < 0.1
+
+
+@pytest.mark.parametrize("approximation", ["fixed", "positives", "full"])
+def test_labels_of_unequal_size_count_as_often_as_the_data_hold_them(
+    approximation: Approximation,
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 3)
+    labels = torch.cat([LABELS[LABELS == 0], LABELS[LABELS != 0][:45], torch.tensor([4])])
+    spread = 0.4 + labels[:, None] / 2  # so that a label's share of the curvature shows
+    noise = torch.randn(len(labels), 6, generator=torch.Generator().manual_seed(4))
+    features = torch.cat([CENTRES, CENTRES[:1] + 1])[labels] + spread * noise
+    online = objective(layer, labels=labels, approximation=approximation, memory_factor=1e-3)
+    batches = balanced_batches(
+        labels,
+        TrainingConfig(labels_per_batch=4, images_per_label=6),
+        3000,
+        torch.Generator().manual_seed(3),
+    )
+    for rows in batches:
+        online(features[rows], labels[rows], layer)
+    left = OnlineLaplaceLoss.curvature(online.learned()).weight
+    fit = fit_laplace(
+        lambda: [features],
+        labels,
+        layer.weight,
+        layer.bias,
+        margin=1.0,
+        approximation=approximation,
+        prior_precision=1.0,
+        generator=torch.Generator().manual_seed(5),
+        plan=MinibatchPlan(1, 5, 99),  # the whole data set, so that `full` is exact as well
+    )
+    exact = len(labels) * fit.weight_curvature
+    assert float((left - exact).abs().max() / exact.max()) < 0.05
 
 
 def test_the_expectation_form_trains_through_drawn_layers() -> None:

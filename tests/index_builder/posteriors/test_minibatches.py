@@ -16,7 +16,8 @@ from index_builder.posteriors import (
     minibatch_loss,
     pair_curvature,
 )
-from index_builder.posteriors.minibatches import estimated_curvature
+from index_builder.posteriors.all_pairs import fixed_curvature, positives_curvature
+from index_builder.posteriors.minibatches import Drawn, estimated_curvature
 from index_builder.posteriors.targets import anchor_targets
 
 if TYPE_CHECKING:
@@ -116,6 +117,56 @@ def test_equation_20_is_unbiased_for_balanced_classes(
     standard_error = estimates.std(0) / len(estimates) ** 0.5
     assert float(((estimates.mean(0) - exact) / standard_error).abs().max()) < 4
     assert float((standard_error / exact.abs().max()).max()) < 0.1
+
+
+@pytest.mark.parametrize("split", ["euclidean", "arccos"])
+@pytest.mark.parametrize("approximation", ["full", "positives", "fixed"])
+def test_weighted_minibatches_are_unbiased_for_unbalanced_classes(
+    problem: Problem, approximation: Approximation, split: Split
+) -> None:
+    targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
+    plan = MinibatchPlan(n_minibatches=3000, n_labels=3, n_images=2)
+    estimates = torch.stack(
+        [
+            minibatch_curvature(
+                problem.features[rows],
+                problem.labels[rows],
+                problem.weight,
+                problem.bias,
+                margin=MARGIN,
+                approximation=approximation,
+                split=split,
+                drawn=Drawn(targets.of(rows), plan),
+            ).weight
+            for rows in plan.draw(problem.labels, torch.Generator().manual_seed(3))
+        ]
+    )
+    layer = (problem.blocks, problem.labels, problem.weight, problem.bias, targets)
+    if approximation == "fixed":
+        exact = fixed_curvature(*layer, split=split, margin=MARGIN).weight
+    elif approximation == "positives":
+        exact = positives_curvature(*layer, split=split).weight
+    else:
+        exact = _all_pairs_curvature(problem, "per_anchor", "full", split).weight
+    standard_error = estimates.std(0) / len(estimates) ** 0.5
+    assert float(((estimates.mean(0) - exact) / standard_error).abs().max()) < 4
+    assert float((standard_error / exact.abs().max()).max()) < 0.1
+
+
+def test_only_fixed_can_be_anchored(problem: Problem) -> None:
+    one = torch.tensor([0])
+    with pytest.raises(ValueError, match="cannot be anchored"):
+        pair_curvature(
+            problem.features,
+            problem.weight,
+            problem.bias,
+            one,
+            one + 1,
+            torch.ones(1, dtype=torch.float64),
+            approximation="full",
+            split="euclidean",
+            anchored=True,
+        )
 
 
 def test_minibatch_loss_is_the_mean_over_each_kind_of_pair(problem: Problem) -> None:

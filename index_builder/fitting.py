@@ -1,0 +1,124 @@
+"""From a trained encoder to the posterior that its configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from index_builder.configuration import (
+    BayesianTripletConfig,
+    BuildConfig,
+    LaplaceConfig,
+    OnlineLaplaceConfig,
+)
+from index_builder.datasets import LabelledImages, Splits
+from index_builder.features import all_features, repeatable_blocks
+from index_builder.networks import MetricEncoder
+from index_builder.objectives import OnlineLaplaceLoss
+from index_builder.posteriors import (
+    LaplaceFit,
+    Posterior,
+    VarianceHeadPosterior,
+    fit_laplace,
+    laplace_of_curvature,
+)
+from index_builder.posteriors.validation import select_by_validation
+from index_builder.posteriors.votes import vote_log_likelihood
+
+N_VALIDATION = 1_000
+"""Validation images that vote on the prior precision: its optimum is flat, more hardly move it."""
+
+N_VOTERS = 10_000
+"""Training images among which their neighbours are looked for, likewise."""
+
+
+def fit_posterior(
+    config: BuildConfig, encoder: MetricEncoder, splits: Splits, learned: Mapping[str, Tensor]
+) -> tuple[Posterior, dict[str, Any]]:
+    """Return the posterior of ``encoder`` and a report of how it came about.
+
+    Parameters
+    ----------
+    encoder : trained, in evaluation mode.
+    splits : the data of the build.
+    learned : what the training objective left, see `Objective.learned`.
+
+    Raises
+    ------
+    CalibrationError : no prior precision can be chosen.
+    """
+    asked = config.posterior
+    if isinstance(asked, BayesianTripletConfig):
+        layer = encoder.last_layer.state_dict(prefix="last_layer.")
+        return VarianceHeadPosterior.from_state({**layer, **learned}), {}
+    fitted = _fit_laplace(asked, config, encoder, splits.training, learned)
+    by_validation = asked.prior_chosen_by == "validation" and len(splits.validation)
+    if asked.prior_precision is None and by_validation:
+        fitted = _select_prior(encoder, fitted, splits, config.seed)
+    return fitted.posterior, {
+        "prior_precision": fitted.prior_precision,
+        "prior_chosen_by": fitted.prior_chosen_by,
+        "prior_search": asdict(fitted.prior_search),
+        "data_scale": fitted.data_scale,
+        "curvature": fitted.summary(),
+        "log_marginal_likelihood": fitted.log_marginal_likelihood,
+    }
+
+
+def _fit_laplace(
+    asked: LaplaceConfig | OnlineLaplaceConfig,
+    config: BuildConfig,
+    encoder: MetricEncoder,
+    images: LabelledImages,
+    learned: Mapping[str, Tensor],
+) -> LaplaceFit:
+    """The Laplace posterior with the prior precision asked for, or the likeliest one."""
+    layer = encoder.last_layer.weight.detach(), encoder.last_layer.bias.detach()
+    if isinstance(asked, OnlineLaplaceConfig):
+        return laplace_of_curvature(
+            *layer,
+            OnlineLaplaceLoss.curvature(learned) * (1 / len(images)),
+            data_scale=float(len(images)),
+            prior_precision=asked.prior_precision,
+        )
+    return fit_laplace(
+        repeatable_blocks(encoder, images),
+        torch.from_numpy(images.label_codes()),
+        *layer,
+        approximation=asked.approximation,
+        split=asked.split,
+        margin=config.training.margin,
+        prior_precision=asked.prior_precision,
+        generator=torch.Generator().manual_seed(config.seed),
+    )
+
+
+def _select_prior(
+    encoder: MetricEncoder, fitted: LaplaceFit, splits: Splits, seed: int
+) -> LaplaceFit:
+    """Choose the prior precision by the votes of validation images on training images."""
+    shuffle = np.random.default_rng(seed)
+    names = sorted({*splits.training.labels, *splits.validation.labels})
+
+    def drawn(images: LabelledImages, most: int) -> tuple[Tensor, Tensor]:
+        chosen = images.subset(shuffle.permutation(len(images))[:most])
+        codes = torch.tensor([names.index(label) for label in chosen.labels])
+        return all_features(encoder, chosen), codes
+
+    queries, query_labels = drawn(splits.validation, N_VALIDATION)
+    found, found_labels = drawn(splits.training, N_VOTERS)
+    criterion = vote_log_likelihood(
+        fitted.posterior,
+        queries,
+        query_labels,
+        found,
+        found_labels,
+        torch.Generator().manual_seed(seed),
+    )
+    candidates = fitted.prior_precision * np.logspace(-2, 6, 33)
+    return select_by_validation(fitted, candidates.tolist(), criterion)
