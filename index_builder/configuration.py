@@ -243,6 +243,12 @@ class CalibrationConfig(_Section):
     alpha: float = Field(
         0.05, gt=0, lt=1, description="Share of ordinary queries that may be called outliers."
     )
+    coverage: float = Field(
+        0.95,
+        gt=0,
+        lt=1,
+        description="Share of result sets that hold a true match, where the gallery has one.",
+    )
     max_error: float = Field(
         0.05, gt=0, lt=1, description="Share of wrong ones that verdict `match` may hold."
     )

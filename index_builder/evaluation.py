@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.datasets import LabelledImages
+from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import auroc, expected_calibration_error, recall_at_k
 from index_builder.progress import track
@@ -22,8 +24,16 @@ BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the retriever said of B queries, and what was true."""
+    """What the retriever said of B queries, and what was true.
 
+    Attributes
+    ----------
+    labels : B true ones.
+    answers : B of them.
+    matches : (B, `LIMIT`) whether each shown item is a true match.
+    """
+
+    labels: Sequence[str]
     answers: list[Answer]
     matches: NDArray[np.bool_]
 
@@ -55,9 +65,24 @@ class Answers:
         )
 
     @property
-    def outlier_distances(self) -> NDArray[np.float64]:
-        """Outlier distance of each query, (B,)."""
-        return np.array([answer.predictive.outlier_distance for answer in self.answers])
+    def outlier_scores(self) -> NDArray[np.float64]:
+        """Outlier score of each query, (B,)."""
+        return np.array([answer.predictive.outlier_score for answer in self.answers])
+
+    @property
+    def covered(self) -> NDArray[np.bool_]:
+        """Whether each query's result set holds a true match, (B,)."""
+        return np.array(
+            [
+                label in {item.label for item in answer.result_set}
+                for label, answer in zip(self.labels, self.answers, strict=True)
+            ]
+        )
+
+    @property
+    def set_sizes(self) -> NDArray[np.int64]:
+        """Size of each query's result set, (B,)."""
+        return np.array([len(answer.result_set) for answer in self.answers])
 
     @property
     def no_match_probabilities(self) -> NDArray[np.float64]:
@@ -84,17 +109,19 @@ def ask(retriever: Retriever, queries: LabelledImages, description: str) -> Answ
             answers.append(answer)
             truth = [match.item.label == queries.labels[position] for match in answer.matches]
             matches[position, : len(truth)] = truth
-    return Answers(answers, matches)
+    return Answers(queries.labels, answers, matches)
 
 
-def evaluate(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
-    """Evaluate a calibrated retriever.
+def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, Any]:
+    """Evaluate a calibrated retriever; ``seed`` is that of the noise on spoilt queries.
 
     Returns
     -------
-    A JSON object: retrieval (recall), whether probabilities are true (ECE), whether errors, absent
-    labels and other worlds are told apart (AUROC; the single signals beside the fused ones), false
-    alarms at several α, and the share of each verdict on each kind of query.
+    A JSON object: retrieval (recall), whether probabilities are true (ECE, Brier score), whether
+    errors, absent labels and alien images are told apart (AUROC; the single signals beside the
+    fused ones), false alarms at several α, what result sets hold, and the share of each verdict on
+    each kind of query. Alien images are ``far`` ones of another world, ``near`` ones of labels that
+    the gallery does not hold, and ``corrupted`` ones, which are the matched queries spoilt.
     """
     matched = ask(retriever, queries.matched, "queries with a match")
     correct = matched.matches[:, 0]
@@ -104,17 +131,24 @@ def evaluate(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
         "recall_at_1": recall_at_k(matched.matches, 1),
         "recall_at_10": recall_at_k(matched.matches, 10),
         "top1_ece": expected_calibration_error(probabilities, correct),
+        "top1_brier": float(np.mean((probabilities - correct) ** 2)),
         "error_auroc": {
             "match_probability": _separation(1 - probabilities, ~correct),
             "similarity": _separation(-matched.first_similarities, ~correct),
             "uncertainty": _separation(matched.uncertainties, ~correct),
         },
         "false_alarm_rate": {str(a): float((matched.p_values <= a).mean()) for a in ALPHAS},
+        "result_sets": {
+            "coverage": retriever.coverage,
+            "covered": float(matched.covered.mean()),
+            "mean_size": float(matched.set_sizes.mean()),
+        },
         "verdicts": {"matched": matched.verdicts()},
     }
+    aliens = {"corrupted": ask(retriever, corrupted(queries.matched, seed), "spoilt queries")}
     if len(queries.withheld):
         withheld = ask(retriever, queries.withheld, "queries of withheld labels")
-        report["verdicts"]["withheld"] = withheld.verdicts()
+        aliens["near"] = withheld
         report["no_match_auroc"] = {
             "no_match_probability": auroc(
                 withheld.no_match_probabilities, matched.no_match_probabilities
@@ -123,13 +157,16 @@ def evaluate(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
             "uncertainty": auroc(withheld.uncertainties, matched.uncertainties),
         }
     if queries.outliers is not None:
-        aliens = ask(retriever, queries.outliers, "queries from another world")
-        report["verdicts"]["outliers"] = aliens.verdicts()
-        report["outlier_auroc"] = {
-            "outlier_distance": auroc(aliens.outlier_distances, matched.outlier_distances),
-            "similarity": auroc(-aliens.first_similarities, -matched.first_similarities),
-            "uncertainty": auroc(aliens.uncertainties, matched.uncertainties),
+        aliens["far"] = ask(retriever, queries.outliers, "queries from another world")
+    report["verdicts"] |= {kind: answers.verdicts() for kind, answers in aliens.items()}
+    report["outlier_auroc"] = {
+        kind: {
+            "outlier_score": auroc(answers.outlier_scores, matched.outlier_scores),
+            "similarity": auroc(-answers.first_similarities, -matched.first_similarities),
+            "uncertainty": auroc(answers.uncertainties, matched.uncertainties),
         }
+        for kind, answers in aliens.items()
+    }
     return report
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from index_builder.datasets import LabelledImages
 from index_builder.indexing import BATCH
 from index_builder.progress import track
-from model_store.decision import OutlierDetector, signals
+from model_store.decision import OUTLIER_SIGNALS, OutlierDetector, signals
 from model_store.encoder import Encoder
 from model_store.gallery import Gallery
 from model_store.predictive import spherical_variance
@@ -26,14 +26,15 @@ class Observed:
 
     Attributes
     ----------
-    spherical_variances, outlier_distances : (B,).
+    spherical_variances : (B,).
+    outlier_signals : (B, S), see `OutlierDetector.signals`.
     similarities : (B, n) of their candidates.
     label_codes : (B, n) of their candidates.
     matches : (B, n) whether each candidate is a true match.
     """
 
     spherical_variances: Floats
-    outlier_distances: Floats
+    outlier_signals: Floats
     similarities: Floats
     label_codes: NDArray[np.int32]
     matches: NDArray[np.bool_]
@@ -41,25 +42,18 @@ class Observed:
     def __len__(self) -> int:
         return len(self.matches)
 
-    def joined(self, other: Observed) -> Observed:
-        """These queries and then ``other``'s, with as many candidates as both have."""
-        n = min(self.similarities.shape[1], other.similarities.shape[1])
-        return Observed(
-            np.concatenate([self.spherical_variances, other.spherical_variances]),
-            np.concatenate([self.outlier_distances, other.outlier_distances]),
-            np.concatenate([self.similarities[:, :n], other.similarities[:, :n]]),
-            np.concatenate([self.label_codes[:, :n], other.label_codes[:, :n]]),
-            np.concatenate([self.matches[:, :n], other.matches[:, :n]]),
-        )
+    def at(self, rows: NDArray[np.int64]) -> Observed:
+        """Some of the queries."""
+        return Observed(*(getattr(self, field.name)[rows] for field in fields(self)))
 
-    def signals(self, ranks: NDArray[np.int64]) -> Floats:
-        """Signals (B, m, S) at ``ranks`` (m,)."""
+    def signals(self, ranks: NDArray[np.int64], outlier_scores: Floats) -> Floats:
+        """Signals (B, m, S) at ``ranks`` (m,), or (B, m) where they differ from query to query."""
         return signals(
             self.similarities,
             self.label_codes,
             self.spherical_variances,
-            self.outlier_distances,
-            ranks,
+            outlier_scores,
+            np.broadcast_to(ranks, (len(self), ranks.shape[-1])),
         )
 
 
@@ -69,22 +63,23 @@ def observe(
     detector: OutlierDetector,
     queries: LabelledImages,
     *,
-    leave_label_out: bool = False,
+    hide_label: bool = False,
 ) -> Observed:
     """Embed ``queries`` and look up their candidates.
 
     Parameters
     ----------
-    leave_label_out : hide every item of a query's own label from it, which makes of a query with a
+    hide_label : hide every item of a query's own label from it, which makes of a query with a
         match one without; for galleries whose owner can withhold no label.
     """
     code_of = {label: code for code, label in enumerate(gallery.labels)}
     codes = np.array([code_of.get(label, -2) for label in queries.labels], dtype=np.int32)
     item_codes = gallery.label_codes(np.arange(gallery.n_items))
     n = min(N_CANDIDATES, gallery.n_items)
-    if leave_label_out:
+    if hide_label:
         n = min(n, gallery.n_items - int(np.bincount(item_codes[item_codes >= 0]).max()))
-    variances, distances = np.empty(len(queries)), np.empty(len(queries))
+    variances = np.empty(len(queries))
+    alien = np.empty((len(queries), len(OUTLIER_SIGNALS)))
     similarities = np.empty((len(queries), n), dtype=np.float64)
     rows = np.empty((len(queries), n), dtype=np.int64)
     batches = queries.batches(encoder.metadata.preprocessing, BATCH)
@@ -92,13 +87,13 @@ def observe(
     for positions, images in track(batches, "calibration queries", n_batches):
         embeddings = encoder.encode(images)
         variances[positions] = spherical_variance(embeddings.mean, embeddings.variance)
-        distances[positions] = detector.distances(embeddings.features)
+        alien[positions] = detector.signals(embeddings)
         directions = unit_direction(embeddings.mean)
-        for code in np.unique(codes[positions]) if leave_label_out else [None]:
+        for code in np.unique(codes[positions]) if hide_label else [None]:
             chosen = slice(None) if code is None else codes[positions] == code
             allowed = None if code is None else item_codes != code
             found = gallery.candidates(directions[chosen], n, allowed)
             rows[positions[chosen]] = found.rows
             similarities[positions[chosen]] = found.similarities
     label_codes = gallery.label_codes(rows)
-    return Observed(variances, distances, similarities, label_codes, label_codes == codes[:, None])
+    return Observed(variances, alien, similarities, label_codes, label_codes == codes[:, None])

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import Counter
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from index_builder.calibration import fit_calibration, fit_detector
+from index_builder.calibration import CalibrationQueries, fit_calibration, fit_detector
 from index_builder.configuration import BuildConfig
 from index_builder.datasets import LabelledImages, Splits, load_splits
+from index_builder.datasets.corruption import corrupted
 from index_builder.evaluation import evaluate
 from index_builder.export import PARITY_BATCHES, ProbabilisticEncoder, export_encoder
 from index_builder.features import feature_blocks
@@ -47,17 +48,19 @@ from model_store.bundle import (
     publish,
 )
 from model_store.decision import OutlierDetector
-from model_store.encoder import EncoderMetadata, OnnxEncoder
+from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder
 from model_store.errors import ConfigError, DatasetError
 from model_store.gallery import FaissGallery
 from model_store.gallery.faiss_gallery import ITEMS_FILE
 from model_store.quality import ordinary_limits, quality_measures
-from model_store.retriever import Retriever, open_parts
-from model_store.search import N_CANDIDATES
+from model_store.retriever import Retriever, open_parts, search_settings
 
 N_DETECTOR_IMAGES = 10_000
 """Gallery images whose features the outlier detector is fitted on; beyond it nothing is gained and
 the features of a large gallery do not fit into memory."""
+
+N_CORRUPTED = 1_000
+"""Calibration queries that are spoilt to learn what that looks like."""
 
 N_PARITY_IMAGES = max(PARITY_BATCHES)
 
@@ -152,23 +155,24 @@ def calibrate_step(config: BuildConfig, run: Run) -> None:
     gallery = _indexed(run)
     splits = _splits(config)
     queries = splits.calibration
-    detector = _detector(encoder, splits.gallery, config.seed)
-    matched = observe(encoder, gallery, detector, queries.matched)
-    if len(queries.withheld):
-        no_match = observe(encoder, gallery, detector, queries.withheld)
-    else:
-        no_match = observe(encoder, gallery, detector, queries.matched, leave_label_out=True)
-    outliers = None
-    if queries.outliers is not None:
-        outliers = observe(encoder, gallery, detector, queries.outliers)
+    detector = _detector(encoder, gallery, splits.gallery, config.seed)
+    look = partial(observe, encoder, gallery, detector)
+    strangers = len(queries.withheld) > 0
+    spoilt = corrupted(queries.matched, config.seed)
+    observed = CalibrationQueries(
+        matched=look(queries.matched),
+        no_match=look(queries.withheld) if strangers else look(queries.matched, hide_label=True),
+        strangers=strangers,
+        corrupted=look(spoilt.subset(range(min(len(spoilt), N_CORRUPTED)))),
+        outliers=None if queries.outliers is None else look(queries.outliers),
+    )
     pictures = track(range(len(queries.matched)), "quality of the queries", len(queries.matched))
     measures = [quality_measures(queries.matched.pixels(position)) for position in pictures]
     calibration = fit_calibration(
         detector,
-        matched,
-        no_match,
-        outliers,
+        observed,
         encoder.fingerprint,
+        search_settings(gallery),
         config.calibration,
         config.seed,
         ordinary_limits(np.stack(measures)),
@@ -179,7 +183,7 @@ def calibrate_step(config: BuildConfig, run: Run) -> None:
 def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
     """The staged bundle and evaluation queries → evaluation.json, in run and bundle."""
     run.require(run.staging / "calibration.json", "calibrate")
-    report = evaluate(open_parts(run.staging, "cpu"), _splits(config).evaluation)
+    report = evaluate(open_parts(run.staging, "cpu"), _splits(config).evaluation, config.seed)
     run.write_json(EVALUATION_FILE, report)
     write_json(run.staging / EVALUATION_FILE, report)
     return report
@@ -195,7 +199,7 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
             "name": config.name,
             "description": config.description,
             "n_items": retriever.gallery.n_items,
-            "search": {"index": "IndexFlatIP", "n_candidates": N_CANDIDATES},
+            "search": search_settings(retriever.gallery),
         },
         encoder={
             "fingerprint": retriever.encoder.fingerprint,
@@ -286,15 +290,19 @@ def _indexed(run: Run) -> FaissGallery:
     return FaissGallery(run.staging)
 
 
-def _detector(encoder: OnnxEncoder, images: LabelledImages, seed: int) -> OutlierDetector:
-    """Fit the outlier detector on features of at most `N_DETECTOR_IMAGES` gallery images."""
+def _detector(
+    encoder: OnnxEncoder, gallery: FaissGallery, images: LabelledImages, seed: int
+) -> OutlierDetector:
+    """Fit the outlier detector on at most `N_DETECTOR_IMAGES` images of the gallery."""
     chosen = np.random.default_rng(seed).permutation(len(images))[:N_DETECTOR_IMAGES]
     images = images.subset(chosen)
-    features = np.empty((len(images), encoder.n_features), dtype=np.float32)
+    code_of = {label: code for code, label in enumerate(gallery.labels)}
+    codes = np.array([code_of[label] for label in images.labels], dtype=np.int32)
+    parts = []
     batches = images.batches(encoder.metadata.preprocessing, BATCH)
-    for positions, batch in track(batches, "features of the gallery", -(-len(images) // BATCH)):
-        features[positions] = encoder.encode(batch).features
-    return fit_detector(features, seed)
+    for _, batch in track(batches, "features of the gallery", -(-len(images) // BATCH)):
+        parts.append(encoder.encode(batch))
+    return fit_detector(Embeddings.concatenate(parts), codes, seed)
 
 
 def _calibration_summary(retriever: Retriever) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -83,6 +84,15 @@ class Embeddings:
 
     def __len__(self) -> int:
         return len(self.mean)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Embeddings]) -> Embeddings:
+        """All images of several batches."""
+        return cls(
+            np.concatenate([part.mean for part in parts]),
+            np.concatenate([part.variance for part in parts]),
+            np.concatenate([part.features for part in parts]),
+        )
 
 
 class Encoder(Protocol):

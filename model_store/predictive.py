@@ -20,7 +20,7 @@ N_SAMPLES = 100
 """Predictive samples a query; the number the Laplace metric-learning paper evaluates with."""
 
 _HEADER = struct.Struct("<4sIIIddd")
-_MAGIC = b"VPD1"
+_MAGIC = b"VPD2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +30,26 @@ class Predictive:
     Attributes
     ----------
     direction : (D,) float32, unit; where the distribution is centred.
+    variance : (D,) float32; of the embedding before normalisation, relative to its squared norm, so
+        that N(direction, diag variance) has the same directions.
     concentration : κ of the von Mises-Fisher distribution with the same mean resultant length.
     spherical_variance : 1 − R in [0, 1], with R the mean resultant length; the uncertainty served.
-    outlier_distance : how alien the query's features are, NaN where the bundle has no detector.
+    outlier_score : how alien the query is, NaN where the bundle has no detector.
     samples : (S, D) float32, unit; draws of the embedding.
     """
 
     direction: NDArray[np.float32]
+    variance: NDArray[np.float32]
     concentration: float
     spherical_variance: float
-    outlier_distance: float
+    outlier_score: float
     samples: NDArray[np.float32]
 
     def to_bytes(self) -> bytes:
         """Serialise to a fixed binary layout with a checksum; no pickle."""
         n_samples, dim = self.samples.shape
-        body = self.direction.astype("<f4").tobytes() + self.samples.astype("<f4").tobytes()
+        arrays = (self.direction, self.variance, self.samples)
+        body = b"".join(array.astype("<f4").tobytes() for array in arrays)
         header = _HEADER.pack(
             _MAGIC,
             dim,
@@ -53,7 +57,7 @@ class Predictive:
             zlib.crc32(body),
             self.concentration,
             self.spherical_variance,
-            self.outlier_distance,
+            self.outlier_score,
         )
         return header + body
 
@@ -66,14 +70,13 @@ class Predictive:
         body = data[_HEADER.size :]
         if (
             magic != _MAGIC
-            or len(body) != 4 * dim * (n_samples + 1)
+            or len(body) != 4 * dim * (n_samples + 2)
             or zlib.crc32(body) != checksum
         ):
             return None
-        values = np.frombuffer(body, "<f4").astype(np.float32, copy=False)
-        concentration, variance, distance = moments
-        samples = values[dim:].reshape(n_samples, dim)
-        return cls(values[:dim], concentration, variance, distance, samples)
+        values = np.frombuffer(body, "<f4").astype(np.float32, copy=False).reshape(-1, dim)
+        concentration, spread, score = moments
+        return cls(values[0], values[1], concentration, spread, score, values[2:])
 
 
 def spherical_variance(
@@ -95,25 +98,28 @@ def spherical_variance(
 
 
 def predict(
-    embeddings: Embeddings, outlier_distances: NDArray[np.float64], noise: NDArray[np.float32]
+    embeddings: Embeddings, outlier_scores: NDArray[np.float64], noise: NDArray[np.float32]
 ) -> list[Predictive]:
     """Turn B embeddings into predictive distributions.
 
     Parameters
     ----------
     embeddings : B of them.
-    outlier_distances : (B,), NaN where there is no detector.
+    outlier_scores : (B,), NaN where there is no detector.
     noise : (S, D) standard normal, fixed for an encoder (`model_store.sphere.base_noise`), so that
         the same image gives the same samples on every replica.
     """
     directions, concentrations = direction_and_concentration(embeddings.mean, embeddings.variance)
     variances = spherical_variance(embeddings.mean, embeddings.variance)
+    squared_norms = (embeddings.mean**2).sum(axis=1, keepdims=True)
+    relative = embeddings.variance / np.maximum(squared_norms, np.finfo(np.float32).tiny)
     return [
         Predictive(
             directions[row],
+            relative[row],
             float(concentrations[row]),
             float(variances[row]),
-            float(outlier_distances[row]),
+            float(outlier_scores[row]),
             sample_projected_normal(embeddings.mean[row], embeddings.variance[row], noise),
         )
         for row in range(len(embeddings))

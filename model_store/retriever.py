@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,19 @@ from model_store.errors import BundleMismatch
 from model_store.gallery import FaissGallery, Gallery, Item
 from model_store.images import DecodedImage, decode_image
 from model_store.predictive import N_SAMPLES, Predictive, predict
-from model_store.search import two_stage_search
+from model_store.search import N_CANDIDATES, Neighbours, two_stage_search
 from model_store.sphere import base_noise
 
 DEFAULT_ALPHA = 0.05
 """Rate of false alarms where neither the request nor a calibration names one."""
+
+DEFAULT_COVERAGE = 0.95
+"""Coverage of result sets, likewise."""
+
+
+def search_settings(gallery: Gallery) -> dict[str, Any]:
+    """What a calibration depends on beside the encoder: how the gallery is searched."""
+    return {"index": gallery.index_type, "n_candidates": N_CANDIDATES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,9 @@ class Match:
     item : whom the gallery's owner knows.
     similarity : cosine of the directions, in [−1, 1].
     match_probability : calibrated P(true match), None without calibration.
+    match_interval : what that probability lies between, None without calibration.
     rank_stability : share of predictive samples under which it stays in the list.
+    rank_confidence : P(it is nearer to the query than the next item), None of the gallery's last.
     variance : of the item's own embedding, relative to its squared norm.
     """
 
@@ -47,18 +57,30 @@ class Match:
     item: Item
     similarity: float
     match_probability: float | None
+    match_interval: tuple[float, float] | None
     rank_stability: float
+    rank_confidence: float | None
     variance: float
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What Vouch says of one query."""
+    """What Vouch says of one query.
+
+    Attributes
+    ----------
+    decision, predictive : the verdict and the numbers behind it.
+    alpha : the rate of false alarms that was accepted.
+    matches : the first items, nearest first.
+    result_set : items of `Decision.result_set`, nearest first; some may stand below the matches.
+    seconds : of each stage.
+    """
 
     decision: Decision
     predictive: Predictive
     alpha: float
     matches: tuple[Match, ...]
+    result_set: tuple[Item, ...]
     seconds: dict[str, float]
 
 
@@ -91,28 +113,56 @@ class Retriever:
         self._noise = base_noise(encoder.fingerprint, N_SAMPLES, encoder.dim)
 
     @property
+    def stale(self) -> str | None:
+        """Why the calibration does not hold for this gallery; None where it does."""
+        settings = search_settings(self.gallery)
+        if self.calibration is None or self.calibration.search == settings:
+            return None
+        return (
+            f"Calibrated with the search settings {dict(self.calibration.search)}, searched with "
+            f"{settings}. Run `vouch-build calibrate` again."
+        )
+
+    @property
     def alpha(self) -> float:
         """The rate of false alarms that is used where a request names none."""
         return DEFAULT_ALPHA if self.calibration is None else self.calibration.alpha
+
+    @property
+    def coverage(self) -> float:
+        """The coverage of result sets where a request names none."""
+        return DEFAULT_COVERAGE if self.calibration is None else self.calibration.coverage
 
     def embed(self, images: NDArray[np.uint8]) -> list[Predictive]:
         """Predictive distributions of ``images`` (B, H, W, 3), at the encoder's input size."""
         embeddings = self.encoder.encode(images)
         if self.calibration is None:
-            distances = np.full(len(embeddings), np.nan)
+            scores = np.full(len(embeddings), np.nan)
         else:
-            distances = self.calibration.detector.distances(embeddings.features)
-        return predict(embeddings, distances, self._noise)
+            scores = self.calibration.outlier_score(embeddings)
+        return predict(embeddings, scores, self._noise)
 
     def prepare(self, image: DecodedImage) -> NDArray[np.uint8]:
         """Bring a decoded image to the encoder's input size, (H, W, 3)."""
         return self.encoder.metadata.preprocessing(image.pixels)
 
-    def find(self, predictive: Predictive, limit: int, alpha: float | None = None) -> Answer:
-        """Search and decide for one query."""
+    def find(
+        self,
+        predictive: Predictive,
+        limit: int,
+        alpha: float | None = None,
+        coverage: float | None = None,
+    ) -> Answer:
+        """Search and decide for one query.
+
+        Parameters
+        ----------
+        limit : how many items to describe.
+        alpha, coverage : None for what the calibration says.
+        """
         alpha = self.alpha if alpha is None else alpha
         started = time.perf_counter()
-        neighbours = two_stage_search(self.gallery, predictive.direction, predictive.samples, limit)
+        neighbours = two_stage_search(self.gallery, predictive, limit)
         searched = time.perf_counter()
         decision = decide(
             self.calibration,
@@ -121,24 +171,26 @@ class Retriever:
             self.gallery.label_codes(neighbours.rows),
             limit,
             alpha,
+            self.coverage if coverage is None else coverage,
         )
         decided = time.perf_counter()
-        shown = neighbours.rows[:limit]
-        matches = _matches(
-            self.gallery.items(shown),
-            neighbours.similarities,
-            decision.match_probabilities,
-            neighbours.rank_stability,
-            self.gallery.dispersions(shown),
-        )
+        matches = _matches(self.gallery, neighbours, decision, limit)
+        chosen = decision.result_set
+        members = [] if chosen is None else self.gallery.items(neighbours.rows[chosen.places])
         seconds = {
             "search": searched - started,
             "decide": decided - searched,
             "items": time.perf_counter() - decided,
         }
-        return Answer(decision, predictive, alpha, matches, seconds)
+        return Answer(decision, predictive, alpha, matches, tuple(members), seconds)
 
-    def search(self, data: bytes, limit: int = 10, alpha: float | None = None) -> Answer:
+    def search(
+        self,
+        data: bytes,
+        limit: int = 10,
+        alpha: float | None = None,
+        coverage: float | None = None,
+    ) -> Answer:
         """Answer for the bytes of an image file.
 
         Raises
@@ -146,7 +198,7 @@ class Retriever:
         ImageError : the bytes cannot be searched with.
         """
         prepared = self.prepare(decode_image(data))
-        return self.find(self.embed(prepared[None])[0], limit, alpha)
+        return self.find(self.embed(prepared[None])[0], limit, alpha, coverage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,20 +245,25 @@ def open_bundle(path: Path, provider: ProviderChoice = "auto", threads: int = 0)
 
 
 def _matches(
-    items: Sequence[Item],
-    similarities: NDArray[np.float64],
-    probabilities: NDArray[np.float64] | None,
-    stability: NDArray[np.float64],
-    variances: NDArray[np.float32],
+    gallery: Gallery, neighbours: Neighbours, decision: Decision, limit: int
 ) -> tuple[Match, ...]:
+    """The first ``limit`` neighbours, with what is known of each."""
+    shown = neighbours.rows[:limit]
+    items, variances = gallery.items(shown), gallery.dispersions(shown)
+    probabilities, intervals = decision.match_probabilities, decision.match_intervals
+    confidences = neighbours.rank_confidence
     return tuple(
         Match(
-            rank + 1,
-            item,
-            float(similarities[rank]),
-            None if probabilities is None else float(probabilities[rank]),
-            float(stability[rank]),
-            float(variances[rank]),
+            rank=place + 1,
+            item=item,
+            similarity=float(neighbours.similarities[place]),
+            match_probability=None if probabilities is None else float(probabilities[place]),
+            match_interval=None
+            if intervals is None
+            else (float(intervals[place, 0]), float(intervals[place, 1])),
+            rank_stability=float(neighbours.rank_stability[place]),
+            rank_confidence=float(confidences[place]) if place < len(confidences) else None,
+            variance=float(variances[place]),
         )
-        for rank, item in enumerate(items)
+        for place, item in enumerate(items)
     )

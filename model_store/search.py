@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery import Gallery
+from model_store.gaussian import DiagonalGaussian, probability_ranks_above
+from model_store.predictive import Predictive
 
 N_CANDIDATES = 200
 """How many the first stage fetches; also what the decision layer's signals are taken from."""
@@ -27,33 +29,62 @@ class Neighbours:
     rows : (n,) int64, positions in the gallery.
     similarities : (n,) float64, descending; equal ones by id.
     rank_stability : (n,) share of the predictive samples under which the item is in the top k.
+    rank_confidence : (min(k, n - 1),) P(the item is nearer to the query than the next one is).
     """
 
     rows: NDArray[np.int64]
     similarities: NDArray[np.float64]
     rank_stability: NDArray[np.float64]
+    rank_confidence: NDArray[np.float64]
 
 
 def two_stage_search(
-    gallery: Gallery,
-    direction: NDArray[np.float32],
-    samples: NDArray[np.float32],
-    k: int,
-    n_candidates: int = N_CANDIDATES,
+    gallery: Gallery, query: Predictive, k: int, n_candidates: int = N_CANDIDATES
 ) -> Neighbours:
     """Find the items nearest to one query and how firmly each holds its place.
 
     Parameters
     ----------
-    direction : (D,) unit, the query's mean direction: it alone orders the items.
-    samples : (S, D) unit, predictive samples of the query.
+    query : its mean direction alone orders the items; its samples and its variance say how firmly.
     k : the top of the list that `Neighbours.rank_stability` refers to.
     n_candidates : first stage; at least ``k`` are fetched.
     """
-    found = gallery.candidates(direction[None], max(n_candidates, k))
+    found = gallery.candidates(query.direction[None], max(n_candidates, k))
     rows = found.rows[0]
-    stability = rank_stability(samples @ gallery.directions(rows).T, k)
-    return Neighbours(rows, found.similarities[0], stability)
+    directions = gallery.directions(rows)
+    return Neighbours(
+        rows,
+        found.similarities[0],
+        rank_stability(query.samples @ directions.T, k),
+        rank_confidence(query.direction, query.variance, directions[: k + 1]),
+    )
+
+
+def rank_confidence(
+    direction: NDArray[np.float32], variance: NDArray[np.float32], items: NDArray[np.float32]
+) -> NDArray[np.float64]:
+    """P(each item is nearer to the query than the next one is), in closed form.
+
+    Items are taken as they lie in the gallery, as `rank_stability` takes them. With unit items the
+    difference of two squared distances is linear in the query, so that it is exactly normal, and
+    its sign is that of the difference on the sphere.
+
+    Parameters
+    ----------
+    direction, variance : (D,) of the query z ~ N(direction, diag variance).
+    items : (n, D) unit, nearest first.
+
+    Returns
+    -------
+    (n - 1,), at least ½.
+    """
+    certain = np.zeros(1)
+    unit = items.astype(np.float64)
+    return probability_ranks_above(
+        DiagonalGaussian(direction.astype(np.float64), variance.astype(np.float64)),
+        DiagonalGaussian(unit[:-1], certain),
+        DiagonalGaussian(unit[1:], certain),
+    )
 
 
 def rank_stability(similarities: NDArray[np.float32], k: int) -> NDArray[np.float64]:

@@ -10,12 +10,12 @@ from model_store.decision import Assessment, OperatingPoint
 from model_store.gallery import Item
 from model_store.predictive import Predictive
 from model_store.quality import MEASURES
-from model_store.retriever import Bundle, Match
+from model_store.retriever import Answer, Bundle, Match
 from service import schemas
 from service.engine import Assessed, Found, SearchEngine
 from service.telemetry import Telemetry
 
-OUTLIER_METHOD = "conformal_knn_features"
+OUTLIER_METHOD = "conformal_fused"
 
 
 def search_answer(
@@ -32,6 +32,7 @@ def search_answer(
         verdict=decision.verdict,
         query=_query(bundle, found.image, answer.predictive, decision.assessment, answer.alpha),
         results=[_result(bundle.name, match) for match in shown],
+        result_set=None if refused else _result_set(answer),
         bundle=bundle_state(bundle),
         cache=found.cache,
         timing_ms={stage: round(1000 * seconds, 3) for stage, seconds in found.seconds.items()},
@@ -123,20 +124,26 @@ def calibration_report(bundle: Bundle) -> schemas.CalibrationReport:
             status=state.status,
             n_queries=state.n_queries,
             alpha=None,
+            coverage=None,
             match_threshold=None,
             top1_ece=None,
             reliability=[],
             risk_coverage=[],
+            result_sets=[],
+            outlier_auroc={},
         )
     measured = calibration.report["cross_fitted"]
     return schemas.CalibrationReport(
         status=state.status,
         n_queries=state.n_queries,
         alpha=calibration.alpha,
+        coverage=calibration.coverage,
         match_threshold=calibration.match_threshold,
         top1_ece=measured["top1_ece"],
         reliability=[schemas.ReliabilityBin(**one) for one in measured["reliability"]],
         risk_coverage=[_operating_point(point) for point in calibration.operating.points()],
+        result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
+        outlier_auroc=measured["outlier_auroc"],
     )
 
 
@@ -161,13 +168,16 @@ def item_detail(gallery: str, item: Item) -> schemas.ItemDetail:
 
 def bundle_state(bundle: Bundle) -> schemas.BundleState:
     """Which bundle answers, and whether it is calibrated."""
-    calibration = bundle.retriever.calibration
-    state = (
-        schemas.CalibrationState(status="missing", n_queries=0)
-        if calibration is None
-        else schemas.CalibrationState(status="valid", n_queries=calibration.n_queries)
+    calibration, stale = bundle.retriever.calibration, bundle.retriever.stale
+    status: schemas.CalibrationStatus = "valid" if stale is None else "stale"
+    return schemas.BundleState(
+        id=bundle.manifest.id,
+        calibration=schemas.CalibrationState(
+            status="missing" if calibration is None else status,
+            n_queries=0 if calibration is None else calibration.n_queries,
+            reason=stale,
+        ),
     )
-    return schemas.BundleState(id=bundle.manifest.id, calibration=state)
 
 
 def _query(
@@ -200,11 +210,25 @@ def _result(gallery: str, match: Match) -> schemas.Result:
         id=match.item.id,
         similarity=match.similarity,
         match_probability=match.match_probability,
+        match_probability_interval=match.match_interval,
         rank_stability=match.rank_stability,
+        rank_confidence=match.rank_confidence,
         variance=match.variance,
         label=match.item.label,
         metadata=dict(match.item.metadata),
         thumbnail_url=_thumbnail_url(gallery, match.item.id),
+    )
+
+
+def _result_set(answer: Answer) -> schemas.ResultSet | None:
+    chosen = answer.decision.result_set
+    if chosen is None:
+        return None
+    return schemas.ResultSet(
+        ids=[item.id for item in answer.result_set],
+        coverage=chosen.coverage,
+        promised=chosen.shortfall is None,
+        reason=chosen.shortfall,
     )
 
 

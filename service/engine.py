@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.decision import Assessment, assess
+from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.images import DecodedImage, ImageLimits, decode_image
 from model_store.predictive import N_SAMPLES, Predictive
 from model_store.quality import QualityHint, quality_hints, quality_measures
@@ -23,8 +24,24 @@ from service.schemas import QueryImage
 
 T = TypeVar("T")
 
-KEY_VERSION = 1
+KEY_VERSION = 2
 """Of the layout of cache entries; another layout is another key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a search is to answer; None for what the gallery was calibrated with.
+
+    Attributes
+    ----------
+    limit : items to describe.
+    alpha : rate of false alarms of the outlier flag.
+    coverage : of the result set.
+    """
+
+    limit: int
+    alpha: float | None = None
+    coverage: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +82,7 @@ class SearchEngine:
         self._limits = limits
         self._key_prefix = f"vouch:{KEY_VERSION}:{_basis(bundle)}:{N_SAMPLES}"
 
-    async def search(self, data: bytes, limit: int, alpha: float | None) -> Found:
+    async def search(self, data: bytes, asked: Asked) -> Found:
         """Answer for the bytes of an uploaded image.
 
         Raises
@@ -77,14 +94,12 @@ class SearchEngine:
         cached = await self._cache.get(key)
         stages = {"cache": time.perf_counter() - started}
         if cached is None:
-            entry, answer, encoding = await self.compute(lambda: self._miss(data, limit, alpha))
+            entry, answer, encoding = await self.compute(lambda: self._miss(data, asked))
             stages |= encoding
             await self._cache.put(key, entry)
         else:
             entry = cached
-            answer = await self.compute(
-                lambda: self._retriever.find(cached.predictive, limit, alpha)
-            )
+            answer = await self.compute(lambda: self._find(cached.predictive, asked))
         stages |= answer.seconds | {"total": time.perf_counter() - started}
         return Found(entry.image, answer, "miss" if cached is None else "hit", stages)
 
@@ -113,17 +128,18 @@ class SearchEngine:
     def _key(self, data: bytes) -> str:
         return f"{self._key_prefix}:{hashlib.sha256(data).hexdigest()}"
 
-    def _miss(
-        self, data: bytes, limit: int, alpha: float | None
-    ) -> tuple[CacheEntry, Answer, dict[str, float]]:
+    def _miss(self, data: bytes, asked: Asked) -> tuple[CacheEntry, Answer, dict[str, float]]:
         started = time.perf_counter()
         decoded = decode_image(data, self._limits)
         prepared = self._retriever.prepare(decoded)
         prepared_at = time.perf_counter()
         predictive = self._retriever.embed(prepared[None])[0]
         stages = {"decode": prepared_at - started, "encode": time.perf_counter() - prepared_at}
-        answer = self._retriever.find(predictive, limit, alpha)
+        answer = self._find(predictive, asked)
         return CacheEntry(_received(decoded), predictive), answer, stages
+
+    def _find(self, predictive: Predictive, asked: Asked) -> Answer:
+        return self._retriever.find(predictive, asked.limit, asked.alpha, asked.coverage)
 
     def _assess(self, data: bytes, alpha: float | None) -> Assessed:
         decoded = decode_image(data, self._limits)
@@ -158,6 +174,7 @@ def _received(decoded: DecodedImage) -> QueryImage:
 def _basis(bundle: Bundle) -> str:
     """What cached numbers depend on: the encoder, and the calibration's outlier detector."""
     files = bundle.manifest.files
-    arrays = files.get("calibration.npz", {"sha256": ""})["sha256"]
-    digest = hashlib.sha256(f"{bundle.manifest.encoder['fingerprint']}:{arrays}".encode())
+    parts = [files.get(name, {"sha256": ""})["sha256"] for name in (CALIBRATION_FILE, ARRAYS_FILE)]
+    parts.append(str(bundle.manifest.encoder["fingerprint"]))
+    digest = hashlib.sha256(":".join(parts).encode())
     return digest.hexdigest()[:32]

@@ -18,7 +18,7 @@ from model_store.errors import (
     UnsupportedImage,
 )
 from service import answers, schemas
-from service.engine import SearchEngine
+from service.engine import Asked, SearchEngine
 from service.problems import responses
 from service.state import State
 from service.telemetry import METRICS_MEDIA_TYPE
@@ -112,6 +112,15 @@ async def search(
     image: Upload,
     limit: Annotated[int, Form(ge=1, le=100, description="How many neighbours to return.")] = 10,
     alpha: Alpha = None,
+    coverage: Annotated[
+        float | None,
+        Form(
+            gt=0,
+            lt=1,
+            description="Probability with which `result_set` shall hold a true match; left out: "
+            "what the gallery was calibrated with.",
+        ),
+    ] = None,
     on_uncertain: Annotated[
         schemas.OnUncertain,
         Form(description="`refuse` leaves `results` empty unless the verdict is `match`."),
@@ -121,7 +130,7 @@ async def search(
 
     `curl -F image=@photo.jpg -F limit=5 http://127.0.0.1:8080/v1/galleries/digits/search`
     """
-    found = await engine.search(await image.read(), limit, alpha)
+    found = await engine.search(await image.read(), Asked(limit, alpha, coverage))
     answer = answers.search_answer(engine.bundle, found, request.state.request_id, on_uncertain)
     answers.record(state.telemetry, answer, found)
     return answer

@@ -8,6 +8,10 @@ from pydantic import BaseModel, Field
 
 from model_store.decision.verdict import Level, Verdict
 
+CalibrationStatus = Literal["valid", "stale", "missing"]
+"""`stale`: fitted, but for something else than what is searched now; its numbers are shown, and are
+no promise."""
+
 OnUncertain = Literal["answer", "refuse"]
 """Whether results are shown whatever the verdict, or only with verdict `match`."""
 
@@ -61,8 +65,16 @@ class Result(BaseModel):
         description="Calibrated probability that the item is a true match; among results of one "
         "label a closer one never has the lower."
     )
+    match_probability_interval: tuple[float, float] | None = Field(
+        description="What that probability lies between (Venn-Abers); wide where calibration "
+        "queries like this one are few."
+    )
     rank_stability: float = Field(
         description="Share of predictive samples under which the item is among the results."
+    )
+    rank_confidence: float | None = Field(
+        description="Probability that the item is nearer to the query than the next one, given how "
+        "uncertain the query's embedding is; null for the gallery's last."
     )
     variance: float = Field(description="Of the item's embedding, relative to its squared norm.")
     label: str | None
@@ -73,8 +85,9 @@ class Result(BaseModel):
 class CalibrationState(BaseModel):
     """Whether probabilities are given at all."""
 
-    status: Literal["valid", "missing"]
+    status: CalibrationStatus
     n_queries: int
+    reason: str | None = Field(description="Why it is stale, and what to do.")
 
 
 class BundleState(BaseModel):
@@ -82,6 +95,20 @@ class BundleState(BaseModel):
 
     id: str
     calibration: CalibrationState
+
+
+class ResultSet(BaseModel):
+    """As few items as hold a true match with a stated probability.
+
+    Items of one label are right or wrong together: the nearest of each likely label stands for all.
+    Promised for queries that have a match in the gallery and are such as the gallery was calibrated
+    with, in nine of ten calibrations (exact binomial test).
+    """
+
+    ids: list[str] = Field(description="Nearest first; they may stand below the results.")
+    coverage: float = Field(description="Probability that one of them is a true match.")
+    promised: bool
+    reason: str | None = Field(description="Why the coverage cannot be promised.")
 
 
 class SearchAnswer(BaseModel):
@@ -93,6 +120,9 @@ class SearchAnswer(BaseModel):
     query: Query
     results: list[Result] = Field(
         description="By similarity, equal ones by id; none where `on_uncertain=refuse` refused."
+    )
+    result_set: ResultSet | None = Field(
+        description="None where nothing is calibrated, or `on_uncertain=refuse` refused."
     )
     bundle: BundleState
     cache: Literal["hit", "miss"]
@@ -174,12 +204,22 @@ class ReliabilityBin(BaseModel):
     share: float = Field(description="Share that is a true match: the same, if calibrated.")
 
 
+class ResultSetOutcome(BaseModel):
+    """What result sets of one coverage come to on held-out queries."""
+
+    coverage: float
+    promised: bool = Field(description="Whether there are queries enough to promise it.")
+    covered: float = Field(description="Share of sets that hold a true match.")
+    mean_size: float
+
+
 class CalibrationReport(BaseModel):
     """What the gallery's probabilities rest on, and what each threshold on them would cost."""
 
-    status: Literal["valid", "missing"]
+    status: CalibrationStatus
     n_queries: int
     alpha: float | None = Field(description="Default rate of false alarms of the OOD flag.")
+    coverage: float | None = Field(description="Default coverage of result sets.")
     match_threshold: float | None = Field(description="Match probability of verdict `match`.")
     top1_ece: float | None = Field(
         description="Expected calibration error of first results, cross-fitted."
@@ -187,6 +227,11 @@ class CalibrationReport(BaseModel):
     reliability: list[ReliabilityBin] = Field(description="As many queries in each, cross-fitted.")
     risk_coverage: list[OperatingPoint] = Field(
         description="From the strictest threshold on, cross-fitted."
+    )
+    result_sets: list[ResultSetOutcome] = Field(description="Cross-fitted.")
+    outlier_auroc: dict[str, float] = Field(
+        description="How well the outlier score tells `near` (unknown labels), `far` (another "
+        "world) and `corrupted` calibration images from ordinary queries; cross-fitted."
     )
 
 

@@ -2,19 +2,22 @@
 
 Fitted offline by `index_builder.calibration`, stored in the bundle, applied online by the pure
 functions here. `signals` says what a result list knows; `logistic` turns signals into
-probabilities; `outliers` measures how alien a query is; `operating` says what each
-threshold on a probability would cost; `calibration` holds the fitted whole;
-`verdict` decides.
+probabilities and `venn_abers` says what they lie between; `outliers` measures how alien a query
+is; `result_sets` chooses as few items as hold a match; `operating` says what each threshold on a
+probability would cost; `calibration` holds the fitted whole; `verdict` decides.
 """
 
 from model_store.decision.calibration import Calibration
 from model_store.decision.logistic import LogisticModel
 from model_store.decision.operating import OperatingCurve, OperatingPoint
-from model_store.decision.outliers import OutlierDetector
+from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector
+from model_store.decision.result_sets import ResultSet, ResultSetRule
 from model_store.decision.signals import SIGNALS, signals
+from model_store.decision.venn_abers import VennAbers
 from model_store.decision.verdict import Assessment, Decision, Verdict, assess, decide
 
 __all__ = [
+    "OUTLIER_SIGNALS",
     "SIGNALS",
     "Assessment",
     "Calibration",
@@ -23,6 +26,9 @@ __all__ = [
     "OperatingCurve",
     "OperatingPoint",
     "OutlierDetector",
+    "ResultSet",
+    "ResultSetRule",
+    "VennAbers",
     "Verdict",
     "assess",
     "decide",

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.decision.logistic import LogisticModel
 from model_store.decision.operating import OperatingCurve
-from model_store.decision.outliers import OutlierDetector
+from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector
+from model_store.decision.result_sets import ResultSetRule
 from model_store.decision.signals import SIGNALS
+from model_store.decision.venn_abers import VennAbers
+from model_store.encoder import Embeddings
 from model_store.errors import BundleMismatch
-
-_CURVE = fields(OperatingCurve)
 
 CALIBRATION_FILE = "calibration.json"
 ARRAYS_FILE = "calibration.npz"
@@ -30,29 +31,39 @@ class Calibration:
     Attributes
     ----------
     encoder_fingerprint : the encoder it was fitted with; it means nothing for another.
+    search : the search settings it was fitted with; of others it is stale.
     n_queries : calibration queries that have a match.
     alpha : default rate of false alarms of the outlier flag.
+    coverage : default coverage of result sets.
     match_threshold : match probability from which the verdict is ``match``.
     operating : the error that other thresholds would have.
     uncertainties : (n,) of the calibration queries, sorted.
-    outlier_distances : (n,) of the calibration queries, sorted.
-    detector : measures outlier distances.
+    outlier_scores : (n,) of the calibration queries, sorted.
+    detector : measures outlier signals.
+    outlier : fuses them; its log-odds are the outlier score.
     match : P(item is a true match | its signals).
     no_match : P(nothing in the gallery matches | the first item's signals).
+    intervals : of match probabilities, by the log-odds of ``match``.
+    sets : which items belong in a result set.
     quality_limits : see `model_store.quality.quality_hints`.
     report : how it was fitted and how well it does, for people.
     """
 
     encoder_fingerprint: str
+    search: Mapping[str, Any]
     n_queries: int
     alpha: float
+    coverage: float
     match_threshold: float
     operating: OperatingCurve
     uncertainties: NDArray[np.float64]
-    outlier_distances: NDArray[np.float64]
+    outlier_scores: NDArray[np.float64]
     detector: OutlierDetector
+    outlier: LogisticModel
     match: LogisticModel
     no_match: LogisticModel
+    intervals: VennAbers
+    sets: ResultSetRule
     quality_limits: Mapping[str, float]
     report: Mapping[str, Any]
 
@@ -61,79 +72,70 @@ class Calibration:
         below = np.searchsorted(self.uncertainties, spherical_variance, side="left")
         return float(100 * below / len(self.uncertainties))
 
-    def outlier_p_value(self, distance: float) -> float:
-        """Conformal p-value (1 + #{calibration distances ≥ distance}) / (n + 1)."""
-        n = len(self.outlier_distances)
-        at_least = n - np.searchsorted(self.outlier_distances, distance, side="left")
+    def outlier_score(self, embeddings: Embeddings) -> NDArray[np.float64]:
+        """How alien B queries are, (B,); without a scale of its own, only to be compared."""
+        return self.outlier.log_odds(self.detector.signals(embeddings))
+
+    def outlier_p_value(self, score: float) -> float:
+        """Conformal p-value (1 + #{calibration scores ≥ score}) / (n + 1)."""
+        n = len(self.outlier_scores)
+        at_least = n - np.searchsorted(self.outlier_scores, score, side="left")
         return float((1 + at_least) / (n + 1))
 
     def save(self, directory: Path) -> None:
         """Write to ``directory``: numbers as JSON, arrays as NPZ without pickle."""
-        scalars = {
-            "encoder_fingerprint": self.encoder_fingerprint,
-            "n_queries": self.n_queries,
-            "alpha": self.alpha,
-            "match_threshold": self.match_threshold,
-            "signals": list(SIGNALS),
-            "match_intercept": self.match.intercept,
-            "no_match_intercept": self.no_match.intercept,
-            "quality_limits": dict(self.quality_limits),
-            "report": dict(self.report),
-        }
+        arrays: dict[str, NDArray[Any]] = {}
+        scalars: dict[str, Any] = {"signals": [*SIGNALS, *OUTLIER_SIGNALS]}
+        for name, value in _leaves(self):
+            if isinstance(value, np.ndarray):
+                arrays[name] = value
+            else:
+                scalars[name] = dict(value) if isinstance(value, Mapping) else value
         text = json.dumps(scalars, indent=1, sort_keys=True, allow_nan=False)
         (directory / CALIBRATION_FILE).write_text(text + "\n", encoding="utf-8")
-        arrays = {
-            "uncertainties": self.uncertainties,
-            "outlier_distances": self.outlier_distances,
-            "detector_centre": self.detector.centre,
-            "detector_basis": self.detector.basis,
-            "detector_references": self.detector.references,
-        }
-        arrays |= {f"operating_{f.name}": getattr(self.operating, f.name) for f in _CURVE}
-        for name, fitted in (("match", self.match), ("no_match", self.no_match)):
-            arrays[f"{name}_weights"] = fitted.weights
-            arrays[f"{name}_centre"] = fitted.centre
-            arrays[f"{name}_scale"] = fitted.scale
         np.savez(directory / ARRAYS_FILE, **arrays)  # type: ignore[arg-type] # numpy's stub
 
     @classmethod
     def load(cls, directory: Path) -> Calibration | None:
-        """Read what `save` wrote; None where ``directory`` holds no calibration."""
+        """Read what `save` wrote; None where ``directory`` holds no calibration.
+
+        Raises
+        ------
+        BundleMismatch : another release wrote it.
+        """
         path = directory / CALIBRATION_FILE
         if not path.exists():
             return None
         scalars = json.loads(path.read_text(encoding="utf-8"))
-        if tuple(scalars["signals"]) != SIGNALS:
+        known = [*SIGNALS, *OUTLIER_SIGNALS]
+        if scalars["signals"] != known:
             raise BundleMismatch(
                 f"The calibration was fitted on the signals {scalars['signals']}; this release "
-                f"computes {list(SIGNALS)}. Run `vouch-build calibrate` again."
+                f"computes {known}. Run `vouch-build calibrate` again."
             )
         with np.load(directory / ARRAYS_FILE, allow_pickle=False) as arrays:
-            logistic = {
-                name: LogisticModel(
-                    arrays[f"{name}_weights"],
-                    arrays[f"{name}_centre"],
-                    arrays[f"{name}_scale"],
-                    scalars[f"{name}_intercept"],
-                )
-                for name in ("match", "no_match")
-            }
-            detector = OutlierDetector(
-                arrays["detector_centre"],
-                arrays["detector_basis"],
-                arrays["detector_references"],
-            )
-            return cls(
-                scalars["encoder_fingerprint"],
-                scalars["n_queries"],
-                scalars["alpha"],
-                scalars["match_threshold"],
-                OperatingCurve(*(arrays[f"operating_{f.name}"] for f in _CURVE)),
-                arrays["uncertainties"],
-                arrays["outlier_distances"],
-                detector,
-                logistic["match"],
-                logistic["no_match"],
-                scalars["quality_limits"],
-                scalars["report"],
-            )
+            calibration: Calibration = _assembled(cls, {**scalars, **arrays})
+        return calibration
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - any part
+    """Fields of a dataclass and of the dataclasses in it, with dotted names."""
+    for field in fields(value):
+        part = getattr(value, field.name)
+        if is_dataclass(part):
+            yield from _leaves(part, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, part
+
+
+def _assembled(kind: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:  # noqa: ANN401
+    """The dataclass that `_leaves` took apart."""
+    hints = get_type_hints(kind)
+    return kind(
+        **{
+            field.name: _assembled(hints[field.name], leaves, f"{prefix}{field.name}.")
+            if is_dataclass(hints[field.name])
+            else leaves[prefix + field.name]
+            for field in fields(kind)
+        }
+    )

@@ -32,8 +32,14 @@ class LogisticModel:
         if not np.all(self.scale > 0):
             raise ValueError("scale must be positive")
 
+    def log_odds(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Log-odds (...) of ``values`` (..., M)."""
+        log_odds: NDArray[np.float64] = (
+            (values - self.centre) / self.scale
+        ) @ self.weights + self.intercept
+        return log_odds
+
     def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Probabilities (...) of ``values`` (..., M)."""
-        standardised = (values - self.centre) / self.scale
-        probabilities: NDArray[np.float64] = expit(standardised @ self.weights + self.intercept)
+        probabilities: NDArray[np.float64] = expit(self.log_odds(values))
         return probabilities

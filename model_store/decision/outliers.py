@@ -1,56 +1,111 @@
-"""How alien a query's features are, at the cost of two small matrix products."""
+"""How alien a query is, at the cost of a few small matrix products."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.encoder import Embeddings
+from model_store.predictive import spherical_variance
+from model_store.sphere import unit_direction
 
-@dataclass(frozen=True, slots=True)
+OUTLIER_SIGNALS = (
+    "log_feature_distance",
+    "log_mahalanobis",
+    "log_embedding_distance",
+    "log_uncertainty",
+)
+"""The last axis of `OutlierDetector.signals`, in order."""
+
+_TINY = 1e-12
+"""Keeps the logarithm of a distance or variance that is exactly zero finite."""
+
+_FLOOR = 1e-4
+"""Added to cosine distances before their logarithm: the distance of an image to its exact copy
+would drown every other."""
+
+
+@dataclass(frozen=True)
 class OutlierDetector:
-    """Distance of L2-normalised features to the nearest in the gallery (after Sun et al. 2022).
+    """What tells alien images from the gallery's: three distances, and the posterior's variance.
 
-    With x = φ / ‖φ‖ and its coordinates t = (x − c) U in the r leading principal directions,
+    With x = φ / ‖φ‖ and its coordinates t = (x − c) U in the r leading principal directions of the
+    gallery's features, what of x lies outside their subspace is e² = ‖(x − c) − t Uᵀ‖², the
+    residual of ViM (Wang et al. 2022). The signals are logarithms of
 
-        d² = min_m ‖t − t_m‖² + ‖(x − c) − t Uᵀ‖²
-
-    over the reference coordinates t_m. The second term is what of the
-    query lies outside the gallery's subspace, the residual of ViM (Wang et al. 2022): alien images
-    differ there most, and a distance within the subspace alone does not see it.
+    - the distance to the nearest gallery features (after Sun et al. 2022),
+      √(min_m ‖t − t_m‖² + e²);
+    - the Mahalanobis distance on normalised features (after Müller & Hein 2025) to the nearest mean
+      of a label, √(min_c ‖(t − μ_c) L‖² + e² / σ²), with L Lᵀ the inverse of the covariance within
+      labels and σ² the variance outside the subspace;
+    - the cosine distance to the nearest gallery embedding;
+    - the spherical variance of the embedding.
 
     Attributes
     ----------
     centre : (F,) c.
     basis : (F, r) U, orthonormal columns.
     references : (M, r) coordinates t_m of gallery images.
+    label_means : (C, r) μ_c.
+    whitening : (r, r) L.
+    residual_variance : σ² > 0.
+    directions : (M, D) unit embeddings of gallery images.
     """
 
     centre: NDArray[np.float32]
     basis: NDArray[np.float32]
     references: NDArray[np.float32]
+    label_means: NDArray[np.float32]
+    whitening: NDArray[np.float32]
+    residual_variance: float
+    directions: NDArray[np.float32]
 
     def __post_init__(self) -> None:
         n_features, rank = self.basis.shape
-        if self.centre.shape != (n_features,) or self.references.shape[1:] != (rank,):
+        if (
+            self.centre.shape != (n_features,)
+            or self.references.shape[1:] != (rank,)
+            or self.label_means.shape[1:] != (rank,)
+            or self.whitening.shape != (rank, rank)
+        ):
             raise ValueError(
-                f"{self.basis.shape=} does not go with {self.centre.shape=} and "
-                f"{self.references.shape=}"
+                f"{self.basis.shape=} does not go with {self.centre.shape=}, "
+                f"{self.references.shape=}, {self.label_means.shape=} and {self.whitening.shape=}"
             )
 
-    def distances(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Distances (B,) of ``features`` (B, F), larger is more alien."""
-        centred = unit_rows(features) - self.centre
-        coordinates = centred @ self.basis
-        length = (coordinates**2).sum(-1)
-        residual = (centred**2).sum(-1) - length
-        squared = (
-            length[:, None] - 2 * coordinates @ self.references.T + (self.references**2).sum(-1)
+    def signals(self, embeddings: Embeddings) -> NDArray[np.float64]:
+        """Signals (B, len(OUTLIER_SIGNALS)) of B embeddings, larger is more alien."""
+        centred: NDArray[np.float32] = unit_rows(embeddings.features) - self.centre
+        coordinates: NDArray[np.float32] = centred @ self.basis
+        residual = np.maximum((centred**2).sum(-1) - (coordinates**2).sum(-1), 0)
+        nearest = _nearest_squared(coordinates, self.references, self._reference_lengths)
+        whitened: NDArray[np.float32] = coordinates @ self.whitening
+        means = self._whitened_means
+        mahalanobis = _nearest_squared(whitened, means, (means**2).sum(-1))
+        cosines = (unit_direction(embeddings.mean) @ self.directions.T).max(axis=1)
+        variances = spherical_variance(embeddings.mean, embeddings.variance)
+        return np.stack(
+            [
+                0.5 * np.log(nearest + residual + _TINY),
+                0.5 * np.log(mahalanobis + residual / self.residual_variance + _TINY),
+                np.log(np.maximum(1 - cosines.astype(np.float64), 0) + _FLOOR),
+                np.log(variances + _TINY),
+            ],
+            axis=-1,
         )
-        nearest = np.maximum(squared.min(axis=1), 0).astype(np.float64)
-        distances: NDArray[np.float64] = np.sqrt(nearest + np.maximum(residual, 0))
-        return distances
+
+    @cached_property
+    def _reference_lengths(self) -> NDArray[np.float32]:
+        lengths: NDArray[np.float32] = (self.references**2).sum(-1)
+        return lengths
+
+    @cached_property
+    def _whitened_means(self) -> NDArray[np.float32]:
+        means: NDArray[np.float32] = self.label_means @ self.whitening
+        return means
 
 
 def unit_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -58,3 +113,15 @@ def unit_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     unit: NDArray[np.float32] = features / np.maximum(norms, np.finfo(np.float32).tiny)
     return unit
+
+
+def _nearest_squared(
+    points: NDArray[np.float32], others: NDArray[np.float32], lengths: NDArray[np.float32]
+) -> NDArray[np.float64]:
+    """Squared distance (B,) of each of ``points`` (B, r) to the nearest of ``others`` (M, r).
+
+    ``lengths`` (M,) are the squared norms of the others.
+    """
+    squared = (points**2).sum(-1) + (lengths - 2 * points @ others.T).min(axis=1)
+    nearest: NDArray[np.float64] = np.maximum(squared, 0).astype(np.float64)
+    return nearest

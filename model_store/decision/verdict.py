@@ -7,9 +7,11 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from model_store.decision.calibration import Calibration
-from model_store.decision.signals import signals
+from model_store.decision.result_sets import MAX_LABELS, ResultSet
+from model_store.decision.signals import first_of_each_label, signals
 from model_store.predictive import Predictive
 from model_store.search import Neighbours
 
@@ -52,13 +54,17 @@ class Decision:
     assessment : of the query alone.
     match_probabilities : P(item is a true match) of the first items; among items of one label a
         closer one never has the lower.
+    match_intervals : (limit, 2) what these probabilities lie between.
     no_match_probability : P(no item of the gallery is a true match).
+    result_set : as few items as hold a true match with a stated probability.
     """
 
     verdict: Verdict
     assessment: Assessment
     match_probabilities: NDArray[np.float64] | None = None
+    match_intervals: NDArray[np.float64] | None = None
     no_match_probability: float | None = None
+    result_set: ResultSet | None = None
 
 
 def assess(calibration: Calibration | None, predictive: Predictive) -> Assessment:
@@ -66,7 +72,7 @@ def assess(calibration: Calibration | None, predictive: Predictive) -> Assessmen
     if calibration is None:
         return Assessment()
     percentile = calibration.uncertainty_percentile(predictive.spherical_variance)
-    p_value = calibration.outlier_p_value(predictive.outlier_distance)
+    p_value = calibration.outlier_p_value(predictive.outlier_score)
     return Assessment(percentile, _level(percentile), p_value)
 
 
@@ -77,6 +83,7 @@ def decide(
     label_codes: NDArray[np.int32],
     limit: int,
     alpha: float,
+    coverage: float,
 ) -> Decision:
     """Decide on one query.
 
@@ -89,18 +96,22 @@ def decide(
     label_codes : (n,) of the neighbours.
     limit : how many items get a probability.
     alpha : rate of false alarms to accept.
+    coverage : of the result set.
     """
     if calibration is None:
         return Decision("not_calibrated", assess(None, predictive))
-    ranks = np.arange(min(limit, len(neighbours.rows)))
+    shown = np.arange(min(limit, len(neighbours.rows)))
+    first_of_label = first_of_each_label(label_codes, MAX_LABELS)
     values = signals(
         neighbours.similarities[None],
         label_codes[None],
         np.array([predictive.spherical_variance]),
-        np.array([predictive.outlier_distance]),
-        ranks,
+        np.array([predictive.outlier_score]),
+        np.concatenate([shown, first_of_label])[None],
     )[0]
-    probabilities = _falling_within_labels(calibration.match(values), label_codes[ranks])
+    log_odds, of_labels = np.split(calibration.match.log_odds(values), [len(shown)])
+    log_odds = _falling_within_labels(log_odds, label_codes[shown])
+    probabilities = expit(log_odds)
     no_match_probability = float(calibration.no_match(values[0]))
     assessment = assess(calibration, predictive)
     verdict: Verdict = "ambiguous"
@@ -110,22 +121,37 @@ def decide(
         verdict = "match"
     elif no_match_probability > 0.5:
         verdict = "no_match"
-    return Decision(verdict, assessment, probabilities, no_match_probability)
+    return Decision(
+        verdict,
+        assessment,
+        probabilities,
+        _around(probabilities, calibration.intervals(log_odds)),
+        no_match_probability,
+        calibration.sets.choose(first_of_label, expit(of_labels), coverage),
+    )
+
+
+def _around(
+    probabilities: NDArray[np.float64], intervals: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Widen intervals (n, 2) to hold the probability (n,) that they are shown with."""
+    lower = np.minimum(intervals[:, 0], probabilities)
+    return np.stack([lower, np.maximum(intervals[:, 1], probabilities)], axis=-1)
 
 
 def _falling_within_labels(
-    probabilities: NDArray[np.float64], label_codes: NDArray[np.int32]
+    log_odds: NDArray[np.float64], label_codes: NDArray[np.int32]
 ) -> NDArray[np.float64]:
-    """Give no item a higher probability than a closer one of its own label.
+    """Give no item higher log-odds than a closer one of its own label has.
 
     Between labels the order is left as it is: an item of the label that most neighbours share is
     the likelier match than a closer item of a rare one, and forcing the whole list to fall would
     cost the lower ranks their calibration.
     """
-    falling = probabilities.copy()
+    falling = log_odds.copy()
     for code in np.unique(label_codes):
         of_label = label_codes == code
-        falling[of_label] = np.minimum.accumulate(probabilities[of_label])
+        falling[of_label] = np.minimum.accumulate(log_odds[of_label])
     return falling
 
 

@@ -67,6 +67,7 @@ class FaissGallery:
         self._variances = np.load(directory / VARIANCES_FILE, mmap_mode="r")
         self._items = Items(directory / ITEMS_FILE)
         self.encoder_fingerprint = self._items.encoder_fingerprint
+        self.index_type = type(self._index).__name__
         self.n_items = int(self._index.ntotal)
         self.dim = int(self._index.d)
         # A view of the vectors FAISS holds, not a second copy.

@@ -69,6 +69,10 @@ class Gallery(Protocol):
         """The encoder that embedded the items."""
 
     @property
+    def index_type(self) -> str:
+        """How candidates are searched for, in the engine's own words."""
+
+    @property
     def n_items(self) -> int:
         """N."""
 

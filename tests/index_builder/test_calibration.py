@@ -1,22 +1,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import binomtest
 
 from index_builder.calibration import (
+    CalibrationQueries,
     fit_calibration,
     fit_detector,
     fit_logistic,
     operating_curve,
 )
+from index_builder.calibration.detector import fit_fusion
 from index_builder.configuration import CalibrationConfig
 from index_builder.metrics import auroc, expected_calibration_error
 from index_builder.observation import Observed
+from model_store.decision import Calibration
 from model_store.decision.outliers import unit_rows
+from model_store.decision.result_sets import MAX_LABELS
+from model_store.decision.signals import first_of_each_label
+from model_store.encoder import Embeddings
 from model_store.errors import CalibrationError
 
 RNG = np.random.default_rng(0)
@@ -32,30 +40,61 @@ def world(n: int, seed: int, *, has_match: bool = True) -> Observed:
     label_codes = np.where(right & has_match, 0, wrong_labels).astype(np.int32)
     return Observed(
         spherical_variances=1 - certainty / 2,
-        outlier_distances=1 - certainty / 3 + generator.uniform(0, 0.3, n),
+        outlier_signals=1 - certainty[:, None] / 3 + generator.uniform(0, 0.3, (n, 4)),
         similarities=similarities[:, ::-1].copy(),
         label_codes=label_codes,
         matches=label_codes == 0,
     )
 
 
-DETECTOR = fit_detector(RNG.standard_normal((40, 12)).astype(np.float32), seed=0)
+def gallery_embeddings(features: NDArray[Any]) -> Embeddings:
+    """Embeddings with these features (N, F) and whatever mean."""
+    mean = RNG.standard_normal((len(features), 4)).astype(np.float32)
+    return Embeddings(mean, mean**2, features.astype(np.float32))
 
 
-def calibrated(**changes: float):
-    config = CalibrationConfig(**changes)
-    return fit_calibration(
-        DETECTOR, world(2000, 1), world(300, 2, has_match=False), None, "encoder", config, 0, {}
+DETECTOR = fit_detector(
+    gallery_embeddings(RNG.standard_normal((40, 12))), np.zeros(40, dtype=np.int32), seed=0
+)
+
+
+def alien(n: int, seed: int, by: float) -> Observed:
+    """Queries whose features give them away, and whose lists look as if they belonged."""
+    looks = world(n, seed)
+    return replace(
+        looks,
+        outlier_signals=looks.outlier_signals + by,
+        matches=np.zeros_like(looks.matches),
     )
+
+
+QUERIES = CalibrationQueries(
+    matched=world(2000, 1),
+    no_match=world(300, 2, has_match=False),
+    strangers=True,
+    corrupted=alien(200, 8, by=0.2),
+    outliers=None,
+)
+
+
+def calibrated(queries: CalibrationQueries = QUERIES, **changes: float) -> Calibration:
+    config = CalibrationConfig(**changes)
+    return fit_calibration(DETECTOR, queries, "encoder", {"index": "flat"}, config, 0, {})
+
+
+def signals_of(fitted: Calibration, observed: Observed, rank: int) -> NDArray[np.float64]:
+    """What the fitted models see of one place of the lists, (B, S)."""
+    scores = fitted.outlier.log_odds(observed.outlier_signals)
+    return observed.signals(np.array([rank]), scores)[:, 0]
 
 
 def test_probabilities_are_true_on_queries_it_has_not_seen() -> None:
     fitted = calibrated(no_match_share=0.001)
     unseen = world(4000, 3)
     for rank in (0, 4, 9):
-        probabilities = fitted.match(unseen.signals(np.array([rank]))[:, 0])
+        probabilities = fitted.match(signals_of(fitted, unseen, rank))
         assert expected_calibration_error(probabilities, unseen.matches[:, rank]) < 0.05
-    first = fitted.match(unseen.signals(np.array([0]))[:, 0])
+    first = fitted.match(signals_of(fitted, unseen, 0))
     right = unseen.matches[:, 0]
     area = auroc(first[right], first[~right])
     assert area is not None
@@ -65,7 +104,7 @@ def test_probabilities_are_true_on_queries_it_has_not_seen() -> None:
 def test_queries_without_a_match_are_told_apart() -> None:
     fitted = calibrated()
     values = [
-        fitted.no_match(world(500, seed, has_match=has).signals(np.array([0]))[:, 0])
+        fitted.no_match(signals_of(fitted, world(500, seed, has_match=has), 0))
         for seed, has in ((4, False), (5, True))
     ]
     area = auroc(*values)
@@ -74,24 +113,73 @@ def test_queries_without_a_match_are_told_apart() -> None:
 
 
 def test_more_queries_without_a_match_lower_every_probability() -> None:
-    unseen = world(200, 6).signals(np.array([0]))[:, 0]
     few, many = calibrated(no_match_share=0.01), calibrated(no_match_share=0.5)
+    unseen = signals_of(few, world(200, 6), 0)
     assert many.match(unseen).mean() < few.match(unseen).mean() - 0.05
 
 
 def test_outliers_teach_what_alien_images_look_like() -> None:
     """Aliens that land on a label as if they belonged: only their features give them away."""
-    aliens = replace(world(600, 7), matches=np.zeros((600, 60), dtype=bool))
-    aliens = replace(aliens, outlier_distances=aliens.outlier_distances + 3)
-    parts = (DETECTOR, world(2000, 1), world(300, 2, has_match=False))
-    config = CalibrationConfig()
-    unseen = replace(aliens, outlier_distances=aliens.outlier_distances + 0.1)
-    values = unseen.signals(np.array([0]))[:, 0]
-    without = fit_calibration(*parts, None, "encoder", config, 0, {})
-    with_aliens = fit_calibration(*parts, aliens, "encoder", config, 0, {})
-    assert with_aliens.match(values).mean() < 0.5 * without.match(values).mean()
-    assert with_aliens.report["n_outliers"] == 600
-    assert with_aliens.report["cross_fitted"]["outlier_auroc"] == 1.0
+    unseen = alien(600, 9, by=3.1)
+    probabilities = []
+    for outliers in (None, alien(600, 7, by=3)):
+        fitted = calibrated(replace(QUERIES, outliers=outliers))
+        probabilities.append(fitted.match(signals_of(fitted, unseen, 0)).mean())
+    assert probabilities[1] < 0.5 * probabilities[0]
+    assert fitted.report["n_outliers"] == 600
+    assert fitted.report["cross_fitted"]["outlier_auroc"]["far"] == 1.0
+
+
+def test_the_fusion_leans_on_the_signals_that_tell_aliens_apart() -> None:
+    aliens = world(400, 7)
+    aliens = replace(aliens, outlier_signals=aliens.outlier_signals + np.array([0.5, 0, 0, 0]))
+    weights = calibrated(
+        replace(QUERIES, corrupted=aliens, no_match=world(300, 2, has_match=False))
+    ).outlier.weights
+    assert weights[0] > 2 * np.abs(weights[1:]).max()
+
+
+def test_between_equal_signals_the_weight_is_shared() -> None:
+    inliers, aliens = np.repeat(RNG.standard_normal((2, 500, 1)), 3, axis=2)
+    weights = fit_fusion(inliers, [aliens + 2]).weights
+    np.testing.assert_allclose(weights, weights.mean(), rtol=1e-3)
+
+
+def test_the_p_value_is_valid_for_ordinary_queries() -> None:
+    fitted = calibrated()
+    scores = fitted.outlier.log_odds(world(4000, 11).outlier_signals)
+    p_values = np.array([fitted.outlier_p_value(score) for score in scores])
+    for alpha in (0.01, 0.05, 0.1, 0.5):
+        assert abs((p_values <= alpha).mean() - alpha) < 4 * (alpha / 1000) ** 0.5
+
+
+def test_queries_that_hide_their_label_are_no_strangers() -> None:
+    """They look like ordinary queries, because they are: nothing alien is to be learned there."""
+    hidden = world(2000, 1, has_match=False)
+    fitted = calibrated(replace(QUERIES, no_match=hidden, strangers=False))
+    assert set(fitted.report["cross_fitted"]["outlier_auroc"]) == {"corrupted"}
+
+
+@pytest.mark.parametrize("coverage", [0.8, 0.95])
+def test_result_sets_hold_a_match_as_often_as_promised(coverage: float) -> None:
+    fitted = calibrated()
+    unseen = world(3000, 12)
+    scores = fitted.outlier.log_odds(unseen.outlier_signals)
+    hits, sizes = [], []
+    for row in range(len(unseen.matches)):
+        places = first_of_each_label(unseen.label_codes[row], MAX_LABELS)
+        values = unseen.at(np.array([row])).signals(places[None], scores[[row]])[0]
+        chosen = fitted.sets.choose(places, fitted.match(values), coverage)
+        assert chosen.shortfall is None
+        hits.append(unseen.matches[row, chosen.places].any())
+        sizes.append(len(chosen.places))
+    exists = unseen.matches.any(axis=1)
+    assert np.mean(np.array(hits)[exists]) > coverage - 0.02
+    assert np.mean(hits) < coverage + 0.05
+    outcomes = {one["coverage"]: one for one in fitted.report["cross_fitted"]["result_sets"]}
+    assert outcomes[coverage]["covered"] == pytest.approx(np.mean(hits), abs=0.03)
+    assert outcomes[coverage]["mean_size"] == pytest.approx(np.mean(sizes), abs=0.1)
+    assert 1 <= outcomes[0.8]["mean_size"] < outcomes[0.95]["mean_size"] < 5
 
 
 def test_the_report_is_of_queries_left_out_of_the_fit() -> None:
@@ -103,17 +191,11 @@ def test_the_report_is_of_queries_left_out_of_the_fit() -> None:
 
 @pytest.mark.parametrize(("n_matched", "n_no_match"), [(49, 300), (300, 49)])
 def test_too_few_queries_are_refused(n_matched: int, n_no_match: int) -> None:
+    queries = replace(
+        QUERIES, matched=world(n_matched, 0), no_match=world(n_no_match, 0, has_match=False)
+    )
     with pytest.raises(CalibrationError, match=r"There are 49 .* at least 50"):
-        fit_calibration(
-            DETECTOR,
-            world(n_matched, 0),
-            world(n_no_match, 0, has_match=False),
-            None,
-            "encoder",
-            CalibrationConfig(),
-            0,
-            {},
-        )
+        calibrated(queries)
 
 
 def test_the_operating_point_keeps_its_promise_and_wastes_little() -> None:
@@ -183,16 +265,31 @@ def test_the_detector_sees_what_lies_outside_the_gallery_and_inside_its_gaps() -
     plane = np.linalg.qr(RNG.standard_normal((30, 3)))[0]
     angles = RNG.uniform(0.5, 2 * np.pi - 0.5, 400)  # a gap around 0
     circle = np.stack([np.cos(angles), np.sin(angles), np.full(400, 0.3)])
-    features = (plane @ circle).T.astype(np.float32)
-    fitted = fit_detector(features, seed=0)
-    inside = fitted.distances(features[:50] * 2)
-    gap = fitted.distances((plane @ [1.0, 0.0, 0.3])[None].astype(np.float32))
-    outside = fitted.distances(unit_rows(RNG.standard_normal((50, 30)).astype(np.float32)))
-    assert inside.max() < 0.01
-    assert gap[0] > 0.2
-    assert outside.min() > 0.5
+    features = (plane @ circle).T
+    gallery = gallery_embeddings(features)
+    fitted = fit_detector(gallery, np.zeros(400, dtype=np.int32), seed=0)
+
+    def distances(asked: NDArray[Any]) -> NDArray[np.float64]:
+        return np.exp(fitted.signals(gallery_embeddings(asked))[:, 0])
+
+    assert distances(features[:50] * 2).max() < 0.01
+    assert distances((plane @ [1.0, 0.0, 0.3])[None])[0] > 0.2
+    assert distances(RNG.standard_normal((50, 30))).min() > 0.5
+
+
+def test_mahalanobis_is_whitened_within_labels() -> None:
+    """Ordinary images are as far from their label's mean in every direction."""
+    codes = np.arange(6000) % 3
+    centres, spread = 3 * RNG.standard_normal((3, 8)), np.diag([0.3, 0.2, 0.1, 0.3] * 2)
+    features = 10 + centres[codes] + RNG.standard_normal((6000, 8)) @ spread
+    fitted = fit_detector(gallery_embeddings(features), codes.astype(np.int32), seed=0)
+    rows = unit_rows(features.astype(np.float32))
+    whitened = (rows - fitted.centre) @ fitted.basis @ fitted.whitening
+    deviations = whitened - (fitted.label_means @ fitted.whitening)[codes]
+    spreads = np.linalg.eigvalsh(np.cov(deviations.T))
+    np.testing.assert_allclose(spreads[1:], 1, atol=0.05)  # the first is that of the length
 
 
 def test_a_gallery_of_a_few_images_has_no_detector() -> None:
     with pytest.raises(CalibrationError, match="at least 20"):
-        fit_detector(np.ones((19, 5), dtype=np.float32), seed=0)
+        fit_detector(gallery_embeddings(np.ones((19, 5))), np.zeros(19, dtype=np.int32), seed=0)

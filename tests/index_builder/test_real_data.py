@@ -48,8 +48,11 @@ def test_fashion_mnist_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert report["recall_at_1"] > 0.78
     assert report["top1_ece"] < 0.08
     assert report["error_auroc"]["match_probability"] > 0.85
-    assert report["outlier_auroc"]["outlier_distance"] > 0.95
-    assert report["outlier_auroc"]["outlier_distance"] > report["outlier_auroc"]["uncertainty"]
+    assert report["outlier_auroc"]["far"]["outlier_score"] > 0.95
+    assert (
+        report["outlier_auroc"]["far"]["outlier_score"]
+        > report["outlier_auroc"]["far"]["uncertainty"]
+    )
 
 
 @pytest.mark.real_data

@@ -144,7 +144,7 @@ def test_every_posterior_becomes_a_bundle_that_answers(
     config = BuildConfig.model_validate({**digits_config.model_dump(), "posterior": posterior})
     bundle, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
     assert report["recall_at_1"] > 0.9
-    assert report["outlier_auroc"]["outlier_distance"] > 0.95
+    assert report["outlier_auroc"]["far"]["outlier_score"] > 0.95
     opened = open_bundle(bundle)
     assert opened.retriever.encoder.metadata.posterior == method
     answers = [
@@ -249,11 +249,11 @@ def test_the_demo_learns_and_knows_what_it_does_not_know(digits_bundle: Path) ->
     assert metrics is not None
     assert metrics["recall_at_1"] > 0.95
     assert metrics["top1_ece"] < 0.08
-    assert metrics["outlier_auroc"]["outlier_distance"] > 0.99
+    assert metrics["outlier_auroc"]["far"]["outlier_score"] > 0.99
     assert metrics["no_match_auroc"]["no_match_probability"] > 0.9
     assert metrics["false_alarm_rate"]["0.05"] < 0.11
     assert metrics["verdicts"]["matched"]["match"] > 0.6
-    assert metrics["verdicts"]["outliers"]["out_of_distribution"] > 0.95
+    assert metrics["verdicts"]["far"]["out_of_distribution"] > 0.95
 
 
 def test_a_damaged_posterior_file_is_refused(digits_run: Path, tmp_path: Path) -> None:

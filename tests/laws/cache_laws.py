@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,9 +19,8 @@ def new_entry(
 ) -> CacheEntry:
     """An entry that no other seed gives."""
     generator = np.random.default_rng(seed)
-    directions = generator.standard_normal((n_samples + 1, dim)).astype(np.float32)
-    concentration, variance, distance = generator.random(3)
-    predictive = Predictive(directions[0], concentration, variance, distance, directions[1:])
+    arrays = generator.standard_normal((n_samples + 2, dim)).astype(np.float32)
+    predictive = Predictive(arrays[0], arrays[1], *generator.random(3), arrays[2:])
     image = QueryImage(format="PNG", width=seed + 1, height=9, warnings=list(warnings))
     return CacheEntry(image, predictive)
 
@@ -30,12 +30,12 @@ def assert_same_bits(found: CacheEntry | None, wanted: CacheEntry) -> None:
     assert found is not None
     assert found.image == wanted.image
     ours, theirs = found.predictive, wanted.predictive
-    for name in ("direction", "samples"):
+    for name in ("direction", "variance", "samples"):
         got, put = getattr(ours, name), getattr(theirs, name)
         assert got.dtype == put.dtype
         assert got.shape == put.shape
         assert got.tobytes() == put.tobytes()
-    numbers = ("concentration", "spherical_variance", "outlier_distance")
+    numbers = ("concentration", "spherical_variance", "outlier_score")
     assert np.array([getattr(ours, name) for name in numbers]).tobytes() == (
         np.array([getattr(theirs, name) for name in numbers]).tobytes()
     )
@@ -59,7 +59,7 @@ class CacheLaws:
         known = new_entry(2, warnings=["Grün, 5 µm: „ß“."]).predictive
         entry = CacheEntry(
             QueryImage(format="TIFF", width=1, height=2, warnings=['„ß“ & \u2028 \\ " µ']),
-            Predictive(known.direction, known.concentration, 0.0, float("nan"), known.samples),
+            replace(known, spherical_variance=0.0, outlier_score=float("nan")),
         )
         await cache.put("key", entry)
         assert_same_bits(await cache.get("key"), entry)

@@ -57,9 +57,10 @@ def test_bytes_come_back_bit_for_bit() -> None:
     assert back is not None
     np.testing.assert_array_equal(back.samples, predictive.samples)
     np.testing.assert_array_equal(back.direction, predictive.direction)
+    np.testing.assert_array_equal(back.variance, predictive.variance)
     assert back.concentration == predictive.concentration
     assert back.spherical_variance == predictive.spherical_variance
-    assert back.outlier_distance == predictive.outlier_distance
+    assert back.outlier_score == predictive.outlier_score
 
 
 @given(st.binary(max_size=200))
@@ -70,7 +71,7 @@ def test_other_bytes_are_no_predictive_distribution(data: bytes) -> None:
 @given(place=st.integers(0), bit=st.integers(0, 7))
 def test_a_flipped_bit_in_the_arrays_is_noticed(place: int, bit: int) -> None:
     data = bytearray(some_predictive().to_bytes())
-    header = len(data) - 4 * 6 * 14
+    header = len(data) - 4 * 6 * 15
     data[header + place % (len(data) - header)] ^= 1 << bit
     assert Predictive.from_bytes(bytes(data)) is None
 

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from laws.gallery_laws import new_items, random_embeddings
+from numpy.typing import NDArray
 
 from model_store.gallery import FaissGallery, write_faiss_gallery
-from model_store.search import rank_stability, two_stage_search
+from model_store.predictive import Predictive
+from model_store.search import rank_confidence, rank_stability, two_stage_search
 from model_store.sphere import base_noise, sample_projected_normal
 
 
@@ -16,6 +19,12 @@ from model_store.sphere import base_noise, sample_projected_normal
 def gallery(tmp_path: Path) -> FaissGallery:
     write_faiss_gallery(tmp_path, random_embeddings(400, 6, seed=0), new_items(400), "e")
     return FaissGallery(tmp_path)
+
+
+def query(direction: NDArray[Any], variance: NDArray[Any], n_samples: int) -> Predictive:
+    direction, variance = direction.astype(np.float32), variance.astype(np.float32)
+    samples = sample_projected_normal(direction, variance, base_noise("e", n_samples, 6))
+    return Predictive(direction, variance, 1.0, 0.1, 0.0, samples)
 
 
 def naive_stability(similarities: Sequence[Sequence[float]], k: int) -> list[float]:
@@ -38,7 +47,7 @@ def test_stability_is_the_share_of_samples_with_the_item_on_top(k: int) -> None:
 
 def test_a_certain_query_has_a_stable_list(gallery: FaissGallery) -> None:
     direction = gallery.directions(np.array([7]))[0]
-    found = two_stage_search(gallery, direction, np.repeat(direction[None], 50, 0), k=5)
+    found = two_stage_search(gallery, query(direction, np.zeros(6), 50), k=5)
     assert found.rows[0] == 7
     np.testing.assert_array_equal(found.rank_stability[:5], 1)
     np.testing.assert_array_equal(found.rank_stability[5:], 0)
@@ -46,10 +55,9 @@ def test_a_certain_query_has_a_stable_list(gallery: FaissGallery) -> None:
 
 def test_two_stages_agree_with_searching_every_sample(gallery: FaissGallery) -> None:
     direction = gallery.directions(np.array([11]))[0]
-    samples = sample_projected_normal(
-        direction, np.full(6, 0.02, dtype=np.float32), base_noise("e", 200, 6)
-    )
-    found = two_stage_search(gallery, direction, samples, k=4, n_candidates=150)
+    asked = query(direction, np.full(6, 0.02), 200)
+    samples = asked.samples
+    found = two_stage_search(gallery, asked, k=4, n_candidates=150)
     everything = gallery.directions(np.arange(gallery.n_items))
     top = np.argsort(-(samples @ everything.T), axis=1)[:, :4]
     share = np.bincount(top.ravel(), minlength=gallery.n_items) / len(samples)
@@ -59,6 +67,27 @@ def test_two_stages_agree_with_searching_every_sample(gallery: FaissGallery) -> 
 
 def test_at_least_k_candidates_are_fetched(gallery: FaissGallery) -> None:
     direction = gallery.directions(np.array([0]))[0]
-    assert (
-        len(two_stage_search(gallery, direction, direction[None], 60, n_candidates=10).rows) == 60
-    )
+    asked = query(direction, np.zeros(6), 1)
+    assert len(two_stage_search(gallery, asked, 60, n_candidates=10).rows) == 60
+
+
+def test_rank_confidence_is_the_share_of_samples_that_keep_the_order(gallery: FaissGallery) -> None:
+    direction = gallery.directions(np.array([11]))[0]
+    asked = query(direction, np.linspace(0.001, 0.05, 6), 40_000)
+    found = two_stage_search(gallery, asked, k=8)
+    similarities = asked.samples @ gallery.directions(found.rows[:9]).T
+    kept = (similarities[:, :-1] > similarities[:, 1:]).mean(axis=0)
+    assert found.rank_confidence.shape == (8,)
+    np.testing.assert_allclose(found.rank_confidence, kept, atol=0.01)
+    assert 0.5 <= found.rank_confidence.min() < 0.9 < found.rank_confidence.max()
+
+
+def test_rank_confidence_of_a_certain_query_is_certain_and_of_a_tie_even() -> None:
+    items = np.array([[1, 0], [0.6, 0.8], [0.6, -0.8]], dtype=np.float32)
+    none = np.zeros(2, dtype=np.float32)
+    np.testing.assert_array_equal(rank_confidence(items[0], none, items), [1, 0.5])
+
+
+def test_the_last_item_of_the_gallery_has_nothing_below_it(gallery: FaissGallery) -> None:
+    found = two_stage_search(gallery, query(np.eye(6)[0], np.ones(6), 3), k=400)
+    assert len(found.rank_confidence) == 399

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,9 @@ class TestASearch:
                 "id": match.item.id,
                 "similarity": match.similarity,
                 "match_probability": match.match_probability,
+                "match_probability_interval": list(match.match_interval or ()),
                 "rank_stability": match.rank_stability,
+                "rank_confidence": match.rank_confidence,
                 "variance": match.variance,
                 "label": match.item.label,
                 "metadata": dict(match.item.metadata),
@@ -67,8 +70,34 @@ class TestASearch:
             "calibration": {
                 "status": "valid",
                 "n_queries": calibration.n_queries,
+                "reason": None,
             },
         }
+        assert decision.result_set is not None
+        assert served["result_set"] == {
+            "ids": [item.id for item in answer.result_set],
+            "coverage": 0.95,
+            "promised": True,
+            "reason": None,
+        }
+
+    def test_a_result_set_is_as_large_as_its_promise(
+        self, client: TestClient, bundle: Bundle
+    ) -> None:
+        sizes = {}
+        for coverage in (0.8, 0.99, 0.999):
+            sets = [
+                search(client, (bundle.directory / s.file).read_bytes(), coverage=coverage).json()[
+                    "result_set"
+                ]
+                for s in bundle.manifest.samples
+            ]
+            sizes[coverage] = sum(len(one["ids"]) for one in sets)
+            assert all(len(set(one["ids"])) == len(one["ids"]) >= 1 for one in sets)
+            assert {one["promised"] for one in sets} == {coverage < 0.999}
+        assert sizes[0.8] <= sizes[0.99] <= sizes[0.999]
+        assert "needs 2302 calibration queries" in sets[0]["reason"]
+        assert search(client, picture("PNG"), coverage=1).status_code == 422
 
     def test_it_may_be_asked_to_show_nothing_it_is_not_sure_of(
         self, client: TestClient, bundle: Bundle
@@ -79,6 +108,7 @@ class TestASearch:
             answer = search(client, image, on_uncertain="refuse").json()
             verdicts.add(answer["verdict"])
             assert len(answer["results"]) == (10 if answer["verdict"] == "match" else 0)
+            assert (answer["result_set"] is None) == (answer["verdict"] != "match")
             assert answer["query"]["ood"]["p_value"] > 0
             assert len(search(client, image).json()["results"]) == 10
         assert {"match", "out_of_distribution"} <= verdicts
@@ -93,7 +123,10 @@ class TestASearch:
         order = [(-result["similarity"], result["id"]) for result in results]
         assert order == sorted(order)
         assert len({result["id"] for result in results}) == limit
-        assert all(0 <= result["match_probability"] <= 1 for result in results)
+        for result in results:
+            lower, upper = result["match_probability_interval"]
+            assert 0 <= lower <= result["match_probability"] <= upper <= 1
+            assert 0.5 <= result["rank_confidence"] <= 1
 
     def test_ten_are_wanted_if_nothing_is_said(self, client: TestClient, digit: bytes) -> None:
         assert len(search(client, digit).json()["results"]) == 10
@@ -166,13 +199,19 @@ class TestWithoutCalibration:
     ) -> None:
         for answer in (search(start(bare_bundle), digit).json() for _ in range(2)):
             assert answer["verdict"] == "not_calibrated"
-            assert answer["bundle"]["calibration"] == {"status": "missing", "n_queries": 0}
+            assert answer["bundle"]["calibration"] == {
+                "status": "missing",
+                "n_queries": 0,
+                "reason": None,
+            }
+            assert answer["result_set"] is None
             uncertainty = answer["query"]["uncertainty"]
             assert uncertainty["percentile"] is uncertainty["level"] is None
             assert 0 < uncertainty["value"] < 1
             ood = answer["query"]["ood"]
             assert ood["flag"] is ood["p_value"] is None
             assert {result["match_probability"] for result in answer["results"]} == {None}
+            assert {r["match_probability_interval"] for r in answer["results"]} == {None}
 
     def test_the_ranking_is_that_of_the_calibrated_gallery(
         self, start: StartClient, bare_bundle: Bundle, digit: bytes
@@ -330,6 +369,11 @@ class TestTheCalibration:
         coverages = [point["coverage"] for point in report["risk_coverage"]]
         assert coverages == sorted(coverages)
         assert all(p["error"] <= p["error_bound"] for p in report["risk_coverage"])
+        assert report["coverage"] == calibration.coverage
+        sizes = [one["mean_size"] for one in report["result_sets"]]
+        assert sizes == sorted(sizes)
+        assert all(one["covered"] >= one["coverage"] for one in report["result_sets"])
+        assert set(report["outlier_auroc"]) == {"near", "far", "corrupted"}
 
     def test_an_owner_finds_the_threshold_for_an_error(self, client: TestClient) -> None:
         path = "/v1/galleries/digits/calibration/operating-points"
@@ -349,9 +393,24 @@ class TestTheCalibration:
         report = bare.get("/v1/galleries/digits/calibration").json()
         assert report["status"] == "missing"
         assert report["match_threshold"] is report["top1_ece"] is None
-        assert report["reliability"] == report["risk_coverage"] == []
+        assert report["reliability"] == report["risk_coverage"] == report["result_sets"] == []
         path = "/v1/galleries/digits/calibration/operating-points?max_error=0.1"
         assert bare.get(path).json() == {"max_error": 0.1, "point": None}
+
+    def test_of_another_search_it_is_stale_and_says_what_to_do(
+        self, start: StartClient, bundle: Bundle, digit: bytes
+    ) -> None:
+        fitted = bundle.retriever.calibration
+        assert fitted is not None
+        other = replace(fitted, search={**fitted.search, "index": "IndexHNSWFlat"})
+        retriever = Retriever(bundle.retriever.encoder, bundle.retriever.gallery, other)
+        client = start(replace(bundle, retriever=retriever))
+        for answer in (search(client, digit), client.get("/v1/galleries/digits")):
+            state = answer.json()["bundle"]["calibration"]
+            assert state["status"] == "stale"
+            assert "IndexHNSWFlat" in state["reason"]
+            assert "vouch-build calibrate" in state["reason"]
+        assert client.get("/v1/galleries/digits/calibration").json()["status"] == "stale"
 
 
 class TestAnAssessment:

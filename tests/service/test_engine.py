@@ -16,11 +16,12 @@ from model_store.errors import UnsupportedImage
 from model_store.images import ImageLimits
 from model_store.retriever import Bundle
 from service.cache import ProcessCache
-from service.engine import SearchEngine
+from service.engine import Asked, SearchEngine
 
 pytestmark = pytest.mark.anyio
 
 ROOM = 2**20
+ASKED = Asked(limit=3)
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ async def test_the_same_bytes_are_encoded_once(
         return encode(images)
 
     monkeypatch.setattr(bundle.retriever.encoder, "encode", counting)
-    found = [await engine.search(image, 3, None) for image in (digit, stranger, digit, digit)]
+    found = [await engine.search(image, ASKED) for image in (digit, stranger, digit, digit)]
     assert [one.cache for one in found] == ["miss", "miss", "hit", "hit"]
     assert encoded == [1, 1]
     assert found[0].answer.matches == found[2].answer.matches
@@ -58,13 +59,13 @@ async def test_the_same_bytes_are_encoded_once(
 async def test_bundles_that_decide_differently_do_not_share_entries(
     bundle: Bundle, bare_bundle: Bundle, executor: ThreadPoolExecutor, digit: bytes
 ) -> None:
-    """They have the same encoder, but only one of them measures outlier distances."""
+    """They have the same encoder, but only one of them measures outlier scores."""
     cache = ProcessCache(ROOM)
     limits = ImageLimits()
     bare = SearchEngine(bare_bundle, cache, executor, limits)
     calibrated = SearchEngine(bundle, cache, executor, limits)
-    assert np.isnan((await bare.search(digit, 3, None)).answer.predictive.outlier_distance)
-    found = await calibrated.search(digit, 3, None)
+    assert np.isnan((await bare.search(digit, ASKED)).answer.predictive.outlier_score)
+    found = await calibrated.search(digit, ASKED)
     assert found.cache == "miss"
     assert found.answer.decision.assessment.outlier_p_value is not None
 
@@ -74,8 +75,8 @@ async def test_replicas_of_a_bundle_share_entries(
 ) -> None:
     cache = ProcessCache(ROOM)
     one, other = (SearchEngine(bundle, cache, executor, ImageLimits()) for _ in range(2))
-    await one.search(digit, 3, None)
-    assert (await other.search(digit, 3, None)).cache == "hit"
+    await one.search(digit, ASKED)
+    assert (await other.search(digit, ASKED)).cache == "hit"
 
 
 async def test_the_event_loop_goes_on_while_an_image_is_encoded(
@@ -90,7 +91,7 @@ async def test_the_event_loop_goes_on_while_an_image_is_encoded(
         return encode(images)
 
     monkeypatch.setattr(bundle.retriever.encoder, "encode", slow)
-    searching = asyncio.create_task(engine.search(digit, 3, None))
+    searching = asyncio.create_task(engine.search(digit, ASKED))
     assert await asyncio.to_thread(begun.wait, 30)
     released.set()
     assert (await searching).cache == "miss"
@@ -116,7 +117,7 @@ async def test_everything_that_computes_does_so_on_the_executor(
         monkeypatch.setattr(owner, name, noting)
     for _ in ("miss", "hit"):
         threads.clear()
-        await engine.search(digit, 3, None)
+        await engine.search(digit, ASKED)
         assert all(thread.startswith("worker") for thread in threads.values()), threads
         assert {"candidates", "items"} <= set(threads)
 
@@ -124,7 +125,7 @@ async def test_everything_that_computes_does_so_on_the_executor(
 async def test_an_image_that_cannot_be_decoded_is_not_kept(engine: SearchEngine) -> None:
     for _ in range(2):
         with pytest.raises(UnsupportedImage):
-            await engine.search(b"text", 3, None)
+            await engine.search(b"text", ASKED)
 
 
 async def test_the_canary_passes_by_the_cache(bundle: Bundle, executor: ThreadPoolExecutor) -> None:

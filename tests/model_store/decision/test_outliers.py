@@ -1,46 +1,96 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from model_store.decision import OutlierDetector
+from model_store.decision import OUTLIER_SIGNALS, OutlierDetector
 from model_store.decision.outliers import unit_rows
+from model_store.encoder import Embeddings
+from model_store.predictive import spherical_variance
 
 RNG = np.random.default_rng(0)
 
 
 def detector(rank: int = 4, n_features: int = 9, n_references: int = 40) -> OutlierDetector:
-    basis = np.linalg.qr(RNG.standard_normal((n_features, rank)))[0].astype(np.float32)
-    centre = (RNG.standard_normal(n_features) / 10).astype(np.float32)
-    references = (RNG.standard_normal((n_references, rank)) / 3).astype(np.float32)
-    return OutlierDetector(centre, basis, references)
+    directions = unit_rows(RNG.standard_normal((n_references, 3)).astype(np.float32))
+    return OutlierDetector(
+        centre=(RNG.standard_normal(n_features) / 10).astype(np.float32),
+        basis=np.linalg.qr(RNG.standard_normal((n_features, rank)))[0].astype(np.float32),
+        references=(RNG.standard_normal((n_references, rank)) / 3).astype(np.float32),
+        label_means=(RNG.standard_normal((5, rank)) / 3).astype(np.float32),
+        whitening=np.tril(RNG.uniform(1, 2, (rank, rank))).astype(np.float32),
+        residual_variance=0.04,
+        directions=directions,
+    )
 
 
-def test_is_the_distance_to_the_nearest_reference_in_the_whole_space() -> None:
-    fitted = detector()
-    features = RNG.standard_normal((7, 9)).astype(np.float32)
+def queries(n: int) -> Embeddings:
+    mean, variance = RNG.standard_normal((n, 3)), RNG.uniform(0.1, 1, (n, 3))
+    features = RNG.standard_normal((n, 9))
+    return Embeddings(*(array.astype(np.float32) for array in (mean, variance, features)))
+
+
+def signal(fitted: OutlierDetector, embeddings: Embeddings, name: str) -> np.ndarray:
+    return fitted.signals(embeddings)[:, OUTLIER_SIGNALS.index(name)]
+
+
+def test_feature_distance_is_that_to_the_nearest_reference_in_the_whole_space() -> None:
+    fitted, asked = detector(), queries(7)
     # The references as points of the whole space, inside the subspace.
     points = fitted.references @ fitted.basis.T + fitted.centre
-    for row, got in zip(unit_rows(features), fitted.distances(features), strict=True):
-        expected = np.linalg.norm(points - row, axis=1).min()
-        assert got == pytest.approx(expected, rel=1e-4)
+    expected = [np.linalg.norm(points - row, axis=1).min() for row in unit_rows(asked.features)]
+    got = np.exp(signal(fitted, asked, "log_feature_distance"))
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
-def test_length_does_not_matter_but_direction_does() -> None:
-    fitted = detector()
-    features = RNG.standard_normal((3, 9)).astype(np.float32)
-    near = fitted.distances(features)
-    np.testing.assert_allclose(fitted.distances(features * 7), near, rtol=1e-4)
-    assert not np.allclose(fitted.distances(-features), near, rtol=0.01)
+def test_mahalanobis_is_that_of_a_gaussian_with_white_noise_outside_the_subspace() -> None:
+    fitted, asked = detector(), queries(7)
+    rank = fitted.basis.shape[1]
+    outside = np.linalg.qr(np.c_[fitted.basis, RNG.standard_normal((9, 9 - rank))])[0][:, rank:]
+    within = fitted.basis @ np.linalg.inv(fitted.whitening @ fitted.whitening.T) @ fitted.basis.T
+    precision = np.linalg.inv(within + fitted.residual_variance * outside @ outside.T)
+    means = fitted.label_means @ fitted.basis.T + fitted.centre
+    for row, got in zip(
+        unit_rows(asked.features), signal(fitted, asked, "log_mahalanobis"), strict=True
+    ):
+        squared = [(row - mean) @ precision @ (row - mean) for mean in means]
+        assert np.exp(got) == pytest.approx(min(squared) ** 0.5, rel=1e-3)
 
 
-def test_no_features_at_all_are_finite() -> None:
-    assert np.isfinite(detector().distances(np.zeros((1, 9), dtype=np.float32))).all()
+def test_the_other_two_are_the_embedding_s_own() -> None:
+    fitted, asked = detector(), queries(5)
+    cosines = unit_rows(asked.mean) @ fitted.directions.T
+    np.testing.assert_allclose(
+        np.exp(signal(fitted, asked, "log_embedding_distance")),
+        1 - cosines.max(axis=1) + 1e-4,
+        rtol=1e-4,
+    )
+    np.testing.assert_allclose(
+        np.exp(signal(fitted, asked, "log_uncertainty")),
+        spherical_variance(asked.mean, asked.variance),
+        rtol=1e-6,
+    )
 
 
-def test_parts_that_do_not_fit_are_refused() -> None:
+def test_length_of_the_features_does_not_matter_but_direction_does() -> None:
+    fitted, asked = detector(), queries(3)
+    near = fitted.signals(asked)
+    longer = fitted.signals(replace(asked, features=asked.features * 7))
+    turned = fitted.signals(replace(asked, features=-asked.features))
+    np.testing.assert_allclose(longer, near, rtol=1e-4, atol=1e-4)
+    assert not np.allclose(turned[:, :2], near[:, :2], rtol=0.01)
+
+
+def test_no_features_and_no_variance_at_all_are_finite() -> None:
+    none = np.zeros((1, 9), dtype=np.float32)
+    nothing = Embeddings(detector().directions[:1], none[:, :3], none)
+    assert np.isfinite(detector().signals(nothing)).all()
+
+
+@pytest.mark.parametrize("part", ["centre", "references", "label_means", "whitening"])
+def test_parts_that_do_not_fit_are_refused(part: str) -> None:
     fitted = detector()
     with pytest.raises(ValueError, match="does not go with"):
-        OutlierDetector(fitted.centre[1:], fitted.basis, fitted.references)
-    with pytest.raises(ValueError, match="does not go with"):
-        OutlierDetector(fitted.centre, fitted.basis, fitted.references[:, 1:])
+        replace(fitted, **{part: getattr(fitted, part)[..., 1:]})

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from model_store.decision import (
     SIGNALS,
@@ -14,8 +15,11 @@ from model_store.decision import (
     LogisticModel,
     OperatingCurve,
     OutlierDetector,
+    ResultSetRule,
+    VennAbers,
     decide,
 )
+from model_store.encoder import Embeddings
 from model_store.errors import BundleMismatch
 from model_store.predictive import Predictive
 from model_store.search import Neighbours
@@ -31,10 +35,16 @@ def logistic(signal: str, weight: float, intercept: float = 0.0) -> LogisticMode
 
 def calibration() -> Calibration:
     generator = np.random.default_rng(0)
+
+    def array(*shape: int) -> NDArray[np.float32]:
+        return generator.standard_normal(shape).astype(np.float32)
+
     return Calibration(
         "encoder",
+        search={"index": "IndexFlatIP"},
         n_queries=9,
         alpha=0.1,
+        coverage=0.9,
         match_threshold=0.8,
         operating=OperatingCurve(
             thresholds=np.array([0.9, 0.8, 0.4]),
@@ -43,32 +53,37 @@ def calibration() -> Calibration:
             error_bounds=np.array([0.1, 0.12, 0.3]),
         ),
         uncertainties=np.arange(1, 10) / 10,
-        outlier_distances=np.arange(1.0, 10.0),
+        outlier_scores=np.arange(1.0, 10.0),
         detector=OutlierDetector(
-            *(generator.standard_normal(shape).astype(np.float32) for shape in (5, (5, 2), (20, 2)))
+            *(array(*shape) for shape in ((5,), (5, 2), (20, 2), (3, 2), (2, 2))), 0.5, array(20, 4)
         ),
+        outlier=LogisticModel(np.array([1.0, 0, 2, 0]), np.zeros(4), np.ones(4), 0.5),
         match=logistic("log_distance", -1.0, intercept=-1.0),
         no_match=logistic("log_distance", 1.0, intercept=1.0),
+        intervals=VennAbers(
+            np.array([-3.0, 0, 3]), np.array([0.1, 0.4, 0.7]), np.array([0.2, 0.6, 1])
+        ),
+        sets=ResultSetRule(np.linspace(0, 1, 200)),
         quality_limits={"too_dark": 20.0},
         report={"n_matched": 9},
     )
 
 
-def query(spherical_variance: float = 0.35, outlier_distance: float = 2.5) -> Predictive:
+def query(spherical_variance: float = 0.35, outlier_score: float = 2.5) -> Predictive:
     direction = np.array([1.0, 0.0], dtype=np.float32)
-    return Predictive(direction, 3.0, spherical_variance, outlier_distance, direction[None])
+    return Predictive(direction, direction, 3.0, spherical_variance, outlier_score, direction[None])
 
 
 def neighbours(*similarities: float) -> Neighbours:
     n = len(similarities)
-    return Neighbours(np.arange(n), np.array(similarities), np.ones(n))
+    return Neighbours(np.arange(n), np.array(similarities), np.ones(n), np.ones(n - 1))
 
 
 LABELS = np.zeros(3, dtype=np.int32)
 
 
 def test_without_calibration_nothing_is_invented() -> None:
-    decision = decide(None, query(), neighbours(0.9, 0.8, 0.7), LABELS, 3, 0.05)
+    decision = decide(None, query(), neighbours(0.9, 0.8, 0.7), LABELS, 3, 0.05, 0.9)
     assert decision.verdict == "not_calibrated"
     assert decision.match_probabilities is None
     assert decision.assessment.outlier_p_value is None
@@ -76,7 +91,7 @@ def test_without_calibration_nothing_is_invented() -> None:
 
 
 @pytest.mark.parametrize(
-    ("similarity", "outlier_distance", "verdict"),
+    ("similarity", "outlier_score", "verdict"),
     [
         (0.95, 2.5, "match"),
         (0.80, 2.5, "ambiguous"),
@@ -84,10 +99,10 @@ def test_without_calibration_nothing_is_invented() -> None:
         (0.95, 9.5, "out_of_distribution"),
     ],
 )
-def test_verdicts(similarity: float, outlier_distance: float, verdict: str) -> None:
+def test_verdicts(similarity: float, outlier_score: float, verdict: str) -> None:
     found = neighbours(similarity, 0.2, 0.1)
-    asked = query(outlier_distance=outlier_distance)
-    assert decide(calibration(), asked, found, LABELS, 3, 0.1).verdict == verdict
+    asked = query(outlier_score=outlier_score)
+    assert decide(calibration(), asked, found, LABELS, 3, 0.1, 0.9).verdict == verdict
 
 
 def test_the_p_value_counts_calibration_queries_at_least_as_alien() -> None:
@@ -104,8 +119,7 @@ def test_false_alarms_are_at_most_alpha_in_the_long_run() -> None:
         for test in range(20):
             rest = np.sort(np.delete(scores, test))
             alarms += (
-                replace(calibration(), outlier_distances=rest).outlier_p_value(scores[test])
-                <= alpha
+                replace(calibration(), outlier_scores=rest).outlier_p_value(scores[test]) <= alpha
             )
         assert alarms / 20 <= alpha
 
@@ -115,7 +129,9 @@ def test_percentile_and_level() -> None:
     assert fitted.uncertainty_percentile(0.0) == 0
     assert fitted.uncertainty_percentile(0.95) == 100
     levels = [
-        decide(fitted, query(value), neighbours(0.9, 0.8, 0.7), LABELS, 3, 0.1).assessment.level
+        decide(
+            fitted, query(value), neighbours(0.9, 0.8, 0.7), LABELS, 3, 0.1, 0.9
+        ).assessment.level
         for value in (0.05, 0.75, 0.95)
     ]
     assert levels == ["low", "medium", "high"]
@@ -128,7 +144,7 @@ def test_a_closer_item_of_the_same_label_never_has_a_lower_probability(
     fitted = replace(calibration(), match=logistic("log_distance_ratio", weight))
     ordered = sorted(values, reverse=True)
     labels = np.arange(len(values), dtype=np.int32) % 3
-    decision = decide(fitted, query(), neighbours(*ordered), labels, 10, 0.1)
+    decision = decide(fitted, query(), neighbours(*ordered), labels, 10, 0.1, 0.9)
     probabilities = decision.match_probabilities
     assert probabilities is not None
     assert len(probabilities) == min(10, len(values))
@@ -137,23 +153,48 @@ def test_a_closer_item_of_the_same_label_never_has_a_lower_probability(
     assert ((probabilities >= 0) & (probabilities <= 1)).all()
 
 
+def test_a_probability_lies_in_its_interval() -> None:
+    decision = decide(calibration(), query(), neighbours(0.95, 0.6, -0.9), LABELS, 3, 0.1, 0.9)
+    assert decision.match_probabilities is not None
+    assert decision.match_intervals is not None
+    lower, upper = decision.match_intervals.T
+    assert (lower <= decision.match_probabilities).all()
+    assert (decision.match_probabilities <= upper).all()
+    np.testing.assert_allclose(decision.match_intervals[0], [0.4, 1.0])
+    np.testing.assert_allclose(decision.match_intervals[2], [0.1, 0.6])
+
+
+def test_the_result_set_holds_the_nearest_item_of_each_likely_label() -> None:
+    found = neighbours(0.9, 0.88, 0.7, 0.2, -1.0)
+    labels = np.array([0, 0, 1, 1, 2], dtype=np.int32)
+    decision = decide(calibration(), query(), found, labels, 1, 0.1, 0.9)
+    assert decision.result_set is not None
+    np.testing.assert_array_equal(decision.result_set.places, [0, 2, 4])
+    narrow = decide(calibration(), query(), found, labels, 1, 0.1, 0.5).result_set
+    assert narrow is not None
+    np.testing.assert_array_equal(narrow.places, [0, 2])
+
+
 def test_saved_and_loaded_it_decides_the_same(tmp_path: Path) -> None:
     fitted = calibration()
     fitted.save(tmp_path)
     loaded = Calibration.load(tmp_path)
     assert loaded is not None
     found = neighbours(0.8, 0.5, 0.4)
-    first = decide(fitted, query(), found, LABELS, 3, 0.1)
-    second = decide(loaded, query(), found, LABELS, 3, 0.1)
+    first = decide(fitted, query(), found, LABELS, 3, 0.1, 0.9)
+    second = decide(loaded, query(), found, LABELS, 3, 0.1, 0.9)
     np.testing.assert_array_equal(first.match_probabilities, second.match_probabilities)
     assert first.no_match_probability == second.no_match_probability
     assert (loaded.report, loaded.alpha, loaded.n_queries) == ({"n_matched": 9}, 0.1, 9)
     assert loaded.quality_limits == {"too_dark": 20.0}
     assert loaded.operating.points() == fitted.operating.points()
-    features = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
-    np.testing.assert_array_equal(
-        fitted.detector.distances(features), loaded.detector.distances(features)
-    )
+    assert first.result_set is not None
+    assert second.result_set is not None
+    np.testing.assert_array_equal(first.result_set.places, second.result_set.places)
+    np.testing.assert_array_equal(first.match_intervals, second.match_intervals)
+    generator = np.random.default_rng(1)
+    asked = Embeddings(*(generator.uniform(0.1, 1, (3, n)).astype(np.float32) for n in (4, 4, 5)))
+    np.testing.assert_array_equal(fitted.outlier_score(asked), loaded.outlier_score(asked))
 
 
 def test_the_operating_point_covers_most_within_the_error() -> None:

@@ -1,0 +1,126 @@
+"""Fitting the outlier detector, and the fusion of its signals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.covariance import ledoit_wolf
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
+
+from model_store.decision import LogisticModel, OutlierDetector
+from model_store.decision.outliers import unit_rows
+from model_store.encoder import Embeddings
+from model_store.errors import CalibrationError
+from model_store.sphere import unit_direction
+
+RANK = 128
+"""Principal directions of the features that the outlier detector keeps."""
+
+MIN_REFERENCES = 20
+"""Gallery images below which there is no subspace to speak of."""
+
+N_REFERENCES = 5000
+"""Gallery images whose features and embeddings a query's are compared with."""
+
+FUSION_STRENGTH = 30.0
+"""Of the data against the shrinkage of the fusion's weights, the data weighing one in all: between
+signals that tell the calibration outliers apart equally well the weight is shared, because other
+outliers will be told apart by others of them."""
+
+N_FOLDS = 5
+
+Floats = NDArray[np.float64]
+
+
+def fit_detector(
+    embeddings: Embeddings, label_codes: NDArray[np.int32], seed: int
+) -> OutlierDetector:
+    """Fit the outlier detector on gallery images.
+
+    Parameters
+    ----------
+    embeddings : N of them, in random order.
+    label_codes : (N,) their labels, -1 for none: those count as one label.
+    seed : of the randomised decomposition.
+
+    Raises
+    ------
+    CalibrationError : too few images for a subspace.
+    """
+    if len(embeddings) < MIN_REFERENCES:
+        raise CalibrationError(
+            f"The gallery has {len(embeddings)} images; outlier detection needs at least "
+            f"{MIN_REFERENCES}. Index more images."
+        )
+    rows = unit_rows(embeddings.features)
+    rank = min(RANK, len(rows) // 2, rows.shape[1])
+    pca = PCA(rank, svd_solver="randomized", random_state=seed).fit(rows)
+    centre = pca.mean_.astype(np.float32)
+    basis = np.ascontiguousarray(pca.components_.T, dtype=np.float32)
+    coordinates = (rows - centre) @ basis
+    _, codes, counts = np.unique(label_codes, return_inverse=True, return_counts=True)
+    means = np.zeros((len(counts), rank))
+    np.add.at(means, codes, coordinates)
+    means /= counts[:, None]
+    residual = ((rows - centre) ** 2).sum() - (coordinates.astype(np.float64) ** 2).sum()
+    n_outside = max(len(rows) * (rows.shape[1] - rank), 1)
+    return OutlierDetector(
+        centre,
+        basis,
+        coordinates[:N_REFERENCES],
+        means.astype(np.float32),
+        _whitening(coordinates - means[codes], len(rows) - len(counts)),
+        float(max(residual / n_outside, np.finfo(np.float32).eps)),
+        unit_direction(embeddings.mean[:N_REFERENCES]),
+    )
+
+
+def _whitening(deviations: Floats, degrees_of_freedom: int) -> NDArray[np.float32]:
+    """L with L Lᵀ the inverse of the covariance (r, r) of ``deviations`` (N, r), shrunk.
+
+    The means of the labels have taken some of their degrees of freedom (N − C).
+    """
+    covariance, _ = ledoit_wolf(deviations, assume_centered=True)
+    covariance *= len(deviations) / max(degrees_of_freedom, 1)
+    floor = np.finfo(np.float32).eps * np.trace(covariance) / len(covariance)
+    covariance += (floor + np.finfo(np.float64).tiny) * np.eye(len(covariance))
+    lower = np.linalg.cholesky(np.linalg.inv(covariance))
+    return np.ascontiguousarray(lower, dtype=np.float32)
+
+
+def fit_fusion(inliers: Floats, outliers: Sequence[Floats]) -> LogisticModel:
+    """Fuse outlier signals: a logistic regression of inliers against kinds of outliers.
+
+    Parameters
+    ----------
+    inliers : (N, S) signals of ordinary queries; they weigh as much as all outliers.
+    outliers : for each kind (N_k, S); every kind weighs as much as another.
+    """
+    centre, scale = inliers.mean(axis=0), inliers.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    values = np.concatenate([inliers, *outliers])
+    weights = [np.full(len(inliers), 0.5 / len(inliers))]
+    weights += [np.full(len(kind), 0.5 / len(outliers) / len(kind)) for kind in outliers]
+    fitted = LogisticRegression(C=FUSION_STRENGTH, max_iter=1000).fit(
+        (values - centre) / scale,
+        np.arange(len(values)) >= len(inliers),
+        sample_weight=np.concatenate(weights),
+    )
+    return LogisticModel(fitted.coef_[0], centre, scale, float(fitted.intercept_[0]))
+
+
+def cross_fitted_scores(inliers: Floats, outliers: Sequence[Floats], seed: int) -> list[Floats]:
+    """Outlier scores of the inliers and of each kind, by fusions that have not seen them."""
+    groups = [inliers, *outliers]
+    values = np.concatenate(groups)
+    kinds = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    scores = np.empty(len(values))
+    folds = StratifiedKFold(N_FOLDS, shuffle=True, random_state=seed)
+    for kept, left_out in folds.split(values, kinds):
+        of_kind = [values[kept][kinds[kept] == kind] for kind in range(len(groups))]
+        scores[left_out] = fit_fusion(of_kind[0], of_kind[1:]).log_odds(values[left_out])
+    return [scores[kinds == kind] for kind in range(len(groups))]

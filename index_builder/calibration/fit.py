@@ -1,0 +1,198 @@
+"""Everything that turns a result list into promises, from held-out queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+from scipy.stats import beta
+
+from index_builder.calibration.detector import cross_fitted_scores, fit_fusion
+from index_builder.calibration.label_choices import LabelChoices
+from index_builder.calibration.probabilities import (
+    CrossFit,
+    Examples,
+    Group,
+    fit_logistic,
+    fit_venn_abers,
+)
+from index_builder.configuration import CalibrationConfig
+from index_builder.metrics import auroc, expected_calibration_error, reliability
+from index_builder.observation import Observed
+from model_store.decision import (
+    OUTLIER_SIGNALS,
+    Calibration,
+    OperatingCurve,
+    OutlierDetector,
+    ResultSetRule,
+)
+from model_store.errors import CalibrationError
+
+MIN_QUERIES = 50
+"""Below it a conformal p-value cannot even reach 0.02, and a logistic fit is guesswork."""
+
+N_POINTS = 200
+"""Of the risk-coverage curve."""
+
+CONFIDENCE = 0.9
+"""Of the upper bounds on its errors."""
+
+COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
+"""Of result sets, that the report speaks of."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationQueries:
+    """What a gallery is calibrated with.
+
+    Attributes
+    ----------
+    matched : held-out queries whose label is in the gallery.
+    no_match : queries of the same world without a true match there.
+    strangers : whether those are images of labels that the gallery does not hold; else they are the
+        matched queries again, with their own label hidden from them.
+    corrupted : matched queries, spoilt.
+    outliers : queries from another world, which have no match either. They teach what alien images
+        look like; the p-value needs no example of them.
+    """
+
+    matched: Observed
+    no_match: Observed
+    strangers: bool
+    corrupted: Observed
+    outliers: Observed | None
+
+
+def fit_calibration(
+    detector: OutlierDetector,
+    queries: CalibrationQueries,
+    encoder_fingerprint: str,
+    search: Mapping[str, Any],
+    config: CalibrationConfig,
+    seed: int,
+    quality_limits: Mapping[str, float],
+) -> Calibration:
+    """Fit everything that turns a result list into promises.
+
+    Every number that something else is fitted to or measured on comes from a fit that has not seen
+    its query: outlier scores, match probabilities, thresholds.
+
+    Parameters
+    ----------
+    search : the settings that the queries were searched with.
+    quality_limits : what is ordinary for the pictures of the matched queries.
+
+    Raises
+    ------
+    CalibrationError : too few queries, matched or without a match.
+    """
+    matched, no_match, outliers = queries.matched, queries.no_match, queries.outliers
+    for name, observed in (("matched", matched), ("no-match", no_match)):
+        if len(observed) < MIN_QUERIES:
+            raise CalibrationError(
+                f"There are {len(observed)} {name} calibration queries; at least {MIN_QUERIES} are "
+                "needed. Hold out more images, or withhold more labels."
+            )
+    kinds = {"corrupted": queries.corrupted.outlier_signals}
+    if queries.strangers:
+        kinds["near"] = no_match.outlier_signals
+    if outliers is not None:
+        kinds["far"] = outliers.outlier_signals
+    alien = list(kinds.values())
+    ordinary, *scores = cross_fitted_scores(matched.outlier_signals, alien, seed)
+    score_of = dict(zip(kinds, scores, strict=True))
+
+    absent = [(no_match, score_of["near"] if queries.strangers else ordinary)]
+    if outliers is not None:
+        absent.append((outliers, score_of["far"]))
+    n_absent = sum(len(observed) for observed, _ in absent)
+    odds = config.no_match_share / max(1 - config.no_match_share, 1e-9)
+    of_matched = Group(matched, ordinary, 1.0)
+    groups = [of_matched]
+    groups += [Group(*one, weight=odds * len(matched) / n_absent) for one in absent]
+    examples = Examples.of(groups)
+    fits = CrossFit.of(examples, seed)
+    log_odds = fits.log_odds(examples.values, examples.queries)
+
+    first = examples.is_first
+    probabilities = expit(log_odds[first])
+    curve = operating_curve(probabilities, examples.matches[first], examples.weights[first])
+    point = curve.at(config.max_error)
+    choices = LabelChoices.of(of_matched, fits)
+    sets = ResultSetRule(np.sort(choices.critical()))
+    outlier = fit_fusion(matched.outlier_signals, alien)
+    correct = matched.matches[:, 0]
+    of_first = probabilities[: len(matched)]
+    report = {
+        "n_matched": len(matched),
+        "n_no_match": len(no_match),
+        "no_match_are_strangers": queries.strangers,
+        "n_outliers": 0 if outliers is None else len(outliers),
+        "no_match_share": config.no_match_share,
+        "max_error": config.max_error,
+        "outlier_weights": dict(zip(OUTLIER_SIGNALS, outlier.weights.tolist(), strict=True)),
+        "cross_fitted": {
+            "top1_ece": expected_calibration_error(of_first, correct),
+            "error_auroc": auroc(1 - of_first[~correct], 1 - of_first[correct]),
+            "reliability": [asdict(one) for one in reliability(of_first, correct)],
+            "match_coverage": 0.0 if point is None else point.coverage,
+            "outlier_auroc": {name: auroc(values, ordinary) for name, values in score_of.items()},
+            "result_sets": [choices.outcome(sets, coverage) for coverage in COVERAGES],
+        },
+    }
+    return Calibration(
+        encoder_fingerprint=encoder_fingerprint,
+        search=search,
+        n_queries=len(matched),
+        alpha=config.alpha,
+        coverage=config.coverage,
+        match_threshold=1.0 if point is None else point.threshold,  # then (nearly) nothing matches
+        operating=curve,
+        uncertainties=np.sort(matched.spherical_variances),
+        outlier_scores=np.sort(ordinary),
+        detector=detector,
+        outlier=outlier,
+        match=examples.fitted(),
+        no_match=fit_logistic(
+            examples.values[first],
+            np.arange(len(probabilities)) >= len(matched),
+            examples.weights[first],
+        ),
+        intervals=fit_venn_abers(log_odds, examples.matches, examples.weights),
+        sets=sets,
+        quality_limits=quality_limits,
+        report=report,
+    )
+
+
+def operating_curve(
+    probabilities: Floats, outcomes: NDArray[np.bool_], weights: Floats
+) -> OperatingCurve:
+    """Measure the error of the accepted at every threshold, at most `N_POINTS` of them.
+
+    Confidence bounds count weighted queries by their effective number, (Σ w)² / Σ w² (Kish 1965).
+
+    Parameters
+    ----------
+    probabilities : (N,) of first items, by a fit that has not seen the query.
+    outcomes : (N,) whether the item is a true match.
+    weights : (N,) of the queries.
+    """
+    order = np.argsort(-probabilities, kind="stable")
+    ranked, weight = probabilities[order], weights[order]
+    accepted = np.cumsum(weight)
+    wrong = np.cumsum(weight * ~outcomes[order])
+    effective = accepted**2 / np.cumsum(weight**2)
+    # Queries of one probability are accepted together: a threshold cannot tell them apart.
+    ends = np.flatnonzero(np.r_[ranked[1:] < ranked[:-1], True])
+    kept = ends[np.unique(np.linspace(0, len(ends) - 1, N_POINTS).round().astype(int))]
+    error = (wrong / accepted)[kept]
+    n_wrong = error * effective[kept]
+    bounds = beta.ppf(CONFIDENCE, n_wrong + 1, np.maximum(effective[kept] - n_wrong, 1e-9))
+    return OperatingCurve(ranked[kept], accepted[kept] / accepted[-1], error, bounds)
