@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit
 from sklearn.covariance import ledoit_wolf
 from sklearn.decomposition import PCA
-from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
-from model_store.decision import LogisticModel, OutlierDetector
+from model_store.decision import OUTLIER_SIGNALS, LogisticModel, OutlierDetector
 from model_store.decision.outliers import unit_rows
 from model_store.encoder import Embeddings
 from model_store.errors import CalibrationError
@@ -26,10 +27,15 @@ MIN_REFERENCES = 20
 N_REFERENCES = 5000
 """Gallery images whose features and embeddings a query's are compared with."""
 
-FUSION_STRENGTH = 30.0
-"""Of the data against the shrinkage of the fusion's weights, the data weighing one in all: between
-signals that tell the calibration outliers apart equally well the weight is shared, because other
-outliers will be told apart by others of them."""
+FUSION_PRIOR = np.array([1.0, 0.25, 0.25, 0.0625])
+"""Weights of the outlier signals, each in its own standard deviations, that the fusion starts from:
+no single distance is best against every kind of outlier, but that in the features nearly is."""
+
+assert len(FUSION_PRIOR) == len(OUTLIER_SIGNALS)  # noqa: S101 - one each
+
+PRIOR_STRENGTH = 0.2
+"""Of that prior against the data, which weighs one in all. What tells the calibration outliers
+apart is a hint and no more: others will differ from ordinary images in other ways."""
 
 N_FOLDS = 5
 
@@ -95,6 +101,10 @@ def _whitening(deviations: Floats, degrees_of_freedom: int) -> NDArray[np.float3
 def fit_fusion(inliers: Floats, outliers: Sequence[Floats]) -> LogisticModel:
     """Fuse outlier signals: a logistic regression of inliers against kinds of outliers.
 
+    Its weights are a (w₀ + δ), with w₀ the `FUSION_PRIOR`, and minimise the mean logistic loss plus
+    `PRIOR_STRENGTH` ‖δ‖²: weights stay near those of the prior up to scale, unless the data speak
+    loudly.
+
     Parameters
     ----------
     inliers : (N, S) signals of ordinary queries; they weigh as much as all outliers.
@@ -102,15 +112,26 @@ def fit_fusion(inliers: Floats, outliers: Sequence[Floats]) -> LogisticModel:
     """
     centre, scale = inliers.mean(axis=0), inliers.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
-    values = np.concatenate([inliers, *outliers])
+    values = (np.concatenate([inliers, *outliers]) - centre) / scale
+    sign = np.where(np.arange(len(values)) < len(inliers), -1.0, 1.0)
     weights = [np.full(len(inliers), 0.5 / len(inliers))]
     weights += [np.full(len(kind), 0.5 / len(outliers) / len(kind)) for kind in outliers]
-    fitted = LogisticRegression(C=FUSION_STRENGTH, max_iter=1000).fit(
-        (values - centre) / scale,
-        np.arange(len(values)) >= len(inliers),
-        sample_weight=np.concatenate(weights),
-    )
-    return LogisticModel(fitted.coef_[0], centre, scale, float(fitted.intercept_[0]))
+    weight = np.concatenate(weights)
+
+    def loss_and_gradient(parameters: Floats) -> tuple[float, Floats]:
+        log_scale, shift, intercept = parameters[0], parameters[1:-1], parameters[-1]
+        direction = FUSION_PRIOR + shift
+        projected = np.exp(log_scale) * (values @ direction)
+        margin = sign * (projected + intercept)
+        loss = weight @ np.logaddexp(0, -margin) + PRIOR_STRENGTH * (shift @ shift)
+        slope = -sign * weight * expit(-margin)
+        by_shift = np.exp(log_scale) * (slope @ values) + 2 * PRIOR_STRENGTH * shift
+        return float(loss), np.r_[slope @ projected, by_shift, slope.sum()]
+
+    start = np.zeros(2 + len(FUSION_PRIOR))
+    found = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B").x
+    fused = np.exp(found[0]) * (FUSION_PRIOR + found[1:-1])
+    return LogisticModel(fused, centre, scale, float(found[-1]))
 
 
 def cross_fitted_scores(inliers: Floats, outliers: Sequence[Floats], seed: int) -> list[Floats]:

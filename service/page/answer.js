@@ -5,6 +5,8 @@ import {
   NBSP, VERDICTS, count, isNumber, outlierSentence, percent, uncertaintySentence,
 } from "./words.js";
 
+const SHOWN_OF_SET = 6;
+
 /** How a verdict is worded; one that this page does not know yet speaks for itself. */
 export const verdictOf = ({ verdict }) => VERDICTS[verdict] ??
   { word: verdict, says: () => "", heading: "Ranked by similarity" };
@@ -15,11 +17,14 @@ export function answerParts(answer, question, roundTrip) {
   const { query, bundle: { calibration } } = answer;
   return [
     verdictPanel(answer, verdict, question.preview),
+    calibration.status === "stale"
+      ? el("p.warning", {}, el("b", {}, "Out of date. "), calibration.reason) : "",
     ...query.image.warnings.map((text) => el("p.warning", {}, el("b", {}, "Note. "), text)),
     el("div.evidence", {}, uncertaintyPart(query.uncertainty, calibration.n_queries),
       outlierPart(query.ood, calibration.n_queries)),
     calibration.status === "valid" ? el("p.footnote", {}, "“Ordinary” means like the " +
       `${count(calibration.n_queries)} held-out queries this gallery was calibrated on.`) : "",
+    setPart(answer, verdict),
     neighbourPart(answer, verdict),
     detailPart(answer, question, roundTrip),
   ];
@@ -75,6 +80,19 @@ function outlierPart(ood, nQueries) {
     el("p.raw", {}, `${method}, p${NBSP}=${NBSP}${known ? Number(p.toPrecision(3)) : "–"}`));
 }
 
+/** How few items it takes to be sure enough of a true match among them. */
+function setPart({ result_set: chosen, results }, { withholds }) {
+  if (!chosen || withholds) return "";
+  if (!chosen.promised) return el("p.note", { "data-testid": "set" }, chosen.reason);
+  const named = new Map(results.map((item) => [item.id, item.label ?? item.id]));
+  const names = chosen.ids.slice(0, SHOWN_OF_SET).map((id) => `“${named.get(id) ?? id}”`);
+  const more = chosen.ids.length - names.length;
+  return el("p.note", { "data-testid": "set" },
+    `If the gallery has a match, then with probability ${percent(chosen.coverage)} `,
+    chosen.ids.length === 1 ? "it is " : "one of these is: ",
+    el("b", {}, names.join(", ")), more ? ` and ${more} more.` : ".");
+}
+
 function neighbourPart({ results, verdict }, { heading, note = "", subordinate, withholds }) {
   const parts = note.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
   return el(subordinate ? "section.neighbours.subordinate" : "section.neighbours", {},
@@ -84,6 +102,9 @@ function neighbourPart({ results, verdict }, { heading, note = "", subordinate, 
     el("p.footnote", {}, "“Stays”: how often the item stays in this list when your image is " +
       "varied within its own uncertainty."));
 }
+
+const between = ({ match_probability_interval: range }) =>
+  range ? `between ${percent(range[0])} and ${percent(range[1])}` : "";
 
 function neighbour(item, verdict, withholds) {
   const vouched = verdict === "match" && item.rank === 1;
@@ -100,8 +121,8 @@ function neighbour(item, verdict, withholds) {
     item.label === null ? "" : el("p.id", { title: item.id }, item.id),
     scalars.map(([key, value]) => el("p.meta", { title: `${key}: ${value}` }, `${key}: ${value}`)),
     el("dl", {},
-      probability !== null && fact("match", percent(probability),
-        el("dd.bar", { "aria-hidden": "true" }, fill)),
+      probability !== null && fact("match",
+        el("span", { title: between(item) }, percent(probability)), el("dd.bar", { "aria-hidden": "true" }, fill)),
       fact("similarity", item.similarity.toFixed(3)),
       fact("stays", percent(item.rank_stability))));
 }

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import binomtest
 
@@ -16,7 +17,7 @@ from index_builder.calibration import (
     fit_logistic,
     operating_curve,
 )
-from index_builder.calibration.detector import fit_fusion
+from index_builder.calibration.detector import FUSION_PRIOR, fit_fusion
 from index_builder.configuration import CalibrationConfig
 from index_builder.metrics import auroc, expected_calibration_error
 from index_builder.observation import Observed
@@ -130,19 +131,38 @@ def test_outliers_teach_what_alien_images_look_like() -> None:
     assert fitted.report["cross_fitted"]["outlier_auroc"]["far"] == 1.0
 
 
-def test_the_fusion_leans_on_the_signals_that_tell_aliens_apart() -> None:
-    aliens = world(400, 7)
-    aliens = replace(aliens, outlier_signals=aliens.outlier_signals + np.array([0.5, 0, 0, 0]))
-    weights = calibrated(
-        replace(QUERIES, corrupted=aliens, no_match=world(300, 2, has_match=False))
-    ).outlier.weights
-    assert weights[0] > 2 * np.abs(weights[1:]).max()
-
-
-def test_between_equal_signals_the_weight_is_shared() -> None:
-    inliers, aliens = np.repeat(RNG.standard_normal((2, 500, 1)), 3, axis=2)
+def test_without_a_reason_the_fusion_keeps_the_proportions_of_its_prior() -> None:
+    inliers, aliens = np.repeat(RNG.standard_normal((2, 500, 1)), 4, axis=2)
     weights = fit_fusion(inliers, [aliens + 2]).weights
-    np.testing.assert_allclose(weights, weights.mean(), rtol=1e-3)
+    np.testing.assert_allclose(weights / weights[0], FUSION_PRIOR / FUSION_PRIOR[0], rtol=0.2)
+    assert weights[0] > 0.5
+
+
+def test_a_signal_that_alone_tells_aliens_apart_gains_weight() -> None:
+    inliers, aliens = RNG.standard_normal((2, 500, 4))
+    aliens[:, 3] += 4
+    weights = fit_fusion(inliers, [aliens]).weights
+    gains = (weights / weights.sum()) / (FUSION_PRIOR / FUSION_PRIOR.sum())
+    assert gains[3] > 5
+    assert gains[:3].max() < 1
+
+
+def test_the_fusion_is_at_a_minimum_of_its_loss() -> None:
+    """Against SciPy's own differences, from another start."""
+    inliers, aliens = RNG.standard_normal((2, 300, 4))
+    aliens = aliens + np.array([0.5, 1, 0.2, 0])
+    fitted = fit_fusion(inliers, [aliens])
+    values = (np.concatenate([inliers, aliens]) - fitted.centre) / fitted.scale
+    sign = np.repeat([-1, 1], 300)
+
+    def loss(parameters: NDArray[np.float64]) -> float:
+        direction = FUSION_PRIOR + parameters[1:5]
+        margin = sign * (np.exp(parameters[0]) * values @ direction + parameters[5])
+        return float(np.logaddexp(0, -margin).mean() + 0.2 * (parameters[1:5] ** 2).sum())
+
+    best = minimize(loss, np.full(6, 0.2), method="BFGS", options={"gtol": 1e-8}).x
+    expected = np.exp(best[0]) * (FUSION_PRIOR + best[1:5])
+    np.testing.assert_allclose(fitted.weights, expected, rtol=1e-2, atol=1e-3)
 
 
 def test_the_p_value_is_valid_for_ordinary_queries() -> None:
