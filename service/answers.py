@@ -19,10 +19,10 @@ OUTLIER_METHOD = "conformal_fused"
 
 
 def search_answer(
-    bundle: Bundle, found: Found, request_id: str, on_uncertain: schemas.OnUncertain
+    engine: SearchEngine, found: Found, request_id: str, on_uncertain: schemas.OnUncertain
 ) -> schemas.SearchAnswer:
     """The answer to one query."""
-    answer = found.answer
+    bundle, answer = engine.bundle, found.answer
     decision = answer.decision
     refused = on_uncertain == "refuse" and decision.verdict != "match"
     shown = () if refused else answer.matches
@@ -33,16 +33,17 @@ def search_answer(
         query=_query(bundle, found.image, answer.predictive, decision.assessment, answer.alpha),
         results=[_result(bundle.name, match) for match in shown],
         result_set=None if refused else _result_set(answer),
-        bundle=bundle_state(bundle),
+        bundle=bundle_state(engine),
         cache=found.cache,
         timing_ms={stage: round(1000 * seconds, 3) for stage, seconds in found.seconds.items()},
     )
 
 
 def assessment_answer(
-    bundle: Bundle, assessed: Assessed, request_id: str
+    engine: SearchEngine, assessed: Assessed, request_id: str
 ) -> schemas.AssessmentAnswer:
     """What is said of a picture before anything is searched."""
+    bundle = engine.bundle
     measured = dict(zip(MEASURES, assessed.measures.tolist(), strict=True))
     return schemas.AssessmentAnswer(
         request_id=request_id,
@@ -54,12 +55,16 @@ def assessment_answer(
             hints=[schemas.QualityHint(**asdict(hint)) for hint in assessed.hints],
             measures=measured,
         ),
-        bundle=bundle_state(bundle),
+        bundle=bundle_state(engine),
     )
 
 
-def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: Found) -> None:
+def record(
+    telemetry: Telemetry, engine: SearchEngine, answer: schemas.SearchAnswer, found: Found
+) -> None:
     """Count what was answered."""
+    telemetry.drift.labels(answer.gallery).set(engine.drift_log_capital)
+    telemetry.stale.labels(answer.gallery).set(engine.stale is not None)
     telemetry.verdicts.labels(answer.gallery, answer.verdict).inc()
     telemetry.cache.labels(answer.cache).inc()
     for stage, seconds in found.seconds.items():
@@ -86,15 +91,16 @@ def gallery_list(engines: Iterable[SearchEngine]) -> schemas.GalleryList:
     )
 
 
-def gallery_detail(bundle: Bundle) -> schemas.GalleryDetail:
+def gallery_detail(engine: SearchEngine) -> schemas.GalleryDetail:
     """One gallery."""
+    bundle = engine.bundle
     manifest, encoder = bundle.manifest, bundle.retriever.encoder
     return schemas.GalleryDetail(
         name=bundle.name,
         description=str(manifest.gallery["description"]),
         n_items=bundle.retriever.gallery.n_items,
         labels=list(bundle.retriever.gallery.labels),
-        bundle=bundle_state(bundle),
+        bundle=bundle_state(engine),
         encoder=schemas.EncoderState(
             fingerprint=encoder.fingerprint,
             provider=encoder.provider,
@@ -115,10 +121,10 @@ def gallery_detail(bundle: Bundle) -> schemas.GalleryDetail:
     )
 
 
-def calibration_report(bundle: Bundle) -> schemas.CalibrationReport:
+def calibration_report(engine: SearchEngine) -> schemas.CalibrationReport:
     """What the gallery's probabilities rest on."""
-    calibration = bundle.retriever.calibration
-    state = bundle_state(bundle).calibration
+    calibration = engine.bundle.retriever.calibration
+    state = bundle_state(engine).calibration
     if calibration is None:
         return schemas.CalibrationReport(
             status=state.status,
@@ -166,9 +172,10 @@ def item_detail(gallery: str, item: Item) -> schemas.ItemDetail:
     )
 
 
-def bundle_state(bundle: Bundle) -> schemas.BundleState:
-    """Which bundle answers, and whether it is calibrated."""
-    calibration, stale = bundle.retriever.calibration, bundle.retriever.stale
+def bundle_state(engine: SearchEngine) -> schemas.BundleState:
+    """Which bundle answers, and whether its calibration holds."""
+    bundle, stale = engine.bundle, engine.stale
+    calibration = bundle.retriever.calibration
     status: schemas.CalibrationStatus = "valid" if stale is None else "stale"
     return schemas.BundleState(
         id=bundle.manifest.id,

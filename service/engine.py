@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.decision import Assessment, assess
+from model_store.decision import Assessment, DriftTest, assess
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.images import DecodedImage, ImageLimits, decode_image
 from model_store.predictive import N_SAMPLES, Predictive
@@ -26,6 +26,11 @@ T = TypeVar("T")
 
 KEY_VERSION = 2
 """Of the layout of cache entries; another layout is another key."""
+
+DRIFTED = (
+    "Recent queries are not such as the gallery was calibrated with, so that its probabilities may "
+    "be wrong. Look at what is being sent, then run `vouch-build calibrate` with queries like it."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,22 @@ class SearchEngine:
         self._cache = cache
         self._executor = executor
         self._limits = limits
+        calibration = bundle.retriever.calibration
+        scores = [] if calibration is None else calibration.outlier_scores.tolist()
+        self._drift = DriftTest(scores)
         self._key_prefix = f"vouch:{KEY_VERSION}:{_basis(bundle)}:{N_SAMPLES}"
+
+    @property
+    def stale(self) -> str | None:
+        """Why the calibration does not hold for what is served; None where it does."""
+        if self._retriever.stale is None and self._drift.drifted:
+            return DRIFTED
+        return self._retriever.stale
+
+    @property
+    def drift_log_capital(self) -> float:
+        """Evidence that queries are no longer like the calibration's, in nats."""
+        return self._drift.log_capital
 
     async def search(self, data: bytes, asked: Asked) -> Found:
         """Answer for the bytes of an uploaded image.
@@ -96,6 +116,8 @@ class SearchEngine:
         if cached is None:
             entry, answer, encoding = await self.compute(lambda: self._miss(data, asked))
             stages |= encoding
+            if self._retriever.calibration is not None:
+                self._drift.observe(answer.predictive.outlier_score)
             await self._cache.put(key, entry)
         else:
             entry = cached

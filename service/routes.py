@@ -70,7 +70,7 @@ async def list_galleries(state: StateOf) -> schemas.GalleryList:
 @galleries.get("/{gallery}", operation_id="get_gallery", responses=responses(GalleryNotFound))
 async def get_gallery(engine: EngineOf) -> schemas.GalleryDetail:
     """One gallery: its size, encoder, calibration, measured quality, and samples to try."""
-    return answers.gallery_detail(engine.bundle)
+    return answers.gallery_detail(engine)
 
 
 @galleries.get(
@@ -80,7 +80,7 @@ async def get_gallery(engine: EngineOf) -> schemas.GalleryDetail:
 )
 async def get_calibration(engine: EngineOf) -> schemas.CalibrationReport:
     """How true the probabilities are, and what each threshold on them would cost."""
-    return answers.calibration_report(engine.bundle)
+    return answers.calibration_report(engine)
 
 
 @galleries.get(
@@ -131,8 +131,8 @@ async def search(
     `curl -F image=@photo.jpg -F limit=5 http://127.0.0.1:8080/v1/galleries/digits/search`
     """
     found = await engine.search(await image.read(), Asked(limit, alpha, coverage))
-    answer = answers.search_answer(engine.bundle, found, request.state.request_id, on_uncertain)
-    answers.record(state.telemetry, answer, found)
+    answer = answers.search_answer(engine, found, request.state.request_id, on_uncertain)
+    answers.record(state.telemetry, engine, answer, found)
     return answer
 
 
@@ -151,7 +151,7 @@ async def assess(
     For a camera's preview: nothing is searched, and a search with the same bytes is a cache hit.
     """
     assessed = await engine.assess(await image.read(), alpha)
-    return answers.assessment_answer(engine.bundle, assessed, request.state.request_id)
+    return answers.assessment_answer(engine, assessed, request.state.request_id)
 
 
 @galleries.get(

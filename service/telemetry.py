@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -56,6 +56,19 @@ class Telemetry:
             ["gallery"],
             registry=self.registry,
             buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1),
+        )
+
+        self.drift = Gauge(
+            "vouch_drift_log_capital",
+            "Evidence that queries are no longer like the calibration's, in nats; an alarm at 4.6.",
+            ["gallery"],
+            registry=self.registry,
+        )
+        self.stale = Gauge(
+            "vouch_calibration_stale",
+            "1 where the calibration does not hold for what is served.",
+            ["gallery"],
+            registry=self.registry,
         )
 
     def exposition(self) -> bytes:

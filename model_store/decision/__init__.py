@@ -4,10 +4,12 @@ Fitted offline by `index_builder.calibration`, stored in the bundle, applied onl
 functions here. `signals` says what a result list knows; `logistic` turns signals into
 probabilities and `venn_abers` says what they lie between; `outliers` measures how alien a query
 is; `result_sets` chooses as few items as hold a match; `operating` says what each threshold on a
-probability would cost; `calibration` holds the fitted whole; `verdict` decides.
+probability would cost; `calibration` holds the fitted whole; `verdict` decides; `drift` watches
+whether all of that still holds.
 """
 
 from model_store.decision.calibration import Calibration
+from model_store.decision.drift import DriftTest
 from model_store.decision.logistic import LogisticModel
 from model_store.decision.operating import OperatingCurve, OperatingPoint
 from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector
@@ -22,6 +24,7 @@ __all__ = [
     "Assessment",
     "Calibration",
     "Decision",
+    "DriftTest",
     "LogisticModel",
     "OperatingCurve",
     "OperatingPoint",

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -411,6 +412,26 @@ class TestTheCalibration:
             assert "IndexHNSWFlat" in state["reason"]
             assert "vouch-build calibrate" in state["reason"]
         assert client.get("/v1/galleries/digits/calibration").json()["status"] == "stale"
+
+    def test_queries_unlike_the_calibration_s_make_it_stale(
+        self, client: TestClient, bundle: Bundle
+    ) -> None:
+        def state() -> dict[str, Any]:
+            found: dict[str, Any] = client.get("/v1/galleries/digits").json()
+            return found["bundle"]["calibration"]
+
+        (sample, *_) = [s for s in bundle.manifest.samples if s.belongs]
+        for _ in range(40):  # one and the same picture is one query
+            search(client, (bundle.directory / sample.file).read_bytes())
+        assert state()["status"] == "valid"
+        assert 'vouch_calibration_stale{gallery="digits"} 0.0' in client.get("/metrics").text
+        for width in range(20, 50):
+            answer = search(client, picture("PNG", width, 30)).json()
+        assert answer["bundle"]["calibration"] == state()
+        assert state()["status"] == "stale"
+        assert "Recent queries" in state()["reason"]
+        assert answer["results"][0]["match_probability"] is not None  # shown, and no promise
+        assert 'vouch_calibration_stale{gallery="digits"} 1.0' in client.get("/metrics").text
 
 
 class TestAnAssessment:

@@ -1,0 +1,86 @@
+"""A running test of whether served queries are still such as the gallery was calibrated with."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALARM = math.log(100)
+"""Log capital at which the test fires: under exchangeability it ever gets there in a period with
+probability 1/100 at most (Ville 1939)."""
+
+PERIOD = 10_000
+"""Queries after which the test begins anew: it remembers no more, and loses no more power."""
+
+CALM = 1_000
+"""Queries without another alarm that an alarm lasts for. Had the stream stayed what it was, the
+test, which begins anew with each alarm, would have fired again long before."""
+
+_BETS = np.array([-1.0, 0.0, 1.0])
+_JUMP = 0.01
+"""Rate at which capital moves between the bets, so that a change is followed late as well."""
+
+
+class DriftTest:
+    """The simple jumper, a conformal test martingale (Vovk et al. 2021, Retrain or not retrain).
+
+    Each served query is ranked among the calibration queries and all served before it; while they
+    are exchangeable these p-values are independent and uniform, whatever their distribution. A
+    capital that bets on small, on large, and on neither grows when they are not: bet ε multiplies
+    its share of the capital by 1 + ε (p − ½).
+
+    Parameters
+    ----------
+    calibration_scores : outlier scores of the calibration queries.
+    seed : breaks ties between equal scores.
+    """
+
+    def __init__(self, calibration_scores: Iterable[float], seed: int = 0) -> None:
+        self._calibration = sorted(calibration_scores)
+        self._scores: list[float] = []
+        self._shares: NDArray[np.float64] = np.zeros(len(_BETS))
+        self._log_capital = 0.0
+        self._generator = np.random.default_rng(seed)
+        self._since_alarm = CALM
+        self._begin()
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the test has fired within the last `CALM` queries."""
+        return self._since_alarm < CALM
+
+    @property
+    def log_capital(self) -> float:
+        """Evidence against exchangeability, in nats; 0 to begin with."""
+        return self._log_capital
+
+    @property
+    def n_served(self) -> int:
+        """Queries of this period."""
+        return len(self._scores) - len(self._calibration)
+
+    def observe(self, score: float) -> None:
+        """Take in a served query."""
+        if self.n_served >= PERIOD:
+            self._begin()
+        insort(self._scores, score)
+        larger = len(self._scores) - bisect_right(self._scores, score)
+        equal = bisect_right(self._scores, score) - bisect_left(self._scores, score)
+        p_value = (larger + self._generator.uniform() * equal) / len(self._scores)
+        shares = (1 - _JUMP) * self._shares + _JUMP / len(_BETS)
+        shares *= 1 + _BETS * (p_value - 0.5)
+        self._log_capital += math.log(shares.sum())
+        self._shares = shares / shares.sum()
+        self._since_alarm += 1
+        if self._log_capital >= ALARM:
+            self._since_alarm = 0
+            self._begin()
+
+    def _begin(self) -> None:
+        self._scores = list(self._calibration)
+        self._shares = np.full(len(_BETS), 1 / len(_BETS))
+        self._log_capital = 0.0
