@@ -3,14 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
-.PHONY: install demo test lint bench bench-posteriors bench-zero-shot clean
+.PHONY: install demo test lint bench bench-posteriors bench-zero-shot bench-decision clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      install, build the demo bundle, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make bench     measure, and write build/bench.json"
-	@echo "make bench-posteriors, bench-zero-shot   the README's tables; minutes to an hour"
+	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
 	@echo "make install   make .venv with everything for development"
 	@echo "make lint      format, lint, types, import contracts"
 
@@ -19,7 +19,7 @@ test: lint .venv/.browser
 	$(BIN)/pytest
 demo: .venv/.installed bundles/digits/CURRENT
 	@echo "Vouch is at http://127.0.0.1:$(VOUCH_PORT)/ once it says it runs; Ctrl+C ends it."
-	$(BIN)/vouch-serve --bundle bundles/digits
+	VOUCH_FEEDBACK=$${VOUCH_FEEDBACK-build/feedback.sqlite3} $(BIN)/vouch-serve --bundle bundles/digits
 
 lint: install
 	$(BIN)/ruff format --check .
@@ -30,7 +30,7 @@ lint: install
 bench: install
 	$(BIN)/python tests/benchmarks
 
-bench-posteriors bench-zero-shot: bench-%: install
+bench-posteriors bench-zero-shot bench-decision: bench-%: install
 	$(BIN)/python tests/benchmarks/bench_$(subst -,_,$*).py
 
 clean:

@@ -17,8 +17,10 @@ nothing that a client of the service may not see.
     │   ├── GalleryNotFound
     │   ├── ItemNotFound
     │   ├── SampleNotFound
+    │   ├── QueryNotFound        the query is not, or no longer, known
     │   └── PathNotFound
     ├── MethodNotAllowed         the path exists, the method does not
+    ├── FeedbackNotKept          nowhere to keep it, or nothing calibrated that it could refine
     ├── EncoderError             the encoder cannot be used
     │   ├── EncoderContractError the ONNX file does not keep the contract of `model_store.encoder`
     │   └── ProviderUnavailable  the execution provider that was asked for does not run here
@@ -80,6 +82,14 @@ class ItemNotFound(NotFound):
 
 class SampleNotFound(NotFound):
     """No sample query of that id comes with the bundle."""
+
+
+class QueryNotFound(NotFound):
+    """The query is not, or no longer, known."""
+
+
+class FeedbackNotKept(VouchError):
+    """There is nowhere to keep feedback, or nothing calibrated that it could refine."""
 
 
 class PathNotFound(NotFound):

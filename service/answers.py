@@ -13,6 +13,7 @@ from model_store.quality import MEASURES
 from model_store.retriever import Answer, Bundle, Match
 from service import schemas
 from service.engine import Assessed, Found, SearchEngine
+from service.feedback import Feedback, FeedbackSummary
 from service.telemetry import Telemetry
 
 OUTLIER_METHOD = "conformal_fused"
@@ -30,7 +31,7 @@ def search_answer(
         request_id=request_id,
         gallery=bundle.name,
         verdict=decision.verdict,
-        query=_query(bundle, found.image, answer.predictive, decision.assessment, answer.alpha),
+        query=_query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
         results=[_result(bundle.name, match) for match in shown],
         result_set=None if refused else _result_set(answer),
         bundle=bundle_state(engine),
@@ -48,9 +49,7 @@ def assessment_answer(
     return schemas.AssessmentAnswer(
         request_id=request_id,
         gallery=bundle.name,
-        query=_query(
-            bundle, assessed.image, assessed.predictive, assessed.assessment, assessed.alpha
-        ),
+        query=_query(bundle, assessed, assessed.predictive, assessed.assessment, assessed.alpha),
         quality=schemas.Quality(
             hints=[schemas.QualityHint(**asdict(hint)) for hint in assessed.hints],
             measures=measured,
@@ -121,7 +120,9 @@ def gallery_detail(engine: SearchEngine) -> schemas.GalleryDetail:
     )
 
 
-def calibration_report(engine: SearchEngine) -> schemas.CalibrationReport:
+def calibration_report(
+    engine: SearchEngine, said: FeedbackSummary | None
+) -> schemas.CalibrationReport:
     """What the gallery's probabilities rest on."""
     calibration = engine.bundle.retriever.calibration
     state = bundle_state(engine).calibration
@@ -137,6 +138,7 @@ def calibration_report(engine: SearchEngine) -> schemas.CalibrationReport:
             risk_coverage=[],
             result_sets=[],
             outlier_auroc={},
+            feedback=None,
         )
     measured = calibration.report["cross_fitted"]
     return schemas.CalibrationReport(
@@ -150,6 +152,7 @@ def calibration_report(engine: SearchEngine) -> schemas.CalibrationReport:
         risk_coverage=[_operating_point(point) for point in calibration.operating.points()],
         result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
         outlier_auroc=measured["outlier_auroc"],
+        feedback=None if said is None else schemas.FeedbackSummary(**asdict(said)),
     )
 
 
@@ -159,6 +162,17 @@ def operating_point(bundle: Bundle, max_error: float) -> schemas.OperatingPointA
     point = None if calibration is None else calibration.operating.at(max_error)
     return schemas.OperatingPointAnswer(
         max_error=max_error, point=None if point is None else _operating_point(point)
+    )
+
+
+def feedback_answer(feedback: Feedback) -> schemas.FeedbackAnswer:
+    """What was kept of a user's word."""
+    return schemas.FeedbackAnswer(
+        query_id=feedback.query_id,
+        item_id=feedback.item_id,
+        correct=feedback.correct,
+        rank=feedback.rank,
+        match_probability=feedback.match_probability,
     )
 
 
@@ -189,12 +203,13 @@ def bundle_state(engine: SearchEngine) -> schemas.BundleState:
 
 def _query(
     bundle: Bundle,
-    image: schemas.QueryImage,
+    upload: Found | Assessed,
     predictive: Predictive,
     assessment: Assessment,
     alpha: float,
 ) -> schemas.Query:
     return schemas.Query(
+        id=upload.query_id,
         uncertainty=schemas.Uncertainty(
             value=predictive.spherical_variance,
             percentile=assessment.percentile,
@@ -207,7 +222,7 @@ def _query(
             alpha=alpha,
             method=OUTLIER_METHOD,
         ),
-        image=image,
+        image=upload.image,
     )
 
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from model_store.retriever import Bundle
 from service.cache import open_cache
 from service.engine import SearchEngine
+from service.feedback import FeedbackLog
 from service.middleware import RequestContext
 from service.openapi import document
 from service.problems import add_problem_handlers
@@ -42,7 +43,8 @@ def create_api(settings: Settings, bundles: Sequence[Bundle], telemetry: Telemet
                 bundle.name: SearchEngine(bundle, cache, executor, settings.image_limits)
                 for bundle in bundles
             }
-            app.state.vouch = State(engines, cache, telemetry)
+            feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
+            app.state.vouch = State(engines, cache, telemetry, feedback)
             for engine in engines.values():
                 await engine.canary()
             yield

@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 
 from model_store.decision import Assessment, DriftTest, assess
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
+from model_store.errors import FeedbackNotKept, ItemNotFound, QueryNotFound
 from model_store.images import DecodedImage, ImageLimits, decode_image
 from model_store.predictive import N_SAMPLES, Predictive
 from model_store.quality import QualityHint, quality_hints, quality_measures
 from model_store.retriever import Answer, Bundle
+from model_store.search import N_CANDIDATES
 from service.cache import Cache, CacheEntry
+from service.feedback import Feedback
 from service.schemas import QueryImage
 
 T = TypeVar("T")
@@ -51,8 +54,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An answer, and how it came about."""
+    """An answer, and how it came about; ``query_id`` is the hash of the uploaded bytes."""
 
+    query_id: str
     image: QueryImage
     answer: Answer
     cache: Literal["hit", "miss"]
@@ -63,6 +67,7 @@ class Found:
 class Assessed:
     """A picture looked at, and nothing searched."""
 
+    query_id: str
     image: QueryImage
     measures: NDArray[np.float64]
     hints: list[QualityHint]
@@ -110,7 +115,8 @@ class SearchEngine:
         ImageError : the bytes cannot be searched with.
         """
         started = time.perf_counter()
-        key = self._key(data)
+        query_id = hashlib.sha256(data).hexdigest()
+        key = self._key(query_id)
         cached = await self._cache.get(key)
         stages = {"cache": time.perf_counter() - started}
         if cached is None:
@@ -123,7 +129,7 @@ class SearchEngine:
             entry = cached
             answer = await self.compute(lambda: self._find(cached.predictive, asked))
         stages |= answer.seconds | {"total": time.perf_counter() - started}
-        return Found(entry.image, answer, "miss" if cached is None else "hit", stages)
+        return Found(query_id, entry.image, answer, "miss" if cached is None else "hit", stages)
 
     async def assess(self, data: bytes, alpha: float | None) -> Assessed:
         """Look at an uploaded image without searching; what is encoded is cached for the search.
@@ -134,8 +140,39 @@ class SearchEngine:
         """
         assessed = await self.compute(lambda: self._assess(data, alpha))
         entry = CacheEntry(assessed.image, assessed.predictive)
-        await self._cache.put(self._key(data), entry)
+        await self._cache.put(self._key(assessed.query_id), entry)
         return assessed
+
+    async def said(self, query_id: str, item_id: str, *, correct: bool) -> Feedback:
+        """What a user says of an item that a query found, with what was served then.
+
+        Raises
+        ------
+        FeedbackNotKept : the gallery is not calibrated.
+        QueryNotFound : the query has left the cache, or never was in it.
+        ItemNotFound : the gallery has no such item, or the query did not find it.
+        """
+        if self._retriever.calibration is None:
+            raise FeedbackNotKept(
+                f"The gallery {self.bundle.name!r} is not calibrated: there are no probabilities "
+                "that feedback could refine. Run `vouch-build calibrate`."
+            )
+        entry = await self._cache.get(self._key(query_id))
+        if entry is None:
+            raise QueryNotFound(
+                f"No query {query_id[:12]}… is known; they are remembered for a while only. Search "
+                "with the image again, and send the id of that answer."
+            )
+        rank, probability = await self.compute(lambda: self._served(entry.predictive, item_id))
+        return Feedback(
+            gallery=self.bundle.name,
+            bundle=self.bundle.manifest.id,
+            query_id=query_id,
+            item_id=item_id,
+            correct=correct,
+            rank=rank,
+            match_probability=probability,
+        )
 
     async def canary(self) -> float:
         """Encode and search an empty picture, past the cache; returns the seconds it took."""
@@ -147,8 +184,8 @@ class SearchEngine:
         """Run ``work`` on the executor."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    def _key(self, data: bytes) -> str:
-        return f"{self._key_prefix}:{hashlib.sha256(data).hexdigest()}"
+    def _key(self, query_id: str) -> str:
+        return f"{self._key_prefix}:{query_id}"
 
     def _miss(self, data: bytes, asked: Asked) -> tuple[CacheEntry, Answer, dict[str, float]]:
         started = time.perf_counter()
@@ -170,12 +207,23 @@ class SearchEngine:
         measures = quality_measures(decoded.pixels)
         ordinary = None if calibration is None else calibration.quality_limits
         return Assessed(
+            hashlib.sha256(data).hexdigest(),
             _received(decoded),
             measures,
             quality_hints(measures, ordinary),
             predictive,
             assess(calibration, predictive),
             self._retriever.alpha if alpha is None else alpha,
+        )
+
+    def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float]:
+        """Rank and match probability of an item in the list of a query."""
+        self._retriever.gallery.item(item_id)  # says so where there is none
+        for match in self._retriever.find(predictive, N_CANDIDATES).matches:
+            if match.item.id == item_id and match.match_probability is not None:
+                return match.rank, match.match_probability
+        raise ItemNotFound(
+            f"The query did not find item {item_id!r} among its nearest {N_CANDIDATES}."
         )
 
     def _canary(self) -> None:

@@ -10,10 +10,12 @@ from fastapi.responses import FileResponse
 from model_store.errors import (
     CorruptImage,
     EmptyImage,
+    FeedbackNotKept,
     GalleryNotFound,
     ImageTooLarge,
     InvalidRequest,
     ItemNotFound,
+    QueryNotFound,
     SampleNotFound,
     UnsupportedImage,
 )
@@ -49,6 +51,10 @@ def engine_of(gallery: str, state: Annotated[State, Depends(state_of)]) -> Searc
 StateOf = Annotated[State, Depends(state_of)]
 EngineOf = Annotated[SearchEngine, Depends(engine_of)]
 
+UPLOAD_ERRORS = responses(
+    GalleryNotFound, EmptyImage, UnsupportedImage, ImageTooLarge, CorruptImage, InvalidRequest
+)
+
 Upload = Annotated[UploadFile, File(description="One image file: JPEG, PNG, WebP, GIF, BMP, TIFF.")]
 Alpha = Annotated[
     float | None,
@@ -78,9 +84,11 @@ async def get_gallery(engine: EngineOf) -> schemas.GalleryDetail:
     operation_id="get_calibration",
     responses=responses(GalleryNotFound),
 )
-async def get_calibration(engine: EngineOf) -> schemas.CalibrationReport:
+async def get_calibration(engine: EngineOf, state: StateOf) -> schemas.CalibrationReport:
     """How true the probabilities are, and what each threshold on them would cost."""
-    return answers.calibration_report(engine)
+    kept, bundle_id = state.feedback, engine.bundle.manifest.id
+    said = None if kept is None else await engine.compute(lambda: kept.summary(bundle_id))
+    return answers.calibration_report(engine, said)
 
 
 @galleries.get(
@@ -101,9 +109,7 @@ async def get_operating_point(
 @galleries.post(
     "/{gallery}/search",
     operation_id="search",
-    responses=responses(
-        GalleryNotFound, EmptyImage, UnsupportedImage, ImageTooLarge, CorruptImage, InvalidRequest
-    ),
+    responses=UPLOAD_ERRORS,
 )
 async def search(
     request: Request,
@@ -139,9 +145,7 @@ async def search(
 @galleries.post(
     "/{gallery}/assess",
     operation_id="assess",
-    responses=responses(
-        GalleryNotFound, EmptyImage, UnsupportedImage, ImageTooLarge, CorruptImage, InvalidRequest
-    ),
+    responses=UPLOAD_ERRORS,
 )
 async def assess(
     request: Request, engine: EngineOf, image: Upload, alpha: Alpha = None
@@ -152,6 +156,30 @@ async def assess(
     """
     assessed = await engine.assess(await image.read(), alpha)
     return answers.assessment_answer(engine, assessed, request.state.request_id)
+
+
+@galleries.post(
+    "/{gallery}/feedback",
+    operation_id="give_feedback",
+    responses=responses(
+        GalleryNotFound, QueryNotFound, ItemNotFound, FeedbackNotKept, InvalidRequest
+    ),
+)
+async def give_feedback(
+    engine: EngineOf, state: StateOf, said: schemas.FeedbackRequest
+) -> schemas.FeedbackAnswer:
+    """Confirm or reject a match; of each pair of query and item the last word is kept.
+
+    `GET …/calibration` compares what was served with what users say of it.
+    """
+    kept = state.feedback
+    if kept is None:
+        raise FeedbackNotKept(
+            "This service keeps no feedback. Its operator names a file in VOUCH_FEEDBACK."
+        )
+    feedback = await engine.said(said.query_id, said.item_id, correct=said.correct)
+    await engine.compute(lambda: kept.record(feedback))
+    return answers.feedback_answer(feedback)
 
 
 @galleries.get(

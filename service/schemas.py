@@ -50,6 +50,7 @@ class QueryImage(BaseModel):
 class Query(BaseModel):
     """The query, before any neighbour is looked at."""
 
+    id: str = Field(description="Of the uploaded bytes; what feedback refers to.")
     uncertainty: Uncertainty
     ood: OutOfDistribution
     image: QueryImage
@@ -155,6 +156,32 @@ class AssessmentAnswer(BaseModel):
     bundle: BundleState
 
 
+class FeedbackRequest(BaseModel):
+    """Whether an item is a true match of a query that was searched with before."""
+
+    query_id: str = Field(pattern="^[0-9a-f]{64}$", description="`query.id` of an answer.")
+    item_id: str = Field(min_length=1, max_length=4096)
+    correct: bool = Field(description="Confirmed, or rejected.")
+
+
+class FeedbackAnswer(BaseModel):
+    """What was kept: with it, how true probabilities are can be seen, and fitted anew."""
+
+    query_id: str
+    item_id: str
+    correct: bool
+    rank: int
+    match_probability: float = Field(description="What was served for the pair.")
+
+
+class FeedbackSummary(BaseModel):
+    """How served probabilities compare with what users said of them."""
+
+    n: int
+    probability: float = Field(description="Mean of the probabilities.")
+    share: float = Field(description="Share of the pairs that users confirmed.")
+
+
 class GalleryName(BaseModel):
     """A gallery in the list of galleries."""
 
@@ -233,6 +260,7 @@ class CalibrationReport(BaseModel):
         description="How well the outlier score tells `near` (unknown labels), `far` (another "
         "world) and `corrupted` calibration images from ordinary queries; cross-fitted."
     )
+    feedback: FeedbackSummary | None = Field(description="None as long as nobody said anything.")
 
 
 class OperatingPointAnswer(BaseModel):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from service.cache import Cache
 from service.engine import SearchEngine
+from service.feedback import FeedbackLog
 from service.telemetry import Telemetry
 
 
@@ -17,3 +18,4 @@ class State:
     engines: Mapping[str, SearchEngine]
     cache: Cache
     telemetry: Telemetry
+    feedback: FeedbackLog | None

@@ -111,12 +111,10 @@ def fit_calibration(
     absent = [(no_match, score_of["near"] if queries.strangers else ordinary)]
     if outliers is not None:
         absent.append((outliers, score_of["far"]))
-    n_absent = sum(len(observed) for observed, _ in absent)
-    odds = config.no_match_share / max(1 - config.no_match_share, 1e-9)
+    # Each kind weighs the share by itself: aliens, which are easily told, take nothing from the rest.
+    total = config.no_match_share / (1 - config.no_match_share) * len(matched)
     of_matched = Group(matched, ordinary, 1.0)
-    groups = [of_matched]
-    groups += [Group(*one, weight=odds * len(matched) / n_absent) for one in absent]
-    examples = Examples.of(groups)
+    examples = Examples.of([of_matched, *(Group(*one, total / len(one[0])) for one in absent)])
     fits = CrossFit.of(examples, seed)
     log_odds = fits.log_odds(examples.values, examples.queries)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,16 @@ set of more is no answer."""
 
 DELTA = 0.1
 """Probability, over calibration sets, that a promised coverage is missed."""
+
+
+@lru_cache(maxsize=1024)
+def errors_allowed(n_queries: int, coverage: float) -> int:
+    """Largest number of errors that still rejects "the error is above 1 − coverage"; −1 for none.
+
+    Of the exact binomial test at level `DELTA`; remembered, because every query asks.
+    """
+    allowed = int(binom.ppf(DELTA, n_queries, 1 - coverage))
+    return allowed if binom.cdf(allowed, n_queries, 1 - coverage) <= DELTA else allowed - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +71,7 @@ class ResultSetRule:
 
     def threshold(self, coverage: float) -> float | None:
         """The largest threshold that promises ``coverage``; None where none does."""
-        n = len(self.critical)
-        allowed = int(binom.ppf(DELTA, n, 1 - coverage))
-        if binom.cdf(allowed, n, 1 - coverage) > DELTA:
-            allowed -= 1
+        allowed = errors_allowed(len(self.critical), coverage)
         if allowed < 0 or self.critical[allowed] < 0:
             return None
         return float(self.critical[allowed])

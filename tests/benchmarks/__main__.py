@@ -3,7 +3,7 @@
 The HTTP benchmark wants the Fashion-MNIST bundle. Where bundles/fashion-mnist has none, the single
 epoch that `bench_fit` trains is made into one, which changes no shape and no time; it needs the
 images (VOUCH_DATA_DIR, or a download) and some minutes. Left out, because they take an hour and
-print tables: `make bench-posteriors`, `make bench-zero-shot`.
+print tables: `make bench-posteriors`, `make bench-zero-shot`, `make bench-decision`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import bench_curvature
 import bench_fit
 import bench_http
+import bench_overhead
 import bench_prediction
 
 from index_builder.run import Run
@@ -40,8 +41,10 @@ def main() -> None:
     results |= bench_curvature.measure()
     results |= bench_prediction.measure()
     results |= bench_fit.measure(RUN)
-    results |= bench_http.measure(_fashion_bundle())
-    results["meta"]["left_out"] = ["bench-posteriors", "bench-zero-shot"]
+    bundle = _fashion_bundle()
+    results |= bench_http.measure(bundle)
+    results |= bench_overhead.measure(bundle)
+    results["meta"]["left_out"] = ["bench-posteriors", "bench-zero-shot", "bench-decision"]
     text = json.dumps(results, indent=1, sort_keys=True)
     (BUILD / "bench.json").write_text(text + "\n", encoding="utf-8")
     print(text)

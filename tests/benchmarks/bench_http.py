@@ -36,7 +36,7 @@ BOUNDARY = "vouch-benchmark"
 def measure(bundle: Path) -> dict[str, float]:
     """Medians in milliseconds, and their ratios."""
     retriever = open_bundle(bundle, provider="cpu").retriever
-    images = _images(retriever.encoder.metadata.preprocessing.height)
+    images = some_images(retriever.encoder.metadata.preprocessing.height)
     seconds: dict[str, list[float]] = {"in_process": [], "http_miss": [], "http_hit": []}
     with _server(bundle) as (port, ready_after):
         connection = HTTPConnection("127.0.0.1", port)
@@ -69,7 +69,8 @@ def measure(bundle: Path) -> dict[str, float]:
     }
 
 
-def _images(side: int) -> list[bytes]:
+def some_images(side: int) -> list[bytes]:
+    """Distinct image files, with a warm-up's first."""
     generator = np.random.default_rng(0)
     encoded = []
     for _ in range(N_IMAGES + WARM_UP):

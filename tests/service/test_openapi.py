@@ -50,7 +50,7 @@ def test_it_is_the_reviewed_one(document: dict[str, Any]) -> None:
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 12
+    assert len(names) == len(set(names)) == 13
     assert all(operation["summary"] and operation["description"] for operation in found)
 
 
@@ -107,6 +107,10 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("assess", "413"): lambda client: assess(client, bytes(10_000)),
     ("assess", "415"): lambda client: assess(client, b"text"),
     ("assess", "422"): lambda client: assess(client, truncated()),
+    ("give_feedback", "200"): lambda client: feedback(client, "digits"),
+    ("give_feedback", "404"): lambda client: feedback(client, "none"),
+    ("give_feedback", "409"): lambda client: feedback(client, "digits"),
+    ("give_feedback", "422"): lambda client: feedback(client, "digits", correct="perhaps"),
     ("get_item", "200"): lambda client: client.get(f"/v1/galleries/digits/items/{an_item(client)}"),
     ("get_item", "404"): lambda client: client.get("/v1/galleries/digits/items/none"),
     ("get_thumbnail", "200"): lambda client: client.get(
@@ -121,6 +125,13 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("readyz", "200"): lambda client: client.get("/readyz"),
     ("metrics", "200"): lambda client: client.get("/metrics"),
 }
+
+
+def feedback(client: TestClient, gallery: str, **said: Any) -> httpx2.Response:
+    """Confirm the first result of a query; or whatever else is said."""
+    answer = search(client, picture("PNG", 8, 8)).json()
+    first = {"query_id": answer["query"]["id"], "item_id": answer["results"][0]["id"]}
+    return client.post(f"/v1/galleries/{gallery}/feedback", json={**first, "correct": True, **said})
 
 
 def operating_point(client: TestClient, gallery: str, max_error: float) -> httpx2.Response:
@@ -145,9 +156,10 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("operation_id", "status"), REQUESTS)
 def test_each_documented_answer_is_given(
-    start: StartClient, operation_id: str, status: str
+    start: StartClient, operation_id: str, status: str, tmp_path: Path
 ) -> None:
-    client = start(max_image_bytes=9_000)
+    kept = {} if status == "409" else {"feedback": tmp_path / "feedback.sqlite3"}
+    client = start(max_image_bytes=9_000, **kept)
     response = REQUESTS[operation_id, status](client)
     assert str(response.status_code) == status
     [answer] = [

@@ -64,6 +64,8 @@ STATUSES = {
     "SampleNotFound": 404,
     "PathNotFound": 404,
     "MethodNotAllowed": 405,
+    "QueryNotFound": 404,
+    "FeedbackNotKept": 409,
     "EncoderError": 503,
     "EncoderContractError": 503,
     "ProviderUnavailable": 503,

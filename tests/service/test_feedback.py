@@ -1,0 +1,158 @@
+"""What users say of matches: kept once for each pair, and compared with what was served."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.questions import picture, search
+from starlette.testclient import TestClient
+
+from model_store.retriever import Bundle
+
+StartClient = Callable[..., TestClient]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "kept" / "feedback.sqlite3"
+
+
+@pytest.fixture
+def client(start: StartClient, log: Path) -> TestClient:
+    return start(feedback=log)
+
+
+def say(client: TestClient, answer: dict[str, Any], place: int, *, correct: bool) -> dict[str, Any]:
+    said = {
+        "query_id": answer["query"]["id"],
+        "item_id": answer["results"][place]["id"],
+        "correct": correct,
+    }
+    response = client.post("/v1/galleries/digits/feedback", json=said)
+    kept: dict[str, Any] = response.json()
+    assert response.status_code == 200, kept
+    return kept
+
+
+def summary(client: TestClient) -> dict[str, Any] | None:
+    found: dict[str, Any] = client.get("/v1/galleries/digits/calibration").json()
+    return found["feedback"]
+
+
+def test_what_was_served_is_kept_with_what_is_said(
+    client: TestClient, digit: bytes, log: Path, bundle: Bundle
+) -> None:
+    assert summary(client) is None
+    answer = search(client, digit, limit=3).json()
+    served = answer["results"][2]
+    kept = say(client, answer, 2, correct=True)
+    assert (kept["rank"], kept["match_probability"]) == (3, served["match_probability"])
+    row = sqlite3.connect(log).execute("SELECT * FROM feedback").fetchone()
+    assert row[:7] == (
+        "digits",
+        bundle.manifest.id,
+        answer["query"]["id"],
+        served["id"],
+        1,
+        3,
+        served["match_probability"],
+    )
+
+
+def test_the_last_word_on_a_pair_counts(client: TestClient, digit: bytes) -> None:
+    answer = search(client, digit).json()
+    for correct in (True, False, True):
+        say(client, answer, 0, correct=correct)
+    assert summary(client) == {
+        "n": 1,
+        "probability": pytest.approx(answer["results"][0]["match_probability"]),
+        "share": 1.0,
+    }
+
+
+def test_the_calibration_shows_how_users_see_it(client: TestClient, bundle: Bundle) -> None:
+    probabilities, said = [], []
+    for number, sample in enumerate(bundle.manifest.samples):
+        answer = search(client, (bundle.directory / sample.file).read_bytes()).json()
+        probabilities.append(say(client, answer, 0, correct=number % 2 == 0)["match_probability"])
+        said.append(number % 2 == 0)
+    assert summary(client) == {
+        "n": len(said),
+        "probability": pytest.approx(sum(probabilities) / len(said)),
+        "share": pytest.approx(sum(said) / len(said)),
+    }
+
+
+def test_it_outlives_the_process(start: StartClient, log: Path, digit: bytes) -> None:
+    first = start(feedback=log)
+    say(first, search(first, digit).json(), 0, correct=False)
+    assert summary(start(feedback=log)) == summary(first) != None  # noqa: E711
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "code"),
+    [
+        ({"query_id": "0" * 64}, 404, "query_not_found"),
+        ({"query_id": "short"}, 422, "invalid_request"),
+        ({"item_id": "none"}, 404, "item_not_found"),
+        ({"item_id": None}, 422, "invalid_request"),
+        ({"correct": "perhaps"}, 422, "invalid_request"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_and_nothing_is(
+    client: TestClient, digit: bytes, changed: dict[str, Any], status: int, code: str
+) -> None:
+    answer = search(client, digit).json()
+    said = {
+        "query_id": answer["query"]["id"],
+        "item_id": answer["results"][0]["id"],
+        "correct": True,
+    }
+    response = client.post("/v1/galleries/digits/feedback", json={**said, **changed})
+    assert (response.status_code, response.json()["code"]) == (status, code)
+    assert summary(client) is None
+
+
+def test_an_item_that_the_query_did_not_find_is_refused(
+    client: TestClient, digit: bytes, bundle: Bundle
+) -> None:
+    answer = search(client, digit, limit=100).json()
+    found = {result["id"] for result in answer["results"]}
+    gallery = bundle.retriever.gallery
+    item = gallery.items(gallery.candidates(_far_from(bundle, digit)[None], 1).rows[0])[0]
+    assert item.id not in found
+    response = client.post(
+        "/v1/galleries/digits/feedback",
+        json={"query_id": answer["query"]["id"], "item_id": item.id, "correct": False},
+    )
+    assert response.status_code == 404
+    assert "did not find item" in response.json()["detail"]
+
+
+def _far_from(bundle: Bundle, image: bytes) -> Any:
+    return -bundle.retriever.search(image).predictive.direction
+
+
+def test_without_a_file_or_a_calibration_none_is_kept(
+    start: StartClient, bare_bundle: Bundle, log: Path
+) -> None:
+    for client, reason in (
+        (start(), "VOUCH_FEEDBACK"),
+        (start(bare_bundle, feedback=log), "not calibrated"),
+    ):
+        answer = search(client, picture("PNG")).json()
+        response = client.post(
+            "/v1/galleries/digits/feedback",
+            json={
+                "query_id": answer["query"]["id"],
+                "item_id": answer["results"][0]["id"],
+                "correct": True,
+            },
+        )
+        assert response.status_code == 409
+        assert reason in response.json()["detail"]
+    assert not log.exists()
