@@ -256,7 +256,7 @@ class CalibrationConfig(_Section):
         0.05,
         gt=0,
         lt=1,
-        description="Expected share of queries, such as the gallery knows them, without a match in it.",
+        description="Expected share of ordinary-looking queries without a match in the gallery.",
     )
 
 

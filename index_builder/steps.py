@@ -158,12 +158,13 @@ def calibrate_step(config: BuildConfig, run: Run) -> None:
     detector = _detector(encoder, gallery, splits.gallery, config.seed)
     look = partial(observe, encoder, gallery, detector)
     strangers = len(queries.withheld) > 0
-    spoilt = corrupted(queries.matched, config.seed)
+    chosen = np.random.default_rng(config.seed).permutation(len(queries.matched))[:N_CORRUPTED]
     observed = CalibrationQueries(
         matched=look(queries.matched),
         no_match=look(queries.withheld) if strangers else look(queries.matched, hide_label=True),
         strangers=strangers,
-        corrupted=look(spoilt.subset(range(min(len(spoilt), N_CORRUPTED)))),
+        corrupted=look(corrupted(queries.matched, config.seed).subset(chosen)),
+        corrupted_of=chosen,
         outliers=None if queries.outliers is None else look(queries.outliers),
     )
     pictures = track(range(len(queries.matched)), "quality of the queries", len(queries.matched))

@@ -33,8 +33,12 @@ DEFAULT_COVERAGE = 0.95
 
 
 def search_settings(gallery: Gallery) -> dict[str, Any]:
-    """What a calibration depends on beside the encoder: how the gallery is searched."""
-    return {"index": gallery.index_type, "n_candidates": N_CANDIDATES}
+    """What a calibration depends on beside the encoder: what is searched, and how."""
+    return {
+        "index": gallery.index_type,
+        "n_items": gallery.n_items,
+        "n_candidates": N_CANDIDATES,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +161,11 @@ class Retriever:
 
         Parameters
         ----------
-        limit : how many items to describe.
+        limit : how many items to describe, at most `N_CANDIDATES`.
         alpha, coverage : None for what the calibration says.
         """
+        if not 1 <= limit <= N_CANDIDATES:
+            raise ValueError(f"{limit=}, wanted 1 to {N_CANDIDATES}")
         alpha = self.alpha if alpha is None else alpha
         started = time.perf_counter()
         neighbours = two_stage_search(self.gallery, predictive, limit)

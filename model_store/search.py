@@ -80,11 +80,12 @@ def rank_confidence(
     """
     certain = np.zeros(1)
     unit = items.astype(np.float64)
-    return probability_ranks_above(
+    confidence = probability_ranks_above(
         DiagonalGaussian(direction.astype(np.float64), variance.astype(np.float64)),
         DiagonalGaussian(unit[:-1], certain),
         DiagonalGaussian(unit[1:], certain),
     )
+    return np.maximum(confidence, 0.5)  # similarities are rounded before they are ordered
 
 
 def rank_stability(similarities: NDArray[np.float32], k: int) -> NDArray[np.float64]:

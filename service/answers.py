@@ -33,7 +33,7 @@ def search_answer(
         verdict=decision.verdict,
         query=_query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
         results=[_result(bundle.name, match) for match in shown],
-        result_set=None if refused else _result_set(answer),
+        result_set=None if refused else _result_set(answer, engine.stale),
         bundle=bundle_state(engine),
         cache=found.cache,
         timing_ms={stage: round(1000 * seconds, 3) for stage, seconds in found.seconds.items()},
@@ -242,15 +242,16 @@ def _result(gallery: str, match: Match) -> schemas.Result:
     )
 
 
-def _result_set(answer: Answer) -> schemas.ResultSet | None:
+def _result_set(answer: Answer, stale: str | None) -> schemas.ResultSet | None:
     chosen = answer.decision.result_set
     if chosen is None:
         return None
+    reason = chosen.shortfall or stale
     return schemas.ResultSet(
-        ids=[item.id for item in answer.result_set],
+        items=[schemas.SetItem(id=item.id, label=item.label) for item in answer.result_set],
         coverage=chosen.coverage,
-        promised=chosen.shortfall is None,
-        reason=chosen.shortfall,
+        promised=reason is None,
+        reason=reason,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from model_store.decision import Assessment, DriftTest, assess
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
+from model_store.decision.drift import PERIOD
 from model_store.errors import FeedbackNotKept, ItemNotFound, QueryNotFound
 from model_store.images import DecodedImage, ImageLimits, decode_image
 from model_store.predictive import N_SAMPLES, Predictive
@@ -93,6 +95,7 @@ class SearchEngine:
         calibration = bundle.retriever.calibration
         scores = [] if calibration is None else calibration.outlier_scores.tolist()
         self._drift = DriftTest(scores)
+        self._watched: OrderedDict[str, None] = OrderedDict()
         self._key_prefix = f"vouch:{KEY_VERSION}:{_basis(bundle)}:{N_SAMPLES}"
 
     @property
@@ -122,12 +125,11 @@ class SearchEngine:
         if cached is None:
             entry, answer, encoding = await self.compute(lambda: self._miss(data, asked))
             stages |= encoding
-            if self._retriever.calibration is not None:
-                self._drift.observe(answer.predictive.outlier_score)
             await self._cache.put(key, entry)
         else:
             entry = cached
             answer = await self.compute(lambda: self._find(cached.predictive, asked))
+        self._watch(query_id, answer.predictive.outlier_score)
         stages |= answer.seconds | {"total": time.perf_counter() - started}
         return Found(query_id, entry.image, answer, "miss" if cached is None else "hit", stages)
 
@@ -183,6 +185,15 @@ class SearchEngine:
     async def compute(self, work: Callable[[], T]) -> T:
         """Run ``work`` on the executor."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _watch(self, query_id: str, outlier_score: float) -> None:
+        """Let the drift test see each picture once, cached or not: copies are not exchangeable."""
+        if self._retriever.calibration is None or query_id in self._watched:
+            return
+        self._watched[query_id] = None
+        if len(self._watched) > PERIOD:
+            self._watched.popitem(last=False)
+        self._drift.observe(outlier_score)
 
     def _key(self, query_id: str) -> str:
         return f"{self._key_prefix}:{query_id}"

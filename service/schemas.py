@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field
 from model_store.decision.verdict import Level, Verdict
 
 CalibrationStatus = Literal["valid", "stale", "missing"]
-"""`stale`: fitted, but for something else than what is searched now; its numbers are shown, and are
-no promise."""
+"""`stale`: fitted, but for another gallery or search than is served now, or for other queries than
+come in; its numbers are shown, and are no promise."""
 
 OnUncertain = Literal["answer", "refuse"]
 """Whether results are shown whatever the verdict, or only with verdict `match`."""
@@ -98,6 +98,13 @@ class BundleState(BaseModel):
     calibration: CalibrationState
 
 
+class SetItem(BaseModel):
+    """An item of a result set."""
+
+    id: str
+    label: str | None
+
+
 class ResultSet(BaseModel):
     """As few items as hold a true match with a stated probability.
 
@@ -106,9 +113,9 @@ class ResultSet(BaseModel):
     with, in nine of ten calibrations (exact binomial test).
     """
 
-    ids: list[str] = Field(description="Nearest first; they may stand below the results.")
-    coverage: float = Field(description="Probability that one of them is a true match.")
-    promised: bool
+    items: list[SetItem] = Field(description="Nearest first; some may stand below the results.")
+    coverage: float = Field(description="What was asked for.")
+    promised: bool = Field(description="Whether one of them is a true match so often.")
     reason: str | None = Field(description="Why the coverage cannot be promised.")
 
 

@@ -60,7 +60,7 @@ class Telemetry:
 
         self.drift = Gauge(
             "vouch_drift_log_capital",
-            "Evidence that queries are no longer like the calibration's, in nats; an alarm at 4.6.",
+            "Evidence against queries being like the calibration's, in nats; begins anew at 4.6.",
             ["gallery"],
             registry=self.registry,
         )

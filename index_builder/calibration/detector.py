@@ -10,9 +10,9 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from sklearn.covariance import ledoit_wolf
 from sklearn.decomposition import PCA
-from sklearn.model_selection import StratifiedKFold
+from sklearn.model_selection import StratifiedGroupKFold
 
-from model_store.decision import OUTLIER_SIGNALS, LogisticModel, OutlierDetector
+from model_store.decision import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
 from model_store.decision.outliers import unit_rows
 from model_store.encoder import Embeddings
 from model_store.errors import CalibrationError
@@ -36,6 +36,9 @@ assert len(FUSION_PRIOR) == len(OUTLIER_SIGNALS)  # noqa: S101 - one each
 PRIOR_STRENGTH = 0.2
 """Of that prior against the data, which weighs one in all. What tells the calibration outliers
 apart is a hint and no more: others will differ from ordinary images in other ways."""
+
+_MAX_LOG_SCALE = 3.0
+"""Of the fusion: at e³ standard deviations no overlap is left that a larger one could resolve."""
 
 N_FOLDS = 5
 
@@ -69,6 +72,8 @@ def fit_detector(
     basis = np.ascontiguousarray(pca.components_.T, dtype=np.float32)
     coordinates = (rows - centre) @ basis
     _, codes, counts = np.unique(label_codes, return_inverse=True, return_counts=True)
+    if len(rows) - len(counts) < rank:  # too few images of each label to know a spread within
+        codes, counts = np.zeros_like(codes), np.array([len(rows)])
     means = np.zeros((len(counts), rank))
     np.add.at(means, codes, coordinates)
     means /= counts[:, None]
@@ -98,12 +103,14 @@ def _whitening(deviations: Floats, degrees_of_freedom: int) -> NDArray[np.float3
     return np.ascontiguousarray(lower, dtype=np.float32)
 
 
-def fit_fusion(inliers: Floats, outliers: Sequence[Floats]) -> LogisticModel:
+def fit_fusion(inliers: Floats, outliers: Sequence[Floats]) -> OutlierFusion:
     """Fuse outlier signals: a logistic regression of inliers against kinds of outliers.
 
     Its weights are a (w₀ + δ), with w₀ the `FUSION_PRIOR`, and minimise the mean logistic loss plus
     `PRIOR_STRENGTH` ‖δ‖²: weights stay near those of the prior up to scale, unless the data speak
-    loudly.
+    loudly. The scale a means nothing, and has none to speak of where inliers and outliers do not
+    overlap; scores are brought to mean 0 and deviation 1 over the inliers, so that those of several
+    fits can stand beside each other.
 
     Parameters
     ----------
@@ -120,28 +127,39 @@ def fit_fusion(inliers: Floats, outliers: Sequence[Floats]) -> LogisticModel:
 
     def loss_and_gradient(parameters: Floats) -> tuple[float, Floats]:
         log_scale, shift, intercept = parameters[0], parameters[1:-1], parameters[-1]
-        direction = FUSION_PRIOR + shift
-        projected = np.exp(log_scale) * (values @ direction)
+        projected = np.exp(log_scale) * (values @ (FUSION_PRIOR + shift))
         margin = sign * (projected + intercept)
         loss = weight @ np.logaddexp(0, -margin) + PRIOR_STRENGTH * (shift @ shift)
         slope = -sign * weight * expit(-margin)
         by_shift = np.exp(log_scale) * (slope @ values) + 2 * PRIOR_STRENGTH * shift
         return float(loss), np.r_[slope @ projected, by_shift, slope.sum()]
 
-    start = np.zeros(2 + len(FUSION_PRIOR))
-    found = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B").x
-    fused = np.exp(found[0]) * (FUSION_PRIOR + found[1:-1])
-    return LogisticModel(fused, centre, scale, float(found[-1]))
+    bounds = [(None, _MAX_LOG_SCALE), *[(None, None)] * (len(FUSION_PRIOR) + 1)]
+    found = minimize(
+        loss_and_gradient, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds
+    ).x
+    direction = FUSION_PRIOR + found[1:-1]
+    spread = float((values[: len(inliers)] @ direction).std()) or 1.0
+    return OutlierFusion(direction / spread, centre, scale)
 
 
-def cross_fitted_scores(inliers: Floats, outliers: Sequence[Floats], seed: int) -> list[Floats]:
-    """Outlier scores of the inliers and of each kind, by fusions that have not seen them."""
+def cross_fitted_scores(
+    inliers: Floats, outliers: Sequence[Floats], sources: NDArray[np.int64], seed: int
+) -> list[Floats]:
+    """Outlier scores of the inliers and of each kind, by fusions that have not seen them.
+
+    Parameters
+    ----------
+    inliers, outliers : as in `fit_fusion`.
+    sources : of all of them in that order; those of one source are left out together.
+    seed : of the folds.
+    """
     groups = [inliers, *outliers]
     values = np.concatenate(groups)
     kinds = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     scores = np.empty(len(values))
-    folds = StratifiedKFold(N_FOLDS, shuffle=True, random_state=seed)
-    for kept, left_out in folds.split(values, kinds):
+    folds = StratifiedGroupKFold(N_FOLDS, shuffle=True, random_state=seed)
+    for kept, left_out in folds.split(values, kinds, sources):
         of_kind = [values[kept][kinds[kept] == kind] for kind in range(len(groups))]
-        scores[left_out] = fit_fusion(of_kind[0], of_kind[1:]).log_odds(values[left_out])
+        scores[left_out] = fit_fusion(of_kind[0], of_kind[1:])(values[left_out])
     return [scores[kinds == kind] for kind in range(len(groups))]

@@ -28,7 +28,6 @@ from model_store.decision import (
     Calibration,
     OperatingCurve,
     OutlierDetector,
-    ResultSetRule,
 )
 from model_store.errors import CalibrationError
 
@@ -57,7 +56,8 @@ class CalibrationQueries:
     no_match : queries of the same world without a true match there.
     strangers : whether those are images of labels that the gallery does not hold; else they are the
         matched queries again, with their own label hidden from them.
-    corrupted : matched queries, spoilt.
+    corrupted : some of the matched queries, spoilt.
+    corrupted_of : their places among the matched queries.
     outliers : queries from another world, which have no match either. They teach what alien images
         look like; the p-value needs no example of them.
     """
@@ -66,6 +66,7 @@ class CalibrationQueries:
     no_match: Observed
     strangers: bool
     corrupted: Observed
+    corrupted_of: NDArray[np.int64]
     outliers: Observed | None
 
 
@@ -80,8 +81,8 @@ def fit_calibration(
 ) -> Calibration:
     """Fit everything that turns a result list into promises.
 
-    Every number that something else is fitted to or measured on comes from a fit that has not seen
-    its query: outlier scores, match probabilities, thresholds.
+    Scores and probabilities that something else is fitted to or measured on come from fits that
+    have not seen their query (five folds); what is served is fitted to all of them.
 
     Parameters
     ----------
@@ -99,22 +100,34 @@ def fit_calibration(
                 f"There are {len(observed)} {name} calibration queries; at least {MIN_QUERIES} are "
                 "needed. Hold out more images, or withhold more labels."
             )
-    kinds = {"corrupted": queries.corrupted.outlier_signals}
+    n = len(matched)
+    own = np.arange(n, n + len(no_match))
+    kinds = {"corrupted": (queries.corrupted.outlier_signals, queries.corrupted_of)}
     if queries.strangers:
-        kinds["near"] = no_match.outlier_signals
+        kinds["near"] = no_match.outlier_signals, own
     if outliers is not None:
-        kinds["far"] = outliers.outlier_signals
-    alien = list(kinds.values())
-    ordinary, *scores = cross_fitted_scores(matched.outlier_signals, alien, seed)
+        kinds["far"] = outliers.outlier_signals, own[-1] + 1 + np.arange(len(outliers))
+    alien = [signals for signals, _ in kinds.values()]
+    ordinary, *scores = cross_fitted_scores(
+        matched.outlier_signals,
+        alien,
+        np.concatenate([np.arange(n), *(sources for _, sources in kinds.values())]),
+        seed,
+    )
     score_of = dict(zip(kinds, scores, strict=True))
 
-    absent = [(no_match, score_of["near"] if queries.strangers else ordinary)]
+    # Each kind weighs the share by itself: aliens, easily told apart, take nothing from the rest.
+    total = config.no_match_share / (1 - config.no_match_share) * n
+    of_matched = Group(matched, ordinary, 1.0, np.arange(n))
+    groups = [of_matched]
+    if queries.strangers:
+        groups.append(Group(no_match, score_of["near"], total / len(no_match), own))
+    else:
+        groups.append(Group(no_match, ordinary, total / n, np.arange(n)))
     if outliers is not None:
-        absent.append((outliers, score_of["far"]))
-    # Each kind weighs the share by itself: aliens, which are easily told, take nothing from the rest.
-    total = config.no_match_share / (1 - config.no_match_share) * len(matched)
-    of_matched = Group(matched, ordinary, 1.0)
-    examples = Examples.of([of_matched, *(Group(*one, total / len(one[0])) for one in absent)])
+        far, sources = score_of["far"], kinds["far"][1]
+        groups.append(Group(outliers, far, total / len(outliers), sources))
+    examples = Examples.of(groups)
     fits = CrossFit.of(examples, seed)
     log_odds = fits.log_odds(examples.values, examples.queries)
 
@@ -123,8 +136,7 @@ def fit_calibration(
     curve = operating_curve(probabilities, examples.matches[first], examples.weights[first])
     point = curve.at(config.max_error)
     choices = LabelChoices.of(of_matched, fits)
-    sets = ResultSetRule(np.sort(choices.critical()))
-    outlier = fit_fusion(matched.outlier_signals, alien)
+    fusion = fit_fusion(matched.outlier_signals, alien)
     correct = matched.matches[:, 0]
     of_first = probabilities[: len(matched)]
     report = {
@@ -134,14 +146,14 @@ def fit_calibration(
         "n_outliers": 0 if outliers is None else len(outliers),
         "no_match_share": config.no_match_share,
         "max_error": config.max_error,
-        "outlier_weights": dict(zip(OUTLIER_SIGNALS, outlier.weights.tolist(), strict=True)),
+        "outlier_weights": dict(zip(OUTLIER_SIGNALS, fusion.weights.tolist(), strict=True)),
         "cross_fitted": {
             "top1_ece": expected_calibration_error(of_first, correct),
             "error_auroc": auroc(1 - of_first[~correct], 1 - of_first[correct]),
             "reliability": [asdict(one) for one in reliability(of_first, correct)],
             "match_coverage": 0.0 if point is None else point.coverage,
             "outlier_auroc": {name: auroc(values, ordinary) for name, values in score_of.items()},
-            "result_sets": [choices.outcome(sets, coverage) for coverage in COVERAGES],
+            "result_sets": [choices.outcome(coverage) for coverage in COVERAGES],
         },
     }
     return Calibration(
@@ -155,15 +167,15 @@ def fit_calibration(
         uncertainties=np.sort(matched.spherical_variances),
         outlier_scores=np.sort(ordinary),
         detector=detector,
-        outlier=outlier,
+        fusion=fusion,
         match=examples.fitted(),
         no_match=fit_logistic(
             examples.values[first],
             np.arange(len(probabilities)) >= len(matched),
             examples.weights[first],
         ),
-        intervals=fit_venn_abers(log_odds, examples.matches, examples.weights),
-        sets=sets,
+        intervals=fit_venn_abers(log_odds, examples.matches, examples.weights / 2),
+        sets=choices.rule(),
         quality_limits=quality_limits,
         report=report,
     )

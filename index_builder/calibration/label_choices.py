@@ -27,10 +27,12 @@ class LabelChoices:
     probabilities : (B, `MAX_LABELS`) match probability, by fits that have not seen the query; −1
         where a query finds fewer labels.
     matches : (B, `MAX_LABELS`) whether it is a true match.
+    folds : (B,) of the cross-fit.
     """
 
     probabilities: NDArray[np.float64]
     matches: NDArray[np.bool_]
+    folds: NDArray[np.int64]
 
     @classmethod
     def of(cls, group: Group, fits: CrossFit) -> LabelChoices:
@@ -45,12 +47,16 @@ class LabelChoices:
         log_odds = np.empty(places.shape)
         for start in range(0, len(places), _ROWS):
             rows = np.arange(start, min(start + _ROWS, len(places)))
-            some = Group(observed.at(rows), group.outlier_scores[rows], group.weight)
-            log_odds[rows] = fits.log_odds(some.signals(places[rows]), rows)
+            log_odds[rows] = fits.log_odds(group.at(rows).signals(places[rows]), rows)
         return cls(
             np.where(exists, expit(log_odds), -1.0),
             np.take_along_axis(observed.matches, places, axis=1) & exists,
+            fits.folds[: len(places)],
         )
+
+    def rule(self) -> ResultSetRule:
+        """The rule that these queries calibrate."""
+        return ResultSetRule(np.sort(self.critical()))
 
     def critical(self) -> NDArray[np.float64]:
         """`ResultSetRule.critical`, (B,), in the order of the queries."""
@@ -59,17 +65,19 @@ class LabelChoices:
         is_right = np.take_along_axis(self.matches, likeliest, axis=1)[:, 0]
         return np.where(is_right, np.inf, of_match)
 
-    def outcome(self, rule: ResultSetRule, coverage: float) -> dict[str, Any]:
-        """What sets of a coverage come to on these queries, for the report."""
-        sizes, hits = [], []
-        for probabilities, matches in zip(self.probabilities, self.matches, strict=True):
-            places = np.flatnonzero(probabilities >= 0)
-            chosen = rule.choose(places, probabilities[places], coverage).places
-            sizes.append(len(chosen))
-            hits.append(matches[chosen].any())
+    def outcome(self, coverage: float) -> dict[str, Any]:
+        """What sets of a coverage come to, each by a rule from the other folds, for the report."""
+        critical, sizes, hits = self.critical(), [], []
+        for fold in np.unique(self.folds):
+            rule = ResultSetRule(np.sort(critical[self.folds != fold]))
+            for row in np.flatnonzero(self.folds == fold):
+                places = np.flatnonzero(self.probabilities[row] >= 0)
+                chosen = rule.choose(places, self.probabilities[row, places], coverage).places
+                sizes.append(len(chosen))
+                hits.append(self.matches[row, chosen].any())
         return {
             "coverage": coverage,
-            "promised": rule.threshold(coverage) is not None,
+            "promised": self.rule().threshold(coverage) is not None,
             "covered": float(np.mean(hits)),
             "mean_size": float(np.mean(sizes)),
         }

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.isotonic import isotonic_regression
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold
+from sklearn.model_selection import StratifiedGroupKFold
 
 from index_builder.observation import Observed
 from model_store.decision import SIGNALS, LogisticModel, VennAbers
@@ -35,11 +35,19 @@ class Group:
     observed : B queries.
     outlier_scores : (B,).
     weight : of each query.
+    sources : (B,) what each was made from; queries of one source are left out together.
     """
 
     observed: Observed
     outlier_scores: Floats
     weight: float
+    sources: NDArray[np.int64]
+
+    def at(self, rows: NDArray[np.int64]) -> Group:
+        """Some of the queries."""
+        return Group(
+            self.observed.at(rows), self.outlier_scores[rows], self.weight, self.sources[rows]
+        )
 
     def signals(self, ranks: NDArray[np.int64]) -> Floats:
         """Signals (B, m, S) at ``ranks`` (m,), or (B, m) where they differ from query to query."""
@@ -48,13 +56,21 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Pairs of a query and one of its candidates: signals, outcome, weight, and whose they are."""
+    """Pairs of a query and one of its candidates: signals, outcome, weight, and whose they are.
+
+    Attributes
+    ----------
+    values : (N, S)
+    matches, weights, queries, is_first : (N,)
+    sources : (n_queries,), see `Group`.
+    """
 
     values: Floats
     matches: Bools
     weights: Floats
     queries: NDArray[np.int64]
     is_first: Bools
+    sources: NDArray[np.int64]
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Examples:
@@ -72,6 +88,7 @@ class Examples:
             np.concatenate([np.tile(of_rank * g.weight, len(g.observed)) for g in groups]),
             np.repeat(np.arange(n_queries), len(ranks)),
             np.tile(ranks == 0, n_queries),
+            np.concatenate([g.sources for g in groups]),
         )
 
     def fitted(self) -> LogisticModel:
@@ -98,8 +115,9 @@ class CrossFit:
         first_matches = examples.matches[examples.is_first]
         folds = np.empty(len(first_matches), dtype=np.int64)
         models = []
-        splits = StratifiedKFold(N_FOLDS, shuffle=True, random_state=seed)
-        for fold, (kept, left_out) in enumerate(splits.split(first_matches, first_matches)):
+        splits = StratifiedGroupKFold(N_FOLDS, shuffle=True, random_state=seed)
+        divided = splits.split(first_matches, first_matches, examples.sources)
+        for fold, (kept, left_out) in enumerate(divided):
             rows = np.isin(examples.queries, kept)
             folds[left_out] = fold
             models.append(
@@ -130,15 +148,15 @@ def fit_logistic(values: Floats, outcomes: Bools, weights: Floats) -> LogisticMo
     return LogisticModel(fitted.coef_[0], centre, scale, float(fitted.intercept_[0]))
 
 
-def fit_venn_abers(scores: Floats, outcomes: Bools, weights: Floats) -> VennAbers:
+def fit_venn_abers(log_odds: Floats, outcomes: Bools, weights: Floats) -> VennAbers:
     """Tabulate the inductive Venn-Abers predictor of weighted examples.
 
     Parameters
     ----------
-    scores : (N,) by fits that have not seen the example.
+    log_odds : (N,) by fits that have not seen the example.
     outcomes, weights : (N,); a new example weighs one.
     """
-    distinct, place = np.unique(scores, return_inverse=True)
+    distinct, place = np.unique(log_odds, return_inverse=True)
     mass = np.bincount(place, weights)
     positives = np.bincount(place, weights * outcomes)
     knots = np.unique(np.linspace(0, len(distinct) - 1, N_KNOTS).round().astype(int))

@@ -12,7 +12,7 @@ from model_store.decision.calibration import Calibration
 from model_store.decision.drift import DriftTest
 from model_store.decision.logistic import LogisticModel
 from model_store.decision.operating import OperatingCurve, OperatingPoint
-from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector
+from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
 from model_store.decision.result_sets import ResultSet, ResultSetRule
 from model_store.decision.signals import SIGNALS, signals
 from model_store.decision.venn_abers import VennAbers
@@ -29,6 +29,7 @@ __all__ = [
     "OperatingCurve",
     "OperatingPoint",
     "OutlierDetector",
+    "OutlierFusion",
     "ResultSet",
     "ResultSetRule",
     "VennAbers",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from model_store.decision.logistic import LogisticModel
 from model_store.decision.operating import OperatingCurve
-from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector
+from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
 from model_store.decision.result_sets import ResultSetRule
 from model_store.decision.signals import SIGNALS
 from model_store.decision.venn_abers import VennAbers
@@ -40,7 +40,7 @@ class Calibration:
     uncertainties : (n,) of the calibration queries, sorted.
     outlier_scores : (n,) of the calibration queries, sorted.
     detector : measures outlier signals.
-    outlier : fuses them; its log-odds are the outlier score.
+    fusion : makes the outlier score of them.
     match : P(item is a true match | its signals).
     no_match : P(nothing in the gallery matches | the first item's signals).
     intervals : of match probabilities, by the log-odds of ``match``.
@@ -59,7 +59,7 @@ class Calibration:
     uncertainties: NDArray[np.float64]
     outlier_scores: NDArray[np.float64]
     detector: OutlierDetector
-    outlier: LogisticModel
+    fusion: OutlierFusion
     match: LogisticModel
     no_match: LogisticModel
     intervals: VennAbers
@@ -73,8 +73,8 @@ class Calibration:
         return float(100 * below / len(self.uncertainties))
 
     def outlier_score(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """How alien B queries are, (B,); without a scale of its own, only to be compared."""
-        return self.outlier.log_odds(self.detector.signals(embeddings))
+        """How alien B queries are, (B,)."""
+        return self.fusion(self.detector.signals(embeddings))
 
     def outlier_p_value(self, score: float) -> float:
         """Conformal p-value (1 + #{calibration scores ≥ score}) / (n + 1)."""

@@ -17,8 +17,8 @@ PERIOD = 10_000
 """Queries after which the test begins anew: it remembers no more, and loses no more power."""
 
 CALM = 1_000
-"""Queries without another alarm that an alarm lasts for. Had the stream stayed what it was, the
-test, which begins anew with each alarm, would have fired again long before."""
+"""Queries that an alarm lasts for, or twice as many as it took to be raised if that is more: the
+test begins anew with each alarm, and would be expected to have fired again by then."""
 
 _BETS = np.array([-1.0, 0.0, 1.0])
 _JUMP = 0.01
@@ -45,13 +45,13 @@ class DriftTest:
         self._shares: NDArray[np.float64] = np.zeros(len(_BETS))
         self._log_capital = 0.0
         self._generator = np.random.default_rng(seed)
-        self._since_alarm = CALM
+        self._alarmed_for = 0
         self._begin()
 
     @property
     def drifted(self) -> bool:
-        """Whether the test has fired within the last `CALM` queries."""
-        return self._since_alarm < CALM
+        """Whether the test has fired lately; see `CALM`."""
+        return self._alarmed_for > 0
 
     @property
     def log_capital(self) -> float:
@@ -63,22 +63,21 @@ class DriftTest:
         """Queries of this period."""
         return len(self._scores) - len(self._calibration)
 
-    def observe(self, score: float) -> None:
+    def observe(self, outlier_score: float) -> None:
         """Take in a served query."""
-        if self.n_served >= PERIOD:
+        if self.n_served >= PERIOD or self._log_capital >= ALARM:
             self._begin()
-        insort(self._scores, score)
-        larger = len(self._scores) - bisect_right(self._scores, score)
-        equal = bisect_right(self._scores, score) - bisect_left(self._scores, score)
+        insort(self._scores, outlier_score)
+        larger = len(self._scores) - bisect_right(self._scores, outlier_score)
+        equal = bisect_right(self._scores, outlier_score) - bisect_left(self._scores, outlier_score)
         p_value = (larger + self._generator.uniform() * equal) / len(self._scores)
         shares = (1 - _JUMP) * self._shares + _JUMP / len(_BETS)
         shares *= 1 + _BETS * (p_value - 0.5)
         self._log_capital += math.log(shares.sum())
         self._shares = shares / shares.sum()
-        self._since_alarm += 1
+        self._alarmed_for -= 1
         if self._log_capital >= ALARM:
-            self._since_alarm = 0
-            self._begin()
+            self._alarmed_for = max(CALM, 2 * self.n_served)
 
     def _begin(self) -> None:
         self._scores = list(self._calibration)

@@ -108,6 +108,27 @@ class OutlierDetector:
         return means
 
 
+@dataclass(frozen=True, slots=True)
+class OutlierFusion:
+    """The outlier score: w · (x − centre) / scale of the outlier signals x; larger is more alien.
+
+    Over ordinary queries it has mean 0 and deviation 1.
+
+    Attributes
+    ----------
+    weights, centre, scale : (S,) each; ``scale`` > 0.
+    """
+
+    weights: NDArray[np.float64]
+    centre: NDArray[np.float64]
+    scale: NDArray[np.float64]
+
+    def __call__(self, signals: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Outlier scores (B,) of ``signals`` (B, S)."""
+        fused: NDArray[np.float64] = ((signals - self.centre) / self.scale) @ self.weights
+        return fused
+
+
 def unit_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """L2-normalise the rows of ``features`` (B, F); a row of zeros stays one."""
     norms = np.linalg.norm(features, axis=1, keepdims=True)

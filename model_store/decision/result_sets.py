@@ -59,7 +59,9 @@ class ResultSetRule:
 
     The promise: with probability 1 − `DELTA` over the calibration queries, at least ``coverage`` of
     the sets hold a true match, among queries that have one in the gallery and are exchangeable with
-    the calibration queries.
+    the calibration queries. The test is exact for the probabilities that it is given; those come
+    from five cross-fits and the served ones from a fit to all queries, a difference that shrinks
+    with their number.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Probability intervals that are valid whatever the probabilities they stand beside."""
+"""Intervals around probabilities: wide where calibration examples like this one are few."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from numpy.typing import NDArray
 class VennAbers:
     """A fitted inductive Venn-Abers predictor (Vovk & Petej 2014), tabulated.
 
-    Of a score s, p₀(s) is the value at s of the isotonic regression of the calibration outcomes
-    with (s, 0) added to them, and p₁(s) that with (s, 1) added. One of the two is perfectly
-    calibrated, so that the probability lies between them; they are far apart where calibration
-    examples are few. Both rise with s, so that a table of them bounds the scores between its rows.
+    Of log-odds s, p₀(s) is the value at s of the isotonic regression of the calibration outcomes
+    with (s, 0) added to them, and p₁(s) that with (s, 1) added. For exchangeable examples one of
+    the two is perfectly calibrated; the candidates of one query, which are not independent, count
+    as one example together. Both rise with s, so that a table of them bounds what lies between its
+    rows.
 
     Attributes
     ----------
-    scores : (m,) strictly ascending.
+    log_odds : (m,) strictly ascending.
     lower, upper : (m,) p₀ and p₁ there, ascending.
     """
 
-    scores: NDArray[np.float64]
+    log_odds: NDArray[np.float64]
     lower: NDArray[np.float64]
     upper: NDArray[np.float64]
 
-    def __call__(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Lower and upper probability (..., 2) of ``scores`` (...)."""
-        below = np.searchsorted(self.scores, scores, side="right") - 1
-        above = np.searchsorted(self.scores, scores, side="left")
-        last = len(self.scores) - 1
+    def __call__(self, log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Lower and upper probability (..., 2) of ``log_odds`` (...)."""
+        below = np.searchsorted(self.log_odds, log_odds, side="right") - 1
+        above = np.searchsorted(self.log_odds, log_odds, side="left")
+        last = len(self.log_odds) - 1
         lower = np.where(below >= 0, self.lower[np.maximum(below, 0)], 0.0)
         upper = np.where(above <= last, self.upper[np.minimum(above, last)], 1.0)
         return np.stack([lower, upper], axis=-1)

@@ -32,7 +32,8 @@ class Assessment:
     percentile : share of calibration queries that are less uncertain, in percent.
     level : that percentile in a word.
     outlier_p_value : share of ordinary queries at least as alien; "p ≤ α" raises a false alarm
-        with probability at most α on a query exchangeable with the calibration queries.
+        with probability at most α on a query exchangeable with the calibration queries (up to the
+        difference between the cross-fits that these were measured with and the served fit).
     """
 
     percentile: float | None = None

@@ -81,15 +81,14 @@ function outlierPart(ood, nQueries) {
 }
 
 /** How few items it takes to be sure enough of a true match among them. */
-function setPart({ result_set: chosen, results }, { withholds }) {
+function setPart({ result_set: chosen }, { withholds }) {
   if (!chosen || withholds) return "";
   if (!chosen.promised) return el("p.note", { "data-testid": "set" }, chosen.reason);
-  const named = new Map(results.map((item) => [item.id, item.label ?? item.id]));
-  const names = chosen.ids.slice(0, SHOWN_OF_SET).map((id) => `“${named.get(id) ?? id}”`);
-  const more = chosen.ids.length - names.length;
+  const names = chosen.items.slice(0, SHOWN_OF_SET).map(({ id, label }) => `“${label ?? id}”`);
+  const more = chosen.items.length - names.length;
   return el("p.note", { "data-testid": "set" },
     `If the gallery has a match, then with probability ${percent(chosen.coverage)} `,
-    chosen.ids.length === 1 ? "it is " : "one of these is: ",
+    chosen.items.length === 1 ? "it is " : "one of these is: ",
     el("b", {}, names.join(", ")), more ? ` and ${more} more.` : ".");
 }
 

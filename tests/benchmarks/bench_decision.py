@@ -94,7 +94,7 @@ class Measured:
 
     def __init__(self, calibration: Calibration, observed: Observed) -> None:
         self.observed = observed
-        self.outlier_scores = calibration.outlier.log_odds(observed.outlier_signals)
+        self.outlier_scores = calibration.fusion(observed.outlier_signals)
         self.p_values = np.array([calibration.outlier_p_value(s) for s in self.outlier_scores])
         self.calibration = calibration
         first = observed.signals(np.array([0]), self.outlier_scores)[:, 0]

@@ -14,6 +14,7 @@ import pytest
 from end_to_end.questions import assess, picture, search
 from fakes import FakeEncoder
 from PIL import Image
+from scipy.stats import binom
 from starlette.testclient import TestClient
 
 from model_store.bundle import Manifest
@@ -76,7 +77,7 @@ class TestASearch:
         }
         assert decision.result_set is not None
         assert served["result_set"] == {
-            "ids": [item.id for item in answer.result_set],
+            "items": [{"id": item.id, "label": item.label} for item in answer.result_set],
             "coverage": 0.95,
             "promised": True,
             "reason": None,
@@ -93,8 +94,9 @@ class TestASearch:
                 ]
                 for s in bundle.manifest.samples
             ]
-            sizes[coverage] = sum(len(one["ids"]) for one in sets)
-            assert all(len(set(one["ids"])) == len(one["ids"]) >= 1 for one in sets)
+            sizes[coverage] = sum(len(one["items"]) for one in sets)
+            labels = [[item["label"] for item in one["items"]] for one in sets]
+            assert all(len(set(of_set)) == len(of_set) >= 1 for of_set in labels)
             assert {one["promised"] for one in sets} == {coverage < 0.999}
         assert sizes[0.8] <= sizes[0.99] <= sizes[0.999]
         assert "needs 2302 calibration queries" in sets[0]["reason"]
@@ -373,7 +375,9 @@ class TestTheCalibration:
         assert report["coverage"] == calibration.coverage
         sizes = [one["mean_size"] for one in report["result_sets"]]
         assert sizes == sorted(sizes)
-        assert all(one["covered"] >= one["coverage"] for one in report["result_sets"])
+        n = report["n_queries"]
+        for one in report["result_sets"]:
+            assert one["covered"] * n >= binom.ppf(1e-4, n, one["coverage"])
         assert set(report["outlier_auroc"]) == {"near", "far", "corrupted"}
 
     def test_an_owner_finds_the_threshold_for_an_error(self, client: TestClient) -> None:
@@ -431,6 +435,8 @@ class TestTheCalibration:
         assert state()["status"] == "stale"
         assert "Recent queries" in state()["reason"]
         assert answer["results"][0]["match_probability"] is not None  # shown, and no promise
+        assert answer["result_set"]["promised"] is False
+        assert answer["result_set"]["reason"] == state()["reason"]
         assert 'vouch_calibration_stale{gallery="digits"} 1.0' in client.get("/metrics").text
 
 

@@ -61,7 +61,7 @@ def test_the_interval_holds_the_truth_on_average_and_narrows(n: int) -> None:
     lower, upper = fitted(new).T
     assert lower.mean() - 0.05 < happened.mean() < upper.mean() + 0.05
     assert (upper - lower).mean() < (0.6 if n == 30 else 0.08)
-    assert len(fitted.scores) <= 400
+    assert len(fitted.log_odds) <= 400
 
 
 def test_without_a_row_on_a_side_the_bound_is_trivial() -> None:

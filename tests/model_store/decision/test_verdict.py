@@ -15,6 +15,7 @@ from model_store.decision import (
     LogisticModel,
     OperatingCurve,
     OutlierDetector,
+    OutlierFusion,
     ResultSetRule,
     VennAbers,
     decide,
@@ -57,7 +58,7 @@ def calibration() -> Calibration:
         detector=OutlierDetector(
             *(array(*shape) for shape in ((5,), (5, 2), (20, 2), (3, 2), (2, 2))), 0.5, array(20, 4)
         ),
-        outlier=LogisticModel(np.array([1.0, 0, 2, 0]), np.zeros(4), np.ones(4), 0.5),
+        fusion=OutlierFusion(np.array([1.0, 0, 2, 0]), np.zeros(4), np.ones(4)),
         match=logistic("log_distance", -1.0, intercept=-1.0),
         no_match=logistic("log_distance", 1.0, intercept=1.0),
         intervals=VennAbers(
