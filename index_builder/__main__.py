@@ -126,6 +126,9 @@ def all_command(
         str | None,
         typer.Option(help="With --trunk: a file, or a name of torchvision's (IMAGENET1K_V1)."),
     ] = None,
+    labels: Annotated[
+        bool, typer.Option(help="With --images: whether its sub-folders are labels.")
+    ] = True,
     name: Annotated[
         str | None, typer.Option(help="With --images: of the gallery. [default: the folder's]")
     ] = None,
@@ -133,10 +136,10 @@ def all_command(
     bundles: BundlesOption = None,
 ) -> None:
     """Run every step, from images to a published bundle, and print its evaluation."""
-    if config is not None and not (images or trunk or weights or name):
+    if config is not None and labels and not (images or trunk or weights or name):
         build = load_config(config)
     elif config is None and images is not None and trunk is not None and weights is not None:
-        build = photographs_config(images, trunk, weights, name)
+        build = photographs_config(images, trunk, weights, name, labelled=labels)
     else:
         raise ConfigError("Give either --config, or all of --images, --trunk and --weights.")
     opened = Run(run or Path("runs") / build.name)

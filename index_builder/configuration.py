@@ -37,6 +37,11 @@ class DatasetConfig(_Section):
         "VOUCH_DATA_DIR or downloaded; a folder has one sub-folder of images for each label."
     )
     path: Path | None = Field(None, description="The folder, for kind = 'folder'.")
+    labels: Literal["folders", "none"] = Field(
+        "folders",
+        description="none: nobody knows what belongs together. Every image is a thing of its own, "
+        "and views of it, made up, are what the gallery is calibrated with.",
+    )
     withheld_labels: tuple[str, ...] = Field(
         (), description="Kept out of training and gallery: their images are queries with no match."
     )
@@ -66,6 +71,10 @@ class DatasetConfig(_Section):
     def _folder_has_path(self) -> DatasetConfig:
         if (self.kind == "folder") != (self.path is not None):
             raise ValueError("`path` goes with kind = 'folder', and only with it")
+        if self.labels == "none" and (
+            self.kind != "folder" or self.withheld_labels or self.unseen_share
+        ):
+            raise ValueError("labels = 'none' is for a folder; it leaves no labels to withhold")
         if self.unseen_share and self.kind in {"fashion-mnist", "mnist"}:
             raise ValueError("`unseen_share` is for data without a split of its own")
         return self
@@ -318,7 +327,7 @@ def load_config(source: str | Path) -> BuildConfig:
 
 
 def photographs_config(
-    images: Path, trunk: str, weights: str, name: str | None = None
+    images: Path, trunk: str, weights: str, name: str | None = None, *, labelled: bool = True
 ) -> BuildConfig:
     """The configuration of `vouch-build all --images`: a pretrained trunk on a folder, untrained.
 
@@ -326,7 +335,7 @@ def photographs_config(
 
     Parameters
     ----------
-    images : one sub-folder for each label.
+    images : one sub-folder for each label; or, not ``labelled``, images anywhere below.
     trunk, weights : see `NetworkConfig`.
     name : of the gallery; None for the folder's, as far as its letters are allowed in one.
 
@@ -337,7 +346,11 @@ def photographs_config(
     fields = {
         "name": name or _gallery_name(images.resolve().name),
         "description": f"{images.resolve().name}, through {trunk}.",
-        "dataset": {"kind": "folder", "path": images},
+        "dataset": {
+            "kind": "folder",
+            "path": images,
+            "labels": "folders" if labelled else "none",
+        },
         "outliers": {"calibration": "digits", "evaluation": "digits"},
         "network": {
             "trunk": trunk,

@@ -15,6 +15,7 @@ from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import auroc, expected_calibration_error, recall_at_k
 from index_builder.progress import track
+from model_store.gallery import Item
 from model_store.retriever import Answer, Retriever
 
 LIMIT = 10
@@ -74,7 +75,7 @@ class Answers:
         """Whether each query's result set holds a true match, (B,)."""
         return np.array(
             [
-                label in {item.label for item in answer.result_set}
+                label in {_name(item) for item in answer.result_set}
                 for label, answer in zip(self.labels, self.answers, strict=True)
             ]
         )
@@ -107,7 +108,7 @@ def ask(retriever: Retriever, queries: LabelledImages, description: str) -> Answ
         for position, predictive in zip(positions, retriever.embed(images), strict=True):
             answer = retriever.find(predictive, LIMIT)
             answers.append(answer)
-            truth = [match.item.label == queries.labels[position] for match in answer.matches]
+            truth = [_name(match.item) == queries.labels[position] for match in answer.matches]
             matches[position, : len(truth)] = truth
     return Answers(queries.labels, answers, matches)
 
@@ -168,6 +169,11 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
         for kind, answers in aliens.items()
     }
     return report
+
+
+def _name(item: Item) -> str:
+    """What a query that shows the item is labelled with: its id where it has no label."""
+    return item.id if item.label is None else item.label
 
 
 def _separation(values: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:

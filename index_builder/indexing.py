@@ -27,10 +27,16 @@ def embed_all(encoder: Encoder, images: LabelledImages, description: str) -> Emb
     return Embeddings(mean, variance, np.empty((len(images), 0), dtype=np.float32))
 
 
-def build_gallery(directory: Path, encoder: Encoder, images: LabelledImages) -> None:
-    """Embed ``images`` and write the gallery's files into ``directory``."""
+def build_gallery(
+    directory: Path, encoder: Encoder, images: LabelledImages, *, labelled: bool = True
+) -> None:
+    """Embed ``images`` and write the gallery's files into ``directory``, labels if ``labelled``."""
     embeddings = embed_all(encoder, images, "embedding the gallery")
-    items = [_new_item(images, i) for i in track(range(len(images)), "thumbnails", len(images))]
+    labels = images.labels if labelled else [None] * len(images)
+    items = [
+        NewItem(images.ids[i], labels[i], {}, _thumbnail(images, i))
+        for i in track(range(len(images)), "thumbnails", len(images))
+    ]
     partial = directory / "gallery.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -40,6 +46,5 @@ def build_gallery(directory: Path, encoder: Encoder, images: LabelledImages) -> 
     partial.rmdir()
 
 
-def _new_item(images: LabelledImages, position: int) -> NewItem:
-    data, media_type = encode_thumbnail(images.pixels(position))
-    return NewItem(images.ids[position], images.labels[position], {}, Thumbnail(data, media_type))
+def _thumbnail(images: LabelledImages, position: int) -> Thumbnail:
+    return Thumbnail(*encode_thumbnail(images.pixels(position)))

@@ -67,14 +67,14 @@ def observe(
 ) -> Observed:
     """Embed ``queries`` and look up their candidates.
 
+    In a gallery without labels a query's label is the id of the item that it shows.
+
     Parameters
     ----------
     hide_label : hide every item of a query's own label from it, which makes of a query with a
         match one without; for galleries whose owner can withhold no label.
     """
-    code_of = {label: code for code, label in enumerate(gallery.labels)}
-    codes = np.array([code_of.get(label, -2) for label in queries.labels], dtype=np.int32)
-    item_codes = gallery.label_codes(np.arange(gallery.n_items))
+    item_codes, codes = _codes(gallery, queries)
     n = min(N_CANDIDATES, gallery.n_items)
     if hide_label:
         n = min(n, gallery.n_items - int(np.bincount(item_codes[item_codes >= 0]).max()))
@@ -95,5 +95,20 @@ def observe(
             found = gallery.candidates(directions[chosen], n, allowed)
             rows[positions[chosen]] = found.rows
             similarities[positions[chosen]] = found.similarities
-    label_codes = gallery.label_codes(rows)
+    label_codes = item_codes[rows]
     return Observed(variances, alien, similarities, label_codes, label_codes == codes[:, None])
+
+
+def _codes(
+    gallery: Gallery, queries: LabelledImages
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Codes of all items and of the queries: a query matches the items that share its code."""
+    rows = np.arange(gallery.n_items)
+    if gallery.labels:
+        names, item_codes = list(gallery.labels), gallery.label_codes(rows)
+    else:
+        names = [item.id for item in gallery.items(rows)]
+        item_codes = rows.astype(np.int32)
+    code_of = {name: code for code, name in enumerate(names)}
+    codes = np.array([code_of.get(label, -2) for label in queries.labels], dtype=np.int32)
+    return item_codes, codes

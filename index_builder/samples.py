@@ -17,7 +17,7 @@ def write_samples(directory: Path, splits: Splits) -> tuple[SampleQuery, ...]:
     """Write a few evaluation queries below ``directory``: some that belong, two that do not."""
     queries = splits.evaluation
     chosen = [
-        (queries.matched, position, f"{label}, an image the gallery does not hold", True)
+        (queries.matched, position, _caption(label, labelled=splits.labelled), True)
         for label, position in _first_of_each_label(queries.matched)[:N_MATCHED]
     ]
     chosen += [
@@ -36,6 +36,10 @@ def write_samples(directory: Path, splits: Splits) -> tuple[SampleQuery, ...]:
         Image.fromarray(images.pixels(position)).save(folder / name)
         samples.append(SampleQuery(str(number), f"{SAMPLES_FOLDER}/{name}", caption, belongs))
     return tuple(samples)
+
+
+def _caption(label: str, *, labelled: bool) -> str:
+    return f"{label}, an image the gallery does not hold" if labelled else f"a view of {label}"
 
 
 def _first_of_each_label(images: LabelledImages) -> list[tuple[str, int]]:

@@ -146,7 +146,8 @@ def export_step(config: BuildConfig, run: Run) -> None:
 
 def index_step(config: BuildConfig, run: Run) -> None:
     """encoder.onnx and gallery images → the gallery's files."""
-    build_gallery(run.staging, _exported(run), _splits(config).gallery)
+    splits = _splits(config)
+    build_gallery(run.staging, _exported(run), splits.gallery, labelled=splits.labelled)
 
 
 def calibrate_step(config: BuildConfig, run: Run) -> None:
@@ -163,6 +164,7 @@ def calibrate_step(config: BuildConfig, run: Run) -> None:
         matched=look(queries.matched),
         no_match=look(queries.withheld) if strangers else look(queries.matched, hide_label=True),
         strangers=strangers,
+        are_views=not splits.labelled,
         corrupted=look(corrupted(queries.matched, config.seed).subset(chosen)),
         corrupted_of=chosen,
         outliers=None if queries.outliers is None else look(queries.outliers),
@@ -298,7 +300,7 @@ def _detector(
     chosen = np.random.default_rng(seed).permutation(len(images))[:N_DETECTOR_IMAGES]
     images = images.subset(chosen)
     code_of = {label: code for code, label in enumerate(gallery.labels)}
-    codes = np.array([code_of[label] for label in images.labels], dtype=np.int32)
+    codes = np.array([code_of.get(label, -1) for label in images.labels], dtype=np.int32)
     parts = []
     batches = images.batches(encoder.metadata.preprocessing, BATCH)
     for _, batch in track(batches, "features of the gallery", -(-len(images) // BATCH)):

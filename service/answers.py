@@ -130,6 +130,7 @@ def calibration_report(
         return schemas.CalibrationReport(
             status=state.status,
             n_queries=state.n_queries,
+            queries=None,
             alpha=None,
             coverage=None,
             match_threshold=None,
@@ -144,6 +145,7 @@ def calibration_report(
     return schemas.CalibrationReport(
         status=state.status,
         n_queries=state.n_queries,
+        queries=calibration.report["queries"],
         alpha=calibration.alpha,
         coverage=calibration.coverage,
         match_threshold=calibration.match_threshold,

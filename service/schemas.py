@@ -252,6 +252,10 @@ class CalibrationReport(BaseModel):
 
     status: CalibrationStatus
     n_queries: int
+    queries: Literal["held_out_images", "views_of_items"] | None = Field(
+        description="What it was calibrated with; of a gallery without labels, views of its items "
+        "made up by cropping, turning, relighting and compressing them."
+    )
     alpha: float | None = Field(description="Default rate of false alarms of the OOD flag.")
     coverage: float | None = Field(description="Default coverage of result sets.")
     match_threshold: float | None = Field(description="Match probability of verdict `match`.")

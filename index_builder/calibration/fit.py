@@ -56,6 +56,8 @@ class CalibrationQueries:
     no_match : queries of the same world without a true match there.
     strangers : whether those are images of labels that the gallery does not hold; else they are the
         matched queries again, with their own label hidden from them.
+    are_views : whether all of these are views of gallery images, made up, because nobody knows what
+        belongs together.
     corrupted : some of the matched queries, spoilt.
     corrupted_of : their places among the matched queries.
     outliers : queries from another world, which have no match either. They teach what alien images
@@ -65,6 +67,7 @@ class CalibrationQueries:
     matched: Observed
     no_match: Observed
     strangers: bool
+    are_views: bool
     corrupted: Observed
     corrupted_of: NDArray[np.int64]
     outliers: Observed | None
@@ -143,6 +146,7 @@ def fit_calibration(
         "n_matched": len(matched),
         "n_no_match": len(no_match),
         "no_match_are_strangers": queries.strangers,
+        "queries": "views_of_items" if queries.are_views else "held_out_images",
         "n_outliers": 0 if outliers is None else len(outliers),
         "no_match_share": config.no_match_share,
         "max_error": config.max_error,

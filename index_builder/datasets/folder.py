@@ -19,14 +19,15 @@ logger = logging.getLogger(__name__)
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 
 
-def folder(root: Path) -> LabelledImages:
-    """Every image below ``root``; its label is the first sub-folder, its id the path from there.
+def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
+    """Every image below ``root``; its id is the path from there, its label the first sub-folder.
 
+    Not ``labelled``, every image is its own label, wherever it lies.
     An image that cannot be read is left out, and the log says so: one bad file spoils no build.
 
     Raises
     ------
-    DatasetError : no folder, or no sub-folders with readable images.
+    DatasetError : no folder, or no readable images in it, or none in sub-folders.
     """
     root = root.expanduser()
     if not root.is_dir():
@@ -34,25 +35,29 @@ def folder(root: Path) -> LabelledImages:
     candidates = sorted(
         path
         for path in root.rglob("*")
-        if path.suffix.lower() in SUFFIXES and path.is_file() and path.parent != root
+        if path.suffix.lower() in SUFFIXES and path.is_file()
+        if path.parent != root or not labelled
     )
     with ThreadPoolExecutor() as pool:  # Pillow decodes outside Python's lock
         checks = pool.map(_is_readable, candidates)
         readable = list(track(checks, "checking images", len(candidates)))
     found = [path for path, is_readable in zip(candidates, readable, strict=True) if is_readable]
+    if not found and not labelled:
+        raise DatasetError(f"{root} holds no images ({', '.join(sorted(SUFFIXES))}).")
     if not found:
         raise DatasetError(
             f"{root} holds no labelled images: wanted one sub-folder for each label, with images "
             f"({', '.join(sorted(SUFFIXES))}) in it."
         )
     names = [path.relative_to(root) for path in found]
+    ids = tuple(name.as_posix() for name in names)
 
     def read(row: int) -> NDArray[np.uint8]:
         return decode_image(found[row].read_bytes()).pixels
 
     return LabelledImages(
-        tuple(name.as_posix() for name in names),
-        tuple(name.parts[0] for name in names),
+        ids,
+        tuple(name.parts[0] for name in names) if labelled else ids,
         read,
         np.arange(len(found)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,22 @@ class LabelledImages:
         for start in range(0, len(self), size):
             positions = np.arange(start, min(start + size, len(self)))
             yield positions, self.subset(positions).prepared(preprocessing)
+
+
+def joined(*parts: LabelledImages) -> LabelledImages:
+    """All images of several collections, one after the other."""
+    starts = np.cumsum([0, *map(len, parts)])
+
+    def read(position: int) -> Pixels:
+        part = int(np.searchsorted(starts, position, side="right")) - 1
+        return parts[part].pixels(position - int(starts[part]))
+
+    return LabelledImages(
+        tuple(chain.from_iterable(part.ids for part in parts)),
+        tuple(chain.from_iterable(part.labels for part in parts)),
+        read,
+        np.arange(starts[-1]),
+    )
 
 
 def from_arrays(prefix: str, images: Pixels, labels: Sequence[str]) -> LabelledImages:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,13 @@ from index_builder.configuration import BuildConfig, DatasetConfig
 from index_builder.datasets.digits import digits
 from index_builder.datasets.folder import folder
 from index_builder.datasets.idx import idx_dataset
-from index_builder.datasets.images import LabelledImages
+from index_builder.datasets.images import LabelledImages, joined
 from index_builder.datasets.outliers import outliers
+from index_builder.datasets.views import views
 from model_store.errors import DatasetError
+
+N_VALIDATION_VIEWS = 1000
+"""Views of unlabelled images that the prior precision is chosen by."""
 
 MIN_SPLIT = 3
 """Images of a label that leave a positive pair to train on when one is put aside."""
@@ -46,7 +50,8 @@ class Splits:
         images of other labels than theirs.
     training : what the encoder is trained on and its posterior fitted to.
     validation : what the prior precision is chosen by; the encoder has not seen them.
-    calibration, evaluation : queries, which stand in no other part.
+    calibration, evaluation : queries, which stand in no other part; without labels, views of items.
+    labelled : whether somebody knows what belongs together; else each image is its own label.
     """
 
     gallery: LabelledImages
@@ -54,6 +59,7 @@ class Splits:
     validation: LabelledImages
     calibration: QuerySet
     evaluation: QuerySet
+    labelled: bool = True
 
 
 def load_splits(config: BuildConfig) -> Splits:
@@ -64,6 +70,8 @@ def load_splits(config: BuildConfig) -> Splits:
     DatasetError : data missing or damaged, an unknown withheld label, or too few images.
     """
     generator = np.random.default_rng([config.seed, 0])
+    if config.dataset.labels == "none":
+        return _of_views(config, generator)
     learning, gallery, queries = _parts(config.dataset, generator)
     withheld = set(config.dataset.withheld_labels)
     unknown = withheld - set(gallery.labels)
@@ -73,15 +81,14 @@ def load_splits(config: BuildConfig) -> Splits:
             f"{sorted(set(gallery.labels))}."
         )
     halves = _stratified(queries, 0.5, generator)
-    kinds = (config.outliers.calibration, config.outliers.evaluation)
-    query_sets = [
+    calibration, evaluation = (
         QuerySet(
             half.subset(_with_label(half, withheld, wanted=False)),
             half.subset(_with_label(half, withheld, wanted=True)),
-            outliers(kind, part, generator),
+            aliens,
         )
-        for part, (half, kind) in enumerate(zip(halves, kinds, strict=True))
-    ]
+        for half, aliens in zip(halves, _outliers(config, generator), strict=True)
+    )
     kept = gallery.subset(_with_label(gallery, withheld, wanted=False))
     if len(set(kept.labels)) < 2:
         raise DatasetError(
@@ -91,7 +98,36 @@ def load_splits(config: BuildConfig) -> Splits:
     training, validation = _stratified(
         kept if learning is None else learning, 1 - share, generator, at_least_one_left=share > 0
     )
-    return Splits(kept, training, validation, *query_sets)
+    return Splits(kept, training, validation, calibration, evaluation)
+
+
+def _of_views(config: BuildConfig, generator: np.random.Generator) -> Splits:
+    """Images without labels: views of an image are its positives, and the queries that match it."""
+    assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
+    gallery = folder(config.dataset.path, labelled=False)
+    order = generator.permutation(len(gallery))
+    halves = [gallery.subset(np.sort(half)) for half in np.array_split(order, 2)]
+    first, *seeds = generator.integers(2**32, size=4).tolist()
+    calibration, evaluation = (
+        QuerySet(views(half, seed), half.subset([]), aliens)
+        for half, seed, aliens in zip(halves, seeds, _outliers(config, generator), strict=False)
+    )
+    return Splits(
+        gallery,
+        joined(gallery, views(gallery, first)),
+        views(gallery.subset(np.sort(order[:N_VALIDATION_VIEWS])), seeds[-1]),
+        calibration,
+        evaluation,
+        labelled=False,
+    )
+
+
+def _outliers(
+    config: BuildConfig, generator: np.random.Generator
+) -> Iterator[LabelledImages | None]:
+    """Images from other worlds: to calibrate with, then to be tested on."""
+    for part, kind in enumerate((config.outliers.calibration, config.outliers.evaluation)):
+        yield outliers(kind, part, generator)
 
 
 def _parts(

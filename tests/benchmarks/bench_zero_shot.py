@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.configuration import BuildConfig, photographs_config
-from index_builder.datasets import LabelledImages, load_splits
+from index_builder.datasets import load_splits
+from index_builder.datasets.images import joined
 from index_builder.features import all_features
 from index_builder.metrics import auroc
 from index_builder.networks import load_encoder
@@ -105,16 +106,6 @@ def measure(name: str, root: Path, weights: Path, directory: Path) -> dict[str, 
         "recall at 1, whitened": whitened,
         "error AUROC": auroc(uncertainty[wrong], uncertainty[~wrong]),
     }
-
-
-def joined(*parts: LabelledImages) -> LabelledImages:
-    """Parts of one source together."""
-    return LabelledImages(
-        sum((part.ids for part in parts), ()),
-        sum((part.labels for part in parts), ()),
-        parts[0].read,
-        np.concatenate([part.rows for part in parts]),
-    )
 
 
 def main() -> None:

@@ -73,6 +73,7 @@ QUERIES = CalibrationQueries(
     matched=world(2000, 1),
     no_match=world(300, 2, has_match=False),
     strangers=True,
+    are_views=False,
     corrupted=alien(200, 8, by=0.2),
     corrupted_of=np.arange(200),
     outliers=None,

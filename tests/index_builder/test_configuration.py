@@ -42,6 +42,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ('name = "../x"\n[dataset]\nkind = "digits"', "name: String should match"),
         ('name = "x"\n[dataset]\nkind = "digits"\n[training]\nmargin = 5', "training.margin"),
         ("name = ", "not valid TOML"),
+        (DIGITS + "labels = 'none'", "is for a folder"),
         (DIGITS + "[network]\nfrozen = true", "need `weights`"),
         (DIGITS + '[network]\nlast_layer = "loaded"', "need `weights`"),
         (DIGITS + "[network]\ninput_size = 100", "network.input_size"),

@@ -80,6 +80,37 @@ def test_a_folder_becomes_a_bundle_step_by_step(folder_of_digits: Path, tmp_path
     assert answer.matches[0].item.label == "0"
 
 
+def test_images_without_labels_become_a_gallery_of_things(
+    folder_of_digits: Path, tmp_path: Path
+) -> None:
+    """Every image is a thing of its own; queries are views of it, and the bundle says so."""
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for path in sorted(folder_of_digits.glob("[0-9]/*[05].png")):
+        Image.open(path).resize((32, 32)).save(pictures / path.name)
+    config = BuildConfig.model_validate(
+        {
+            "name": "things",
+            "dataset": {"kind": "folder", "path": pictures, "labels": "none"},
+            "training": {"epochs": 6, "labels_per_batch": 40, "images_per_label": 2},
+        }
+    )
+    published, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
+    assert report["recall_at_10"] > 0.3  # of 300 drawings, many of which look alike
+    assert "no_match_auroc" not in report
+    bundle = open_bundle(published)
+    assert list(bundle.retriever.gallery.labels) == []
+    calibration = bundle.retriever.calibration
+    assert calibration is not None
+    assert calibration.report["queries"] == "views_of_items"
+    assert bundle.manifest.samples[0].caption.startswith("a view of ")
+    itself = min(pictures.iterdir())
+    answer = bundle.retriever.search(itself.read_bytes())
+    assert (answer.matches[0].item.id, answer.matches[0].item.label) == (itself.name, None)
+    assert answer.matches[0].match_probability is not None
+    assert len(answer.result_set) >= 1
+
+
 @pytest.mark.parametrize(
     ("step", "missing"),
     [

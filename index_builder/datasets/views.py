@@ -1,0 +1,53 @@
+"""Other pictures of the same thing, made up: what a query may look like where none is at hand."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter
+
+from index_builder.datasets.images import LabelledImages, Pixels
+
+KEPT = (0.6, 0.95)
+"""Share of each side that a crop keeps."""
+
+TURN = 8.0
+"""Degrees, either way."""
+
+LIGHT = (0.7, 1.3)
+"""Factor on brightness, and on contrast."""
+
+BLUR = 1 / 120
+"""Largest radius, in sides of the image."""
+
+QUALITY = (30, 85)
+"""Of the JPEG that it was sent as."""
+
+
+def views(images: LabelledImages, seed: int) -> LabelledImages:
+    """A view of each image, with its id and label: another for each seed."""
+
+    def read(position: int) -> Pixels:
+        return view(images.pixels(position), np.random.default_rng([seed, position]))
+
+    return replace(images, read=read, rows=np.arange(len(images)))
+
+
+def view(pixels: Pixels, generator: np.random.Generator) -> Pixels:
+    """Photograph it again: turned, cropped, in another light, less sharp, compressed."""
+    image = Image.fromarray(pixels)
+    image = image.rotate(generator.uniform(-TURN, TURN), Image.Resampling.BILINEAR)
+    width, height = (
+        max(1, round(side * generator.uniform(*KEPT))) for side in (image.width, image.height)
+    )
+    left = int(generator.integers(0, image.width - width + 1))
+    top = int(generator.integers(0, image.height - height + 1))
+    image = image.crop((left, top, left + width, top + height))
+    image = ImageEnhance.Brightness(image).enhance(generator.uniform(*LIGHT))
+    image = ImageEnhance.Contrast(image).enhance(generator.uniform(*LIGHT))
+    image = image.filter(ImageFilter.GaussianBlur(generator.uniform(0, BLUR) * max(image.size)))
+    sent = io.BytesIO()
+    image.save(sent, "JPEG", quality=int(generator.integers(*QUALITY)))
+    return np.asarray(Image.open(sent).convert("RGB"))
