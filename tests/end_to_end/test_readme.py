@@ -123,7 +123,17 @@ def test_photographs_and_a_pretrained_trunk_become_a_bundle(place: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "target", ["demo", "test", "bench", "bench-posteriors", "bench-zero-shot", "install", "lint"]
+    "target",
+    [
+        "demo",
+        "test",
+        "bench",
+        "bench-posteriors",
+        "bench-zero-shot",
+        "bench-decision",
+        "install",
+        "lint",
+    ],
 )
 def test_the_make_targets_exist(target: str) -> None:
     assert run(f"make -n {target}", ROOT)
