@@ -7,7 +7,7 @@ The steps, each a sub-command of ``vouch-build`` that reads and writes files in 
 step        does                                                        room
 ==========  ==========================================================  =========================
 train       images → encoder, and what its objective learns             `training`, `objectives`
-fit         encoder → posterior: Laplace, or a variance head            `posteriors`
+fit         encoder → posterior: Laplace, or a variance head            `fitting`, `posteriors`
 export      encoder and posterior → ONNX, refused unless it agrees      `export`
 index       gallery images → FAISS, variances, items                    `indexing`
 calibrate   held-out queries → decision layer                           `calibration`

@@ -18,8 +18,9 @@ from model_store.encoder import Embeddings
 from model_store.errors import CalibrationError
 from model_store.sphere import unit_direction
 
-RANK = 128
-"""Principal directions of the features that the outlier detector keeps."""
+RANK = 64
+"""Principal directions of the features that the outlier detector keeps. Twice as many tell spoilt
+images apart a little better (AUROC by 0.004), other worlds no better, and cost a query more."""
 
 MIN_REFERENCES = 20
 """Gallery images below which there is no subspace to speak of."""

@@ -72,6 +72,15 @@ class CalibrationQueries:
     corrupted_of: NDArray[np.int64]
     outliers: Observed | None
 
+    def aliens(self) -> dict[str, Observed]:
+        """What teaches the outlier score, by kind."""
+        kinds = {"corrupted": self.corrupted}
+        if self.strangers:
+            kinds["near"] = self.no_match
+        if self.outliers is not None:
+            kinds["far"] = self.outliers
+        return kinds
+
 
 def fit_calibration(
     detector: OutlierDetector,
@@ -103,33 +112,8 @@ def fit_calibration(
                 f"There are {len(observed)} {name} calibration queries; at least {MIN_QUERIES} are "
                 "needed. Hold out more images, or withhold more labels."
             )
-    n = len(matched)
-    own = np.arange(n, n + len(no_match))
-    kinds = {"corrupted": (queries.corrupted.outlier_signals, queries.corrupted_of)}
-    if queries.strangers:
-        kinds["near"] = no_match.outlier_signals, own
-    if outliers is not None:
-        kinds["far"] = outliers.outlier_signals, own[-1] + 1 + np.arange(len(outliers))
-    alien = [signals for signals, _ in kinds.values()]
-    ordinary, *scores = cross_fitted_scores(
-        matched.outlier_signals,
-        alien,
-        np.concatenate([np.arange(n), *(sources for _, sources in kinds.values())]),
-        seed,
-    )
-    score_of = dict(zip(kinds, scores, strict=True))
-
-    # Each kind weighs the share by itself: aliens, easily told apart, take nothing from the rest.
-    total = config.no_match_share / (1 - config.no_match_share) * n
-    of_matched = Group(matched, ordinary, 1.0, np.arange(n))
-    groups = [of_matched]
-    if queries.strangers:
-        groups.append(Group(no_match, score_of["near"], total / len(no_match), own))
-    else:
-        groups.append(Group(no_match, ordinary, total / n, np.arange(n)))
-    if outliers is not None:
-        far, sources = score_of["far"], kinds["far"][1]
-        groups.append(Group(outliers, far, total / len(outliers), sources))
+    groups, alien = _scored(queries, config.no_match_share, seed)
+    of_matched, ordinary = groups[0], groups[0].outlier_scores
     examples = Examples.of(groups)
     fits = CrossFit.of(examples, seed)
     log_odds = fits.log_odds(examples.values, examples.queries)
@@ -139,7 +123,8 @@ def fit_calibration(
     curve = operating_curve(probabilities, examples.matches[first], examples.weights[first])
     point = curve.at(config.max_error)
     choices = LabelChoices.of(of_matched, fits)
-    fusion = fit_fusion(matched.outlier_signals, alien)
+    aliens = [observed.outlier_signals for observed in queries.aliens().values()]
+    fusion = fit_fusion(matched.outlier_signals, aliens)
     correct = matched.matches[:, 0]
     of_first = probabilities[: len(matched)]
     report = {
@@ -156,7 +141,7 @@ def fit_calibration(
             "error_auroc": auroc(1 - of_first[~correct], 1 - of_first[correct]),
             "reliability": [asdict(one) for one in reliability(of_first, correct)],
             "match_coverage": 0.0 if point is None else point.coverage,
-            "outlier_auroc": {name: auroc(values, ordinary) for name, values in score_of.items()},
+            "outlier_auroc": {name: auroc(values, ordinary) for name, values in alien.items()},
             "result_sets": [choices.outcome(coverage) for coverage in COVERAGES],
         },
     }
@@ -183,6 +168,43 @@ def fit_calibration(
         quality_limits=quality_limits,
         report=report,
     )
+
+
+def _scored(
+    queries: CalibrationQueries, no_match_share: float, seed: int
+) -> tuple[list[Group], dict[str, Floats]]:
+    """Every kind of query with its outlier scores.
+
+    Each kind without a match weighs ``no_match_share`` by itself: aliens, which are easily told
+    apart, take nothing from the rest.
+
+    Returns
+    -------
+    groups : of the queries that are searched with, the matched ones first.
+    scores : of each kind of outlier, ``corrupted`` ones included.
+    """
+    matched, no_match, kinds = queries.matched, queries.no_match, queries.aliens()
+    places = np.arange(len(matched))
+    # Spoilt copies share the source of their original; every other query is a source of its own.
+    starts = {"near": len(matched), "far": len(matched) + len(no_match)}
+    sources = {kind: starts.get(kind, 0) + np.arange(len(kinds[kind])) for kind in kinds}
+    sources["corrupted"] = queries.corrupted_of
+    ordinary, *of_kinds = cross_fitted_scores(
+        matched.outlier_signals,
+        [observed.outlier_signals for observed in kinds.values()],
+        np.concatenate([places, *sources.values()]),
+        seed,
+    )
+    scores = dict(zip(kinds, of_kinds, strict=True))
+    total = no_match_share / (1 - no_match_share) * len(matched)
+    groups = [Group(matched, ordinary, 1.0, places)]
+    if not queries.strangers:  # the same pictures again, and as alien as before
+        groups.append(Group(no_match, ordinary, total / len(no_match), places))
+    for kind in ("near", "far"):
+        if kind in kinds:
+            weight = total / len(kinds[kind])
+            groups.append(Group(kinds[kind], scores[kind], weight, sources[kind]))
+    return groups, scores
 
 
 def operating_curve(
