@@ -124,6 +124,7 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
     each kind of query. Alien images are ``far`` ones of another world, ``near`` ones of labels that
     the gallery does not hold, and ``corrupted`` ones, which are the matched queries spoilt.
     """
+    assert retriever.calibration is not None  # noqa: S101 - the caller has calibrated it
     matched = ask(retriever, queries.matched, "queries with a match")
     correct = matched.matches[:, 0]
     probabilities = matched.first_probabilities
@@ -140,7 +141,7 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
         },
         "false_alarm_rate": {str(a): float((matched.p_values <= a).mean()) for a in ALPHAS},
         "result_sets": {
-            "coverage": retriever.coverage,
+            "coverage": retriever.calibration.coverage,
             "covered": float(matched.covered.mean()),
             "mean_size": float(matched.set_sizes.mean()),
         },

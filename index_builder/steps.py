@@ -156,7 +156,7 @@ def calibrate_step(config: BuildConfig, run: Run) -> None:
     gallery = _indexed(run)
     splits = _splits(config)
     queries = splits.calibration
-    detector = _detector(encoder, gallery, splits.gallery, config.seed)
+    detector = _detector(encoder, splits.gallery, config.seed)
     look = partial(observe, encoder, gallery, detector)
     strangers = len(queries.withheld) > 0
     chosen = np.random.default_rng(config.seed).permutation(len(queries.matched))[:N_CORRUPTED]
@@ -293,19 +293,15 @@ def _indexed(run: Run) -> FaissGallery:
     return FaissGallery(run.staging)
 
 
-def _detector(
-    encoder: OnnxEncoder, gallery: FaissGallery, images: LabelledImages, seed: int
-) -> OutlierDetector:
-    """Fit the outlier detector on at most `N_DETECTOR_IMAGES` images of the gallery."""
+def _detector(encoder: OnnxEncoder, images: LabelledImages, seed: int) -> OutlierDetector:
+    """Fit the outlier detector on at most `N_DETECTOR_IMAGES` gallery images."""
     chosen = np.random.default_rng(seed).permutation(len(images))[:N_DETECTOR_IMAGES]
     images = images.subset(chosen)
-    code_of = {label: code for code, label in enumerate(gallery.labels)}
-    codes = np.array([code_of.get(label, -1) for label in images.labels], dtype=np.int32)
     parts = []
     batches = images.batches(encoder.metadata.preprocessing, BATCH)
     for _, batch in track(batches, "features of the gallery", -(-len(images) // BATCH)):
         parts.append(encoder.encode(batch))
-    return fit_detector(Embeddings.concatenate(parts), codes, seed)
+    return fit_detector(Embeddings.concatenate(parts), images.label_codes(), seed)
 
 
 def _calibration_summary(retriever: Retriever) -> dict[str, Any] | None:

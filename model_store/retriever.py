@@ -28,9 +28,6 @@ from model_store.sphere import base_noise
 DEFAULT_ALPHA = 0.05
 """Rate of false alarms where neither the request nor a calibration names one."""
 
-DEFAULT_COVERAGE = 0.95
-"""Coverage of result sets, likewise."""
-
 
 def search_settings(gallery: Gallery) -> dict[str, Any]:
     """What a calibration depends on beside the encoder: what is searched, and how."""
@@ -95,6 +92,10 @@ class Retriever:
     ----------
     calibration : None where nothing is calibrated; probabilities are then None as well.
 
+    Attributes
+    ----------
+    stale : why the calibration does not hold for this gallery, None where it does.
+
     Raises
     ------
     BundleMismatch : gallery or calibration were made with another encoder.
@@ -114,28 +115,13 @@ class Retriever:
         self.encoder = encoder
         self.gallery = gallery
         self.calibration = calibration
+        self.stale = None if calibration is None else _staleness(calibration, gallery)
         self._noise = base_noise(encoder.fingerprint, N_SAMPLES, encoder.dim)
-
-    @property
-    def stale(self) -> str | None:
-        """Why the calibration does not hold for this gallery; None where it does."""
-        settings = search_settings(self.gallery)
-        if self.calibration is None or self.calibration.search == settings:
-            return None
-        return (
-            f"Calibrated with the search settings {dict(self.calibration.search)}, searched with "
-            f"{settings}. Run `vouch-build calibrate` again."
-        )
 
     @property
     def alpha(self) -> float:
         """The rate of false alarms that is used where a request names none."""
         return DEFAULT_ALPHA if self.calibration is None else self.calibration.alpha
-
-    @property
-    def coverage(self) -> float:
-        """The coverage of result sets where a request names none."""
-        return DEFAULT_COVERAGE if self.calibration is None else self.calibration.coverage
 
     def embed(self, images: NDArray[np.uint8]) -> list[Predictive]:
         """Predictive distributions of ``images`` (B, H, W, 3), at the encoder's input size."""
@@ -177,7 +163,7 @@ class Retriever:
             self.gallery.label_codes(neighbours.rows),
             limit,
             alpha,
-            self.coverage if coverage is None else coverage,
+            coverage,
         )
         decided = time.perf_counter()
         matches = _matches(self.gallery, neighbours, decision, limit)
@@ -248,6 +234,16 @@ def open_bundle(path: Path, provider: ProviderChoice = "auto", threads: int = 0)
             f"{retriever.encoder.fingerprint[:12]}. Build the bundle again."
         )
     return Bundle(directory, manifest, retriever)
+
+
+def _staleness(calibration: Calibration, gallery: Gallery) -> str | None:
+    settings = search_settings(gallery)
+    if calibration.search == settings:
+        return None
+    return (
+        f"Calibrated with the search settings {dict(calibration.search)}, searched with "
+        f"{settings}. Run `vouch-build calibrate` again."
+    )
 
 
 def _matches(

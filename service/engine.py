@@ -199,21 +199,25 @@ class SearchEngine:
         return f"{self._key_prefix}:{query_id}"
 
     def _miss(self, data: bytes, asked: Asked) -> tuple[CacheEntry, Answer, dict[str, float]]:
+        decoded, predictive, stages = self._encode(data)
+        answer = self._find(predictive, asked)
+        return CacheEntry(_received(decoded), predictive), answer, stages
+
+    def _encode(self, data: bytes) -> tuple[DecodedImage, Predictive, dict[str, float]]:
+        """Decode and embed an image file; and the seconds that each took."""
         started = time.perf_counter()
         decoded = decode_image(data, self._limits)
         prepared = self._retriever.prepare(decoded)
         prepared_at = time.perf_counter()
         predictive = self._retriever.embed(prepared[None])[0]
         stages = {"decode": prepared_at - started, "encode": time.perf_counter() - prepared_at}
-        answer = self._find(predictive, asked)
-        return CacheEntry(_received(decoded), predictive), answer, stages
+        return decoded, predictive, stages
 
     def _find(self, predictive: Predictive, asked: Asked) -> Answer:
         return self._retriever.find(predictive, asked.limit, asked.alpha, asked.coverage)
 
     def _assess(self, data: bytes, alpha: float | None) -> Assessed:
-        decoded = decode_image(data, self._limits)
-        predictive = self._retriever.embed(self._retriever.prepare(decoded)[None])[0]
+        decoded, predictive, _ = self._encode(data)
         calibration = self._retriever.calibration
         measures = quality_measures(decoded.pixels)
         ordinary = None if calibration is None else calibration.quality_limits

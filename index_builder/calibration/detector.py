@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,14 +48,15 @@ Floats = NDArray[np.float64]
 
 
 def fit_detector(
-    embeddings: Embeddings, label_codes: NDArray[np.int32], seed: int
+    embeddings: Embeddings, label_codes: NDArray[np.integer[Any]], seed: int
 ) -> OutlierDetector:
     """Fit the outlier detector on gallery images.
 
     Parameters
     ----------
     embeddings : N of them, in random order.
-    label_codes : (N,) their labels, -1 for none: those count as one label.
+    label_codes : (N,) their labels; where these are too many for their images, as one for each, all
+        count as one.
     seed : of the randomised decomposition.
 
     Raises

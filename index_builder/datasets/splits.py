@@ -107,15 +107,15 @@ def _of_views(config: BuildConfig, generator: np.random.Generator) -> Splits:
     gallery = folder(config.dataset.path, labelled=False)
     order = generator.permutation(len(gallery))
     halves = [gallery.subset(np.sort(half)) for half in np.array_split(order, 2)]
-    first, *seeds = generator.integers(2**32, size=4).tolist()
+    positives, *queries, votes = generator.integers(2**32, size=4).tolist()  # a seed for each
     calibration, evaluation = (
         QuerySet(views(half, seed), half.subset([]), aliens)
-        for half, seed, aliens in zip(halves, seeds, _outliers(config, generator), strict=False)
+        for half, seed, aliens in zip(halves, queries, _outliers(config, generator), strict=True)
     )
     return Splits(
         gallery,
-        joined(gallery, views(gallery, first)),
-        views(gallery.subset(np.sort(order[:N_VALIDATION_VIEWS])), seeds[-1]),
+        joined(gallery, views(gallery, positives)),
+        views(gallery.subset(np.sort(order[:N_VALIDATION_VIEWS])), votes),
         calibration,
         evaluation,
         labelled=False,

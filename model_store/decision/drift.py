@@ -68,9 +68,9 @@ class DriftTest:
         if self.n_served >= PERIOD or self._log_capital >= ALARM:
             self._begin()
         insort(self._scores, outlier_score)
-        larger = len(self._scores) - bisect_right(self._scores, outlier_score)
-        equal = bisect_right(self._scores, outlier_score) - bisect_left(self._scores, outlier_score)
-        p_value = (larger + self._generator.uniform() * equal) / len(self._scores)
+        n, below = len(self._scores), bisect_left(self._scores, outlier_score)
+        up_to = bisect_right(self._scores, outlier_score)
+        p_value = (n - up_to + self._generator.uniform() * (up_to - below)) / n
         shares = (1 - _JUMP) * self._shares + _JUMP / len(_BETS)
         shares *= 1 + _BETS * (p_value - 0.5)
         self._log_capital += math.log(shares.sum())

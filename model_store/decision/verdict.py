@@ -84,7 +84,7 @@ def decide(
     label_codes: NDArray[np.int32],
     limit: int,
     alpha: float,
-    coverage: float,
+    coverage: float | None,
 ) -> Decision:
     """Decide on one query.
 
@@ -97,7 +97,7 @@ def decide(
     label_codes : (n,) of the neighbours.
     limit : how many items get a probability.
     alpha : rate of false alarms to accept.
-    coverage : of the result set.
+    coverage : of the result set; None for what the gallery was calibrated with.
     """
     if calibration is None:
         return Decision("not_calibrated", assess(None, predictive))
@@ -128,7 +128,11 @@ def decide(
         probabilities,
         _around(probabilities, calibration.intervals(log_odds)),
         no_match_probability,
-        calibration.sets.choose(first_of_label, expit(of_labels), coverage),
+        calibration.sets.choose(
+            first_of_label,
+            expit(of_labels),
+            calibration.coverage if coverage is None else coverage,
+        ),
     )
 
 
