@@ -22,7 +22,7 @@ from service.feedback import FeedbackLog
 from service.middleware import RequestContext
 from service.openapi import document
 from service.problems import add_problem_handlers
-from service.routes import galleries, operations
+from service.routes import ROUTERS
 from service.settings import Settings
 from service.state import State
 from service.telemetry import Telemetry
@@ -57,8 +57,8 @@ def create_api(settings: Settings, bundles: Sequence[Bundle], telemetry: Telemet
         version=version("vouch"),
         lifespan=lifespan,
     )
-    api.include_router(galleries)
-    api.include_router(operations)
+    for router in ROUTERS:
+        api.include_router(router)
     add_problem_handlers(api)
     api.openapi = lambda: document(api)  # type: ignore[method-assign] # FastAPI's own way to do it
     api.mount("/page", StaticFiles(directory=PAGE), name="page")
