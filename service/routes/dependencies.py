@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import Depends, Request
 
-from model_store.errors import GalleryNotFound
 from service.engine import SearchEngine
 from service.state import State
 
@@ -17,15 +17,13 @@ def state_of(request: Request) -> State:
     return state
 
 
-def engine_of(gallery: str, state: Annotated[State, Depends(state_of)]) -> SearchEngine:
-    """The engine of the gallery in the path."""
-    engine = state.engines.get(gallery)
-    if engine is None:
-        raise GalleryNotFound(
-            f"There is no gallery {gallery!r} here. Served: {', '.join(sorted(state.engines))}."
-        )
-    return engine
-
-
 StateOf = Annotated[State, Depends(state_of)]
+
+
+async def engine_of(gallery: str, state: StateOf) -> AsyncIterator[SearchEngine]:
+    """The engine of the gallery in the path, the same one until the answer is given."""
+    async with state.galleries.lease(gallery) as engine:
+        yield engine
+
+
 EngineOf = Annotated[SearchEngine, Depends(engine_of)]

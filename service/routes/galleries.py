@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/galleries", tags=["galleries"])
 @router.get("", operation_id="list_galleries")
 async def list_galleries(state: StateOf) -> schemas.GalleryList:
     """Which galleries are served."""
-    return answers.gallery_list(state.engines.values())
+    return answers.gallery_list(state.galleries.engines())
 
 
 @router.get("/{gallery}", operation_id="get_gallery", responses=responses(GalleryNotFound))

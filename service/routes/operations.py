@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from service import schemas
+from model_store.errors import NotReady
+from service import answers, schemas
+from service.problems import responses
 from service.routes.dependencies import StateOf
 from service.telemetry import METRICS_MEDIA_TYPE
 
@@ -17,20 +19,12 @@ async def livez() -> schemas.Live:
     return schemas.Live()
 
 
-@router.get("/readyz", operation_id="readyz")
+@router.get("/readyz", operation_id="readyz", responses=responses(NotReady))
 async def readyz(state: StateOf) -> schemas.Ready:
-    """Whether queries are answered: encodes and searches a canary in every gallery."""
-    ready = [
-        schemas.ReadyGallery(
-            name=name,
-            bundle_id=engine.bundle.manifest.id,
-            provider=engine.bundle.retriever.encoder.provider,
-            canary_ms=round(1000 * await engine.canary(), 3),
-        )
-        for name, engine in sorted(state.engines.items())
-    ]
+    """Whether queries are answered: every gallery has encoded and searched a canary lately."""
+    state.galleries.require_ready()
     await state.cache.get("readyz")  # its state is that of the last attempt: make one
-    return schemas.Ready(galleries=ready, cache=state.cache.state)
+    return answers.ready(state.galleries, state.cache.state)
 
 
 @router.get(

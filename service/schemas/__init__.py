@@ -12,6 +12,8 @@
 """
 
 from service.schemas.bundles import (
+    Activation,
+    BundleList,
     BundleState,
     CalibrationState,
     CalibrationStatus,
@@ -61,7 +63,9 @@ from service.schemas.searching import (
 )
 
 __all__ = [
+    "Activation",
     "AssessmentAnswer",
+    "BundleList",
     "BundleState",
     "CalibrationReport",
     "CalibrationState",

@@ -24,3 +24,24 @@ class BundleState(BaseModel):
 
     id: str
     calibration: CalibrationState
+
+
+class BundleList(BaseModel):
+    """The bundles of a gallery."""
+
+    serving: str
+    bundles: list[str] = Field(description="Those that can be activated, oldest first.")
+    refused: str | None = Field(
+        description="Why the bundle that `CURRENT` names is not served; null where it is."
+    )
+
+
+class Activation(BaseModel):
+    """The bundle that is served from now on."""
+
+    gallery: str
+    bundle_id: str
+    previous_id: str = Field(description="What was served before.")
+    persisted: bool = Field(
+        description="Whether a restart serves the same: `CURRENT` could be written."
+    )

@@ -14,16 +14,19 @@ class Live(BaseModel):
 
 
 class ReadyGallery(BaseModel):
-    """A gallery whose canary query was answered."""
+    """A gallery that has answered a canary lately."""
 
     name: str
     bundle_id: str
-    provider: str
-    canary_ms: float
+    encoder_fingerprint: str
+    provider: str = Field(description="The execution provider that really runs.")
+    batch_size: int = Field(description="Images encoded at once at most, as measured at the start.")
+    canary_ms: float = Field(description="What the last canary took to encode and search.")
+    canary_age_s: float = Field(description="How long ago it was answered.")
 
 
 class Ready(BaseModel):
-    """The service can answer: a canary was just encoded and searched in every gallery."""
+    """The service can answer: a canary was lately encoded and searched in every gallery."""
 
     status: Literal["ready"] = "ready"
     galleries: list[ReadyGallery]

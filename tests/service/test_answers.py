@@ -336,21 +336,33 @@ class TestHealth:
         ready = client.get("/readyz").json()
         [gallery] = ready["galleries"]
         assert gallery.pop("canary_ms") > 0
+        assert 0 <= gallery.pop("canary_age_s") < 60
         assert gallery == {
             "name": "digits",
             "bundle_id": bundle.manifest.id,
+            "encoder_fingerprint": bundle.retriever.encoder.fingerprint,
             "provider": "CPUExecutionProvider",
+            "batch_size": gallery["batch_size"],
         }
+        assert 1 <= gallery["batch_size"] <= Settings().max_batch
         assert (ready["status"], ready["cache"]) == ("ready", "process")
 
-    def test_an_encoder_that_fails_is_not_ready(
-        self, client: TestClient, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    def test_an_encoder_that_fails_is_not_ready_for_long(
+        self, start: StartClient, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        client = start(canary_period_s=0.05)
+
         def fail(images: object) -> None:
             raise RuntimeError("the device is lost")
 
         monkeypatch.setattr(bundle.retriever.encoder, "encode", fail)
-        assert client.get("/readyz").status_code == 500
+        for _ in range(1000):
+            answer = client.get("/readyz")
+            if answer.status_code != 200:
+                break
+            time.sleep(0.01)
+        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+        assert int(answer.headers["Retry-After"]) > 0
         assert client.get("/livez").status_code == 200
 
 
