@@ -12,6 +12,7 @@ from model_store.errors import (
     EmptyImage,
     FeedbackNotKept,
     GalleryNotFound,
+    ImageTooCostly,
     ImageTooLarge,
     InvalidRequest,
     ItemNotFound,
@@ -52,7 +53,13 @@ StateOf = Annotated[State, Depends(state_of)]
 EngineOf = Annotated[SearchEngine, Depends(engine_of)]
 
 UPLOAD_ERRORS = responses(
-    GalleryNotFound, EmptyImage, UnsupportedImage, ImageTooLarge, CorruptImage, InvalidRequest
+    GalleryNotFound,
+    EmptyImage,
+    UnsupportedImage,
+    ImageTooLarge,
+    ImageTooCostly,
+    CorruptImage,
+    InvalidRequest,
 )
 
 Upload = Annotated[UploadFile, File(description="One image file: JPEG, PNG, WebP, GIF, BMP, TIFF.")]

@@ -22,6 +22,9 @@ FROM_ENVIRONMENT = [
     ("workers", "5", 5),
     ("max_image_bytes", "1000", 1000),
     ("max_image_pixels", "2000", 2000),
+    ("decoders", "4", 4),
+    ("decode_timeout_s", "0.5", 0.5),
+    ("decoder_memory_bytes", "3000", 3000),
     ("feedback", "/srv/feedback.sqlite3", Path("/srv/feedback.sqlite3")),
     (
         "cors_origins",
