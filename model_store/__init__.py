@@ -11,6 +11,18 @@ verdict); `retriever` ties them together and `bundle` keeps what they need. `gau
 algebra of uncertain distances, `errors` the whole error family.
 """
 
-from model_store.retriever import Answer, Bundle, Retriever, open_bundle
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from model_store.retriever import Answer, Bundle, Retriever, open_bundle
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import on first use: who only decodes images needs neither FAISS nor ONNX Runtime."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module("model_store.retriever"), name)
+
 
 __all__ = ["Answer", "Bundle", "Retriever", "open_bundle"]

@@ -11,6 +11,7 @@ nothing that a client of the service may not see.
     │   ├── EmptyImage           there are no bytes
     │   ├── UnsupportedImage     not one of the accepted formats
     │   ├── ImageTooLarge        more bytes or more pixels than allowed
+    │   ├── ImageTooCostly       decoding takes more time or memory than one image may
     │   └── CorruptImage         an accepted format, but truncated or damaged
     ├── InvalidRequest           an option of the request is missing or out of range
     ├── NotFound                 what the request names does not exist
@@ -64,6 +65,10 @@ class UnsupportedImage(ImageError):
 
 class ImageTooLarge(ImageError):
     """More bytes or more pixels than allowed."""
+
+
+class ImageTooCostly(ImageError):
+    """Decoding the image takes more time or memory than one image may."""
 
 
 class CorruptImage(ImageError):

@@ -14,10 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageOps
 
-from model_store.errors import CorruptImage, EmptyImage, ImageTooLarge, UnsupportedImage
+from model_store.errors import (
+    CorruptImage,
+    EmptyImage,
+    ImageTooCostly,
+    ImageTooLarge,
+    UnsupportedImage,
+)
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """Accepted formats. Pillow registers some forty more, most of them attack surface."""
+
+TOO_MUCH_MEMORY = (
+    "Decoding the image takes more memory than one image may. Send a smaller image, or a plainer "
+    "kind of file (a baseline JPEG)."
+)
 
 THUMBNAIL_SIDE = 160
 """Longest side of a gallery thumbnail, pixels: two columns on a phone at double density."""
@@ -98,9 +109,23 @@ def decode_image(data: bytes, limits: ImageLimits | None = None) -> DecodedImage
 
     Raises
     ------
-    EmptyImage, UnsupportedImage, ImageTooLarge, CorruptImage
+    EmptyImage, UnsupportedImage, ImageTooLarge, ImageTooCostly, CorruptImage
     """
     limits = limits or ImageLimits()
+    check_size(data, limits)
+    try:
+        return _decoded(data, limits)
+    except MemoryError as error:
+        raise ImageTooCostly(TOO_MUCH_MEMORY) from error
+
+
+def check_size(data: bytes, limits: ImageLimits) -> None:
+    """Refuse a file by how many bytes it has, which needs no look at them.
+
+    Raises
+    ------
+    EmptyImage, ImageTooLarge
+    """
     if not data:
         raise EmptyImage("The upload is empty (0 bytes). Send the bytes of one image file.")
     if len(data) > limits.max_bytes:
@@ -108,11 +133,16 @@ def decode_image(data: bytes, limits: ImageLimits | None = None) -> DecodedImage
             f"The image has {len(data):,} bytes; at most {limits.max_bytes:,} are accepted. "
             "Send a smaller or more compressed image."
         )
+
+
+def _decoded(data: bytes, limits: ImageLimits) -> DecodedImage:
     image = _open(data, limits)
     try:
         image.load()
         pixels, warnings = _upright_rgb(image)
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's parsers raise whatever the damage makes them raise
         raise CorruptImage(
             f"The {image.format} image is damaged or truncated and cannot be decoded. "
             "Send a complete file."
@@ -145,6 +175,8 @@ def _open(data: bytes, limits: ImageLimits) -> Image.Image:
         raise ImageTooLarge(
             f"The image has far more than {limits.max_pixels:,} pixels. Send a smaller image."
         ) from error
+    except MemoryError:
+        raise
     except Exception as error:  # Pillow's header parsers raise whatever the damage makes them raise
         raise UnsupportedImage(
             f"The {len(data):,} bytes received are not an image in an accepted format. "

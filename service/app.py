@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from model_store.retriever import Bundle, open_bundle
 from service.admission import Admission
 from service.cache import open_cache
-from service.decoding import ThreadDecoder
+from service.decoding import Decoder, DecoderPool, ThreadDecoder
 from service.engine import SearchEngine, Workplace
 from service.feedback import FeedbackLog
 from service.galleries import Galleries, OpenBundle
@@ -106,7 +106,11 @@ async def _set_up(
     stack.enter_context(threads)
     cache = open_cache(settings)
     stack.push_async_callback(cache.close)
-    decoder = ThreadDecoder(threads, settings.image_limits)
+    decoder: Decoder = ThreadDecoder(threads, settings.image_limits)
+    if settings.decoders:
+        decoder = await stack.enter_async_context(
+            DecoderPool(settings.decoders, settings.image_limits, settings.decoding_budget)
+        )
     workplace = Workplace(
         cache,
         decoder,

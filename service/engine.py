@@ -338,7 +338,13 @@ class SearchEngine:
         decoded = time.perf_counter()
         predictive = await self._embed(prepared.pixels)
         seconds = {"decode": decoded - started, "encode": time.perf_counter() - decoded}
-        entry = CacheEntry(prepared.image, prepared.measures, predictive)
+        image = QueryImage(
+            format=prepared.format,
+            width=prepared.width,
+            height=prepared.height,
+            warnings=list(prepared.warnings),
+        )
+        entry = CacheEntry(image, prepared.measures, predictive)
         await self._cache.put(self._key(query_id), entry)
         return Encoded(query_id, entry.image, entry.measures, predictive, "miss", seconds)
 

@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.encoder import ProviderChoice
 from model_store.images import ImageLimits
+from service.decoder import DecodingBudget
 
 
 def _check_redis_url(url: SecretStr) -> SecretStr:
@@ -72,6 +73,15 @@ class Settings(BaseSettings):
     )
     max_image_bytes: int = Field(ImageLimits().max_bytes, gt=0)
     max_image_pixels: int = Field(ImageLimits().max_pixels, gt=0)
+    decoders: int = Field(
+        2, ge=0, description="Processes that decode images; 0: threads of this one instead."
+    )
+    decode_timeout_s: float = Field(
+        DecodingBudget().cpu_s, gt=0, description="Of computing, for one image; past it: refused."
+    )
+    decoder_memory_bytes: int = Field(
+        DecodingBudget().memory_bytes, gt=0, description="For one image; past it: refused."
+    )
     feedback: Path | None = Field(
         None, description="File that keeps what users say of matches; left out: none is kept."
     )
@@ -83,3 +93,8 @@ class Settings(BaseSettings):
     def image_limits(self) -> ImageLimits:
         """What is refused before decoding."""
         return ImageLimits(self.max_image_bytes, self.max_image_pixels)
+
+    @property
+    def decoding_budget(self) -> DecodingBudget:
+        """What the decoding of one image may cost."""
+        return DecodingBudget(self.decode_timeout_s, self.decoder_memory_bytes)

@@ -10,6 +10,7 @@ from model_store.errors import (
     CorruptImage,
     EmptyImage,
     GalleryNotFound,
+    ImageTooCostly,
     ImageTooLarge,
     InvalidRequest,
     UnsupportedImage,
@@ -22,7 +23,13 @@ from service.routes.dependencies import EngineOf, StateOf
 router = APIRouter(prefix="/v1/galleries", tags=["searching"])
 
 UPLOAD_ERRORS = responses(
-    GalleryNotFound, EmptyImage, UnsupportedImage, ImageTooLarge, CorruptImage, InvalidRequest
+    GalleryNotFound,
+    EmptyImage,
+    UnsupportedImage,
+    ImageTooLarge,
+    ImageTooCostly,
+    CorruptImage,
+    InvalidRequest,
 )
 
 Upload = Annotated[UploadFile, File(description="One image file: JPEG, PNG, WebP, GIF, BMP, TIFF.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from starlette.testclient import TestClient
 from model_store.bundle import Manifest
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
 from model_store.retriever import Bundle, Retriever
+from service.settings import Settings
 
 StartClient = Callable[..., TestClient]
 

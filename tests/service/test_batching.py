@@ -51,17 +51,23 @@ class Recording(FakeEncoder):
         return super().encode(images)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise TimeoutError("never came")
+
+
 async def in_one_batch(
     encoder: Recording, batcher: MicroBatcher, values: list[int]
 ) -> list[asyncio.Task[Embeddings]]:
     """Let images wait behind one that holds the encoder up, so that they come together."""
     encoder.may_go_on.clear()
     first = asyncio.create_task(batcher.encode(image(0)))
-    while not encoder.entered.is_set():
-        await asyncio.sleep(0.001)
+    await until(encoder.entered.is_set)
     tasks = [asyncio.create_task(batcher.encode(image(value))) for value in values]
-    while batcher.waiting < len(values):
-        await asyncio.sleep(0.001)
+    await until(lambda: batcher.waiting == len(values))
     encoder.may_go_on.set()
     await first
     return tasks

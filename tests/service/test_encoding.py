@@ -105,9 +105,12 @@ def test_what_cannot_be_opened_is_said_as_if_it_were_here(tmp_path: Path) -> Non
     from onnx import TensorProto, helper, save
 
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [value], [
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    ])
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        [value],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     save(model, tmp_path / "other.onnx")
     with pytest.raises(EncoderContractError, match=r"other\.onnx"):

@@ -93,9 +93,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 async def galleries(root: Path, threads: ThreadPoolExecutor) -> AsyncIterator[Galleries]:
     decoder = ThreadDecoder(threads, ImageLimits())
     workplace = Workplace(ProcessCache(2**20), decoder, threads, Telemetry())
-    galleries = Galleries(
-        open_here, lambda bundle: SearchEngine.start(bundle, workplace), PERIOD_S
-    )
+    galleries = Galleries(open_here, lambda bundle: SearchEngine.start(bundle, workplace), PERIOD_S)
     await galleries.add(open_here(root))
     yield galleries
     await galleries.close()

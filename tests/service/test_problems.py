@@ -56,6 +56,7 @@ STATUSES = {
     "EmptyImage": 400,
     "UnsupportedImage": 415,
     "ImageTooLarge": 413,
+    "ImageTooCostly": 422,
     "CorruptImage": 422,
     "InvalidRequest": 422,
     "NotFound": 404,

@@ -1,0 +1,349 @@
+"""The pool of decoders: a file that crashes, hangs or bloats its decoder costs one request.
+
+A process pool from a library was tried first (pebble 5): its workers share one pipe, and killing
+one of them ended the pool. Here every decoder has a socket of its own, so nothing that happens to
+one reaches another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Coroutine
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import CorruptImage, ImageError, ImageTooCostly
+from model_store.images import ImageLimits, Preprocessing, check_size, decode_image
+from model_store.quality import quality_measures
+from service.decoder import PREFIX, DecodingBudget
+
+T = TypeVar("T")
+
+logger = logging.getLogger("service")
+
+STUCK = 10
+"""Times its seconds of computing that a decoder may take by the clock. Past that it is stopped or
+starved rather than busy, and is replaced."""
+
+RETRY_S = 1.0
+"""After which a decoder that did not start is started again."""
+
+_MAX_HEADER = 2**16
+
+_ERRORS = {error.__name__: error for error in ImageError.__subclasses__()}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An image file, ready to be encoded.
+
+    Attributes
+    ----------
+    pixels : (H, W, 3) uint8 at the encoder's input size.
+    measures : `model_store.quality.quality_measures` of the picture in its own size.
+    format, width, height, warnings : as in `model_store.images.DecodedImage`.
+    """
+
+    pixels: NDArray[np.uint8]
+    measures: NDArray[np.float64]
+    format: str
+    width: int
+    height: int
+    warnings: tuple[str, ...]
+
+
+class Decoder(Protocol):
+    """From uploads to the encoder's input."""
+
+    async def decode(self, data: bytes, preprocessing: Preprocessing) -> Prepared:
+        """Decode an image file, measure it, and bring it to the encoder's input size."""
+
+
+class ThreadDecoder:
+    """Decodes on threads of this process: for images that are trusted, and for tests."""
+
+    def __init__(self, executor: Executor, limits: ImageLimits) -> None:
+        self._executor = executor
+        self._limits = limits
+
+    async def decode(self, data: bytes, preprocessing: Preprocessing) -> Prepared:
+        """Decode an image file, measure it, and bring it to the encoder's input size.
+
+        Raises
+        ------
+        ImageError : the image is empty, too large, damaged, or of another format.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._decode, data, preprocessing)
+
+    def _decode(self, data: bytes, preprocessing: Preprocessing) -> Prepared:
+        decoded = decode_image(data, self._limits)
+        return Prepared(
+            preprocessing(decoded.pixels),
+            quality_measures(decoded.pixels),
+            decoded.format,
+            decoded.width,
+            decoded.height,
+            decoded.warnings,
+        )
+
+
+class DecoderPool:
+    """Decodes image files in processes that can be lost.
+
+    Use it as an asynchronous context; inside, all processes are ready. Requests wait in the order
+    they came for a process to be free.
+
+    - An image beyond its `DecodingBudget` is refused as `ImageTooCostly`, and one that crashes its
+      decoder as `CorruptImage`; the process is replaced, other requests notice nothing.
+    - A decoder that is killed from outside while decoding (SIGKILL: an operator, or the kernel
+      short of memory) is not held against the image, which goes to another decoder, once.
+    - A request that is cancelled gives up its place at once; a decoder already at work for it
+      finishes first, within the budget, because that is cheaper than a new process.
+
+    Attributes
+    ----------
+    n_lost : decoders that ended otherwise than by `close`.
+    """
+
+    def __init__(
+        self,
+        n_processes: int = 2,
+        limits: ImageLimits | None = None,
+        budget: DecodingBudget | None = None,
+    ) -> None:
+        self._n_processes = n_processes
+        self._limits = limits or ImageLimits()
+        self._budget = budget or DecodingBudget()
+        self._free: asyncio.Queue[_Decoder] = asyncio.Queue()
+        self._decoders: set[_Decoder] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.n_lost = 0
+
+    async def __aenter__(self) -> Self:
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for _ in range(self._n_processes):
+                    starting.create_task(self._start())
+        except* (OSError, EOFError) as errors:
+            await self._close()
+            raise RuntimeError("The image decoders do not start; see the log.") from errors
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the decoders, those that are just being started among them."""
+        return [decoder.pid for decoder in self._decoders]
+
+    async def decode(self, data: bytes, preprocessing: Preprocessing) -> Prepared:
+        """Decode an image file, measure it, and bring it to the encoder's input size.
+
+        Raises
+        ------
+        ImageError : the image is empty, too large, damaged, of another format, or too costly.
+        """
+        check_size(data, self._limits)
+        outcome = None
+        for _ in range(2):
+            decoder = await self._take()
+            job = self._spawn(self._decode(decoder, data, preprocessing))
+            outcome = await asyncio.shield(job)
+            if outcome is not None:
+                break
+        if isinstance(outcome, Prepared):
+            return outcome
+        raise outcome or ImageTooCostly(
+            "The process that decoded the image was killed, and so was the next one. "
+            "Send a smaller image."
+        )
+
+    async def _decode(
+        self, decoder: _Decoder, data: bytes, preprocessing: Preprocessing
+    ) -> Prepared | ImageError | None:
+        """What became of an image; None where its decoder was killed from outside."""
+        try:
+            async with asyncio.timeout(self._budget.cpu_s * STUCK):
+                fields, picture = await decoder.ask(
+                    asdict(preprocessing), data, preprocessing.n_bytes
+                )
+        except TimeoutError:
+            await self._replace(decoder)
+            return self._too_costly()
+        except (OSError, EOFError):
+            return self._judged(await self._replace(decoder))
+        self._free.put_nowait(decoder)
+        if "error" in fields:
+            return _ERRORS[fields["error"]](fields["detail"])
+        shape = (preprocessing.height, preprocessing.width, 3)
+        pixels = np.frombuffer(picture, dtype=np.uint8).reshape(shape)
+        measures = np.array(fields.pop("measures"), dtype=np.float64)
+        return Prepared(pixels, measures, **fields | {"warnings": tuple(fields["warnings"])})
+
+    def _judged(self, exit_status: int) -> ImageError | None:
+        """What the end of its decoder says of an image."""
+        if exit_status == -signal.SIGKILL:
+            return None
+        if exit_status == -signal.SIGPROF:
+            return self._too_costly()
+        return CorruptImage(
+            "The image is damaged in a way that made its decoder crash. Send a complete file, "
+            "saved anew."
+        )
+
+    def _too_costly(self) -> ImageTooCostly:
+        return ImageTooCostly(
+            f"Decoding the image took more than {self._budget.cpu_s:g} s and was given up. "
+            "Send a smaller image, or a plainer kind of file (a baseline JPEG)."
+        )
+
+    async def _take(self) -> _Decoder:
+        """Wait for a decoder that is free, and alive."""
+        while True:
+            decoder = await self._free.get()
+            if decoder.is_alive:
+                return decoder
+            self._spawn(self._replace(decoder))
+
+    async def _replace(self, decoder: _Decoder) -> int:
+        """End a decoder, start another in the background; returns the exit status."""
+        self._spawn(self._restart())
+        exit_status = await decoder.end()
+        self._decoders.discard(decoder)
+        self.n_lost += 1
+        logger.warning("decoder lost", extra={"fields": {"exit_status": exit_status}})
+        return exit_status
+
+    async def _restart(self) -> None:
+        while True:
+            try:
+                return await self._start()
+            except (OSError, EOFError):
+                logger.exception("decoder does not start")
+                await asyncio.sleep(RETRY_S)
+
+    async def _start(self) -> None:
+        decoder = _Decoder()
+        self._decoders.add(decoder)
+        try:
+            settings = {"limits": asdict(self._limits), "budget": asdict(self._budget)}
+            await decoder.ask(settings, b"", 0)
+        except (OSError, EOFError):
+            self._decoders.discard(decoder)
+            await decoder.end()
+            raise
+        self._free.put_nowait(decoder)
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run in the background; the event loop itself keeps no task alive."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(decoder.end() for decoder in self._decoders))
+        self._decoders.clear()
+
+
+class _Decoder:
+    """One decoder process, and the socket to it."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        number = str(theirs.fileno())
+        with theirs:
+            # Unlike multiprocessing, this does not import the main module once more, which here is
+            # the whole service.
+            self._process = subprocess.Popen(  # noqa: S603 # nothing here comes from a request
+                [sys.executable, "-P", "-W", "ignore", "-m", "service.decoder", number],
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    async def ask(
+        self, fields: dict[str, Any], data: bytes, n_bytes: int
+    ) -> tuple[dict[str, Any], bytearray]:
+        """Send one message and wait for its answer, which has ``n_bytes`` bytes or none.
+
+        Raises
+        ------
+        OSError, EOFError : the process has ended, or says what no decoder says.
+        """
+        loop = asyncio.get_running_loop()
+        header = json.dumps(fields).encode()
+        prefix = PREFIX.pack(len(header), len(data))
+        await loop.sock_sendall(self._socket, b"".join([prefix, header, data]))
+        answer = bytearray(PREFIX.size + _MAX_HEADER + n_bytes)
+        received = await self._receive(answer, 0, PREFIX.size)
+        n_header, n_picture = PREFIX.unpack_from(answer)
+        begin, end = PREFIX.size + n_header, PREFIX.size + n_header + n_picture
+        if n_header > _MAX_HEADER or n_picture not in {0, n_bytes}:
+            raise EOFError(f"a decoder announced {n_header} and {n_picture} bytes")
+        await self._receive(answer, received, end)
+        return json.loads(answer[PREFIX.size : begin]), answer[begin:end]
+
+    async def end(self) -> int:
+        """Kill the process, if it still runs; returns its exit status."""
+        self._socket.close()
+        self._process.kill()
+        return await asyncio.to_thread(self._process.wait)
+
+    async def _receive(self, answer: bytearray, n_received: int, n_wanted: int) -> int:
+        """Fill ``answer``, of which ``n_received`` bytes are there, at least to ``n_wanted``."""
+        loop = asyncio.get_running_loop()
+        view = memoryview(answer)
+        while n_received < n_wanted:
+            n_more = await loop.sock_recv_into(self._socket, view[n_received:])
+            if n_more == 0:
+                raise EOFError("a decoder has ended")
+            n_received += n_more
+        return n_received
+
+
+def _environment() -> dict[str, str]:
+    """Of a decoder: where its imports are found, and none of the service's secrets."""
+    kept = ("LD_LIBRARY_PATH", "PYTHONHOME", "LANG")
+    return {name: os.environ[name] for name in kept if name in os.environ} | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OPENBLAS_NUM_THREADS": "1",  # its threads would only map memory
+        # The C library gives every array of more than 128 KiB back to the system at once, and
+        # clearing fresh pages then takes as long as decoding: 1.6 ms in place of 0.8 at 224 px.
+        "MALLOC_MMAP_THRESHOLD_": str(8 * 2**20),
+        "MALLOC_TRIM_THRESHOLD_": str(32 * 2**20),
+    }

@@ -1,0 +1,322 @@
+"""The pool of decoders: equal to decoding at home, and no file takes more than itself down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_files import encoded, picture, png, seeds, slow_png
+
+from model_store.errors import (
+    CorruptImage,
+    EmptyImage,
+    ImageError,
+    ImageTooCostly,
+    ImageTooLarge,
+    UnsupportedImage,
+)
+from model_store.images import ImageLimits, Preprocessing, decode_image
+from model_store.quality import quality_measures
+from service.decoder import DecodingBudget
+from service.decoding import DecoderPool, Prepared
+
+pytestmark = pytest.mark.anyio
+
+PREPROCESSING = Preprocessing(20, 24, "cover", "bicubic")
+GOOD = encoded(picture())
+SLOW = slow_png()
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def decoded_here(data: bytes, preprocessing: Preprocessing = PREPROCESSING) -> Prepared:
+    decoded = decode_image(data)
+    return Prepared(
+        preprocessing(decoded.pixels),
+        quality_measures(decoded.pixels),
+        decoded.format,
+        decoded.width,
+        decoded.height,
+        decoded.warnings,
+    )
+
+
+def assert_equal(prepared: Prepared, wanted: Prepared) -> None:
+    np.testing.assert_array_equal(prepared.pixels, wanted.pixels)
+    assert prepared.pixels.dtype == np.uint8
+    np.testing.assert_array_equal(prepared.measures, wanted.measures)
+    assert prepared.format == wanted.format
+    assert (prepared.width, prepared.height) == (wanted.width, wanted.height)
+    assert prepared.warnings == wanted.warnings
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+def at_work(pid: int) -> bool:
+    """Whether a process computes at this moment."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return fields[0] == "R"
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, whether or not anybody has asked for its exit status."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except FileNotFoundError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in {"Z", "X"}
+
+
+async def test_every_kind_of_file_is_decoded_as_at_home() -> None:
+    others = [Preprocessing(28, 28), Preprocessing(26, 33), PREPROCESSING]
+    async with DecoderPool(2) as pool:
+        for turn, data in enumerate(seeds().values()):
+            preprocessing = others[turn % len(others)]
+            prepared = await pool.decode(data, preprocessing)
+            assert_equal(prepared, decoded_here(data, preprocessing))
+        assert pool.n_lost == 0
+
+
+async def test_many_at_once_each_get_their_own() -> None:
+    files = [encoded(picture(seed=seed)) for seed in range(40)]
+    async with DecoderPool(3) as pool:
+        prepared = await asyncio.gather(*(pool.decode(data, PREPROCESSING) for data in files))
+    for one, data in zip(prepared, files, strict=True):
+        assert_equal(one, decoded_here(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", EmptyImage),
+        (b"hello", UnsupportedImage),
+        (b"x" * 5000, ImageTooLarge),
+        (png(2000, 2000, 8, 2, b""), ImageTooLarge),
+        (GOOD[: len(GOOD) // 2], CorruptImage),
+    ],
+)
+async def test_an_error_reads_as_at_home(data: bytes, error: type[ImageError]) -> None:
+    limits = ImageLimits(max_bytes=4000, max_pixels=100_000)
+    with pytest.raises(error) as at_home:
+        decode_image(data, limits)
+    async with DecoderPool(1, limits) as pool:
+        with pytest.raises(error) as from_pool:
+            await pool.decode(data, PREPROCESSING)
+        assert str(from_pool.value) == str(at_home.value)
+        assert pool.n_lost == 0
+
+
+async def test_an_image_that_takes_too_long_costs_itself_only() -> None:
+    async with DecoderPool(2, budget=DecodingBudget(cpu_s=0.1)) as pool:
+        before = set(pool.pids)
+        slow = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
+        others = [pool.decode(GOOD, PREPROCESSING) for _ in range(20)]
+        for prepared in await asyncio.gather(*others):
+            assert_equal(prepared, decoded_here(GOOD))
+        with pytest.raises(ImageTooCostly, match=r"more than 0\.1 s"):
+            await slow
+        assert pool.n_lost == 1
+        await until(lambda: len(pool.pids) == 2)
+        assert len(before & set(pool.pids)) == 1
+
+
+@linux
+async def test_a_decoder_that_stands_still_is_replaced() -> None:
+    async with DecoderPool(1, budget=DecodingBudget(cpu_s=0.05)) as pool:
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        with pytest.raises(ImageTooCostly):
+            await pool.decode(GOOD, PREPROCESSING)
+        assert_equal(await pool.decode(GOOD, PREPROCESSING), decoded_here(GOOD))
+
+
+@linux
+async def test_an_image_that_takes_too_much_memory_is_refused() -> None:
+    budget = DecodingBudget(memory_bytes=48 * 2**20)
+    async with DecoderPool(1, budget=budget) as pool:
+        for _ in range(3):
+            with pytest.raises(ImageTooCostly, match="memory"):
+                await pool.decode(SLOW, PREPROCESSING)
+            assert_equal(await pool.decode(GOOD, PREPROCESSING), decoded_here(GOOD))
+        assert pool.n_lost == 0
+
+
+@linux
+async def test_a_crash_costs_the_image_that_caused_it() -> None:
+    async with DecoderPool(2) as pool:
+        slow = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
+        await asyncio.sleep(0)
+        await until(lambda: any(map(at_work, pool.pids)))
+        victim = next(pid for pid in pool.pids if at_work(pid))
+        others = [asyncio.create_task(pool.decode(GOOD, PREPROCESSING)) for _ in range(20)]
+        os.kill(victim, signal.SIGSEGV)
+        with pytest.raises(CorruptImage, match="crash"):
+            await slow
+        for prepared in await asyncio.gather(*others):
+            assert_equal(prepared, decoded_here(GOOD))
+        assert pool.n_lost == 1
+
+
+@linux
+async def test_nobody_loses_by_a_decoder_that_is_killed_from_outside() -> None:
+    wanted = decoded_here(SLOW)
+    async with DecoderPool(2) as pool:
+        slow = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
+        await until(lambda: any(map(at_work, pool.pids)))
+        victim = next(pid for pid in pool.pids if at_work(pid))
+        others = [asyncio.create_task(pool.decode(GOOD, PREPROCESSING)) for _ in range(20)]
+        os.kill(victim, signal.SIGKILL)
+        assert_equal(await slow, wanted)
+        for prepared in await asyncio.gather(*others):
+            assert_equal(prepared, decoded_here(GOOD))
+        assert pool.n_lost == 1
+
+
+async def test_idle_decoders_may_be_killed() -> None:
+    async with DecoderPool(2) as pool:
+        for pid in pool.pids:
+            os.kill(pid, signal.SIGKILL)
+        for prepared in await asyncio.gather(
+            *(pool.decode(GOOD, PREPROCESSING) for _ in range(10))
+        ):
+            assert_equal(prepared, decoded_here(GOOD))
+
+
+async def test_signals_to_end_are_left_to_the_service() -> None:
+    async with DecoderPool(1) as pool:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pool.pids[0], number)
+        assert_equal(await pool.decode(GOOD, PREPROCESSING), decoded_here(GOOD))
+        assert pool.n_lost == 0
+
+
+async def test_thirty_rounds_of_eight_with_one_bad() -> None:
+    bad = [GOOD[:300], b"no image", png(60_000, 60_000, 8, 2, b"\x00" * 1000), SLOW]
+    budget = DecodingBudget(cpu_s=0.1)
+    wanted = decoded_here(GOOD)
+    async with DecoderPool(2, budget=budget) as pool:
+        for turn in range(30):
+            files = [GOOD] * 8
+            files[turn % 8] = bad[turn % len(bad)]
+            answers = await asyncio.gather(
+                *(pool.decode(data, PREPROCESSING) for data in files), return_exceptions=True
+            )
+            assert isinstance(answers.pop(turn % 8), ImageError)
+            for prepared in answers:
+                assert isinstance(prepared, Prepared)
+                assert_equal(prepared, wanted)
+        assert pool.n_lost == 7
+
+
+async def test_a_cancelled_request_frees_its_place() -> None:
+    async with DecoderPool(1) as pool:
+        at_the_decoder = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
+        await asyncio.sleep(0.05)
+        waiting = [asyncio.create_task(pool.decode(SLOW, PREPROCESSING)) for _ in range(50)]
+        await asyncio.sleep(0.05)
+        for task in (at_the_decoder, *waiting):
+            task.cancel()
+        ended = await asyncio.gather(at_the_decoder, *waiting, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ended)
+        async with asyncio.timeout(20):  # fifty slow images would take longer
+            assert_equal(await pool.decode(GOOD, PREPROCESSING), decoded_here(GOOD))
+        assert pool.n_lost == 0
+
+
+async def test_the_event_loop_goes_on_while_images_are_decoded() -> None:
+    async with DecoderPool(1) as pool:
+        job = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
+        n_turns = 0
+        while not job.done():
+            await asyncio.sleep(0.005)
+            n_turns += 1
+        await job
+        assert n_turns >= 5
+
+
+@linux
+async def test_nothing_is_left_when_the_pool_closes() -> None:
+    async with DecoderPool(2) as pool:
+        pids = pool.pids
+        job = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
+        await asyncio.sleep(0.02)
+    assert all(map(is_gone, pids))
+    with pytest.raises(asyncio.CancelledError):
+        await job
+
+
+@linux
+def test_no_decoder_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
+    script = """
+import asyncio, sys
+from pathlib import Path
+from model_store.images import Preprocessing
+from service.decoding import DecoderPool
+
+async def main():
+    async with DecoderPool(2) as pool:
+        job = asyncio.create_task(pool.decode(Path(sys.argv[1]).read_bytes(), Preprocessing(8, 8)))
+        await asyncio.sleep(0.02)
+        print(*pool.pids, flush=True)
+        await job
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    slow = tmp_path / "slow.png"
+    slow.write_bytes(SLOW)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(slow)], stdout=subprocess.PIPE, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(pids) == 2
+    deadline = time.monotonic() + 30
+    while not all(map(is_gone, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@linux
+async def test_a_decoder_holds_nothing_but_a_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOUCH_REDIS_URL", "redis://:secret@nowhere")
+    async with DecoderPool(1) as pool:
+        process = Path(f"/proc/{pool.pids[0]}")
+        libraries = (process / "maps").read_text(encoding="utf-8")
+        environment = (process / "environ").read_bytes()
+    assert "libjpeg" in libraries
+    for heavy in ("faiss", "onnxruntime", "pydantic", "/scipy/", "torch", "uvloop"):
+        assert heavy not in libraries
+    assert b"secret" not in environment
+
+
+def test_a_decoder_imports_no_web() -> None:
+    script = "import sys, service.decoder; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    listed = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, env=environment
+    )
+    modules = {name.split(".")[0] for name in listed.stdout.decode().split()}
+    assert "PIL" in modules
+    assert not modules & {"fastapi", "starlette", "pydantic", "faiss", "onnxruntime", "scipy"}
+
+
+async def test_decoders_that_do_not_start_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="do not start"):
+        async with DecoderPool(2):
+            pass
