@@ -21,8 +21,10 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, Protocol
 
 import numpy as np
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 
 from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.images import Preprocessing
+from model_store.placement import Placement, profile_first_run, run_profiled
 from model_store.processors import usable_processors
 
 # ONNX Runtime reports its use to its maker unless it is told not to before it is imported.
@@ -115,6 +118,10 @@ class Encoder(Protocol):
         """The execution provider that really runs."""
 
     @property
+    def placement(self) -> Placement | None:
+        """Which providers ran how many nodes; None where only the CPU could."""
+
+    @property
     def dim(self) -> int:
         """D, the size of the embedding."""
 
@@ -141,15 +148,21 @@ class OnnxEncoder:
     Raises
     ------
     EncoderContractError : inputs, outputs or metadata are not those of the contract.
-    ProviderUnavailable : ``cuda`` was asked for and does not run.
+    ProviderUnavailable : ``cuda`` was asked for, and a run of the graph does not show that it ran.
     """
 
     def __init__(self, path: Path, provider: ProviderChoice = "auto", threads: int = 0) -> None:
         content = path.read_bytes()
         self.fingerprint = hashlib.sha256(content).hexdigest()
-        self._session = _start_session(content, provider, threads)
-        self.provider: str = self._session.get_providers()[0]
-        self.metadata = _check_contract(self._session, path)
+        chosen = _choose(provider)
+        on_gpu = chosen == "cuda"
+        with TemporaryDirectory(prefix="vouch-profile-") if on_gpu else nullcontext() as profile:
+            self._session = _start_session(content, chosen, threads, profile)
+            self.metadata = _check_contract(self._session, path)
+            self.placement = _where_nodes_run(self._session, self.metadata) if on_gpu else None
+        self.provider = running_provider(self._session.get_providers(), self.placement)
+        if provider == "cuda":
+            require_gpu(self.provider, self.placement)
         shapes = {output.name: output.shape for output in self._session.get_outputs()}
         self.dim = int(shapes["embedding_mean"][1])
         self.n_features = int(shapes["features"][1])
@@ -163,35 +176,79 @@ class OnnxEncoder:
         """Nothing but memory to let go of, which goes with the object."""
 
 
-def _start_session(
-    content: bytes, provider: ProviderChoice, threads: int
-) -> onnxruntime.InferenceSession:
-    """Start a session on the provider asked for, and on no other silently."""
+def running_provider(providers: Sequence[str], placement: Placement | None) -> str:
+    """The first of a session's providers that ran a node; without a placement, simply the first."""
+    return next(name for name in providers if placement is None or name in placement)
+
+
+def require_gpu(provider: str, placement: Placement | None) -> None:
+    """Refuse an encoder that does not run on CUDA.
+
+    Parameters
+    ----------
+    provider : what `running_provider` says.
+
+    Raises
+    ------
+    ProviderUnavailable
+    """
+    advice = (
+        "Check the NVIDIA driver, CUDA 13 and cuDNN 9 (the `gpu` extra brings the libraries), or "
+        "choose `cpu`."
+    )
+    if provider != PROVIDERS["cuda"]:
+        raise ProviderUnavailable(
+            "The CUDA execution provider was asked for, but no node of the encoder runs on it here "
+            f"(running: {provider}). {advice}"
+        )
+    if placement is None:
+        raise ProviderUnavailable(
+            "The CUDA execution provider was asked for, but the profile of a first run does not "
+            f"show where it ran. {advice}"
+        )
+
+
+def _choose(provider: ProviderChoice) -> Literal["cpu", "cuda"]:
+    """What to start: nothing but what was asked for is taken silently."""
     has_gpu = Path("/dev/nvidiactl").exists()
-    wanted = ("cuda" if has_gpu else "cpu") if provider == "auto" else provider
-    if wanted == "cuda" and not _cuda_is_ready():
-        if provider == "cuda":
-            raise ProviderUnavailable(
-                "The CUDA execution provider was asked for, but this installation of ONNX Runtime "
-                f"offers only {', '.join(onnxruntime.get_available_providers())}. "
-                "Install the `gpu` extra, or choose `cpu`."
-            )
-        wanted = "cpu"
+    if provider == "cpu" or (provider == "auto" and not has_gpu):
+        return "cpu"
+    if _cuda_is_ready():
+        return "cuda"
+    if provider == "cuda":
+        raise ProviderUnavailable(
+            "The CUDA execution provider was asked for, but this installation of ONNX Runtime "
+            f"offers only {', '.join(onnxruntime.get_available_providers())}. "
+            "Install the `gpu` extra, or choose `cpu`."
+        )
+    return "cpu"
+
+
+def _start_session(
+    content: bytes, chosen: Literal["cpu", "cuda"], threads: int, profile: str | None
+) -> onnxruntime.InferenceSession:
+    """Start a session, profiled into the directory ``profile`` where one is given."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or usable_processors()
     options.inter_op_num_threads = 1
     # Threads that spin for work after an encoding take the cores that the search needs next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
-    chosen = [PROVIDERS[wanted]] if wanted == "cpu" else [PROVIDERS["cuda"], PROVIDERS["cpu"]]
-    session = onnxruntime.InferenceSession(content, options, providers=chosen)
-    if provider == "cuda" and session.get_providers()[0] != PROVIDERS["cuda"]:
-        raise ProviderUnavailable(
-            "The CUDA execution provider was asked for, but it does not start on this machine "
-            f"(running: {session.get_providers()[0]}). Check the NVIDIA driver, CUDA 13 and "
-            "cuDNN 9 (the `gpu` extra brings the libraries), or choose `cpu`."
-        )
-    return session
+    if profile is not None:
+        profile_first_run(options, Path(profile))
+    providers = [PROVIDERS["cpu"]] if chosen == "cpu" else [PROVIDERS["cuda"], PROVIDERS["cpu"]]
+    return onnxruntime.InferenceSession(content, options, providers=providers)
+
+
+def _where_nodes_run(
+    session: onnxruntime.InferenceSession, metadata: EncoderMetadata
+) -> Placement | None:
+    """Encode an empty image, profiled; None where the profile cannot be read."""
+    shape = (1, metadata.preprocessing.height, metadata.preprocessing.width, 3)
+    try:
+        return run_profiled(session, {INPUT_NAME: np.zeros(shape, dtype=np.uint8)})
+    except (OSError, ValueError):
+        return None
 
 
 def _cuda_is_ready() -> bool:

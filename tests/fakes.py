@@ -20,6 +20,7 @@ class FakeEncoder:
         self.n_features = 3 * side * side
         self.metadata = EncoderMetadata(Preprocessing(side, side), "fake")
         self.provider = "FakeExecutionProvider"
+        self.placement = None
         self._weight = generator.standard_normal((self.n_features, dim)).astype(np.float32)
         self.fingerprint = hashlib.sha256(self._weight.tobytes()).hexdigest()
 

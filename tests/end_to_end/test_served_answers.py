@@ -35,6 +35,7 @@ class TorchEncoder:
         self._encoder = ProbabilisticEncoder(encoder, load_posterior(run.posterior)).eval()
         self.metadata: EncoderMetadata = served.retriever.encoder.metadata
         self.provider = "torch"
+        self.placement = None
         self.dim = served.retriever.encoder.dim
         self.n_features = served.retriever.encoder.n_features
         # Of the exported file: it decides which noise the predictive samples are made of.
