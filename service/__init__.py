@@ -2,6 +2,7 @@
 
 The way of a request: `routes` (HTTP) → `engine` (cache, threads) → `model_store.retriever` (decode,
 encode, search, decide) → `schemas` (JSON). Around it: `settings`, `problems` (errors as RFC 9457),
-`middleware` (request ids, limits, headers), `cache`, `telemetry`; `app` puts them together and
-`page/` is what a visitor sees at ``/``.
+`middleware` (request ids, limits, headers), `cache`; `request_record` is what is known of a
+request, from which `telemetry` (metrics), `logs` and `tracing` are made. `app` puts them together
+and `page/` is what a visitor sees at ``/``.
 """

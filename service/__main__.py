@@ -20,8 +20,8 @@ from model_store.errors import BundleMismatch, VouchError
 from model_store.retriever import Bundle, open_bundle
 from service.app import create_app
 from service.encoding import EncoderProcess
+from service.logs import log_as_json
 from service.settings import Settings
-from service.telemetry import log_as_json
 
 logger = logging.getLogger("service")
 

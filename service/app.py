@@ -23,9 +23,11 @@ from service.decoding import Decoder, DecoderPool, ThreadDecoder
 from service.engine import SearchEngine, Workplace
 from service.feedback import FeedbackLog
 from service.galleries import Galleries, OpenBundle
+from service.gallery_metrics import GalleryMetrics
 from service.middleware import RequestContext
 from service.openapi import document
 from service.problems import add_problem_handlers
+from service.request_record import Tracing
 from service.routes import ROUTERS
 from service.settings import Settings
 from service.state import State
@@ -37,13 +39,19 @@ EXPOSED_HEADERS = ["X-Request-Id", "Retry-After", "ETag"]
 
 
 def create_api(
-    settings: Settings, bundles: Sequence[Bundle], telemetry: Telemetry, open_more: OpenBundle
+    settings: Settings,
+    bundles: Sequence[Bundle],
+    telemetry: Telemetry,
+    open_more: OpenBundle,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The routes, with what they work on in ``app.state.vouch`` while the application runs."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
+            if tracing is not None:
+                stack.push_async_callback(tracing.close)
             app.state.vouch = await _set_up(stack, settings, bundles, telemetry, open_more)
             yield
 
@@ -80,9 +88,10 @@ def create_app(
     open_more : opens bundles that are activated later; by default in this process.
     """
     telemetry = Telemetry()
-    api = create_api(settings, bundles, telemetry, open_more or open_bundle)
+    tracing = _open_tracing(settings.otlp_endpoint)
+    api = create_api(settings, bundles, telemetry, open_more or open_bundle, tracing)
     admission = Admission(api, telemetry, settings.max_in_flight, settings.deadline_s)
-    app: ASGIApp = RequestContext(admission, telemetry, settings.max_image_bytes)
+    app: ASGIApp = RequestContext(admission, telemetry, settings.max_image_bytes, tracing)
     if settings.cors_origins:
         app = CORSMiddleware(
             app,
@@ -92,6 +101,14 @@ def create_app(
             expose_headers=EXPOSED_HEADERS,
         )
     return app
+
+
+def _open_tracing(endpoint: str | None) -> Tracing | None:
+    if endpoint is None:
+        return None
+    from service.tracing import OtlpTracing  # noqa: PLC0415 - OpenTelemetry is an extra
+
+    return OtlpTracing(endpoint)
 
 
 async def _set_up(
@@ -108,8 +125,9 @@ async def _set_up(
     stack.push_async_callback(cache.close)
     decoder: Decoder = ThreadDecoder(threads, settings.image_limits)
     if settings.decoders:
+        lost = telemetry.decoders_lost.inc
         decoder = await stack.enter_async_context(
-            DecoderPool(settings.decoders, settings.image_limits, settings.decoding_budget)
+            DecoderPool(settings.decoders, settings.image_limits, settings.decoding_budget, lost)
         )
     workplace = Workplace(
         cache,
@@ -124,10 +142,14 @@ async def _set_up(
         open_more,
         lambda bundle: SearchEngine.start(bundle, workplace),
         settings.canary_period_s,
+        telemetry.activation,
     )
     stack.push_async_callback(galleries.close)
     for bundle in bundles:
         await galleries.add(bundle)
+    metrics = GalleryMetrics(galleries, cache)
+    telemetry.registry.register(metrics)
+    stack.callback(telemetry.registry.unregister, metrics)
     watching = asyncio.create_task(galleries.watch())
     stack.callback(watching.cancel)
     feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)

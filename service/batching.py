@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -122,7 +123,9 @@ class MicroBatcher:
         self._queue: deque[_Waiting] = deque()
         self._more = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
-        self._runs = asyncio.create_task(self._run())
+        # A context of its own: a batch belongs to none of the requests, nor to one that had the
+        # bundle activated.
+        self._runs = asyncio.create_task(self._run(), context=Context())
         self.running = True
 
     @property

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -113,6 +113,10 @@ class DecoderPool:
     - A request that is cancelled gives up its place at once; a decoder already at work for it
       finishes first, within the budget, because that is cheaper than a new process.
 
+    Parameters
+    ----------
+    lost : told of every decoder that ended otherwise than by the pool's end.
+
     Attributes
     ----------
     n_lost : decoders that ended otherwise than by `close`.
@@ -123,6 +127,7 @@ class DecoderPool:
         n_processes: int = 2,
         limits: ImageLimits | None = None,
         budget: DecodingBudget | None = None,
+        lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._n_processes = n_processes
         self._limits = limits or ImageLimits()
@@ -130,6 +135,7 @@ class DecoderPool:
         self._free: asyncio.Queue[_Decoder] = asyncio.Queue()
         self._decoders: set[_Decoder] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._lost = lost
         self.n_lost = 0
 
     async def __aenter__(self) -> Self:
@@ -230,6 +236,7 @@ class DecoderPool:
         exit_status = await decoder.end()
         self._decoders.discard(decoder)
         self.n_lost += 1
+        self._lost()
         logger.warning("decoder lost", extra={"fields": {"exit_status": exit_status}})
         return exit_status
 

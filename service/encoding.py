@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import signal
 import threading
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 
 from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder, ProviderChoice
 from model_store.errors import EncoderError, EncoderStopped, EncodingFailed, VouchError
+from model_store.placement import Placement
+from service.logs import log_as_json
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ class EncoderProcess:
         self.fingerprint: str
         self.metadata: EncoderMetadata
         self.provider: str
+        self.placement: Placement | None
         self.dim: int
         self.n_features: int
         self._start()
@@ -116,8 +120,19 @@ class EncoderProcess:
         if isinstance(answer, VouchError):
             self._end()
             raise answer
-        self.fingerprint, self.metadata, self.provider, self.dim, self.n_features = answer
-        logger.info("encoder started", extra={"fields": {"pid": self.pid}})
+        (
+            self.fingerprint,
+            self.metadata,
+            self.provider,
+            self.placement,
+            self.dim,
+            self.n_features,
+        ) = answer
+        fields: dict[str, Any] = {"pid": self.pid, "provider": self.provider}
+        if self.placement is not None:
+            shares = {name: asdict(share) for name, share in self.placement.items()}
+            fields["placement"] = shares
+        logger.info("encoder started", extra={"fields": fields})
 
     def _receive(self, patience_s: float) -> Any:  # noqa: ANN401 - the child's answer
         if not self._connection.poll(patience_s):
@@ -137,13 +152,21 @@ def _serve(
     # Whoever stops the service may signal its whole group; the service then drains, and needs us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    log_as_json()
     try:
         encoder = OnnxEncoder(path, provider, threads)
     except VouchError as error:
         connection.send(error)
         return
     connection.send(
-        (encoder.fingerprint, encoder.metadata, encoder.provider, encoder.dim, encoder.n_features)
+        (
+            encoder.fingerprint,
+            encoder.metadata,
+            encoder.provider,
+            encoder.placement,
+            encoder.dim,
+            encoder.n_features,
+        )
     )
     while True:
         try:

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -86,13 +86,21 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An answer, and how it came about; ``query_id`` is the hash of the uploaded bytes."""
+    """An answer, and how it came about.
+
+    Attributes
+    ----------
+    query_id : hash of the uploaded bytes.
+    seconds : of each stage, in their order, and ``total``.
+    at_ns : when the answer was there, nanoseconds since 1970.
+    """
 
     query_id: str
     image: QueryImage
     answer: Answer
     cache: Literal["hit", "miss"]
     seconds: dict[str, float]
+    at_ns: int = field(default_factory=time.time_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +160,8 @@ class SearchEngine:
             padded=workplace.pad_batches,
             observe=workplace.telemetry.batches(bundle.name),
         )
-        self._flights: SingleFlight[Encoded] = SingleFlight()
+        joined = workplace.telemetry.single_flight_joins.labels(bundle.name)
+        self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
         calibration = bundle.retriever.calibration
         scores = [] if calibration is None else calibration.outlier_scores.tolist()
         self._drift = DriftTest(scores)
@@ -194,6 +203,11 @@ class SearchEngine:
     def running(self) -> bool:
         """Whether the encoder is not being started again at the moment."""
         return self._batcher.running
+
+    @property
+    def waiting(self) -> int:
+        """Images that wait for the encoder."""
+        return self._batcher.waiting
 
     @property
     def stale(self) -> str | None:

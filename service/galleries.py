@@ -65,12 +65,20 @@ class Galleries:
     open_bundle : a bundle's directory to a bundle that is verified and open.
     start : an open bundle to an engine that has answered a canary.
     period_s : between canaries, and between looks at `CURRENT`.
+    observe : told of every attempt to serve another bundle: its gallery, `activated` or `refused`.
     """
 
-    def __init__(self, open_bundle: OpenBundle, start: StartEngine, period_s: float) -> None:
+    def __init__(
+        self,
+        open_bundle: OpenBundle,
+        start: StartEngine,
+        period_s: float,
+        observe: Callable[[str, str], None] = lambda _gallery, _outcome: None,
+    ) -> None:
         self._open_bundle = open_bundle
         self._start = start
         self._period_s = period_s
+        self._observe = observe
         self._served: dict[str, _Served] = {}
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
@@ -125,14 +133,20 @@ class Galleries:
         async with self._switching:
             served = self._find(name)
             now = served.engine.bundle
-            directory = self._directory(now, bundle_id)
-            if bundle_id != now.manifest.id:
-                self._served[name] = _Served(await self._open(now, directory))
+            try:
+                directory = self._directory(now, bundle_id)
+                opened = None if bundle_id == now.manifest.id else await self._open(now, directory)
+            except VouchError:
+                self._observe(name, "refused")
+                raise
+            if opened is not None:
+                self._served[name] = _Served(opened)
                 self._previous[name] = now.manifest.id
                 served.retired = True
                 self._close_if_done_with(served)
                 fields = {"gallery": name, "bundle": bundle_id, "before": now.manifest.id}
                 logger.info("bundle activated", extra={"fields": fields})
+                self._observe(name, "activated")
             persisted = persist and await asyncio.to_thread(_persist, directory)
             return Switched(bundle_id, now.manifest.id, persisted)
 

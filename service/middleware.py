@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from model_store.errors import ImageTooLarge, VouchError
 from service.admission import ClientGone
 from service.problems import internal_error, problem_response
+from service.request_record import UNMATCHED, RequestRecord, Tracing, recorded
 from service.telemetry import Telemetry
 
 logger = logging.getLogger("service.requests")
@@ -38,30 +40,51 @@ class RequestContext:
     """The outermost layer of the application.
 
     Gives each request an id (``request.state.request_id``, header ``X-Request-Id``), refuses a body
-    above ``max_body_bytes`` while it streams in, adds security headers, counts and logs, and turns
-    an unforeseen exception into a problem document that says nothing of the inside.
+    above ``max_body_bytes`` while it streams in, adds security headers, counts, logs and traces,
+    and turns an unforeseen exception into a problem document that says nothing of the inside.
     """
 
-    def __init__(self, app: ASGIApp, telemetry: Telemetry, max_image_bytes: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        telemetry: Telemetry,
+        max_image_bytes: int,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._app = app
         self._telemetry = telemetry
         self._max_image_bytes = max_image_bytes
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        record = RequestRecord(uuid.uuid4().hex, scope["method"], scope["path"])
+        end_trace = _nothing
+        if self._tracing is not None:
+            end_trace = self._tracing.begin(record, Headers(scope=scope))
+        with recorded(record):
+            await self._answer(scope, receive, send, record, end_trace)
+
+    async def _answer(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        record: RequestRecord,
+        end_trace: Callable[[], None],
+    ) -> None:
         started = time.perf_counter()
-        request_id = uuid.uuid4().hex
+        request_id = record.request_id
         scope.setdefault("state", {})["request_id"] = request_id
-        status = 500
         answering = answered = False
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status, answering, answered
+            nonlocal answering, answered
             if message["type"] == "http.response.start":
-                status, answering = message["status"], True
+                record.status, answering = message["status"], True
                 _add_headers(MutableHeaders(scope=message), scope["path"], request_id)
             answered = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
@@ -71,20 +94,25 @@ class RequestContext:
             self._refuse_declared_size(Headers(scope=scope))
             await self._app(scope, self._counted(receive), send_with_headers)
         except ClientGone:
-            status = CLIENT_GONE
+            record.status, record.code = CLIENT_GONE, "client_gone"
         except VouchError as error:
             if answering:
                 raise
             await problem_response(request, error)(scope, receive, send_with_headers)
         except Exception:
-            logger.exception("unhandled", extra={"fields": {"request_id": request_id}})
+            logger.exception("unhandled")
             if answering and not answered:
                 raise  # half an answer is cut off, not finished
             if not answering:
                 unforeseen = internal_error(request_id)
                 await problem_response(request, unforeseen)(scope, receive, send_with_headers)
         finally:
-            self._record(scope, status, time.perf_counter() - started, request_id)
+            record.seconds = time.perf_counter() - started
+            record.route = getattr(scope.get("route"), "path", UNMATCHED)
+            record.gallery = scope.get("path_params", {}).get("gallery")
+            self._telemetry.request(record)
+            logger.info("request", extra={"fields": record.fields()})
+            end_trace()
 
     def _refuse_declared_size(self, headers: Headers) -> None:
         declared = headers.get("content-length", "")
@@ -110,18 +138,9 @@ class RequestContext:
                 f"{self._max_image_bytes:,}. Send a smaller or more compressed image."
             )
 
-    def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
-        self._telemetry.requests.labels(scope["method"], route, str(status)).inc()
-        self._telemetry.request_seconds.labels(route).observe(seconds)
-        fields = {
-            "request_id": request_id,
-            "method": scope["method"],
-            "path": scope["path"],
-            "status": status,
-            "ms": round(1000 * seconds, 2),
-        }
-        logger.info("request", extra={"fields": fields})
+
+def _nothing() -> None:
+    """The end of a trace that was not begun."""
 
 
 def _add_headers(headers: MutableHeaders, path: str, request_id: str) -> None:

@@ -32,6 +32,7 @@ from model_store.errors import (
     UnsupportedImage,
     VouchError,
 )
+from service.request_record import current_record
 from service.schemas import FieldError, Problem
 
 MEDIA_TYPE = "application/problem+json"
@@ -76,6 +77,9 @@ def problem_response(
 ) -> JSONResponse:
     """Say what went wrong."""
     code = _snake_case(type(error).__name__)
+    record = current_record()
+    if record is not None:
+        record.code = code
     if type(error) in RETRY_AFTER_S:
         headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_S[type(error)])}
     problem = Problem(

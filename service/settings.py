@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,17 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from model_store.encoder import ProviderChoice
 from model_store.images import ImageLimits
 from service.decoder import DecodingBudget
+
+
+def _check_otlp_endpoint(url: str) -> str:
+    """Refuse what no traces can be sent to, or by."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("must begin with http:// or https://")
+    try:
+        import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    except ImportError as error:
+        raise ValueError("needs OpenTelemetry: install the `telemetry` extra") from error
+    return url
 
 
 def _check_redis_url(url: SecretStr) -> SecretStr:
@@ -84,6 +96,9 @@ class Settings(BaseSettings):
     )
     feedback: Path | None = Field(
         None, description="File that keeps what users say of matches; left out: none is kept."
+    )
+    otlp_endpoint: Annotated[str, AfterValidator(_check_otlp_endpoint)] | None = Field(
+        None, description="OpenTelemetry collector that traces are sent to; left out: none are."
     )
     cors_origins: tuple[str, ...] = Field(
         (), description='Web origins that may call, as JSON: ["https://shop.example"].'

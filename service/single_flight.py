@@ -20,10 +20,15 @@ class SingleFlight(Generic[T]):
     """Whoever asks for a key that is being worked on waits for that work's outcome.
 
     The work goes on as long as anybody waits for it; it ends when the last of them has gone away.
+
+    Parameters
+    ----------
+    joined : told of everyone who waits for work that another began.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, joined: Callable[[], None] = lambda: None) -> None:
         self._flights: dict[str, _Flight[T]] = {}
+        self._joined = joined
 
     async def do(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
         """The outcome of ``work``, or of the work that is under way for ``key``."""
@@ -32,6 +37,8 @@ class SingleFlight(Generic[T]):
             flight = _Flight(asyncio.ensure_future(work()))
             self._flights[key] = flight
             flight.work.add_done_callback(lambda _: self._flights.pop(key, None))
+        else:
+            self._joined()
         flight.waiting += 1
         try:
             return await asyncio.shield(flight.work)

@@ -1,18 +1,30 @@
-"""Numbers for Prometheus and lines for a log collector."""
+"""Numbers for Prometheus, counted as things happen; `service.gallery_metrics` has the rest.
+
+Labels have few values, whatever clients send: routes are patterns, galleries those that are served,
+methods those that HTTP knows, codes those of our problems.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from http import HTTPMethod
+from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from service.batching import BatchRecord
+from service.request_record import RequestRecord, SearchRecord
 
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+REQUEST_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+STAGE_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
+QUEUE_SECONDS = (0.001, *REQUEST_SECONDS)
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+PERCENTILES = (10, 25, 50, 75, 90, 95, 99, 100)
+P_VALUES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
+
+METHODS = {method.value for method in HTTPMethod}
 
 
 class Telemetry:
@@ -20,84 +32,33 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "vouch_requests_total",
-            "HTTP requests.",
-            ["method", "route", "status"],
-            registry=self.registry,
-        )
-        self.request_seconds = Histogram(
-            "vouch_request_seconds",
-            "Time from request to answer.",
-            ["route"],
-            registry=self.registry,
-            buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
-        )
-        self.stage_seconds = Histogram(
-            "vouch_stage_seconds",
-            "Time within a search, by stage.",
-            ["stage"],
-            registry=self.registry,
-            buckets=(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
-        )
-        self.verdicts = Counter(
-            "vouch_verdicts_total", "Verdicts.", ["gallery", "verdict"], registry=self.registry
-        )
-        self.cache = Counter(
-            "vouch_cache_total", "Look-ups in the cache.", ["outcome"], registry=self.registry
-        )
-        self.uncertainty_percentile = Histogram(
-            "vouch_uncertainty_percentile",
-            "Percentile of uncertainty; flat as long as queries are like the calibration's.",
-            ["gallery"],
-            registry=self.registry,
-            buckets=(10, 25, 50, 75, 90, 95, 99, 100),
-        )
-        self.outlier_p_value = Histogram(
-            "vouch_outlier_p_value",
-            "Outlier p-value; flat as long as queries are like the calibration's.",
-            ["gallery"],
-            registry=self.registry,
-            buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1),
-        )
+        self._of_requests()
+        self._of_queries()
+        self._of_work()
+        self._gauge("vouch_build_info", "1, for the release that runs.", "version").labels(
+            version("vouch")
+        ).set(1)
 
-        self.in_flight = Gauge(
-            "vouch_requests_in_flight",
-            "Requests being worked on; at VOUCH_MAX_IN_FLIGHT more are refused.",
-            registry=self.registry,
-        )
-        self.batch_size = Histogram(
-            "vouch_batch_size",
-            "Images encoded together.",
-            ["gallery"],
-            registry=self.registry,
-            buckets=(1, 2, 4, 8, 16, 32, 64),
-        )
-        self.queue_seconds = Histogram(
-            "vouch_queue_seconds",
-            "How long the first image of a batch waited for the encoder.",
-            ["gallery"],
-            registry=self.registry,
-            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
-        )
-        self.encoder_stops = Counter(
-            "vouch_encoder_stops_total",
-            "Times the encoder stopped at work and was started again.",
-            ["gallery"],
-            registry=self.registry,
-        )
-        self.drift = Gauge(
-            "vouch_drift_log_capital",
-            "Evidence against queries being like the calibration's, in nats; begins anew at 4.6.",
-            ["gallery"],
-            registry=self.registry,
-        )
-        self.stale = Gauge(
-            "vouch_calibration_stale",
-            "1 where the calibration does not hold for what is served.",
-            ["gallery"],
-            registry=self.registry,
-        )
+    def request(self, record: RequestRecord) -> None:
+        """Count a request that has ended."""
+        method = record.method if record.method in METHODS else "other"
+        self.requests.labels(method, record.route, str(record.status)).inc()
+        self.request_seconds.labels(record.route).observe(record.seconds)
+        if record.code is not None:
+            self.problems.labels(record.code).inc()
+
+    def search(self, gallery: str, search: SearchRecord) -> None:
+        """Count a search that has been answered."""
+        self.verdicts.labels(gallery, search.verdict).inc()
+        self.cache.labels(search.cache).inc()
+        for stage, seconds in search.seconds.items():
+            self.stage_seconds.labels(stage).observe(seconds)
+        if search.uncertainty_percentile is not None:
+            self.uncertainty_percentile.labels(gallery).observe(search.uncertainty_percentile)
+        if search.outlier_p_value is not None:
+            self.outlier_p_value.labels(gallery).observe(search.outlier_p_value)
+        if search.is_outlier:
+            self.outliers.labels(gallery).inc()
 
     def batches(self, gallery: str) -> Callable[[BatchRecord], None]:
         """What records the batches of a gallery."""
@@ -110,30 +71,89 @@ class Telemetry:
 
         return observe
 
+    def activation(self, gallery: str, outcome: str) -> None:
+        """Count an attempt to serve another bundle."""
+        self.activations.labels(gallery, outcome).inc()
+
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
+    def _of_requests(self) -> None:
+        self.requests = self._counter(
+            "vouch_requests_total", "HTTP requests.", "method", "route", "status"
+        )
+        self.request_seconds = self._histogram(
+            "vouch_request_seconds", "Time from request to answer.", REQUEST_SECONDS, "route"
+        )
+        self.problems = self._counter(
+            "vouch_problems_total",
+            "Requests that ended with a problem, by its code; client_gone did not wait.",
+            "code",
+        )
+        self.in_flight = self._gauge(
+            "vouch_requests_in_flight",
+            "Requests being worked on; at VOUCH_MAX_IN_FLIGHT more are refused.",
+        )
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line; what is passed as ``extra={"fields": …}`` stands beside the text."""
+    def _of_queries(self) -> None:
+        self.stage_seconds = self._histogram(
+            "vouch_stage_seconds", "Time within a search, by stage.", STAGE_SECONDS, "stage"
+        )
+        self.verdicts = self._counter("vouch_verdicts_total", "Verdicts.", "gallery", "verdict")
+        self.outliers = self._counter(
+            "vouch_outliers_total", "Queries flagged as out of distribution.", "gallery"
+        )
+        self.cache = self._counter("vouch_cache_total", "Look-ups in the cache.", "outcome")
+        self.single_flight_joins = self._counter(
+            "vouch_single_flight_joins_total",
+            "Queries that waited for the encoding of the same image for another.",
+            "gallery",
+        )
+        self.uncertainty_percentile = self._histogram(
+            "vouch_uncertainty_percentile",
+            "Percentile of uncertainty; flat as long as queries are like the calibration's.",
+            PERCENTILES,
+            "gallery",
+        )
+        self.outlier_p_value = self._histogram(
+            "vouch_outlier_p_value",
+            "Outlier p-value; flat as long as queries are like the calibration's.",
+            P_VALUES,
+            "gallery",
+        )
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Format ``record``."""
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+    def _of_work(self) -> None:
+        self.batch_size = self._histogram(
+            "vouch_batch_size", "Images encoded together.", BATCH_SIZES, "gallery"
+        )
+        self.queue_seconds = self._histogram(
+            "vouch_queue_seconds",
+            "How long the first image of a batch waited for the encoder.",
+            QUEUE_SECONDS,
+            "gallery",
+        )
+        self.encoder_stops = self._counter(
+            "vouch_encoder_stops_total",
+            "Times the encoder stopped at work and was started again.",
+            "gallery",
+        )
+        self.decoders_lost = self._counter(
+            "vouch_decoders_lost_total",
+            "Processes that decoded images and had to be replaced.",
+        )
+        self.activations = self._counter(
+            "vouch_bundle_activations_total",
+            "Attempts to serve another bundle: activated, or refused.",
+            "gallery",
+            "outcome",
+        )
 
+    def _counter(self, name: str, said: str, *labels: str) -> Counter:
+        return Counter(name, said, labels, registry=self.registry)
 
-def log_as_json(level: int = logging.INFO) -> None:
-    """Send every log line of the process to standard error as JSON."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    def _gauge(self, name: str, said: str, *labels: str) -> Gauge:
+        return Gauge(name, said, labels, registry=self.registry)
+
+    def _histogram(self, name: str, said: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(name, said, labels, registry=self.registry, buckets=buckets)

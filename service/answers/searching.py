@@ -12,6 +12,7 @@ from service import schemas
 from service.answers.bundles import bundle_state
 from service.answers.items import thumbnail_url
 from service.engine import Assessed, Found, SearchEngine
+from service.request_record import SearchRecord, current_record
 from service.telemetry import Telemetry
 
 OUTLIER_METHOD = "conformal_fused"
@@ -56,21 +57,22 @@ def assessment_answer(
     )
 
 
-def record(
-    telemetry: Telemetry, engine: SearchEngine, answer: schemas.SearchAnswer, found: Found
-) -> None:
-    """Count what was answered."""
-    telemetry.drift.labels(answer.gallery).set(engine.drift_log_capital)
-    telemetry.stale.labels(answer.gallery).set(engine.stale is not None)
-    telemetry.verdicts.labels(answer.gallery, answer.verdict).inc()
-    telemetry.cache.labels(answer.cache).inc()
-    for stage, seconds in found.seconds.items():
-        telemetry.stage_seconds.labels(stage).observe(seconds)
-    if answer.query.uncertainty.percentile is not None:
-        percentile = answer.query.uncertainty.percentile
-        telemetry.uncertainty_percentile.labels(answer.gallery).observe(percentile)
-    if answer.query.ood.p_value is not None:
-        telemetry.outlier_p_value.labels(answer.gallery).observe(answer.query.ood.p_value)
+def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: Found) -> None:
+    """Count what was answered, and note it for the log and the trace of the request."""
+    query = answer.query
+    search = SearchRecord(
+        verdict=answer.verdict,
+        cache=answer.cache,
+        uncertainty_percentile=query.uncertainty.percentile,
+        outlier_p_value=query.ood.p_value,
+        is_outlier=bool(query.ood.flag),
+        seconds=found.seconds,
+        ended_ns=found.at_ns,
+    )
+    telemetry.search(answer.gallery, search)
+    request = current_record()
+    if request is not None:
+        request.searches.append(search)
 
 
 def _query(

@@ -76,7 +76,7 @@ async def search(
     """
     found = await engine.search(await image.read(), Asked(limit, alpha, coverage))
     answer = answers.search_answer(engine, found, request.state.request_id, on_uncertain)
-    answers.record(state.telemetry, engine, answer, found)
+    answers.record(state.telemetry, answer, found)
     return answer
 
 

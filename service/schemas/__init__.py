@@ -40,6 +40,7 @@ from service.schemas.items import (
 )
 from service.schemas.operations import (
     Live,
+    ProviderShare,
     Ready,
     ReadyGallery,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "OperatingPointAnswer",
     "OutOfDistribution",
     "Problem",
+    "ProviderShare",
     "Quality",
     "QualityHint",
     "Query",

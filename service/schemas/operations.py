@@ -13,6 +13,13 @@ class Live(BaseModel):
     status: Literal["live"] = "live"
 
 
+class ProviderShare(BaseModel):
+    """What one execution provider ran of the encoder, in a profiled run at the start."""
+
+    nodes: int
+    share: float = Field(description="Of all nodes that ran.")
+
+
 class ReadyGallery(BaseModel):
     """A gallery that has answered a canary lately."""
 
@@ -20,6 +27,9 @@ class ReadyGallery(BaseModel):
     bundle_id: str
     encoder_fingerprint: str
     provider: str = Field(description="The execution provider that really runs.")
+    placement: dict[str, ProviderShare] | None = Field(
+        description="Which provider ran how much of the encoder; null where only the CPU could."
+    )
     batch_size: int = Field(description="Images encoded at once at most, as measured at the start.")
     canary_ms: float = Field(description="What the last canary took to encode and search.")
     canary_age_s: float = Field(description="How long ago it was answered.")

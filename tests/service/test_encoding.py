@@ -46,7 +46,7 @@ def test_it_gives_the_very_bits_of_the_encoder_in_this_process(
     encoder: EncoderProcess, digits_bundle: Path
 ) -> None:
     here = OnnxEncoder(digits_bundle / ENCODER_FILE, "cpu", 1)
-    for name in ("fingerprint", "metadata", "provider", "dim", "n_features"):
+    for name in ("fingerprint", "metadata", "provider", "placement", "dim", "n_features"):
         assert getattr(encoder, name) == getattr(here, name)
     asked = images(5, encoder)
     ours, theirs = encoder.encode(asked), here.encode(asked)

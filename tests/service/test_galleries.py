@@ -33,6 +33,7 @@ from model_store.errors import (
     EncoderStopped,
     GalleryNotFound,
     NotReady,
+    VouchError,
 )
 from model_store.images import ImageLimits
 from model_store.retriever import Bundle, open_bundle
@@ -90,10 +91,22 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-async def galleries(root: Path, threads: ThreadPoolExecutor) -> AsyncIterator[Galleries]:
+def telemetry() -> Telemetry:
+    return Telemetry()
+
+
+@pytest.fixture
+async def galleries(
+    root: Path, threads: ThreadPoolExecutor, telemetry: Telemetry
+) -> AsyncIterator[Galleries]:
     decoder = ThreadDecoder(threads, ImageLimits())
-    workplace = Workplace(ProcessCache(2**20), decoder, threads, Telemetry())
-    galleries = Galleries(open_here, lambda bundle: SearchEngine.start(bundle, workplace), PERIOD_S)
+    workplace = Workplace(ProcessCache(2**20), decoder, threads, telemetry)
+    galleries = Galleries(
+        open_here,
+        lambda bundle: SearchEngine.start(bundle, workplace),
+        PERIOD_S,
+        telemetry.activation,
+    )
     await galleries.add(open_here(root))
     yield galleries
     await galleries.close()
@@ -113,6 +126,25 @@ async def test_another_bundle_is_served_from_then_on(
     assert (current_id(root), previous_id(root)) == ids[::-1]
     async with galleries.lease("digits") as engine:
         assert (await engine.search(digit, ASKED)).answer.matches
+
+
+async def test_every_attempt_is_counted(
+    galleries: Galleries, telemetry: Telemetry, root: Path, ids: tuple[str, str]
+) -> None:
+    def count(outcome: str) -> float | None:
+        labels = {"gallery": "digits", "outcome": outcome}
+        return telemetry.registry.get_sample_value("vouch_bundle_activations_total", labels)
+
+    await galleries.activate("digits", ids[0])  # is served already
+    assert (count("activated"), count("refused")) == (None, None)
+    await galleries.activate("digits", ids[1])
+    await galleries.rollback("digits")
+    assert (count("activated"), count("refused")) == (2, None)
+    (root / ids[1] / "encoder.onnx").write_bytes(b"damaged")
+    for unfit in (ids[1], "unknown"):
+        with pytest.raises(VouchError):
+            await galleries.activate("digits", unfit)
+    assert (count("activated"), count("refused")) == (2, 2)
 
 
 async def test_back_and_forth(galleries: Galleries, root: Path, ids: tuple[str, str]) -> None:

@@ -31,6 +31,7 @@ FROM_ENVIRONMENT = [
     ("max_in_flight", "9", 9),
     ("deadline_s", "2.5", 2.5),
     ("canary_period_s", "0.5", 0.5),
+    ("otlp_endpoint", "http://collector:4318", "http://collector:4318"),
     ("feedback", "/srv/feedback.sqlite3", Path("/srv/feedback.sqlite3")),
     (
         "cors_origins",
@@ -81,6 +82,7 @@ def test_another_variable_of_that_name_is_no_mistake(monkeypatch: pytest.MonkeyP
         ("max_in_flight", "0"),
         ("deadline_s", "0"),
         ("canary_period_s", "0"),
+        ("otlp_endpoint", "localhost:4318"),
         ("redis_url", "localhost:6379"),
         ("redis_url", "https://localhost:6379"),
     ],

@@ -1,16 +1,30 @@
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.metadata import version
 
+import numpy as np
+import psutil
 import pytest
+from end_to_end.processes import wait_until
 from end_to_end.questions import picture, search
+from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
+from model_store.encoder import Embeddings
+from model_store.placement import ProviderShare
 from model_store.retriever import Bundle
-from service.telemetry import JsonFormatter
+from service.admission import ClientGone
+from service.engine import SearchEngine
+from service.middleware import RequestContext
+from service.telemetry import Telemetry
 
 StartClient = Callable[..., TestClient]
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -22,14 +36,14 @@ def sample(name: str, **labels: str) -> Sample:
     return name, frozenset(labels.items())
 
 
-def measured(client: TestClient) -> dict[Sample, float]:
-    """Every sample of the exposition, without the buckets and their birthdays."""
+def measured(client: TestClient, *, gauges: bool = False) -> dict[Sample, float]:
+    """What has been counted, without the buckets and their birthdays; or what is as it is now."""
     text = client.get("/metrics").text
     return {
         sample(found.name, **found.labels): found.value
         for family in text_string_to_metric_families(text)
         for found in family.samples
-        if not found.name.endswith(("_bucket", "_created"))
+        if (family.type == "gauge") is gauges and not found.name.endswith(("_bucket", "_created"))
     }
 
 
@@ -110,6 +124,8 @@ def test_errors_are_counted_by_status_and_not_as_verdicts(client: TestClient, mo
         sample("vouch_requests_total", method="POST", route=SEARCH, status="415"): 2.0,
         sample("vouch_requests_total", method="POST", route=SEARCH, status="400"): 1.0,
         sample("vouch_request_seconds_count", route=SEARCH): 3.0,
+        sample("vouch_problems_total", code="unsupported_image"): 2.0,
+        sample("vouch_problems_total", code="empty_image"): 1.0,
     }
 
 
@@ -117,6 +133,7 @@ def test_no_client_can_make_the_metrics_grow(client: TestClient, moved: Moved) -
     for number in range(5):
         client.get(f"/admin-{number}.php")
         client.get(f"/v1/galleries/guess-{number}")
+        client.request(f"GUESS{number}", "/livez")
     assert moved() == {
         sample("vouch_requests_total", method="GET", route="unmatched", status="404"): 5.0,
         sample("vouch_request_seconds_count", route="unmatched"): 5.0,
@@ -124,7 +141,169 @@ def test_no_client_can_make_the_metrics_grow(client: TestClient, moved: Moved) -
             "vouch_requests_total", method="GET", route="/v1/galleries/{gallery}", status="404"
         ): 5.0,
         sample("vouch_request_seconds_count", route="/v1/galleries/{gallery}"): 5.0,
+        sample("vouch_requests_total", method="other", route="/livez", status="405"): 5.0,
+        sample("vouch_request_seconds_count", route="/livez"): 5.0,
+        sample("vouch_problems_total", code="path_not_found"): 5.0,
+        sample("vouch_problems_total", code="gallery_not_found"): 5.0,
+        sample("vouch_problems_total", code="method_not_allowed"): 5.0,
     }
+
+
+def test_nothing_of_one_request_becomes_a_label(
+    client: TestClient, bundle: Bundle, digit: bytes
+) -> None:
+    answer = search(client, digit).json()
+    item = answer["results"][0]["id"]
+    client.get(f"/v1/galleries/digits/items/{item}")
+    client.get("/nowhere/secret", headers={"X-Api-Key": "secret"})
+    search(client, digit, "elsewhere")
+    known = {
+        "gallery": {"digits"},
+        "bundle": {bundle.manifest.id},
+        "encoder": {bundle.retriever.encoder.fingerprint[:12]},
+        "provider": {"CPUExecutionProvider"},
+        "state": {"process"},
+        "method": {"GET", "POST"},
+        "status": {"200", "404"},
+        "code": {"path_not_found", "gallery_not_found"},
+        "stage": {"cache", "decode", "encode", "search", "decide", "items", "total"},
+        "outcome": {"miss"},
+        "verdict": {answer["verdict"]},
+        "version": {version("vouch")},
+        "route": {
+            "unmatched",
+            "/metrics",
+            SEARCH,
+            "/v1/galleries/{gallery}/items/{item_id:path}",
+        },
+    }
+    client.get("/metrics")
+    found: dict[str, set[str]] = {}
+    for _, labels in [*measured(client), *measured(client, gauges=True)]:
+        for label, value in labels:
+            found.setdefault(label, set()).add(value)
+    assert found == known
+
+
+def test_what_is_refused_is_counted_by_its_reason(
+    start: StartClient, digit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = start(max_in_flight=1, deadline_s=0.2)
+
+    async def never(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(SearchEngine, "search", never)
+    with ThreadPoolExecutor(2) as two:
+        statuses = {answer.status_code for answer in two.map(partial(search, client), [digit] * 2)}
+    assert statuses == {503, 504}
+    counts = measured(client)
+    assert counts[sample("vouch_problems_total", code="overloaded")] == 1
+    assert counts[sample("vouch_problems_total", code="deadline_exceeded")] == 1
+
+
+@pytest.mark.anyio
+async def test_a_client_that_went_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def left(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ClientGone
+
+    telemetry = Telemetry()
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    with caplog.at_level(logging.INFO, "service.requests"):
+        await RequestContext(left, telemetry, 1000)(scope, None, None)
+    assert b'vouch_problems_total{code="client_gone"} 1.0' in telemetry.exposition()
+    [line] = [record.fields for record in caplog.records if record.name == "service.requests"]
+    assert (line["status"], line["code"]) == (499, "client_gone")
+
+
+def test_outliers_are_counted_by_gallery(client: TestClient, digit: bytes, stranger: bytes) -> None:
+    flags = [search(client, image).json()["query"]["ood"]["flag"] for image in (digit, stranger)]
+    assert flags == [False, True]
+    assert measured(client)[sample("vouch_outliers_total", gallery="digits")] == 1
+
+
+def test_identical_uploads_at_once_are_seen_to_join(client: TestClient) -> None:
+    image = picture("PNG", 900, 700)
+    with ThreadPoolExecutor(6) as many:
+        caches = [
+            answer.json()["cache"] for answer in many.map(partial(search, client), [image] * 6)
+        ]
+    joins = measured(client).get(sample("vouch_single_flight_joins_total", gallery="digits"), 0)
+    encoded = measured(client)[sample("vouch_queue_seconds_count", gallery="digits")]
+    canaries = 1
+    assert caches.count("miss") == joins + encoded - canaries
+    assert joins >= 1
+
+
+def test_a_decoder_that_is_lost_is_counted(start: StartClient, digit: bytes) -> None:
+    client = start(decoders=1)
+    assert measured(client)[sample("vouch_decoders_lost_total")] == 0
+    [decoder] = [
+        child for child in psutil.Process().children() if "service.decoder" in child.cmdline()
+    ]
+    decoder.kill()
+    assert search(client, digit).status_code == 200
+    assert measured(client)[sample("vouch_decoders_lost_total")] == 1
+
+
+def test_how_things_are_is_looked_up_when_asked(
+    client: TestClient, bundle: Bundle, digit: bytes
+) -> None:
+    now = measured(client, gauges=True)
+    encoder = bundle.retriever.encoder
+    gallery = {"gallery": "digits"}
+    assert now[sample("vouch_queue_length", **gallery)] == 0
+    assert now[sample("vouch_calibration_stale", **gallery)] == 0
+    assert now[sample("vouch_requests_in_flight")] == 0
+    assert 0 < now[sample("vouch_canary_age_seconds", **gallery)] < 60
+    assert now[sample("vouch_bundle_info", **gallery, bundle=bundle.manifest.id)] == 1
+    identity = {"encoder": encoder.fingerprint[:12], "provider": "CPUExecutionProvider"}
+    assert now[sample("vouch_encoder_info", **gallery, **identity)] == 1
+    assert now[sample("vouch_cache_info", state="process")] == 1
+    assert now[sample("vouch_build_info", version=version("vouch"))] == 1
+
+
+def test_images_that_wait_are_in_the_queue_s_length(
+    start: StartClient, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = start(max_batch=1)
+    free, encode = threading.Event(), bundle.retriever.encoder.encode
+
+    def waiting(images: NDArray[np.uint8]) -> Embeddings:
+        free.wait()
+        return encode(images)
+
+    monkeypatch.setattr(bundle.retriever.encoder, "encode", waiting)
+    pictures = [picture("PNG", seed=seed) for seed in range(4)]
+
+    def length() -> float:
+        return measured(client, gauges=True)[sample("vouch_queue_length", gallery="digits")]
+
+    with ThreadPoolExecutor(4) as many:
+        answers = many.map(partial(search, client), pictures)
+        try:
+            wait_until(lambda: length() == 3)
+        finally:
+            free.set()
+        assert [answer.status_code for answer in answers] == [200] * 4
+    assert length() == 0
+
+
+def test_the_share_of_each_provider_is_told_where_there_was_a_choice(
+    start: StartClient, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placement = {
+        "CUDAExecutionProvider": ProviderShare(3, 0.75, 1e-4),
+        "CPUExecutionProvider": ProviderShare(1, 0.25, 1e-5),
+    }
+    monkeypatch.setattr(bundle.retriever.encoder, "placement", placement)
+    client = start()
+    now = measured(client, gauges=True)
+    for provider, share in (("CUDAExecutionProvider", 0.75), ("CPUExecutionProvider", 0.25)):
+        name = sample("vouch_encoder_provider_share", gallery="digits", provider=provider)
+        assert now[name] == share
+    [ready] = client.get("/readyz").json()["galleries"]
+    assert ready["placement"]["CUDAExecutionProvider"] == {"nodes": 3, "share": 0.75}
 
 
 def test_the_media_type_is_that_of_prometheus(client: TestClient) -> None:
@@ -137,48 +316,3 @@ def test_two_applications_count_apart(start: StartClient, digit: bytes) -> None:
     search(busy, digit)
     assert sample("vouch_cache_total", outcome="miss") in measured(busy)
     assert sample("vouch_cache_total", outcome="miss") not in measured(idle)
-
-
-class TestLogLines:
-    def test_a_request_leaves_one_line(
-        self, client: TestClient, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with caplog.at_level(logging.INFO, "service.requests"):
-            response = search(client, picture("PNG"), "none")
-        [record] = [record for record in caplog.records if record.name == "service.requests"]
-        line = json.loads(JsonFormatter().format(record))
-        assert line["request_id"] == response.headers["x-request-id"]
-        assert line["method"] == "POST"
-        assert line["path"] == "/v1/galleries/none/search"
-        assert line["status"] == 404
-        assert line["ms"] >= 0
-        assert (line["level"], line["logger"]) == ("info", "service.requests")
-
-    def test_text_and_fields_stand_side_by_side_on_one_line(self) -> None:
-        record = logging.makeLogRecord(
-            {
-                "name": "service",
-                "levelname": "WARNING",
-                "created": 0.0,
-                "msg": "two\nlines of %s",
-                "args": ("text",),
-                "fields": {"path": "/a\n{b}", "n": 3},
-            }
-        )
-        text = JsonFormatter().format(record)
-        assert "\n" not in text
-        assert json.loads(text) == {
-            "time": "1970-01-01T00:00:00Z",
-            "level": "warning",
-            "logger": "service",
-            "message": "two\nlines of text",
-            "path": "/a\n{b}",
-            "n": 3,
-        }
-
-    def test_an_exception_goes_along(self, caplog: pytest.LogCaptureFixture) -> None:
-        logger = logging.getLogger("service.requests")
-        logger.error("unhandled", exc_info=ZeroDivisionError("by zero"))
-        line = json.loads(JsonFormatter().format(caplog.records[-1]))
-        assert line["message"] == "unhandled"
-        assert "ZeroDivisionError: by zero" in line["exception"]

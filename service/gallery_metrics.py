@@ -1,0 +1,82 @@
+"""What Prometheus is told of the galleries as they are at the moment it asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from service.cache import Cache
+from service.galleries import Galleries
+
+
+class GalleryMetrics(Collector):
+    """Looks at the galleries whenever metrics are read, so that nothing is told of one that went.
+
+    Read on the event loop only, as `/metrics` does.
+    """
+
+    def __init__(self, galleries: Galleries, cache: Cache) -> None:
+        self._galleries = galleries
+        self._cache = cache
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """The families, with nothing in them."""
+        yield from self._families().values()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The families, as things are now."""
+        families = self._families()
+        now = time.monotonic()
+        for engine in self._galleries.engines():
+            bundle, encoder = engine.bundle, engine.bundle.retriever.encoder
+            name = bundle.name
+            families["vouch_queue_length"].add_metric([name], engine.waiting)
+            families["vouch_drift_log_capital"].add_metric([name], engine.drift_log_capital)
+            families["vouch_calibration_stale"].add_metric([name], engine.stale is not None)
+            families["vouch_canary_age_seconds"].add_metric([name], now - engine.canary_at)
+            families["vouch_bundle_info"].add_metric([name, bundle.manifest.id], 1)
+            identity = [name, encoder.fingerprint[:12], encoder.provider]
+            families["vouch_encoder_info"].add_metric(identity, 1)
+            for provider, ran in (encoder.placement or {}).items():
+                families["vouch_encoder_provider_share"].add_metric([name, provider], ran.share)
+        families["vouch_cache_info"].add_metric([self._cache.state], 1)
+        yield from families.values()
+
+    @staticmethod
+    def _families() -> dict[str, GaugeMetricFamily]:
+        families = (
+            ("vouch_queue_length", "Images that wait for the encoder.", ["gallery"]),
+            (
+                "vouch_drift_log_capital",
+                "Evidence that queries are not like the calibration's, nats; begins anew at 4.6.",
+                ["gallery"],
+            ),
+            (
+                "vouch_calibration_stale",
+                "1 where the calibration does not hold for what is served.",
+                ["gallery"],
+            ),
+            (
+                "vouch_canary_age_seconds",
+                "Time since a gallery last encoded and searched a canary.",
+                ["gallery"],
+            ),
+            ("vouch_bundle_info", "1, for the bundle that is served.", ["gallery", "bundle"]),
+            (
+                "vouch_encoder_info",
+                "1, for the encoder and the execution provider that really runs it.",
+                ["gallery", "encoder", "provider"],
+            ),
+            (
+                "vouch_encoder_provider_share",
+                "Share of the encoder's nodes that a provider ran, where there was a choice.",
+                ["gallery", "provider"],
+            ),
+            ("vouch_cache_info", "1, for the cache that is used, and its state.", ["state"]),
+        )
+        return {
+            name: GaugeMetricFamily(name, said, labels=labels) for name, said, labels in families
+        }
