@@ -32,19 +32,28 @@ _UPRIGHT: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
 _Step = Callable[[Image.Image], Image.Image]
 
 
-def turns(orientation: object) -> bool:
-    """Whether EXIF's ``orientation`` is one that changes the picture."""
-    return isinstance(orientation, int) and orientation in _UPRIGHT
+def orientation(image: Image.Image) -> int | None:
+    """How EXIF says that the picture was taken, where that is not upright.
+
+    What cannot be read is no reason to refuse the picture: cameras write broken EXIF too.
+    """
+    try:
+        value = image.getexif().get(0x0112)
+    except MemoryError:
+        raise
+    except Exception:  # Pillow raises whatever the damage makes it raise
+        return None
+    return value if isinstance(value, int) and value in _UPRIGHT else None
 
 
 def upright_rgb(image: Image.Image) -> tuple[NDArray[np.uint8], list[str]]:
     """Convert a loaded frame to upright RGB, (H, W, 3), saying what was changed."""
     warnings: list[str] = []
-    orientation = image.getexif().get(0x0112, 1)
     pixels = _rgb(image, _steps(image, warnings))
-    if turns(orientation):
+    turned = orientation(image)
+    if turned is not None:
         warnings.insert(0, TURNED)
-        pixels = np.ascontiguousarray(_UPRIGHT[orientation](pixels))
+        pixels = np.ascontiguousarray(_UPRIGHT[turned](pixels))
     return pixels, warnings
 
 

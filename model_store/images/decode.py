@@ -17,7 +17,7 @@ from model_store.errors import (
     ImageTooLarge,
     UnsupportedImage,
 )
-from model_store.images.colours import TURNED, turns, upright_rgb
+from model_store.images.colours import TURNED, orientation, upright_rgb
 from model_store.images.containers import count_frames, format_of, webp_canvas
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -106,7 +106,7 @@ def _decoded(data: bytes, limits: ImageLimits) -> DecodedImage:
         warnings = []
         if _n_frames(image, data, limits) > 1:
             warnings.append("The image is animated or has several pages; only the first was used.")
-        if image.format == "TIFF" and turns(image.getexif().get(0x0112)):
+        if image.format == "TIFF" and orientation(image) is not None:
             warnings.append(TURNED)  # which Pillow does by itself while it loads a TIFF
         image.load()
         pixels, changes = upright_rgb(image)
