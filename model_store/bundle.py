@@ -12,7 +12,7 @@
 
 Every byte is checked against the manifest before anything is opened, and the manifest against its
 own id. There is no pickle anywhere. A directory of bundles carries a file `CURRENT` with the id of
-the one to serve.
+the one to serve, and `PREVIOUS` with the one that was served before.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ ENCODER_FILE = "encoder.onnx"
 EVALUATION_FILE = "evaluation.json"
 SAMPLES_FOLDER = "samples"
 CURRENT_FILE = "CURRENT"
+PREVIOUS_FILE = "PREVIOUS"
 
 ID_LENGTH = 16
 """Hexadecimal digits of SHA-256 in a bundle's id: 64 bits, ample for telling bundles apart."""
@@ -118,12 +119,33 @@ def publish(staging: Path, manifest: Manifest, root: Path) -> Path:
 
 
 def activate(root: Path, bundle_id: str) -> None:
-    """Point ``root/CURRENT`` at a bundle, atomically."""
-    staged = root / f".{CURRENT_FILE}.partial"
-    staged.write_text(bundle_id + "\n", encoding="ascii")
-    _flush(staged)
-    staged.replace(root / CURRENT_FILE)
-    _flush(root)
+    """Point ``root/CURRENT`` at a bundle, atomically; ``root/PREVIOUS`` names the one before.
+
+    A running service that serves ``root`` changes over to it by itself.
+    """
+    before = current_id(root)
+    if before == bundle_id:
+        return
+    if before is not None:
+        _write_pointer(root / PREVIOUS_FILE, before)
+    _write_pointer(root / CURRENT_FILE, bundle_id)
+
+
+def current_id(root: Path) -> str | None:
+    """The bundle that ``root/CURRENT`` names; None where there is no such file."""
+    return _read_pointer(root / CURRENT_FILE)
+
+
+def previous_id(root: Path) -> str | None:
+    """The bundle that was current before; None where there was none."""
+    return _read_pointer(root / PREVIOUS_FILE)
+
+
+def bundle_ids(root: Path) -> list[str]:
+    """The bundles in ``root``, oldest first."""
+    found = [path.parent for path in root.glob(f"*/{MANIFEST_FILE}")]
+    complete = [path for path in found if not path.name.startswith(".")]
+    return [path.name for path in sorted(complete, key=lambda path: path.stat().st_mtime)]
 
 
 def locate(path: Path) -> Path:
@@ -135,12 +157,11 @@ def locate(path: Path) -> Path:
     """
     if (path / MANIFEST_FILE).is_file():
         return path
-    pointer = path / CURRENT_FILE
-    if pointer.is_file():
-        target = path / pointer.read_text(encoding="ascii").strip()
-        if (target / MANIFEST_FILE).is_file():
-            return target
-        raise BundleNotFound(f"{pointer} names {target.name!r}, but there is no such bundle.")
+    named = current_id(path)
+    if named is not None:
+        if (path / named / MANIFEST_FILE).is_file():
+            return path / named
+        raise BundleNotFound(f"{path / CURRENT_FILE} names {named!r}, but there is no such bundle.")
     raise BundleNotFound(
         f"No bundle at {path}: wanted a directory with {MANIFEST_FILE}, or one whose "
         f"{CURRENT_FILE} names a bundle. Build one with `vouch-build all`."
@@ -209,6 +230,21 @@ def _describe(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"sha256": digest, "bytes": file.tell()}
+
+
+def _read_pointer(pointer: Path) -> str | None:
+    try:
+        return pointer.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return None
+
+
+def _write_pointer(pointer: Path, bundle_id: str) -> None:
+    staged = pointer.with_name(f".{pointer.name}.partial")
+    staged.write_text(bundle_id + "\n", encoding="ascii")
+    _flush(staged)
+    staged.replace(pointer)
+    _flush(pointer.parent)
 
 
 def _flush(path: Path) -> None:

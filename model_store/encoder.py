@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.images import Preprocessing
+from model_store.processors import usable_processors
 
 # ONNX Runtime reports its use to its maker unless it is told not to before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -85,6 +86,9 @@ class Embeddings:
     def __len__(self) -> int:
         return len(self.mean)
 
+    def __getitem__(self, images: slice) -> Embeddings:
+        return Embeddings(self.mean[images], self.variance[images], self.features[images])
+
     @classmethod
     def concatenate(cls, parts: Sequence[Embeddings]) -> Embeddings:
         """All images of several batches."""
@@ -121,6 +125,9 @@ class Encoder(Protocol):
     def encode(self, images: NDArray[np.uint8]) -> Embeddings:
         """Embed ``images`` (B, H, W, 3)."""
 
+    def close(self) -> None:
+        """Let go of processes and memory; nothing is encoded afterwards."""
+
 
 class OnnxEncoder:
     """The encoder in an ONNX file, run by ONNX Runtime.
@@ -129,7 +136,7 @@ class OnnxEncoder:
     ----------
     path : the file.
     provider : ``auto`` takes the GPU where the machine has one; ``cuda`` fails where it has not.
-    threads : CPU threads within one call; 0 leaves the choice to ONNX Runtime.
+    threads : CPU threads within one call; 0 for all that this process may use.
 
     Raises
     ------
@@ -152,6 +159,9 @@ class OnnxEncoder:
         mean, variance, features = self._session.run(list(OUTPUT_NAMES), {INPUT_NAME: images})
         return Embeddings(mean, variance, features)
 
+    def close(self) -> None:
+        """Nothing but memory to let go of, which goes with the object."""
+
 
 def _start_session(
     content: bytes, provider: ProviderChoice, threads: int
@@ -168,7 +178,7 @@ def _start_session(
             )
         wanted = "cpu"
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or usable_processors()
     options.inter_op_num_threads = 1
     # Threads that spin for work after an encoding take the cores that the search needs next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -22,9 +22,15 @@ nothing that a client of the service may not see.
     │   └── PathNotFound
     ├── MethodNotAllowed         the path exists, the method does not
     ├── FeedbackNotKept          nowhere to keep it, or nothing calibrated that it could refine
+    ├── Overloaded               as many requests as are taken at once are being worked on
+    ├── DeadlineExceeded         no answer within the time a request may take
+    ├── NotReady                 the service cannot answer at the moment
+    ├── ActivationRefused        a bundle cannot take the place of the one that is served
     ├── EncoderError             the encoder cannot be used
     │   ├── EncoderContractError the ONNX file does not keep the contract of `model_store.encoder`
-    │   └── ProviderUnavailable  the execution provider that was asked for does not run here
+    │   ├── ProviderUnavailable  the execution provider that was asked for does not run here
+    │   ├── EncoderStopped       it stopped while it worked, and is started again
+    │   └── EncodingFailed       it runs, but cannot embed this image
     ├── BundleError              the bundle cannot be served
     │   ├── BundleNotFound       nothing there
     │   ├── BundleTampered       a file differs from the manifest
@@ -115,6 +121,30 @@ class EncoderContractError(EncoderError):
 
 class ProviderUnavailable(EncoderError):
     """The execution provider that was asked for does not run here."""
+
+
+class EncoderStopped(EncoderError):
+    """The encoder stopped while it worked, and is being started again."""
+
+
+class EncodingFailed(EncoderError):
+    """The encoder runs, but cannot embed this image."""
+
+
+class Overloaded(VouchError):
+    """As many requests as are taken at once are being worked on."""
+
+
+class DeadlineExceeded(VouchError):
+    """There was no answer within the time that a request may take."""
+
+
+class NotReady(VouchError):
+    """The service cannot answer at the moment."""
+
+
+class ActivationRefused(VouchError):
+    """The bundle cannot take the place of the one that is served, which is served on."""
 
 
 class BundleError(VouchError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from model_store.bundle import (
     read_manifest,
 )
 from model_store.decision import Calibration, Decision, decide
-from model_store.encoder import Encoder, OnnxEncoder, ProviderChoice
+from model_store.encoder import Embeddings, Encoder, OnnxEncoder, ProviderChoice
 from model_store.errors import BundleMismatch
 from model_store.gallery import FaissGallery, Gallery, Item
 from model_store.images import DecodedImage, decode_image
@@ -125,7 +126,10 @@ class Retriever:
 
     def embed(self, images: NDArray[np.uint8]) -> list[Predictive]:
         """Predictive distributions of ``images`` (B, H, W, 3), at the encoder's input size."""
-        embeddings = self.encoder.encode(images)
+        return self.predictives(self.encoder.encode(images))
+
+    def predictives(self, embeddings: Embeddings) -> list[Predictive]:
+        """Predictive distributions of images that the encoder has embedded."""
         if self.calibration is None:
             scores = np.full(len(embeddings), np.nan)
         else:
@@ -195,11 +199,17 @@ class Retriever:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """An opened bundle."""
+    """An opened bundle.
+
+    Attributes
+    ----------
+    root : the directory of bundles whose `CURRENT` named it; None where it was named itself.
+    """
 
     directory: Path
     manifest: Manifest
     retriever: Retriever
+    root: Path | None = None
 
     @property
     def name(self) -> str:
@@ -207,16 +217,32 @@ class Bundle:
         return str(self.manifest.gallery["name"])
 
 
-def open_parts(directory: Path, provider: ProviderChoice = "auto", threads: int = 0) -> Retriever:
+OpenEncoder = Callable[[Path, ProviderChoice, int], Encoder]
+"""File, provider and threads to an encoder: `OnnxEncoder`, or what runs it elsewhere."""
+
+
+def open_parts(
+    directory: Path,
+    provider: ProviderChoice = "auto",
+    threads: int = 0,
+    open_encoder: OpenEncoder = OnnxEncoder,
+) -> Retriever:
     """Put together the encoder, gallery and calibration that lie in ``directory``."""
-    return Retriever(
-        OnnxEncoder(directory / ENCODER_FILE, provider, threads),
-        FaissGallery(directory),
-        Calibration.load(directory),
-    )
+    gallery, calibration = FaissGallery(directory), Calibration.load(directory)
+    encoder = open_encoder(directory / ENCODER_FILE, provider, threads)
+    try:
+        return Retriever(encoder, gallery, calibration)
+    except BundleMismatch:
+        encoder.close()
+        raise
 
 
-def open_bundle(path: Path, provider: ProviderChoice = "auto", threads: int = 0) -> Bundle:
+def open_bundle(
+    path: Path,
+    provider: ProviderChoice = "auto",
+    threads: int = 0,
+    open_encoder: OpenEncoder = OnnxEncoder,
+) -> Bundle:
     """Verify and open the bundle at ``path``, or the current one of a directory of bundles.
 
     Raises
@@ -226,14 +252,15 @@ def open_bundle(path: Path, provider: ProviderChoice = "auto", threads: int = 0)
     """
     directory = locate(path)
     manifest = read_manifest(directory)
-    retriever = open_parts(directory, provider, threads)
+    retriever = open_parts(directory, provider, threads, open_encoder)
     if manifest.encoder["fingerprint"] != retriever.encoder.fingerprint:
+        retriever.encoder.close()
         raise BundleMismatch(
             f"The manifest of {directory.name} names encoder "
             f"{str(manifest.encoder['fingerprint'])[:12]}, the file is "
             f"{retriever.encoder.fingerprint[:12]}. Build the bundle again."
         )
-    return Bundle(directory, manifest, retriever)
+    return Bundle(directory, manifest, retriever, None if directory == path else path)
 
 
 def _staleness(calibration: Calibration, gallery: Gallery) -> str | None:

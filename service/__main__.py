@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ from pydantic_settings import SettingsError
 from model_store.errors import BundleMismatch, VouchError
 from model_store.retriever import Bundle, open_bundle
 from service.app import create_app
+from service.encoding import EncoderProcess
 from service.settings import Settings
 from service.telemetry import log_as_json
 
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Uvicorn drains, then sends itself the signal again: ended as asked, that is success.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(
-        create_app(settings, bundles),
+        create_app(settings, bundles, partial(open_served, settings)),
         host=settings.host,
         port=settings.port,
         log_config=None,
@@ -64,9 +66,14 @@ def _refuse(why: str) -> NoReturn:
     sys.exit(1)
 
 
+def open_served(settings: Settings, path: Path) -> Bundle:
+    """Open a bundle whose encoder runs in a process of its own."""
+    return open_bundle(path, settings.provider, settings.encoder_threads, EncoderProcess)
+
+
 def open_bundles(paths: Sequence[Path], settings: Settings) -> list[Bundle]:
     """Open every bundle; their galleries must have different names."""
-    bundles = [open_bundle(path, settings.provider, settings.encoder_threads) for path in paths]
+    bundles = [open_served(settings, path) for path in paths]
     names = [bundle.name for bundle in bundles]
     if len(set(names)) != len(names):
         raise BundleMismatch(f"Two bundles hold a gallery of the same name: {sorted(names)}.")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,14 +16,17 @@ from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from model_store.retriever import Bundle
+from model_store.retriever import Bundle, open_bundle
+from service.admission import Admission
 from service.cache import open_cache
-from service.engine import SearchEngine
+from service.decoding import Decoder, DecoderPool, ThreadDecoder
+from service.engine import SearchEngine, Workplace
 from service.feedback import FeedbackLog
+from service.galleries import Galleries, OpenBundle
 from service.middleware import RequestContext
 from service.openapi import document
 from service.problems import add_problem_handlers
-from service.routes import galleries, operations
+from service.routes import ROUTERS
 from service.settings import Settings
 from service.state import State
 from service.telemetry import Telemetry
@@ -32,23 +36,16 @@ PAGE = Path(__file__).parent / "page"
 EXPOSED_HEADERS = ["X-Request-Id", "Retry-After", "ETag"]
 
 
-def create_api(settings: Settings, bundles: Sequence[Bundle], telemetry: Telemetry) -> FastAPI:
+def create_api(
+    settings: Settings, bundles: Sequence[Bundle], telemetry: Telemetry, open_more: OpenBundle
+) -> FastAPI:
     """The routes, with what they work on in ``app.state.vouch`` while the application runs."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        cache = open_cache(settings)
-        with ThreadPoolExecutor(settings.workers, thread_name_prefix="search") as executor:
-            engines = {
-                bundle.name: SearchEngine(bundle, cache, executor, settings.image_limits)
-                for bundle in bundles
-            }
-            feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
-            app.state.vouch = State(engines, cache, telemetry, feedback)
-            for engine in engines.values():
-                await engine.canary()
+        async with AsyncExitStack() as stack:
+            app.state.vouch = await _set_up(stack, settings, bundles, telemetry, open_more)
             yield
-            await cache.close()
 
     api = FastAPIOffline(
         redoc_url=None,
@@ -57,8 +54,8 @@ def create_api(settings: Settings, bundles: Sequence[Bundle], telemetry: Telemet
         version=version("vouch"),
         lifespan=lifespan,
     )
-    api.include_router(galleries)
-    api.include_router(operations)
+    for router in ROUTERS:
+        api.include_router(router)
     add_problem_handlers(api)
     api.openapi = lambda: document(api)  # type: ignore[method-assign] # FastAPI's own way to do it
     api.mount("/page", StaticFiles(directory=PAGE), name="page")
@@ -70,14 +67,22 @@ def create_api(settings: Settings, bundles: Sequence[Bundle], telemetry: Telemet
     return api
 
 
-def create_app(settings: Settings, bundles: Sequence[Bundle]) -> ASGIApp:
+def create_app(
+    settings: Settings, bundles: Sequence[Bundle], open_more: OpenBundle | None = None
+) -> ASGIApp:
     """The whole application.
 
     CORS lies around everything, or a browser could not read the answer of a failed request.
+
+    Parameters
+    ----------
+    bundles : what is served at first.
+    open_more : opens bundles that are activated later; by default in this process.
     """
     telemetry = Telemetry()
-    api = create_api(settings, bundles, telemetry)
-    app: ASGIApp = RequestContext(api, telemetry, settings.max_image_bytes)
+    api = create_api(settings, bundles, telemetry, open_more or open_bundle)
+    admission = Admission(api, telemetry, settings.max_in_flight, settings.deadline_s)
+    app: ASGIApp = RequestContext(admission, telemetry, settings.max_image_bytes)
     if settings.cors_origins:
         app = CORSMiddleware(
             app,
@@ -87,3 +92,43 @@ def create_app(settings: Settings, bundles: Sequence[Bundle]) -> ASGIApp:
             expose_headers=EXPOSED_HEADERS,
         )
     return app
+
+
+async def _set_up(
+    stack: AsyncExitStack,
+    settings: Settings,
+    bundles: Sequence[Bundle],
+    telemetry: Telemetry,
+    open_more: OpenBundle,
+) -> State:
+    """Start what works behind the routes; ``stack`` ends it again, last started first."""
+    threads = ThreadPoolExecutor(settings.workers, thread_name_prefix="search")
+    stack.enter_context(threads)
+    cache = open_cache(settings)
+    stack.push_async_callback(cache.close)
+    decoder: Decoder = ThreadDecoder(threads, settings.image_limits)
+    if settings.decoders:
+        decoder = await stack.enter_async_context(
+            DecoderPool(settings.decoders, settings.image_limits, settings.decoding_budget)
+        )
+    workplace = Workplace(
+        cache,
+        decoder,
+        threads,
+        telemetry,
+        settings.max_batch,
+        settings.max_batch_pixels,
+        settings.pad_batches,
+    )
+    galleries = Galleries(
+        open_more,
+        lambda bundle: SearchEngine.start(bundle, workplace),
+        settings.canary_period_s,
+    )
+    stack.push_async_callback(galleries.close)
+    for bundle in bundles:
+        await galleries.add(bundle)
+    watching = asyncio.create_task(galleries.watch())
+    stack.callback(watching.cancel)
+    feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
+    return State(galleries, cache, telemetry, feedback)

@@ -16,15 +16,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Coroutine
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import CorruptImage, ImageError, ImageTooCostly
-from model_store.images import ImageLimits, Preprocessing, check_size
+from model_store.images import ImageLimits, Preprocessing, check_size, decode_image
+from model_store.quality import quality_measures
 from service.decoder import PREFIX, DecodingBudget
 
 T = TypeVar("T")
@@ -60,6 +62,42 @@ class Prepared:
     width: int
     height: int
     warnings: tuple[str, ...]
+
+
+class Decoder(Protocol):
+    """From uploads to the encoder's input."""
+
+    async def decode(self, data: bytes, preprocessing: Preprocessing) -> Prepared:
+        """Decode an image file, measure it, and bring it to the encoder's input size."""
+
+
+class ThreadDecoder:
+    """Decodes on threads of this process: for images that are trusted, and for tests."""
+
+    def __init__(self, executor: Executor, limits: ImageLimits) -> None:
+        self._executor = executor
+        self._limits = limits
+
+    async def decode(self, data: bytes, preprocessing: Preprocessing) -> Prepared:
+        """Decode an image file, measure it, and bring it to the encoder's input size.
+
+        Raises
+        ------
+        ImageError : the image is empty, too large, damaged, or of another format.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._decode, data, preprocessing)
+
+    def _decode(self, data: bytes, preprocessing: Preprocessing) -> Prepared:
+        decoded = decode_image(data, self._limits)
+        return Prepared(
+            preprocessing(decoded.pixels),
+            quality_measures(decoded.pixels),
+            decoded.format,
+            decoded.width,
+            decoded.height,
+            decoded.warnings,
+        )
 
 
 class DecoderPool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -18,19 +20,27 @@ from model_store.decision import Assessment, DriftTest, assess
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.decision.drift import PERIOD
 from model_store.errors import FeedbackNotKept, ItemNotFound, QueryNotFound
-from model_store.images import DecodedImage, ImageLimits, decode_image
 from model_store.predictive import N_SAMPLES, Predictive
-from model_store.quality import QualityHint, quality_hints, quality_measures
+from model_store.quality import QualityHint, quality_hints
 from model_store.retriever import Answer, Bundle
 from model_store.search import N_CANDIDATES
+from service.batching import MicroBatcher, largest_useful_batch
 from service.cache import Cache, CacheEntry
+from service.decoding import Decoder
 from service.feedback import Feedback
 from service.schemas import QueryImage
+from service.single_flight import SingleFlight
+from service.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-KEY_VERSION = 2
+KEY_VERSION = 3
 """Of the layout of cache entries; another layout is another key."""
+
+HASHED_AT_ONCE_BYTES = 2**18
+"""Half a millisecond of hashing."""
 
 DRIFTED = (
     "Recent queries are not such as the gallery was calibrated with, so that its probabilities may "
@@ -52,6 +62,26 @@ class Asked:
     limit: int
     alpha: float | None = None
     coverage: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An uploaded picture, decoded and embedded.
+
+    Attributes
+    ----------
+    query_id : hash of the uploaded bytes.
+    image, measures, predictive : what is known of the picture.
+    cache : whether that was known before.
+    seconds : of each stage.
+    """
+
+    query_id: str
+    image: QueryImage
+    measures: NDArray[np.float64]
+    predictive: Predictive
+    cache: Literal["hit", "miss"]
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +108,92 @@ class Assessed:
     alpha: float
 
 
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What all engines of a service share.
+
+    Attributes
+    ----------
+    cache : of predictive distributions.
+    decoder : turns uploads into the encoder's input, where they harm nothing else.
+    executor : threads that search and decide.
+    telemetry : where numbers go.
+    max_batch : images encoded at once at most.
+    max_batch_pixels : their pixels at most, at the encoder's input size.
+    pad_batches : see `MicroBatcher`.
+    """
+
+    cache: Cache
+    decoder: Decoder
+    executor: Executor
+    telemetry: Telemetry
+    max_batch: int = 1
+    max_batch_pixels: int = 4_000_000
+    pad_batches: bool = False
+
+
 class SearchEngine:
     """Answers queries on one bundle without ever blocking the event loop.
 
-    Everything that computes runs on ``executor``; the event loop only waits.
+    Pictures are decoded by ``decoder``, embedded by the bundle's encoder, several at once where
+    that is faster, and everything else that computes runs on ``executor``.
     """
 
-    def __init__(
-        self, bundle: Bundle, cache: Cache, executor: Executor, limits: ImageLimits
-    ) -> None:
+    def __init__(self, bundle: Bundle, workplace: Workplace, batch_size: int = 1) -> None:
         self.bundle = bundle
+        self.batch_size = batch_size
         self._retriever = bundle.retriever
-        self._cache = cache
-        self._executor = executor
-        self._limits = limits
+        self._cache = workplace.cache
+        self._decoder = workplace.decoder
+        self._executor = workplace.executor
+        self._batcher = MicroBatcher(
+            bundle.retriever.encoder,
+            batch_size,
+            padded=workplace.pad_batches,
+            observe=workplace.telemetry.batches(bundle.name),
+        )
+        self._flights: SingleFlight[Encoded] = SingleFlight()
         calibration = bundle.retriever.calibration
         scores = [] if calibration is None else calibration.outlier_scores.tolist()
         self._drift = DriftTest(scores)
         self._watched: OrderedDict[str, None] = OrderedDict()
         self._key_prefix = f"vouch:{KEY_VERSION}:{_basis(bundle)}:{N_SAMPLES}"
+        self.canary_at = -math.inf
+        self.canary_s = math.nan
+
+    @classmethod
+    async def start(cls, bundle: Bundle, workplace: Workplace) -> SearchEngine:
+        """An engine that has measured its encoder and answered a canary.
+
+        Raises
+        ------
+        EncoderError : the encoder does not answer.
+        """
+        encoder = bundle.retriever.encoder
+        shape = encoder.metadata.preprocessing
+        fitting = workplace.max_batch_pixels // (shape.height * shape.width)
+        size = max(1, min(workplace.max_batch, fitting))
+        if size > 1 and not workplace.pad_batches:
+            size = await asyncio.to_thread(largest_useful_batch, encoder, size)
+        engine = cls(bundle, workplace, size)
+        try:
+            await engine.canary()
+        except BaseException:
+            await engine.close()
+            raise
+        fields = {"gallery": bundle.name, "bundle": bundle.manifest.id, "batch_size": size}
+        logger.info("engine started", extra={"fields": fields})
+        return engine
+
+    async def close(self) -> None:
+        """Stop, and let go of the encoder."""
+        await self._batcher.close()
+        await asyncio.to_thread(self._retriever.encoder.close)
+
+    @property
+    def running(self) -> bool:
+        """Whether the encoder is not being started again at the moment."""
+        return self._batcher.running
 
     @property
     def stale(self) -> str | None:
@@ -118,20 +215,12 @@ class SearchEngine:
         ImageError : the bytes cannot be searched with.
         """
         started = time.perf_counter()
-        query_id = hashlib.sha256(data).hexdigest()
-        key = self._key(query_id)
-        cached = await self._cache.get(key)
-        stages = {"cache": time.perf_counter() - started}
-        if cached is None:
-            entry, answer, encoding = await self.compute(lambda: self._miss(data, asked))
-            stages |= encoding
-            await self._cache.put(key, entry)
-        else:
-            entry = cached
-            answer = await self.compute(lambda: self._find(cached.predictive, asked))
-        self._watch(query_id, answer.predictive.outlier_score)
-        stages |= answer.seconds | {"total": time.perf_counter() - started}
-        return Found(query_id, entry.image, answer, "miss" if cached is None else "hit", stages)
+        encoded = await self.encoded(data)
+        answer = await self.compute(lambda: self._find(encoded.predictive, asked))
+        self._watch(encoded.query_id, answer.predictive.outlier_score)
+        total = {"total": time.perf_counter() - started}
+        seconds = encoded.seconds | answer.seconds | total
+        return Found(encoded.query_id, encoded.image, answer, encoded.cache, seconds)
 
     async def assess(self, data: bytes, alpha: float | None) -> Assessed:
         """Look at an uploaded image without searching; what is encoded is cached for the search.
@@ -140,10 +229,38 @@ class SearchEngine:
         ------
         ImageError : the bytes cannot be searched with.
         """
-        assessed = await self.compute(lambda: self._assess(data, alpha))
-        entry = CacheEntry(assessed.image, assessed.predictive)
-        await self._cache.put(self._key(assessed.query_id), entry)
-        return assessed
+        encoded = await self.encoded(data)
+        calibration = self._retriever.calibration
+        ordinary = None if calibration is None else calibration.quality_limits
+        return Assessed(
+            encoded.query_id,
+            encoded.image,
+            encoded.measures,
+            quality_hints(encoded.measures, ordinary),
+            encoded.predictive,
+            assess(calibration, encoded.predictive),
+            self._retriever.alpha if alpha is None else alpha,
+        )
+
+    async def encoded(self, data: bytes) -> Encoded:
+        """Decode and embed an uploaded image, unless that has been done, or is being done.
+
+        Raises
+        ------
+        ImageError : the bytes cannot be searched with.
+        EncoderError : the encoder stopped over it, or cannot embed it.
+        """
+        started = time.perf_counter()
+        query_id = await self._hash(data)
+        key = self._key(query_id)
+        known = await self._cache.get(key)
+        looked_up = {"cache": time.perf_counter() - started}
+        if known is not None:
+            return Encoded(
+                query_id, known.image, known.measures, known.predictive, "hit", looked_up
+            )
+        encoded = await self._flights.do(key, lambda: self._encode(query_id, data))
+        return replace(encoded, seconds=looked_up | encoded.seconds)
 
     async def said(self, query_id: str, item_id: str, *, correct: bool) -> Feedback:
         """What a user says of an item that a query found, with what was served then.
@@ -177,10 +294,20 @@ class SearchEngine:
         )
 
     async def canary(self) -> float:
-        """Encode and search an empty picture, past the cache; returns the seconds it took."""
+        """Encode and search an empty picture, past the cache; returns the seconds it took.
+
+        Raises
+        ------
+        EncoderError : the encoder does not answer.
+        """
         started = time.perf_counter()
-        await self.compute(self._canary)
-        return time.perf_counter() - started
+        preprocessing = self._retriever.encoder.metadata.preprocessing
+        empty = np.zeros((preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
+        predictive = await self._embed(empty)
+        await self.compute(lambda: self._retriever.find(predictive, limit=1))
+        self.canary_at = time.monotonic()
+        self.canary_s = time.perf_counter() - started
+        return self.canary_s
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Run ``work`` on the executor."""
@@ -198,38 +325,36 @@ class SearchEngine:
     def _key(self, query_id: str) -> str:
         return f"{self._key_prefix}:{query_id}"
 
-    def _miss(self, data: bytes, asked: Asked) -> tuple[CacheEntry, Answer, dict[str, float]]:
-        decoded, predictive, stages = self._encode(data)
-        answer = self._find(predictive, asked)
-        return CacheEntry(_received(decoded), predictive), answer, stages
+    async def _hash(self, data: bytes) -> str:
+        """Hash of an upload; a large one is not hashed while everybody else waits."""
+        if len(data) <= HASHED_AT_ONCE_BYTES:
+            return hashlib.sha256(data).hexdigest()
+        return await self.compute(lambda: hashlib.sha256(data).hexdigest())
 
-    def _encode(self, data: bytes) -> tuple[DecodedImage, Predictive, dict[str, float]]:
-        """Decode and embed an image file; and the seconds that each took."""
+    async def _encode(self, query_id: str, data: bytes) -> Encoded:
+        """Decode and embed an image file, and keep the outcome."""
         started = time.perf_counter()
-        decoded = decode_image(data, self._limits)
-        prepared = self._retriever.prepare(decoded)
-        prepared_at = time.perf_counter()
-        predictive = self._retriever.embed(prepared[None])[0]
-        stages = {"decode": prepared_at - started, "encode": time.perf_counter() - prepared_at}
-        return decoded, predictive, stages
+        prepared = await self._decoder.decode(data, self._retriever.encoder.metadata.preprocessing)
+        decoded = time.perf_counter()
+        predictive = await self._embed(prepared.pixels)
+        seconds = {"decode": decoded - started, "encode": time.perf_counter() - decoded}
+        image = QueryImage(
+            format=prepared.format,
+            width=prepared.width,
+            height=prepared.height,
+            warnings=list(prepared.warnings),
+        )
+        entry = CacheEntry(image, prepared.measures, predictive)
+        await self._cache.put(self._key(query_id), entry)
+        return Encoded(query_id, entry.image, entry.measures, predictive, "miss", seconds)
+
+    async def _embed(self, pixels: NDArray[np.uint8]) -> Predictive:
+        """Predictive distribution of one picture at the encoder's input size."""
+        embeddings = await self._batcher.encode(pixels)
+        return (await self.compute(lambda: self._retriever.predictives(embeddings)))[0]
 
     def _find(self, predictive: Predictive, asked: Asked) -> Answer:
         return self._retriever.find(predictive, asked.limit, asked.alpha, asked.coverage)
-
-    def _assess(self, data: bytes, alpha: float | None) -> Assessed:
-        decoded, predictive, _ = self._encode(data)
-        calibration = self._retriever.calibration
-        measures = quality_measures(decoded.pixels)
-        ordinary = None if calibration is None else calibration.quality_limits
-        return Assessed(
-            hashlib.sha256(data).hexdigest(),
-            _received(decoded),
-            measures,
-            quality_hints(measures, ordinary),
-            predictive,
-            assess(calibration, predictive),
-            self._retriever.alpha if alpha is None else alpha,
-        )
 
     def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float]:
         """Rank and match probability of an item in the list of a query."""
@@ -240,20 +365,6 @@ class SearchEngine:
         raise ItemNotFound(
             f"The query did not find item {item_id!r} among its nearest {N_CANDIDATES}."
         )
-
-    def _canary(self) -> None:
-        preprocessing = self._retriever.encoder.metadata.preprocessing
-        empty = np.zeros((1, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
-        self._retriever.find(self._retriever.embed(empty)[0], limit=1)
-
-
-def _received(decoded: DecodedImage) -> QueryImage:
-    return QueryImage(
-        format=decoded.format,
-        width=decoded.width,
-        height=decoded.height,
-        warnings=list(decoded.warnings),
-    )
 
 
 def _basis(bundle: Bundle) -> str:

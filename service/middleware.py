@@ -10,11 +10,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from model_store.errors import ImageTooLarge
+from model_store.errors import ImageTooLarge, VouchError
+from service.admission import ClientGone
 from service.problems import internal_error, problem_response
 from service.telemetry import Telemetry
 
 logger = logging.getLogger("service.requests")
+
+CLIENT_GONE = 499
+"""Written to the log for a request whose client has gone; nobody receives it."""
 
 MULTIPART_ALLOWANCE = 64 * 2**10
 """Bytes a multipart body may hold beyond its image: boundaries, part headers, other fields."""
@@ -66,7 +70,11 @@ class RequestContext:
         try:
             self._refuse_declared_size(Headers(scope=scope))
             await self._app(scope, self._counted(receive), send_with_headers)
-        except ImageTooLarge as error:
+        except ClientGone:
+            status = CLIENT_GONE
+        except VouchError as error:
+            if answering:
+                raise
             await problem_response(request, error)(scope, receive, send_with_headers)
         except Exception:
             logger.exception("unhandled", extra={"fields": {"request_id": request_id}})

@@ -10,10 +10,15 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from model_store.errors import (
+    ActivationRefused,
     BundleError,
+    BundleNotFound,
     CorruptImage,
+    DeadlineExceeded,
     EmptyImage,
     EncoderError,
+    EncoderStopped,
+    EncodingFailed,
     FeedbackNotKept,
     ImageTooCostly,
     ImageTooLarge,
@@ -21,6 +26,8 @@ from model_store.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    NotReady,
+    Overloaded,
     PathNotFound,
     UnsupportedImage,
     VouchError,
@@ -40,10 +47,20 @@ STATUS: dict[type[VouchError], int] = {
     MethodNotAllowed: 405,
     FeedbackNotKept: 409,
     EncoderError: 503,
+    EncodingFailed: 500,
+    Overloaded: 503,
+    NotReady: 503,
+    DeadlineExceeded: 504,
+    ActivationRefused: 409,
+    BundleNotFound: 404,
     BundleError: 503,
     VouchError: 500,
 }
 """HTTP status of each error; a class that is not here has that of its nearest ancestor."""
+
+
+RETRY_AFTER_S: dict[type[VouchError], int] = {Overloaded: 1, EncoderStopped: 2, NotReady: 5}
+"""Seconds after which a request that failed for a passing reason may be sent again."""
 
 
 def status_of(error: type[VouchError]) -> int:
@@ -59,6 +76,8 @@ def problem_response(
 ) -> JSONResponse:
     """Say what went wrong."""
     code = _snake_case(type(error).__name__)
+    if type(error) in RETRY_AFTER_S:
+        headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_S[type(error)])}
     problem = Problem(
         type=f"urn:vouch:problem:{code.replace('_', '-')}",
         title=(type(error).__doc__ or "").split("\n", 1)[0].rstrip("."),

@@ -49,11 +49,33 @@ class Settings(BaseSettings):
     provider: ProviderChoice = Field(
         "auto", description="auto takes a GPU where there is one; cuda fails where there is none."
     )
-    encoder_threads: int = Field(0, ge=0, description="CPU threads of one encoding; 0: all cores.")
-    workers: int = Field(2, ge=1, description="Queries worked on at the same time; more wait.")
+    encoder_threads: int = Field(
+        0, ge=0, description="CPU threads of one encoding; 0: all that the CPU quota allows."
+    )
+    workers: int = Field(2, ge=1, description="Threads that search and decide.")
+    max_batch: int = Field(
+        8, ge=1, description="Images encoded at once at most; as many as pay, without any change."
+    )
+    max_batch_pixels: int = Field(
+        4_000_000, gt=0, description="Pixels encoded at once at most, at the encoder's input size."
+    )
+    pad_batches: bool = Field(
+        False, description="Encode always max_batch images, blank ones if need be: for GPUs."
+    )
+    max_in_flight: int = Field(
+        64, ge=1, description="Requests with a body worked on at once; more are refused with 503."
+    )
+    deadline_s: float = Field(
+        10.0, gt=0, description="After which a request is given up with 504, upload included."
+    )
+    canary_period_s: float = Field(
+        5.0, gt=0, description="Between canary queries, and between looks for another CURRENT."
+    )
     max_image_bytes: int = Field(ImageLimits().max_bytes, gt=0)
     max_image_pixels: int = Field(ImageLimits().max_pixels, gt=0)
-    decoders: int = Field(2, ge=1, description="Processes that decode images; one image each.")
+    decoders: int = Field(
+        2, ge=0, description="Processes that decode images; 0: threads of this one instead."
+    )
     decode_timeout_s: float = Field(
         DecodingBudget().cpu_s, gt=0, description="Of computing, for one image; past it: refused."
     )

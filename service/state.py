@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from service.cache import Cache
-from service.engine import SearchEngine
 from service.feedback import FeedbackLog
+from service.galleries import Galleries
 from service.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Engines by gallery name, and what they share."""
+    """The galleries, and what they share."""
 
-    engines: Mapping[str, SearchEngine]
+    galleries: Galleries
     cache: Cache
     telemetry: Telemetry
     feedback: FeedbackLog | None

@@ -6,8 +6,11 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from service.batching import BatchRecord
 
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -58,6 +61,31 @@ class Telemetry:
             buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1),
         )
 
+        self.in_flight = Gauge(
+            "vouch_requests_in_flight",
+            "Requests being worked on; at VOUCH_MAX_IN_FLIGHT more are refused.",
+            registry=self.registry,
+        )
+        self.batch_size = Histogram(
+            "vouch_batch_size",
+            "Images encoded together.",
+            ["gallery"],
+            registry=self.registry,
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+        )
+        self.queue_seconds = Histogram(
+            "vouch_queue_seconds",
+            "How long the first image of a batch waited for the encoder.",
+            ["gallery"],
+            registry=self.registry,
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+        )
+        self.encoder_stops = Counter(
+            "vouch_encoder_stops_total",
+            "Times the encoder stopped at work and was started again.",
+            ["gallery"],
+            registry=self.registry,
+        )
         self.drift = Gauge(
             "vouch_drift_log_capital",
             "Evidence against queries being like the calibration's, in nats; begins anew at 4.6.",
@@ -70,6 +98,17 @@ class Telemetry:
             ["gallery"],
             registry=self.registry,
         )
+
+    def batches(self, gallery: str) -> Callable[[BatchRecord], None]:
+        """What records the batches of a gallery."""
+
+        def observe(batch: BatchRecord) -> None:
+            self.batch_size.labels(gallery).observe(batch.size)
+            self.queue_seconds.labels(gallery).observe(batch.waited_s)
+            if batch.stopped:
+                self.encoder_stops.labels(gallery).inc()
+
+        return observe
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -29,3 +29,6 @@ class FakeEncoder:
         mean = np.stack([row @ self._weight for row in features])
         variance = np.stack([(row**2) @ np.abs(self._weight) for row in features]) * 1e-3
         return Embeddings(mean, variance, features)
+
+    def close(self) -> None:
+        pass

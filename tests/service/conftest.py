@@ -66,7 +66,8 @@ def start(bundle: Bundle) -> Iterator[StartClient]:
     started: list[TestClient] = []
 
     def start_one(*bundles: Bundle, **settings: Any) -> TestClient:
-        app = create_app(Settings(**settings), bundles or [bundle])
+        # Decoders in processes are tried in tests of their own: starting them takes a second.
+        app = create_app(Settings(**{"decoders": 0, **settings}), bundles or [bundle])
         # A failure of the service is to be seen as a client sees it.
         client = TestClient(app, raise_server_exceptions=False)
         started.append(client.__enter__())

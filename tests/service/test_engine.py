@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,8 +16,10 @@ from model_store.encoder import Embeddings
 from model_store.errors import UnsupportedImage
 from model_store.images import ImageLimits
 from model_store.retriever import Bundle
-from service.cache import ProcessCache
-from service.engine import Asked, SearchEngine
+from service.cache import Cache, ProcessCache
+from service.decoding import ThreadDecoder
+from service.engine import Asked, SearchEngine, Workplace
+from service.telemetry import Telemetry
 
 pytestmark = pytest.mark.anyio
 
@@ -30,9 +33,16 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
+def workplace(executor: ThreadPoolExecutor, cache: Cache | None = None) -> Workplace:
+    decoder = ThreadDecoder(executor, ImageLimits())
+    return Workplace(cache or ProcessCache(ROOM), decoder, executor, Telemetry())
+
+
 @pytest.fixture
-def engine(bundle: Bundle, executor: ThreadPoolExecutor) -> SearchEngine:
-    return SearchEngine(bundle, ProcessCache(ROOM), executor, ImageLimits())
+async def engine(bundle: Bundle, executor: ThreadPoolExecutor) -> AsyncIterator[SearchEngine]:
+    engine = await SearchEngine.start(bundle, workplace(executor))
+    yield engine
+    await engine.close()
 
 
 async def test_the_same_bytes_are_encoded_once(
@@ -61,9 +71,8 @@ async def test_bundles_that_decide_differently_do_not_share_entries(
 ) -> None:
     """They have the same encoder, but only one of them measures outlier scores."""
     cache = ProcessCache(ROOM)
-    limits = ImageLimits()
-    bare = SearchEngine(bare_bundle, cache, executor, limits)
-    calibrated = SearchEngine(bundle, cache, executor, limits)
+    bare = await SearchEngine.start(bare_bundle, workplace(executor, cache))
+    calibrated = await SearchEngine.start(bundle, workplace(executor, cache))
     assert np.isnan((await bare.search(digit, ASKED)).answer.predictive.outlier_score)
     found = await calibrated.search(digit, ASKED)
     assert found.cache == "miss"
@@ -74,7 +83,7 @@ async def test_replicas_of_a_bundle_share_entries(
     bundle: Bundle, executor: ThreadPoolExecutor, digit: bytes
 ) -> None:
     cache = ProcessCache(ROOM)
-    one, other = (SearchEngine(bundle, cache, executor, ImageLimits()) for _ in range(2))
+    one, other = [await SearchEngine.start(bundle, workplace(executor, cache)) for _ in range(2)]
     await one.search(digit, ASKED)
     assert (await other.search(digit, ASKED)).cache == "hit"
 
@@ -97,14 +106,14 @@ async def test_the_event_loop_goes_on_while_an_image_is_encoded(
     assert (await searching).cache == "miss"
 
 
-async def test_everything_that_computes_does_so_on_the_executor(
+async def test_nothing_is_computed_on_the_event_loop(
     engine: SearchEngine, bundle: Bundle, digit: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: dict[str, str] = {}
     retriever = bundle.retriever
     for owner, name in (
-        (retriever, "prepare"),
         (retriever.encoder, "encode"),
+        (retriever, "predictives"),
         (retriever.gallery, "candidates"),
         (retriever.gallery, "items"),
     ):
@@ -118,7 +127,7 @@ async def test_everything_that_computes_does_so_on_the_executor(
     for _ in ("miss", "hit"):
         threads.clear()
         await engine.search(digit, ASKED)
-        assert all(thread.startswith("worker") for thread in threads.values()), threads
+        assert all(thread.startswith(("worker", "encode")) for thread in threads.values()), threads
         assert {"candidates", "items"} <= set(threads)
 
 
@@ -136,5 +145,7 @@ async def test_the_canary_passes_by_the_cache(bundle: Bundle, executor: ThreadPo
         async def put(self, key: str, entry: object) -> None:
             raise AssertionError("filled")
 
-    engine = SearchEngine(bundle, Untouchable(ROOM), executor, ImageLimits())
+    before = time.monotonic()
+    engine = await SearchEngine.start(bundle, workplace(executor, Untouchable(ROOM)))
     assert await engine.canary() > 0
+    assert engine.canary_at > before

@@ -73,7 +73,11 @@ def counted_search(verdict: str, cache: str, stages: Iterator[str]) -> dict[Samp
 def test_a_search_is_counted_stage_by_stage(client: TestClient, moved: Moved, digit: bytes) -> None:
     later = ["cache", "search", "decide", "items", "total"]
     verdict = search(client, digit).json()["verdict"]
-    assert moved() == counted_search(verdict, "miss", iter([*later, "decode", "encode"]))
+    batch = {
+        sample("vouch_batch_size_count", gallery="digits"): 1.0,
+        sample("vouch_queue_seconds_count", gallery="digits"): 1.0,
+    }
+    assert moved() == batch | counted_search(verdict, "miss", iter([*later, "decode", "encode"]))
     search(client, digit)
     assert moved() == counted_search(verdict, "hit", iter(later))
 

@@ -1,0 +1,104 @@
+"""Who is let in, and for how long: what keeps an overloaded service answering."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from model_store.errors import DeadlineExceeded, Overloaded
+from service.telemetry import Telemetry
+
+COUNTED_METHODS = {"POST", "PUT", "PATCH", "DELETE"}
+"""What computes. Reading is cheap, and health must be heard above all when much goes on."""
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Admission:
+    """Bounds how many queries are worked on, and how long each.
+
+    A query beyond the bound is refused at once, before its body is read; one that is not answered
+    in time, and one whose client has gone, is cancelled wherever it waits, so that the encoder
+    never works for nobody.
+
+    Parameters
+    ----------
+    max_in_flight : queries at the same time.
+    deadline_s : from the first byte of a request to its answer.
+
+    Raises
+    ------
+    Overloaded, DeadlineExceeded, ClientGone : into the layer around, which answers.
+    """
+
+    def __init__(
+        self, app: ASGIApp, telemetry: Telemetry, max_in_flight: int, deadline_s: float
+    ) -> None:
+        self._app = app
+        self._in_flight = telemetry.in_flight
+        self._max_in_flight = max_in_flight
+        self._deadline_s = deadline_s
+        self._n = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http" or scope["method"] not in COUNTED_METHODS:
+            await self._app(scope, receive, send)
+            return
+        if self._n >= self._max_in_flight:
+            raise Overloaded(
+                f"The service is at work on {self._n} requests, as many as it takes. "
+                "Send the request again a little later."
+            )
+        self._n += 1
+        self._in_flight.set(self._n)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await _while_wanted(self._app, scope, receive, send)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"The request was not answered within {self._deadline_s:g} s: the service is "
+                "busy, or the upload slow. Send it again."
+            ) from error
+        finally:
+            self._n -= 1
+            self._in_flight.set(self._n)
+
+
+async def _while_wanted(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Let ``app`` answer, and cancel it if the client goes before it has begun to."""
+    uploaded = asyncio.Event()
+    answering = False
+
+    async def noting_the_end() -> Message:
+        message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            uploaded.set()
+        return message
+
+    async def noting_the_start(message: Message) -> None:
+        nonlocal answering
+        answering = True
+        await send(message)
+
+    async def gone() -> None:
+        await uploaded.wait()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    work = asyncio.ensure_future(app(scope, noting_the_end, noting_the_start))
+    watch = asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() and not answering:
+            raise ClientGone
+        await work
+    finally:
+        for task in (work, watch):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task

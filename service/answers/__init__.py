@@ -1,0 +1,29 @@
+"""From the core's values to the service's JSON; rooms as in `service.schemas`."""
+
+from service.answers.bundles import activation, bundle_list, bundle_state
+from service.answers.feedback import feedback_answer
+from service.answers.galleries import (
+    calibration_report,
+    gallery_detail,
+    gallery_list,
+    operating_point,
+)
+from service.answers.items import item_detail
+from service.answers.operations import ready
+from service.answers.searching import assessment_answer, record, search_answer
+
+__all__ = [
+    "activation",
+    "assessment_answer",
+    "bundle_list",
+    "bundle_state",
+    "calibration_report",
+    "feedback_answer",
+    "gallery_detail",
+    "gallery_list",
+    "item_detail",
+    "operating_point",
+    "ready",
+    "record",
+    "search_answer",
+]

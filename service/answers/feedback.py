@@ -1,0 +1,17 @@
+"""What users say of matches."""
+
+from __future__ import annotations
+
+from service import schemas
+from service.feedback import Feedback
+
+
+def feedback_answer(feedback: Feedback) -> schemas.FeedbackAnswer:
+    """What was kept of a user's word."""
+    return schemas.FeedbackAnswer(
+        query_id=feedback.query_id,
+        item_id=feedback.item_id,
+        correct=feedback.correct,
+        rank=feedback.rank,
+        match_probability=feedback.match_probability,
+    )

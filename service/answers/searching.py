@@ -1,0 +1,127 @@
+"""What is said of an uploaded image."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from model_store.decision import Assessment
+from model_store.predictive import Predictive
+from model_store.quality import MEASURES
+from model_store.retriever import Answer, Bundle, Match
+from service import schemas
+from service.answers.bundles import bundle_state
+from service.answers.items import thumbnail_url
+from service.engine import Assessed, Found, SearchEngine
+from service.telemetry import Telemetry
+
+OUTLIER_METHOD = "conformal_fused"
+
+
+def search_answer(
+    engine: SearchEngine, found: Found, request_id: str, on_uncertain: schemas.OnUncertain
+) -> schemas.SearchAnswer:
+    """The answer to one query."""
+    bundle, answer = engine.bundle, found.answer
+    decision = answer.decision
+    refused = on_uncertain == "refuse" and decision.verdict != "match"
+    shown = () if refused else answer.matches
+    return schemas.SearchAnswer(
+        request_id=request_id,
+        gallery=bundle.name,
+        verdict=decision.verdict,
+        query=_query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
+        results=[_result(bundle.name, match) for match in shown],
+        result_set=None if refused else _result_set(answer, engine.stale),
+        bundle=bundle_state(engine),
+        cache=found.cache,
+        timing_ms={stage: round(1000 * seconds, 3) for stage, seconds in found.seconds.items()},
+    )
+
+
+def assessment_answer(
+    engine: SearchEngine, assessed: Assessed, request_id: str
+) -> schemas.AssessmentAnswer:
+    """What is said of a picture before anything is searched."""
+    bundle = engine.bundle
+    measured = dict(zip(MEASURES, assessed.measures.tolist(), strict=True))
+    return schemas.AssessmentAnswer(
+        request_id=request_id,
+        gallery=bundle.name,
+        query=_query(bundle, assessed, assessed.predictive, assessed.assessment, assessed.alpha),
+        quality=schemas.Quality(
+            hints=[schemas.QualityHint(**asdict(hint)) for hint in assessed.hints],
+            measures=measured,
+        ),
+        bundle=bundle_state(engine),
+    )
+
+
+def record(
+    telemetry: Telemetry, engine: SearchEngine, answer: schemas.SearchAnswer, found: Found
+) -> None:
+    """Count what was answered."""
+    telemetry.drift.labels(answer.gallery).set(engine.drift_log_capital)
+    telemetry.stale.labels(answer.gallery).set(engine.stale is not None)
+    telemetry.verdicts.labels(answer.gallery, answer.verdict).inc()
+    telemetry.cache.labels(answer.cache).inc()
+    for stage, seconds in found.seconds.items():
+        telemetry.stage_seconds.labels(stage).observe(seconds)
+    if answer.query.uncertainty.percentile is not None:
+        percentile = answer.query.uncertainty.percentile
+        telemetry.uncertainty_percentile.labels(answer.gallery).observe(percentile)
+    if answer.query.ood.p_value is not None:
+        telemetry.outlier_p_value.labels(answer.gallery).observe(answer.query.ood.p_value)
+
+
+def _query(
+    bundle: Bundle,
+    upload: Found | Assessed,
+    predictive: Predictive,
+    assessment: Assessment,
+    alpha: float,
+) -> schemas.Query:
+    return schemas.Query(
+        id=upload.query_id,
+        uncertainty=schemas.Uncertainty(
+            value=predictive.spherical_variance,
+            percentile=assessment.percentile,
+            level=assessment.level,
+            method=bundle.retriever.encoder.metadata.posterior,
+        ),
+        ood=schemas.OutOfDistribution(
+            flag=assessment.is_alien(alpha),
+            p_value=assessment.outlier_p_value,
+            alpha=alpha,
+            method=OUTLIER_METHOD,
+        ),
+        image=upload.image,
+    )
+
+
+def _result(gallery: str, match: Match) -> schemas.Result:
+    return schemas.Result(
+        rank=match.rank,
+        id=match.item.id,
+        similarity=match.similarity,
+        match_probability=match.match_probability,
+        match_probability_interval=match.match_interval,
+        rank_stability=match.rank_stability,
+        rank_confidence=match.rank_confidence,
+        variance=match.variance,
+        label=match.item.label,
+        metadata=dict(match.item.metadata),
+        thumbnail_url=thumbnail_url(gallery, match.item.id),
+    )
+
+
+def _result_set(answer: Answer, stale: str | None) -> schemas.ResultSet | None:
+    chosen = answer.decision.result_set
+    if chosen is None:
+        return None
+    reason = chosen.shortfall or stale
+    return schemas.ResultSet(
+        items=[schemas.SetItem(id=item.id, label=item.label) for item in answer.result_set],
+        coverage=chosen.coverage,
+        promised=reason is None,
+        reason=reason,
+    )

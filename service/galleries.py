@@ -1,0 +1,269 @@
+"""The galleries that are served; each can be exchanged for another bundle while it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from model_store.bundle import activate, bundle_ids, current_id, previous_id
+from model_store.errors import (
+    ActivationRefused,
+    BundleNotFound,
+    GalleryNotFound,
+    NotReady,
+    VouchError,
+)
+from model_store.retriever import Bundle
+from service.engine import SearchEngine
+
+logger = logging.getLogger(__name__)
+
+OpenBundle = Callable[[Path], Bundle]
+StartEngine = Callable[[Bundle], Awaitable[SearchEngine]]
+
+STALE_AFTER_PERIODS = 3
+"""A canary may be late twice: a busy service is not a broken one."""
+
+
+@dataclass(eq=False, slots=True)
+class _Served:
+    """An engine, and how many requests are at work with it."""
+
+    engine: SearchEngine
+    leases: int = 0
+    retired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """What an activation did.
+
+    Attributes
+    ----------
+    bundle_id, previous_id : what is served now, and what was before.
+    persisted : whether `CURRENT` could be written, so that a restart serves the same.
+    """
+
+    bundle_id: str
+    previous_id: str
+    persisted: bool
+
+
+class Galleries:
+    """Engines by the name of their gallery.
+
+    A request works with the engine it was given to its end, whatever is activated meanwhile: no
+    answer is made of two bundles. An engine is closed when the last request has returned it.
+
+    Parameters
+    ----------
+    open_bundle : a bundle's directory to a bundle that is verified and open.
+    start : an open bundle to an engine that has answered a canary.
+    period_s : between canaries, and between looks at `CURRENT`.
+    """
+
+    def __init__(self, open_bundle: OpenBundle, start: StartEngine, period_s: float) -> None:
+        self._open_bundle = open_bundle
+        self._start = start
+        self._period_s = period_s
+        self._served: dict[str, _Served] = {}
+        self._previous: dict[str, str] = {}
+        self._switching = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.refused: dict[str, str] = {}
+
+    async def add(self, bundle: Bundle) -> None:
+        """Serve a bundle."""
+        self._served[bundle.name] = _Served(await self._start(bundle))
+
+    def engines(self) -> list[SearchEngine]:
+        """What is served now, by name."""
+        return [self._served[name].engine for name in sorted(self._served)]
+
+    @asynccontextmanager
+    async def lease(self, name: str) -> AsyncIterator[SearchEngine]:
+        """The engine of a gallery, open until it is returned.
+
+        Raises
+        ------
+        GalleryNotFound
+        """
+        served = self._find(name)
+        served.leases += 1
+        try:
+            yield served.engine
+        finally:
+            served.leases -= 1
+            self._close_if_done_with(served)
+
+    def bundles(self, name: str) -> list[str]:
+        """Ids of the bundles that could be activated, oldest first; the one served is among them.
+
+        Raises
+        ------
+        GalleryNotFound
+        """
+        bundle = self._find(name).engine.bundle
+        return [bundle.manifest.id] if bundle.root is None else bundle_ids(bundle.root)
+
+    async def activate(self, name: str, bundle_id: str, *, persist: bool = True) -> Switched:
+        """Serve another bundle of the gallery from now on.
+
+        Nothing is exchanged before the new engine has answered a canary: whatever is wrong with the
+        new bundle, the old one is served on.
+
+        Raises
+        ------
+        GalleryNotFound, BundleNotFound
+        ActivationRefused : there is only one bundle, or the new one cannot be served.
+        """
+        async with self._switching:
+            served = self._find(name)
+            now = served.engine.bundle
+            directory = self._directory(now, bundle_id)
+            if bundle_id != now.manifest.id:
+                self._served[name] = _Served(await self._open(now, directory))
+                self._previous[name] = now.manifest.id
+                served.retired = True
+                self._close_if_done_with(served)
+                fields = {"gallery": name, "bundle": bundle_id, "before": now.manifest.id}
+                logger.info("bundle activated", extra={"fields": fields})
+            persisted = persist and await asyncio.to_thread(_persist, directory)
+            return Switched(bundle_id, now.manifest.id, persisted)
+
+    async def rollback(self, name: str) -> Switched:
+        """Serve the bundle again that was served before.
+
+        Raises
+        ------
+        GalleryNotFound
+        ActivationRefused : nothing was served before, or it cannot be served any more.
+        """
+        root = self._find(name).engine.bundle.root
+        before = self._previous.get(name) or (None if root is None else previous_id(root))
+        if before is None:
+            raise ActivationRefused(
+                f"Nothing was served as {name!r} before that could be gone back to."
+            )
+        return await self.activate(name, before)
+
+    async def watch(self) -> None:
+        """Send canaries and follow each `CURRENT`, for ever."""
+        seen: dict[Path, str | None] = {}
+        for engine in self.engines():
+            if engine.bundle.root is not None:
+                seen[engine.bundle.root] = engine.bundle.manifest.id
+        while True:
+            await asyncio.sleep(self._period_s)
+            for engine in self.engines():
+                self._spawn(_send_canary(engine, STALE_AFTER_PERIODS * self._period_s))
+                root = engine.bundle.root
+                if root is None:
+                    continue
+                named = await asyncio.to_thread(current_id, root)
+                if named is not None and named != seen.get(root):
+                    seen[root] = named
+                    await self._follow(engine.bundle.name, named)
+
+    def require_ready(self) -> None:
+        """Raise `NotReady` unless every gallery has answered a canary lately."""
+        oldest = time.monotonic() - STALE_AFTER_PERIODS * self._period_s
+        silent = [
+            engine.bundle.name
+            for engine in self.engines()
+            if not engine.running or engine.canary_at < oldest
+        ]
+        if silent:
+            raise NotReady(
+                f"No canary was answered lately by: {', '.join(silent)}. The encoder is being "
+                "started again, or the service is overloaded; the log says which."
+            )
+
+    async def close(self) -> None:
+        """Close every engine."""
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for served in self._served.values():
+            await served.engine.close()
+
+    def _find(self, name: str) -> _Served:
+        found = self._served.get(name)
+        if found is None:
+            names = ", ".join(sorted(self._served))
+            raise GalleryNotFound(f"There is no gallery {name!r} here. Served: {names}.")
+        return found
+
+    async def _follow(self, name: str, bundle_id: str) -> None:
+        try:
+            await self.activate(name, bundle_id, persist=False)
+            self.refused.pop(name, None)
+        except VouchError as error:
+            self.refused[name] = str(error)
+            fields = {"gallery": name, "bundle": bundle_id, "reason": str(error)}
+            logger.error("bundle refused", extra={"fields": fields})  # noqa: TRY400 - said
+
+    async def _open(self, now: Bundle, directory: Path) -> SearchEngine:
+        try:
+            opened = await asyncio.to_thread(self._open_bundle, directory)
+        except VouchError as error:
+            raise ActivationRefused(
+                f"The bundle {directory.name} cannot be served, so the present one is served on. "
+                f"{error}"
+            ) from error
+        bundle = replace(opened, root=now.root)
+        if bundle.name != now.name:
+            bundle.retriever.encoder.close()
+            raise ActivationRefused(
+                f"The bundle {directory.name} holds the gallery {bundle.name!r}, not {now.name!r}. "
+                "Publish it into a directory of its own."
+            )
+        try:
+            return await self._start(bundle)
+        except VouchError as error:
+            raise ActivationRefused(
+                f"The bundle {directory.name} opens, but did not answer a canary: {error}"
+            ) from error
+
+    @staticmethod
+    def _directory(now: Bundle, bundle_id: str) -> Path:
+        if now.root is None:
+            raise ActivationRefused(
+                f"The gallery {now.name!r} is served from one bundle. To exchange it, start the "
+                "service with the directory that holds its bundles."
+            )
+        if bundle_id not in bundle_ids(now.root):
+            raise BundleNotFound(
+                f"There is no bundle {bundle_id!r} of the gallery {now.name!r} here. Publish it "
+                "with `vouch-build publish`."
+            )
+        return now.root / bundle_id
+
+    def _close_if_done_with(self, served: _Served) -> None:
+        if served.retired and served.leases == 0:
+            self._spawn(served.engine.close())
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _send_canary(engine: SearchEngine, patience_s: float) -> None:
+    """Let the engine answer one; that it does not is seen by the age of the last."""
+    with suppress(TimeoutError, VouchError):
+        async with asyncio.timeout(patience_s):
+            await engine.canary()
+
+
+def _persist(directory: Path) -> bool:
+    try:
+        activate(directory.parent, directory.name)
+    except OSError:  # bundles are mounted for reading only, say
+        return False
+    return True

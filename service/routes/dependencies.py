@@ -1,0 +1,29 @@
+"""What routes work on: the application's state, and the gallery in the path."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from service.engine import SearchEngine
+from service.state import State
+
+
+def state_of(request: Request) -> State:
+    """What the application was created with."""
+    state: State = request.app.state.vouch
+    return state
+
+
+StateOf = Annotated[State, Depends(state_of)]
+
+
+async def engine_of(gallery: str, state: StateOf) -> AsyncIterator[SearchEngine]:
+    """The engine of the gallery in the path, the same one until the answer is given."""
+    async with state.galleries.lease(gallery) as engine:
+        yield engine
+
+
+EngineOf = Annotated[SearchEngine, Depends(engine_of)]

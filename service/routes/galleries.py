@@ -1,0 +1,53 @@
+"""Galleries, and what their probabilities rest on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from model_store.errors import GalleryNotFound, InvalidRequest
+from service import answers, schemas
+from service.problems import responses
+from service.routes.dependencies import EngineOf, StateOf
+
+router = APIRouter(prefix="/v1/galleries", tags=["galleries"])
+
+
+@router.get("", operation_id="list_galleries")
+async def list_galleries(state: StateOf) -> schemas.GalleryList:
+    """Which galleries are served."""
+    return answers.gallery_list(state.galleries.engines())
+
+
+@router.get("/{gallery}", operation_id="get_gallery", responses=responses(GalleryNotFound))
+async def get_gallery(engine: EngineOf) -> schemas.GalleryDetail:
+    """One gallery: its size, encoder, calibration, measured quality, and samples to try."""
+    return answers.gallery_detail(engine)
+
+
+@router.get(
+    "/{gallery}/calibration",
+    operation_id="get_calibration",
+    responses=responses(GalleryNotFound),
+)
+async def get_calibration(engine: EngineOf, state: StateOf) -> schemas.CalibrationReport:
+    """How true the probabilities are, and what each threshold on them would cost."""
+    kept, bundle_id = state.feedback, engine.bundle.manifest.id
+    said = None if kept is None else await engine.compute(lambda: kept.summary(bundle_id))
+    return answers.calibration_report(engine, said)
+
+
+@router.get(
+    "/{gallery}/calibration/operating-points",
+    operation_id="get_operating_point",
+    responses=responses(GalleryNotFound, InvalidRequest),
+)
+async def get_operating_point(
+    engine: EngineOf,
+    max_error: Annotated[
+        float, Query(ge=0, lt=1, description="Share of matches that may be wrong.")
+    ],
+) -> schemas.OperatingPointAnswer:
+    """How many queries could be answered if at most so many matches may be wrong."""
+    return answers.operating_point(engine.bundle, max_error)

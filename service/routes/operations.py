@@ -1,0 +1,38 @@
+"""Whether the service lives, and answers."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from model_store.errors import NotReady
+from service import answers, schemas
+from service.problems import responses
+from service.routes.dependencies import StateOf
+from service.telemetry import METRICS_MEDIA_TYPE
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/livez", operation_id="livez")
+async def livez() -> schemas.Live:
+    """Whether the process runs."""
+    return schemas.Live()
+
+
+@router.get("/readyz", operation_id="readyz", responses=responses(NotReady))
+async def readyz(state: StateOf) -> schemas.Ready:
+    """Whether queries are answered: every gallery has encoded and searched a canary lately."""
+    state.galleries.require_ready()
+    await state.cache.get("readyz")  # its state is that of the last attempt: make one
+    return answers.ready(state.galleries, state.cache.state)
+
+
+@router.get(
+    "/metrics",
+    operation_id="metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}},
+)
+async def metrics(state: StateOf) -> Response:
+    """Metrics in Prometheus' text format."""
+    return Response(state.telemetry.exposition(), media_type=METRICS_MEDIA_TYPE)

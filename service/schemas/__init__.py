@@ -1,0 +1,102 @@
+"""What the service answers, as JSON; the client reads the same models.
+
+::
+
+    bundles      which bundle answers, and whether its calibration holds
+    searching    what is said of an uploaded image, and of what it is like
+    items        the items of a gallery
+    galleries    galleries, and what their probabilities rest on
+    feedback     what users say of matches
+    operations   whether the service lives, and answers
+    problems     errors, as RFC 9457 has them
+"""
+
+from service.schemas.bundles import (
+    Activation,
+    BundleList,
+    BundleState,
+    CalibrationState,
+    CalibrationStatus,
+)
+from service.schemas.feedback import (
+    FeedbackAnswer,
+    FeedbackRequest,
+    FeedbackSummary,
+)
+from service.schemas.galleries import (
+    CalibrationReport,
+    EncoderState,
+    GalleryDetail,
+    GalleryList,
+    GalleryName,
+    OperatingPoint,
+    OperatingPointAnswer,
+    ReliabilityBin,
+    ResultSetOutcome,
+    Sample,
+)
+from service.schemas.items import (
+    ItemDetail,
+)
+from service.schemas.operations import (
+    Live,
+    Ready,
+    ReadyGallery,
+)
+from service.schemas.problems import (
+    FieldError,
+    Problem,
+)
+from service.schemas.searching import (
+    AssessmentAnswer,
+    OnUncertain,
+    OutOfDistribution,
+    Quality,
+    QualityHint,
+    Query,
+    QueryImage,
+    Result,
+    ResultSet,
+    SearchAnswer,
+    SetItem,
+    Uncertainty,
+)
+
+__all__ = [
+    "Activation",
+    "AssessmentAnswer",
+    "BundleList",
+    "BundleState",
+    "CalibrationReport",
+    "CalibrationState",
+    "CalibrationStatus",
+    "EncoderState",
+    "FeedbackAnswer",
+    "FeedbackRequest",
+    "FeedbackSummary",
+    "FieldError",
+    "GalleryDetail",
+    "GalleryList",
+    "GalleryName",
+    "ItemDetail",
+    "Live",
+    "OnUncertain",
+    "OperatingPoint",
+    "OperatingPointAnswer",
+    "OutOfDistribution",
+    "Problem",
+    "Quality",
+    "QualityHint",
+    "Query",
+    "QueryImage",
+    "Ready",
+    "ReadyGallery",
+    "ReliabilityBin",
+    "Result",
+    "ResultSet",
+    "ResultSetOutcome",
+    "Sample",
+    "SearchAnswer",
+    "SetItem",
+    "Uncertainty",
+]

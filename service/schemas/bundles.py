@@ -1,0 +1,47 @@
+"""Which bundle answers, and whether its calibration holds."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+CalibrationStatus = Literal["valid", "stale", "missing"]
+"""`stale`: fitted, but for another gallery or search than is served now, or for other queries than
+come in; its numbers are shown, and are no promise."""
+
+
+class CalibrationState(BaseModel):
+    """Whether probabilities are given at all."""
+
+    status: CalibrationStatus
+    n_queries: int
+    reason: str | None = Field(description="Why it is stale, and what to do.")
+
+
+class BundleState(BaseModel):
+    """Which bundle answered."""
+
+    id: str
+    calibration: CalibrationState
+
+
+class BundleList(BaseModel):
+    """The bundles of a gallery."""
+
+    serving: str
+    bundles: list[str] = Field(description="Those that can be activated, oldest first.")
+    refused: str | None = Field(
+        description="Why the bundle that `CURRENT` names is not served; null where it is."
+    )
+
+
+class Activation(BaseModel):
+    """The bundle that is served from now on."""
+
+    gallery: str
+    bundle_id: str
+    previous_id: str = Field(description="What was served before.")
+    persisted: bool = Field(
+        description="Whether a restart serves the same: `CURRENT` could be written."
+    )

@@ -1,0 +1,33 @@
+"""Whether the service lives, and answers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+
+class Live(BaseModel):
+    """The process runs."""
+
+    status: Literal["live"] = "live"
+
+
+class ReadyGallery(BaseModel):
+    """A gallery that has answered a canary lately."""
+
+    name: str
+    bundle_id: str
+    encoder_fingerprint: str
+    provider: str = Field(description="The execution provider that really runs.")
+    batch_size: int = Field(description="Images encoded at once at most, as measured at the start.")
+    canary_ms: float = Field(description="What the last canary took to encode and search.")
+    canary_age_s: float = Field(description="How long ago it was answered.")
+
+
+class Ready(BaseModel):
+    """The service can answer: a canary was lately encoded and searched in every gallery."""
+
+    status: Literal["ready"] = "ready"
+    galleries: list[ReadyGallery]
+    cache: str = Field(description="`redis`, `redis (unreachable)` or `process`.")

@@ -1,0 +1,25 @@
+"""Errors, as RFC 9457 has them."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+
+class FieldError(BaseModel):
+    """One field of a request that is wrong."""
+
+    pointer: str
+    detail: str
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 has it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str = Field(description="Stable name of the kind of error, to switch on.")
+    request_id: str
+    errors: list[FieldError] | None = None

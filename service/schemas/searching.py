@@ -1,0 +1,145 @@
+"""What is said of an uploaded image, and of what it is like."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from model_store.decision.verdict import Level, Verdict
+from service.schemas.bundles import BundleState
+
+OnUncertain = Literal["answer", "refuse"]
+"""Whether results are shown whatever the verdict, or only with verdict `match`."""
+
+
+class Uncertainty(BaseModel):
+    """How spread the query's embedding is."""
+
+    value: float = Field(description="Spherical variance of the embedding, 0 (certain) to 1.")
+    percentile: float | None = Field(
+        description="Share of calibration queries that are less uncertain, in percent."
+    )
+    level: Level | None = Field(description="The percentile in a word.")
+    method: str = Field(description="The posterior the variance comes from.")
+
+
+class OutOfDistribution(BaseModel):
+    """Whether the query belongs to the world the encoder knows."""
+
+    flag: bool | None = Field(description="p_value ≤ alpha.")
+    p_value: float | None = Field(
+        description="Share of ordinary queries that look at least as alien as this one."
+    )
+    alpha: float = Field(description="Share of ordinary queries that may be flagged by mistake.")
+    method: str
+
+
+class QueryImage(BaseModel):
+    """What was received."""
+
+    format: str
+    width: int
+    height: int
+    warnings: list[str]
+
+
+class Query(BaseModel):
+    """The query, before any neighbour is looked at."""
+
+    id: str = Field(description="Of the uploaded bytes; what feedback refers to.")
+    uncertainty: Uncertainty
+    ood: OutOfDistribution
+    image: QueryImage
+
+
+class Result(BaseModel):
+    """One ranked neighbour."""
+
+    rank: int
+    id: str
+    similarity: float = Field(description="Cosine, −1 to 1; larger is nearer. Orders the results.")
+    match_probability: float | None = Field(
+        description="Calibrated probability that the item is a true match; among results of one "
+        "label a closer one never has the lower."
+    )
+    match_probability_interval: tuple[float, float] | None = Field(
+        description="What that probability lies between (Venn-Abers); wide where calibration "
+        "queries like this one are few."
+    )
+    rank_stability: float = Field(
+        description="Share of predictive samples under which the item is among the results."
+    )
+    rank_confidence: float | None = Field(
+        description="Probability that the item is nearer to the query than the next one, given how "
+        "uncertain the query's embedding is; null for the gallery's last."
+    )
+    variance: float = Field(description="Of the item's embedding, relative to its squared norm.")
+    label: str | None
+    metadata: dict[str, Any]
+    thumbnail_url: str
+
+
+class SetItem(BaseModel):
+    """An item of a result set."""
+
+    id: str
+    label: str | None
+
+
+class ResultSet(BaseModel):
+    """As few items as hold a true match with a stated probability.
+
+    Items of one label are right or wrong together: the nearest of each likely label stands for all.
+    Promised for queries that have a match in the gallery and are such as the gallery was calibrated
+    with, in nine of ten calibrations (exact binomial test).
+    """
+
+    items: list[SetItem] = Field(description="Nearest first; some may stand below the results.")
+    coverage: float = Field(description="What was asked for.")
+    promised: bool = Field(description="Whether one of them is a true match so often.")
+    reason: str | None = Field(description="Why the coverage cannot be promised.")
+
+
+class SearchAnswer(BaseModel):
+    """The answer to one query."""
+
+    request_id: str
+    gallery: str
+    verdict: Verdict = Field(description="What a front end switches on.")
+    query: Query
+    results: list[Result] = Field(
+        description="By similarity, equal ones by id; none where `on_uncertain=refuse` refused."
+    )
+    result_set: ResultSet | None = Field(
+        description="None where nothing is calibrated, or `on_uncertain=refuse` refused."
+    )
+    bundle: BundleState
+    cache: Literal["hit", "miss"]
+    timing_ms: dict[str, float]
+
+
+class QualityHint(BaseModel):
+    """One reason why a picture may be a poor query, for whoever holds the camera."""
+
+    code: str = Field(description="`too_small`, `too_dark`, `flat`, `blurred` or `extreme_aspect`.")
+    measure: str = Field(description="What was measured: a key of `measures`.")
+    value: float
+    advice: str = Field(description="One sentence on what to do.")
+
+
+class Quality(BaseModel):
+    """How good a picture it is, whatever it shows."""
+
+    hints: list[QualityHint] = Field(description="Only what is unusual for this gallery's queries.")
+    measures: dict[str, float]
+
+
+class AssessmentAnswer(BaseModel):
+    """What is said of a picture before anything is searched."""
+
+    request_id: str
+    gallery: str
+    query: Query
+    quality: Quality
+    bundle: BundleState

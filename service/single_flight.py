@@ -1,0 +1,42 @@
+"""The same work asked for by several at once is done once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class _Flight(Generic[T]):
+    work: asyncio.Task[T]
+    waiting: int = 0
+
+
+class SingleFlight(Generic[T]):
+    """Whoever asks for a key that is being worked on waits for that work's outcome.
+
+    The work goes on as long as anybody waits for it; it ends when the last of them has gone away.
+    """
+
+    def __init__(self) -> None:
+        self._flights: dict[str, _Flight[T]] = {}
+
+    async def do(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        """The outcome of ``work``, or of the work that is under way for ``key``."""
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = _Flight(asyncio.ensure_future(work()))
+            self._flights[key] = flight
+            flight.work.add_done_callback(lambda _: self._flights.pop(key, None))
+        flight.waiting += 1
+        try:
+            return await asyncio.shield(flight.work)
+        finally:
+            flight.waiting -= 1
+            if flight.waiting == 0 and not flight.work.done():
+                self._flights.pop(key, None)
+                flight.work.cancel()

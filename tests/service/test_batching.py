@@ -1,0 +1,211 @@
+"""Micro-batches: who is encoded with whom, and who fails."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from fakes import FakeEncoder
+from numpy.typing import NDArray
+
+from model_store.encoder import Embeddings
+from model_store.errors import EncoderStopped
+from service.batching import BatchRecord, MicroBatcher, largest_useful_batch
+
+pytestmark = pytest.mark.anyio
+
+SIDE = 5
+POISON = 255
+
+
+def image(value: int) -> NDArray[np.uint8]:
+    return np.full((SIDE, SIDE, 3), value, dtype=np.uint8)
+
+
+class Recording(FakeEncoder):
+    """Notes each batch; can be held, and fails over a poisoned image.
+
+    Parameters
+    ----------
+    failing : raises for a batch in which an image is `POISON` throughout.
+    """
+
+    def __init__(self, failing: Callable[[], Exception] | None = None) -> None:
+        super().__init__(side=SIDE)
+        self.batches: list[list[int]] = []
+        self.entered = threading.Event()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self._failing = failing
+
+    def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+        self.entered.set()
+        assert self.may_go_on.wait(10)
+        self.batches.append([int(one[0, 0, 0]) for one in images])
+        if self._failing is not None and POISON in self.batches[-1]:
+            raise self._failing()
+        return super().encode(images)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise TimeoutError("never came")
+
+
+async def in_one_batch(
+    encoder: Recording, batcher: MicroBatcher, values: list[int]
+) -> list[asyncio.Task[Embeddings]]:
+    """Let images wait behind one that holds the encoder up, so that they come together."""
+    encoder.may_go_on.clear()
+    first = asyncio.create_task(batcher.encode(image(0)))
+    await until(encoder.entered.is_set)
+    tasks = [asyncio.create_task(batcher.encode(image(value))) for value in values]
+    await until(lambda: batcher.waiting == len(values))
+    encoder.may_go_on.set()
+    await first
+    return tasks
+
+
+async def test_a_lone_image_does_not_wait_for_others() -> None:
+    batcher = MicroBatcher(Recording(), size=8)
+    await asyncio.wait_for(batcher.encode(image(1)), 1)
+    await batcher.close()
+
+
+async def test_what_has_waited_is_encoded_together_and_each_gets_its_own() -> None:
+    encoder, seen = Recording(), list[BatchRecord]()
+    batcher = MicroBatcher(encoder, size=4, observe=seen.append)
+    tasks = await in_one_batch(encoder, batcher, [1, 2, 3, 4, 5, 6])
+    answers = await asyncio.gather(*tasks)
+    assert encoder.batches == [[0], [1, 2, 3, 4], [5, 6]]
+    for value, answer in enumerate(answers, start=1):
+        alone = FakeEncoder(side=SIDE).encode(image(value)[None])
+        assert len(answer) == 1
+        assert answer.mean.tobytes() == alone.mean.tobytes()
+        assert answer.features.tobytes() == alone.features.tobytes()
+    await asyncio.sleep(0)
+    assert [record.size for record in seen] == [1, 4, 2]
+    assert all(record.waited_s >= 0 and not record.stopped for record in seen)
+    await batcher.close()
+
+
+async def test_a_poisoned_image_fails_alone() -> None:
+    encoder = Recording(lambda: ValueError("not that one"))
+    batcher = MicroBatcher(encoder, size=8)
+    tasks = await in_one_batch(encoder, batcher, [1, 2, POISON, 4, 5])
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(answer, Embeddings) for answer in answers] == [True, True, False, True, True]
+    assert str(answers[2]) == "not that one"
+    await batcher.encode(image(6))
+    await batcher.close()
+
+
+async def test_who_has_gone_is_not_encoded() -> None:
+    encoder = Recording()
+    batcher = MicroBatcher(encoder, size=1)
+    encoder.may_go_on.clear()
+    first = asyncio.create_task(batcher.encode(image(0)))
+    gone, stays = (asyncio.create_task(batcher.encode(image(value))) for value in (1, 2))
+    await asyncio.sleep(0.05)
+    gone.cancel()
+    encoder.may_go_on.set()
+    await asyncio.gather(first, stays)
+    assert encoder.batches == [[0], [2]]
+    await batcher.close()
+
+
+async def test_a_stop_fails_those_in_flight_and_what_waits_goes_on_after_a_canary() -> None:
+    encoder = Recording(lambda: EncoderStopped("gone"))
+    batcher = MicroBatcher(encoder, size=2)
+    tasks = await in_one_batch(encoder, batcher, [1, POISON, 3])
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [EncoderStopped, EncoderStopped, Embeddings]
+    assert encoder.batches == [[0], [1, POISON], [0], [3]], "halved, or no canary"
+    assert batcher.running
+    await batcher.close()
+
+
+async def test_it_is_not_running_until_a_canary_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("service.batching._FIRST_PAUSE_S", 0.01)
+    encoder = Recording()
+    down = True
+
+    def encode(images: NDArray[np.uint8]) -> Embeddings:
+        if down:
+            raise EncoderStopped("still down")
+        return FakeEncoder(side=SIDE).encode(images)
+
+    monkeypatch.setattr(encoder, "encode", encode)
+    batcher = MicroBatcher(encoder, size=2)
+    with pytest.raises(EncoderStopped):
+        await batcher.encode(image(1))
+    waits = asyncio.create_task(batcher.encode(image(2)))
+    await asyncio.sleep(0.1)
+    assert not batcher.running
+    assert not waits.done()
+    down = False
+    await asyncio.wait_for(waits, 5)
+    assert batcher.running
+    await batcher.close()
+
+
+async def test_padded_batches_have_one_size_and_give_back_what_was_asked() -> None:
+    encoder = Recording()
+    batcher = MicroBatcher(encoder, size=4, padded=True)
+    answer = await batcher.encode(image(7))
+    assert encoder.batches == [[7, 0, 0, 0]]
+    assert len(answer) == 1
+    await batcher.close()
+
+
+async def test_closing_tells_whoever_waits() -> None:
+    encoder = Recording()
+    batcher = MicroBatcher(encoder, size=1)
+    encoder.may_go_on.clear()
+    tasks = [asyncio.create_task(batcher.encode(image(value))) for value in (1, 2)]
+    await asyncio.sleep(0.05)
+    closing = asyncio.create_task(batcher.close())
+    await asyncio.sleep(0.05)
+    encoder.may_go_on.set()
+    await closing
+    for answer in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(answer, EncoderStopped)
+
+
+class TestLargestUsefulBatch:
+    def test_none_where_it_does_not_pay(self) -> None:
+        class Linear(FakeEncoder):
+            def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+                time.sleep(0.004 * len(images))
+                return super().encode(images)
+
+        assert largest_useful_batch(Linear(), 8) == 1
+
+    def test_all_where_it_is_free(self) -> None:
+        class Flat(FakeEncoder):
+            def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+                time.sleep(0.004)
+                return super().encode(images)
+
+        assert largest_useful_batch(Flat(), 8) == 8
+
+    @pytest.mark.parametrize("only_at", [2, 3])
+    def test_none_where_an_answer_depends_on_the_batch(self, only_at: int) -> None:
+        class Rounding(FakeEncoder):
+            def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+                time.sleep(0.004)
+                found = super().encode(images)
+                if len(images) == only_at:
+                    found.features[0, 0] = np.nextafter(found.features[0, 0], np.float32(2))
+                return found
+
+        assert largest_useful_batch(Rounding(), 8) == (1 if only_at == 2 else 2)

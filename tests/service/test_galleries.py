@@ -1,0 +1,298 @@
+"""Bundles are exchanged while they are asked, and no answer is made of two."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from starlette.testclient import TestClient
+
+from model_store.bundle import (
+    ENCODER_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    SampleQuery,
+    activate,
+    current_id,
+    previous_id,
+    publish,
+)
+from model_store.encoder import Embeddings, OnnxEncoder
+from model_store.errors import (
+    ActivationRefused,
+    BundleNotFound,
+    EncoderStopped,
+    GalleryNotFound,
+    NotReady,
+)
+from model_store.images import ImageLimits
+from model_store.retriever import Bundle, open_bundle
+from service.cache import ProcessCache
+from service.decoding import ThreadDecoder
+from service.engine import Asked, SearchEngine, Workplace
+from service.galleries import Galleries
+from service.telemetry import Telemetry
+
+pytestmark = pytest.mark.anyio
+
+ASKED = Asked(limit=3)
+PERIOD_S = 0.05
+
+
+def republished(bundle: Path, root: Path, **gallery: str) -> str:
+    """Publish ``bundle`` once more with another description; returns its id."""
+    staging = root.parent / "staging"
+    shutil.rmtree(staging, ignore_errors=True)
+    shutil.copytree(bundle, staging)
+    fields = json.loads((staging / MANIFEST_FILE).read_text(encoding="utf-8"))
+    (staging / MANIFEST_FILE).unlink()
+    for name in ("id", "files", "schema_version"):
+        del fields[name]
+    samples = tuple(SampleQuery(**sample) for sample in fields.pop("samples"))
+    fields["gallery"] |= gallery
+    return publish(staging, Manifest(samples=samples, **fields), root).name
+
+
+@pytest.fixture
+def root(digits_bundle: Path, tmp_path: Path) -> Path:
+    """A directory of two bundles, the first of them current."""
+    first = republished(digits_bundle, tmp_path / "root", description="first")
+    republished(digits_bundle, tmp_path / "root", description="second")
+    activate(tmp_path / "root", first)
+    (tmp_path / "root" / "PREVIOUS").unlink()
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def ids(root: Path) -> tuple[str, str]:
+    first = current_id(root)
+    assert first is not None
+    [second] = [path.name for path in root.iterdir() if path.is_dir() and path.name != first]
+    return first, second
+
+
+open_here = partial(open_bundle, provider="cpu", threads=1)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+@pytest.fixture
+async def galleries(root: Path, threads: ThreadPoolExecutor) -> AsyncIterator[Galleries]:
+    decoder = ThreadDecoder(threads, ImageLimits())
+    workplace = Workplace(ProcessCache(2**20), decoder, threads, Telemetry())
+    galleries = Galleries(open_here, lambda bundle: SearchEngine.start(bundle, workplace), PERIOD_S)
+    await galleries.add(open_here(root))
+    yield galleries
+    await galleries.close()
+
+
+def served(galleries: Galleries) -> Bundle:
+    [engine] = galleries.engines()
+    return engine.bundle
+
+
+async def test_another_bundle_is_served_from_then_on(
+    galleries: Galleries, root: Path, ids: tuple[str, str], digit: bytes
+) -> None:
+    switched = await galleries.activate("digits", ids[1])
+    assert (switched.bundle_id, switched.previous_id, switched.persisted) == (*ids[::-1], True)
+    assert served(galleries).manifest.gallery["description"] == "second"
+    assert (current_id(root), previous_id(root)) == ids[::-1]
+    async with galleries.lease("digits") as engine:
+        assert (await engine.search(digit, ASKED)).answer.matches
+
+
+async def test_back_and_forth(galleries: Galleries, root: Path, ids: tuple[str, str]) -> None:
+    with pytest.raises(ActivationRefused, match="Nothing was served"):
+        await galleries.rollback("digits")
+    await galleries.activate("digits", ids[1])
+    for wanted in (ids[0], ids[1]):
+        assert (await galleries.rollback("digits")).bundle_id == wanted
+        assert served(galleries).manifest.id == current_id(root) == wanted
+
+
+async def test_what_was_served_before_a_restart_is_known(
+    galleries: Galleries, root: Path, ids: tuple[str, str]
+) -> None:
+    (root / "PREVIOUS").write_text(ids[1])
+    assert (await galleries.rollback("digits")).bundle_id == ids[1]
+
+
+async def test_a_request_ends_with_the_engine_it_began_with(
+    galleries: Galleries, ids: tuple[str, str], digit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = list[str]()
+    close = SearchEngine.close
+
+    async def noting(engine: SearchEngine) -> None:
+        closed.append(engine.bundle.manifest.id)
+        await close(engine)
+
+    monkeypatch.setattr(SearchEngine, "close", noting)
+    async with galleries.lease("digits") as one, galleries.lease("digits") as other:
+        await galleries.activate("digits", ids[1])
+        await asyncio.sleep(0.05)
+        assert closed == []
+        for engine in (one, other):
+            assert (await engine.search(digit, ASKED)).answer.matches
+            assert engine.bundle.manifest.id == ids[0]
+    await asyncio.sleep(0.05)
+    assert closed == [ids[0]]
+
+
+async def test_a_bad_bundle_is_refused_and_the_good_one_served_on(
+    galleries: Galleries, root: Path, ids: tuple[str, str], digit: bytes
+) -> None:
+    encoder = root / ids[1] / ENCODER_FILE
+    content = bytearray(encoder.read_bytes())
+    content[len(content) // 2] ^= 1
+    encoder.write_bytes(content)
+    with pytest.raises(ActivationRefused, match=r"differs from its manifest"):
+        await galleries.activate("digits", ids[1])
+    assert served(galleries).manifest.id == current_id(root) == ids[0]
+    async with galleries.lease("digits") as engine:
+        assert (await engine.search(digit, ASKED)).answer.matches
+
+
+async def test_one_that_opens_but_does_not_answer_is_refused(
+    galleries: Galleries, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(encoder: OnnxEncoder, images: NDArray[np.uint8]) -> Embeddings:
+        raise EncoderStopped("no memory")
+
+    monkeypatch.setattr("service.batching._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(OnnxEncoder, "encode", fail)
+    with pytest.raises(ActivationRefused, match=r"did not answer a canary: no memory"):
+        await galleries.activate("digits", ids[1])
+    assert served(galleries).manifest.id == ids[0]
+
+
+async def test_another_gallery_does_not_take_its_place(
+    galleries: Galleries, root: Path, ids: tuple[str, str]
+) -> None:
+    other = republished(root / ids[0], root, name="letters")
+    with pytest.raises(ActivationRefused, match="'letters', not 'digits'"):
+        await galleries.activate("digits", other)
+
+
+@pytest.mark.parametrize("name", ["0" * 16, "..", "../root", "", ".", "CURRENT"])
+async def test_only_bundles_can_be_activated(galleries: Galleries, name: str) -> None:
+    with pytest.raises(BundleNotFound):
+        await galleries.activate("digits", name)
+
+
+async def test_a_gallery_must_be_served(galleries: Galleries, ids: tuple[str, str]) -> None:
+    for attempt in (galleries.activate("letters", ids[1]), galleries.rollback("letters")):
+        with pytest.raises(GalleryNotFound, match="Served: digits"):
+            await attempt
+
+
+async def test_what_is_named_itself_stays(
+    root: Path, ids: tuple[str, str], galleries: Galleries
+) -> None:
+    await galleries.add(open_here(root / ids[0]))
+    assert galleries.bundles("digits") == [ids[0]]
+    with pytest.raises(ActivationRefused, match="directory that holds its bundles"):
+        await galleries.activate("digits", ids[1])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "never came"
+        await asyncio.sleep(0.01)
+
+
+async def test_current_is_followed_and_a_bad_one_is_not(
+    galleries: Galleries, root: Path, ids: tuple[str, str]
+) -> None:
+    watching = asyncio.create_task(galleries.watch())
+    activate(root, ids[1])
+    await until(lambda: served(galleries).manifest.id == ids[1])
+    activate(root, "0" * 16)
+    await until(lambda: "digits" in galleries.refused)
+    assert "no bundle '0000000000000000'" in galleries.refused["digits"]
+    assert served(galleries).manifest.id == ids[1]
+    activate(root, ids[0])
+    await until(lambda: served(galleries).manifest.id == ids[0])
+    assert galleries.refused == {}
+    watching.cancel()
+
+
+async def test_ready_is_who_answered_a_canary_lately(
+    galleries: Galleries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    galleries.require_ready()
+    watching = asyncio.create_task(galleries.watch())
+    await asyncio.sleep(6 * PERIOD_S)
+    galleries.require_ready()
+
+    def fail(encoder: OnnxEncoder, images: NDArray[np.uint8]) -> Embeddings:
+        raise EncoderStopped("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("service.batching._FIRST_PAUSE_S", 0.01)
+        patched.setattr(OnnxEncoder, "encode", fail)
+        await asyncio.sleep(3 * PERIOD_S)
+        with pytest.raises(NotReady, match="digits"):
+            galleries.require_ready()
+
+    def is_ready() -> bool:
+        try:
+            galleries.require_ready()
+        except NotReady:
+            return False
+        return True
+
+    await until(is_ready)
+    watching.cancel()
+
+
+class TestThroughTheDoor:
+    @pytest.fixture
+    def client(self, start: Callable[..., TestClient], root: Path) -> TestClient:
+        return start(open_here(root))
+
+    def test_list_activate_and_roll_back(self, client: TestClient, ids: tuple[str, str]) -> None:
+        bundles = client.get("/v1/galleries/digits/bundles").json()
+        assert bundles == {"serving": ids[0], "bundles": list(ids), "refused": None}
+        path = "/v1/galleries/digits/bundles"
+        activated = client.post(f"{path}/{ids[1]}/activate").json()
+        assert activated == {
+            "gallery": "digits",
+            "bundle_id": ids[1],
+            "previous_id": ids[0],
+            "persisted": True,
+        }
+        assert client.get("/readyz").json()["galleries"][0]["bundle_id"] == ids[1]
+        assert client.post(f"{path}/rollback").json()["bundle_id"] == ids[0]
+
+    def test_where_bundles_can_only_be_read_a_restart_serves_the_old(
+        self, client: TestClient, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def read_only(root: Path, bundle_id: str) -> None:
+            raise OSError(30, "Read-only file system")
+
+        monkeypatch.setattr("service.galleries.activate", read_only)
+        answer = client.post(f"/v1/galleries/digits/bundles/{ids[1]}/activate").json()
+        assert (answer["bundle_id"], answer["persisted"]) == (ids[1], False)
+
+    def test_refusals(self, client: TestClient) -> None:
+        path = "/v1/galleries/digits/bundles"
+        missing = client.post(f"{path}/{'0' * 16}/activate")
+        assert (missing.status_code, missing.json()["code"]) == (404, "bundle_not_found")
+        nothing = client.post(f"{path}/rollback")
+        assert (nothing.status_code, nothing.json()["code"]) == (409, "activation_refused")
