@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from model_store.retriever import Bundle
+from service.access import Access, open_access
 from service.cache import open_cache
 from service.engine import SearchEngine
 from service.feedback import FeedbackLog
@@ -29,10 +30,20 @@ from service.telemetry import Telemetry
 
 PAGE = Path(__file__).parent / "page"
 
-EXPOSED_HEADERS = ["X-Request-Id", "Retry-After", "ETag"]
+EXPOSED_HEADERS = [
+    "X-Request-Id",
+    "Retry-After",
+    "ETag",
+    "WWW-Authenticate",
+    "RateLimit-Limit",
+    "RateLimit-Remaining",
+    "RateLimit-Reset",
+]
 
 
-def create_api(settings: Settings, bundles: Sequence[Bundle], telemetry: Telemetry) -> FastAPI:
+def create_api(
+    settings: Settings, bundles: Sequence[Bundle], telemetry: Telemetry, access: Access
+) -> FastAPI:
     """The routes, with what they work on in ``app.state.vouch`` while the application runs."""
 
     @asynccontextmanager
@@ -49,6 +60,7 @@ def create_api(settings: Settings, bundles: Sequence[Bundle], telemetry: Telemet
                 await engine.canary()
             yield
             await cache.close()
+            await access.close()
 
     api = FastAPIOffline(
         redoc_url=None,
@@ -57,6 +69,7 @@ def create_api(settings: Settings, bundles: Sequence[Bundle], telemetry: Telemet
         version=version("vouch"),
         lifespan=lifespan,
     )
+    api.state.access = access
     api.include_router(galleries)
     api.include_router(operations)
     add_problem_handlers(api)
@@ -70,14 +83,21 @@ def create_api(settings: Settings, bundles: Sequence[Bundle], telemetry: Telemet
     return api
 
 
-def create_app(settings: Settings, bundles: Sequence[Bundle]) -> ASGIApp:
-    """The whole application.
+def create_app(
+    settings: Settings, bundles: Sequence[Bundle], access: Access | None = None
+) -> ASGIApp:
+    """The whole application; ``access`` left out is what the settings say of it.
 
     CORS lies around everything, or a browser could not read the answer of a failed request.
     """
     telemetry = Telemetry()
-    api = create_api(settings, bundles, telemetry)
-    app: ASGIApp = RequestContext(api, telemetry, settings.max_image_bytes)
+    api = create_api(settings, bundles, telemetry, access or open_access(settings))
+    app: ASGIApp = RequestContext(
+        api,
+        telemetry,
+        settings.max_image_bytes,
+        for_other_origins=bool(settings.cors_origins),
+    )
     if settings.cors_origins:
         app = CORSMiddleware(
             app,

@@ -20,6 +20,7 @@ from model_store.errors import (
     UnsupportedImage,
 )
 from service import answers, schemas
+from service.access import GuardedRoute, requires
 from service.engine import Asked, SearchEngine
 from service.problems import responses
 from service.state import State
@@ -28,8 +29,13 @@ from service.telemetry import METRICS_MEDIA_TYPE
 IMMUTABLE = "public, max-age=86400"
 """Thumbnails and samples belong to a bundle, and a bundle never changes."""
 
-galleries = APIRouter(prefix="/v1/galleries", tags=["galleries"])
-operations = APIRouter(tags=["operations"])
+galleries = APIRouter(
+    prefix="/v1/galleries",
+    tags=["galleries"],
+    route_class=GuardedRoute,
+    dependencies=[Depends(requires("read"))],
+)
+operations = APIRouter(tags=["operations"], route_class=GuardedRoute)
 
 
 def state_of(request: Request) -> State:
@@ -161,6 +167,7 @@ async def assess(
 @galleries.post(
     "/{gallery}/feedback",
     operation_id="give_feedback",
+    dependencies=[Depends(requires("write"))],
     responses=responses(
         GalleryNotFound, QueryNotFound, ItemNotFound, FeedbackNotKept, InvalidRequest
     ),
@@ -252,6 +259,7 @@ async def readyz(state: StateOf) -> schemas.Ready:
 @operations.get(
     "/metrics",
     operation_id="metrics",
+    dependencies=[Depends(requires("read"))],
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}},
 )
