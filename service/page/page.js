@@ -160,6 +160,7 @@ function showKeyForm({ detail }) {
   const send = (event) => {
     event.preventDefault();
     key.set(input.value.trim());
+    clearAnswer();
     state.retry();
   };
   $("problem-slot").replaceChildren(
