@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from model_store.retriever import Bundle, open_bundle
+from service.access import Access, open_access
 from service.admission import Admission
 from service.cache import open_cache
 from service.decoding import Decoder, DecoderPool, ThreadDecoder
@@ -33,17 +34,30 @@ from service.telemetry import Telemetry
 
 PAGE = Path(__file__).parent / "page"
 
-EXPOSED_HEADERS = ["X-Request-Id", "Retry-After", "ETag"]
+EXPOSED_HEADERS = [
+    "X-Request-Id",
+    "Retry-After",
+    "ETag",
+    "WWW-Authenticate",
+    "RateLimit-Limit",
+    "RateLimit-Remaining",
+    "RateLimit-Reset",
+]
 
 
 def create_api(
-    settings: Settings, bundles: Sequence[Bundle], telemetry: Telemetry, open_more: OpenBundle
+    settings: Settings,
+    bundles: Sequence[Bundle],
+    telemetry: Telemetry,
+    access: Access,
+    open_more: OpenBundle,
 ) -> FastAPI:
     """The routes, with what they work on in ``app.state.vouch`` while the application runs."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(access.close)
             app.state.vouch = await _set_up(stack, settings, bundles, telemetry, open_more)
             yield
 
@@ -54,6 +68,7 @@ def create_api(
         version=version("vouch"),
         lifespan=lifespan,
     )
+    api.state.access = access
     for router in ROUTERS:
         api.include_router(router)
     add_problem_handlers(api)
@@ -68,7 +83,10 @@ def create_api(
 
 
 def create_app(
-    settings: Settings, bundles: Sequence[Bundle], open_more: OpenBundle | None = None
+    settings: Settings,
+    bundles: Sequence[Bundle],
+    access: Access | None = None,
+    open_more: OpenBundle | None = None,
 ) -> ASGIApp:
     """The whole application.
 
@@ -77,12 +95,20 @@ def create_app(
     Parameters
     ----------
     bundles : what is served at first.
+    access : who may ask; by default what the settings say of it.
     open_more : opens bundles that are activated later; by default in this process.
     """
     telemetry = Telemetry()
-    api = create_api(settings, bundles, telemetry, open_more or open_bundle)
+    api = create_api(
+        settings, bundles, telemetry, access or open_access(settings), open_more or open_bundle
+    )
     admission = Admission(api, telemetry, settings.max_in_flight, settings.deadline_s)
-    app: ASGIApp = RequestContext(admission, telemetry, settings.max_image_bytes)
+    app: ASGIApp = RequestContext(
+        admission,
+        telemetry,
+        settings.max_image_bytes,
+        for_other_origins=bool(settings.cors_origins),
+    )
     if settings.cors_origins:
         app = CORSMiddleware(
             app,

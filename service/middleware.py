@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.errors import ImageTooLarge, VouchError
+from service.access import Caller
 from service.admission import ClientGone
 from service.problems import internal_error, problem_response
 from service.telemetry import Telemetry
@@ -25,13 +27,17 @@ MULTIPART_ALLOWANCE = 64 * 2**10
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; style-src 'self'; script-src 'self'; "
-    "object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
+    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 DOCS_POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
-    "script-src 'self' 'unsafe-inline'; object-src 'none'; frame-ancestors 'none'"
+    "script-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
 )
 """The documentation page, and it alone, starts itself with an inline script."""
+
+PERMISSIONS_POLICY = "camera=(), display-capture=(), geolocation=(), microphone=(), usb=()"
+"""Nothing here asks for these: a file that a camera takes comes in through a file input."""
 
 
 class RequestContext:
@@ -42,10 +48,19 @@ class RequestContext:
     an unforeseen exception into a problem document that says nothing of the inside.
     """
 
-    def __init__(self, app: ASGIApp, telemetry: Telemetry, max_image_bytes: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        telemetry: Telemetry,
+        max_image_bytes: int,
+        *,
+        for_other_origins: bool = False,
+    ) -> None:
         self._app = app
         self._telemetry = telemetry
         self._max_image_bytes = max_image_bytes
+        # Whether pages of other origins may show what is served, such as a thumbnail in an <img>.
+        self._resource_policy = "cross-origin" if for_other_origins else "same-origin"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -54,7 +69,8 @@ class RequestContext:
             return
         started = time.perf_counter()
         request_id = uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state |= {"request_id": request_id, "answer_headers": {}}
         status = 500
         answering = answered = False
 
@@ -62,7 +78,10 @@ class RequestContext:
             nonlocal status, answering, answered
             if message["type"] == "http.response.start":
                 status, answering = message["status"], True
-                _add_headers(MutableHeaders(scope=message), scope["path"], request_id)
+                headers = MutableHeaders(scope=message)
+                headers["Cross-Origin-Resource-Policy"] = self._resource_policy
+                _add_headers(headers, scope["path"], request_id)
+                _add_headers_of_access(headers, state["answer_headers"])
             answered = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 
@@ -121,6 +140,9 @@ class RequestContext:
             "status": status,
             "ms": round(1000 * seconds, 2),
         }
+        caller: Caller | None = scope["state"].get("caller")
+        if caller is not None and caller.name is not None:
+            fields |= {"key": caller.id, "key_name": caller.name}
         logger.info("request", extra={"fields": fields})
 
 
@@ -130,7 +152,20 @@ def _add_headers(headers: MutableHeaders, path: str, request_id: str) -> None:
     headers["X-Content-Type-Options"] = "nosniff"
     headers["Referrer-Policy"] = "no-referrer"
     headers["Content-Security-Policy"] = policy
+    headers["Permissions-Policy"] = PERMISSIONS_POLICY
+    headers["Cross-Origin-Opener-Policy"] = "same-origin"
     if path == "/" or path.startswith("/page/"):
         # Asked for anew each time (an ETag keeps that cheap): an upgrade never mixes its modules
         # with those of the release before.
         headers["Cache-Control"] = "no-cache"
+
+
+def _add_headers_of_access(headers: MutableHeaders, said: Mapping[str, str]) -> None:
+    """What follows from who asked; see `service.access`."""
+    for name, value in said.items():
+        if name == "Vary":
+            headers.add_vary_header(value)
+        elif name == "Cache-Control" and name in headers:  # for this caller, then, not for all
+            headers[name] = headers[name].replace("public", "private")
+        else:
+            headers[name] = value

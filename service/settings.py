@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from model_store.encoder import ProviderChoice
 from model_store.images import ImageLimits
 from service.decoder import DecodingBudget
+from service.rates import RateText
 
 
 def _check_redis_url(url: SecretStr) -> SecretStr:
@@ -84,6 +85,23 @@ class Settings(BaseSettings):
     )
     feedback: Path | None = Field(
         None, description="File that keeps what users say of matches; left out: none is kept."
+    )
+    keys: Path | None = Field(
+        None, description="File of API keys, written by vouch-keys; left out: nobody needs one."
+    )
+    anonymous: bool = Field(
+        False,
+        description="Whether callers without a key are served where others than this machine's "
+        "may reach the service, or where there are keys.",
+    )
+    published_host: str | None = Field(
+        None,
+        description="Address under which the outside reaches the service, where it is not `host`: "
+        "that of the host that publishes a container's port.",
+    )
+    rate_limit: RateText | None = Field(
+        None,
+        description="Requests of one caller in a period, such as 600/minute; left out: no limit.",
     )
     cors_origins: tuple[str, ...] = Field(
         (), description='Web origins that may call, as JSON: ["https://shop.example"].'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from service.batching import BatchRecord
 
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_KEY = re.compile(r"(vouch_[0-9a-f]{1,12}_)[0-9a-zA-Z]+")
+"""A secret has no business in a log, whichever part of a request it was put into by mistake."""
 
 
 class Telemetry:
@@ -129,7 +133,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return _KEY.sub(r"\1…", json.dumps(line, default=str))
 
 
 def log_as_json(level: int = logging.INFO) -> None:

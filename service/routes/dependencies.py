@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, Request
 
+from service.access import GuardedRoute, requires
 from service.engine import SearchEngine
 from service.state import State
+
+
+def gallery_router(tag: str) -> APIRouter:
+    """A router of paths below a gallery; callers need the scope `read`, or what a path says."""
+    return APIRouter(
+        prefix="/v1/galleries",
+        tags=[tag],
+        route_class=GuardedRoute,
+        dependencies=[Depends(requires("read"))],
+    )
 
 
 def state_of(request: Request) -> State:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import Depends
 
 from model_store.errors import (
     FeedbackNotKept,
@@ -12,15 +12,17 @@ from model_store.errors import (
     QueryNotFound,
 )
 from service import answers, schemas
+from service.access import requires
 from service.problems import responses
-from service.routes.dependencies import EngineOf, StateOf
+from service.routes.dependencies import EngineOf, StateOf, gallery_router
 
-router = APIRouter(prefix="/v1/galleries", tags=["feedback"])
+router = gallery_router("feedback")
 
 
 @router.post(
     "/{gallery}/feedback",
     operation_id="give_feedback",
+    dependencies=[Depends(requires("write"))],
     responses=responses(
         GalleryNotFound, QueryNotFound, ItemNotFound, FeedbackNotKept, InvalidRequest
     ),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from fastapi.responses import FileResponse
 
 from model_store.errors import GalleryNotFound, ItemNotFound, SampleNotFound
 from service import answers, schemas
 from service.problems import responses
-from service.routes.dependencies import EngineOf
+from service.routes.dependencies import EngineOf, gallery_router
 
 IMMUTABLE = "public, max-age=86400"
 """Thumbnails and samples belong to a bundle, and a bundle never changes."""
 
-router = APIRouter(prefix="/v1/galleries", tags=["items"])
+router = gallery_router("items")
 
 
 @router.get(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 
 from model_store.errors import NotReady
 from service import answers, schemas
+from service.access import GuardedRoute, requires
 from service.problems import responses
 from service.routes.dependencies import StateOf
 from service.telemetry import METRICS_MEDIA_TYPE
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], route_class=GuardedRoute)
 
 
 @router.get("/livez", operation_id="livez")
@@ -30,6 +31,7 @@ async def readyz(state: StateOf) -> schemas.Ready:
 @router.get(
     "/metrics",
     operation_id="metrics",
+    dependencies=[Depends(requires("read"))],
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, File, Form, Request, UploadFile
+from fastapi import File, Form, Request, UploadFile
 
 from model_store.errors import (
     CorruptImage,
@@ -18,9 +18,9 @@ from model_store.errors import (
 from service import answers, schemas
 from service.engine import Asked
 from service.problems import responses
-from service.routes.dependencies import EngineOf, StateOf
+from service.routes.dependencies import EngineOf, StateOf, gallery_router
 
-router = APIRouter(prefix="/v1/galleries", tags=["searching"])
+router = gallery_router("searching")
 
 UPLOAD_ERRORS = responses(
     GalleryNotFound,

@@ -82,7 +82,9 @@ def measure() -> dict[str, float]:
     }
     for name, seconds in latencies.items():
         for percent in (50, 95, 99):
-            found[f"throughput_{name}_p{percent}_ms"] = float(1000 * np.percentile(seconds, percent))
+            found[f"throughput_{name}_p{percent}_ms"] = float(
+                1000 * np.percentile(seconds, percent)
+            )
     return found
 
 
@@ -125,7 +127,7 @@ def _bare_loop() -> float:
 def _load(
     port: int, path: str, files: Sequence[bytes], n_queries: int
 ) -> tuple[list[float], int, float]:
-    """Ask ``n_queries`` from `N_CLIENTS` clients; latencies, failures, and the seconds of it all."""
+    """Ask ``n_queries`` from `N_CLIENTS` clients; latencies, failures, and seconds in all."""
     queries = iter([files[i % len(files)] for i in range(n_queries)])
     seconds: list[float] = []
     failed = 0
@@ -153,9 +155,13 @@ def _load(
 
 def _request(path: str, data: bytes) -> bytes:
     body = (
-        f"--{BOUNDARY}\r\n"
-        'Content-Disposition: form-data; name="image"; filename="query"\r\n\r\n'
-    ).encode() + data + f"\r\n--{BOUNDARY}--\r\n".encode()
+        (
+            f"--{BOUNDARY}\r\n"
+            'Content-Disposition: form-data; name="image"; filename="query"\r\n\r\n'
+        ).encode()
+        + data
+        + f"\r\n--{BOUNDARY}--\r\n".encode()
+    )
     return (
         f"POST {path} HTTP/1.1\r\nHost: benchmark\r\nContent-Length: {len(body)}\r\n"
         f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n\r\n"

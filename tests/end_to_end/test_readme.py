@@ -147,6 +147,7 @@ def test_every_setting_is_documented() -> None:
 def test_every_variable_that_is_documented_exists() -> None:
     known = {f"VOUCH_{name.upper()}" for name in Settings.model_fields}
     outside = {
-        f"VOUCH_{name}" for name in ("DATA_DIR", "BIND", "BUNDLES", "MEMORY", "BUILD_MEMORY")
+        f"VOUCH_{name}"
+        for name in ("DATA_DIR", "BIND", "BUNDLES", "KEYS_DIR", "MEMORY", "BUILD_MEMORY")
     }
     assert set(re.findall(r"VOUCH_[A-Z_]+", README)) <= known | outside

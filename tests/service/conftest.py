@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from end_to_end.keys import KeysFile
 from end_to_end.processes import Redis
 from starlette.testclient import TestClient
 
@@ -89,3 +90,10 @@ def redis_server(tmp_path: Path) -> Iterator[Redis]:
     """A Redis server for one test."""
     with Redis(tmp_path / "redis.log") as running:
         yield running
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeysFile:
+    """A file of keys, empty as yet, whose changes are noticed at once."""
+    monkeypatch.setattr("service.keys.LOOK_AFTER_S", 0.0)
+    return KeysFile(tmp_path / "keys.json")

@@ -58,8 +58,16 @@ def test_no_browser_may_guess_frame_or_run_anything(answered: httpx2.Response) -
     policy = directives(answered)
     assert policy["default-src"] == policy["script-src"] == policy["style-src"] == ["'self'"]
     assert policy["img-src"] == ["'self'", "blob:", "data:"]
-    for name in ("object-src", "base-uri", "frame-ancestors"):
+    for name in ("object-src", "base-uri", "form-action", "frame-ancestors"):
         assert policy[name] == ["'none'"], name
+    assert "camera=()" in answered.headers["permissions-policy"]
+    assert answered.headers["cross-origin-opener-policy"] == "same-origin"
+
+
+def test_pages_elsewhere_may_show_pictures_where_some_may_call(start: StartClient) -> None:
+    for settings, policy in (({}, "same-origin"), ({"cors_origins": (SHOP,)}, "cross-origin")):
+        response = start(**settings).get("/v1/galleries/digits/samples/1")
+        assert response.headers["cross-origin-resource-policy"] == policy
 
 
 def test_only_the_documentation_may_run_inline_scripts(client: TestClient) -> None:

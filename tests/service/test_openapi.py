@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from end_to_end.keys import KeysFile
 from end_to_end.questions import assess, picture, search, truncated
 from starlette.testclient import TestClient
 
@@ -82,6 +83,9 @@ def test_all_references_lead_somewhere(document: dict[str, Any]) -> None:
     referred = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
     assert referred | {"Body_search", "Body_assess"} == set(schemas)
 
+
+REFUSALS = {"401", "403", "429"}
+"""What any route answers that needs a key."""
 
 Ask = Callable[[TestClient], httpx2.Response]
 
@@ -151,7 +155,13 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
         for status in operation["responses"]
         if status != "default"
     }
-    assert documented == set(REQUESTS)
+    refusals = {(name, status) for name, status in documented if status in REFUSALS}
+    assert documented - refusals == set(REQUESTS)
+    open_to_all = {"livez", "readyz"}
+    for status in ("401", "429"):
+        named = {name for name, refusal in refusals if refusal == status}
+        assert named == {name for name, _ in REQUESTS} - open_to_all
+    assert {name for name, refusal in refusals if refusal == "403"} == {"give_feedback"}
 
 
 @pytest.mark.parametrize(("operation_id", "status"), REQUESTS)
@@ -168,3 +178,52 @@ def test_each_documented_answer_is_given(
         if operation["operationId"] == operation_id
     ]
     assert response.headers["content-type"].split(";")[0] in answer["content"]
+
+
+@pytest.mark.parametrize("status", sorted(REFUSALS))
+def test_each_documented_refusal_is_given(
+    start: StartClient, keys_file: KeysFile, status: str
+) -> None:
+    client = start(keys=keys_file.path)
+    if status == "429":
+        client.headers["X-API-Key"] = keys_file.make("admin", rate_limit="1/day")
+        client.get("/v1/galleries")  # the one that is allowed
+    elif status == "403":
+        client.headers["X-API-Key"] = keys_file.make("read")
+    asked = 0
+    for path, method, operation in operations(client.get("/openapi.json").json()):
+        if status in operation["responses"]:
+            response = client.request(method, path.format(gallery="digits", item_id=1, sample_id=1))
+            assert str(response.status_code) == status, (method, path)
+            assert response.headers["content-type"] in operation["responses"][status]["content"]
+            asked += 1
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "optional"),
+    [
+        ({}, {"read", "write"}),
+        ({"keys": True}, set()),
+        ({"keys": True, "anonymous": True}, {"read", "write"}),
+    ],
+)
+def test_it_says_which_scope_is_needed_and_whether_a_key_is(
+    start: StartClient, keys_file: KeysFile, settings: dict[str, Any], optional: set[str]
+) -> None:
+    keys_file.make("read")
+    given = {**settings, "keys": keys_file.path} if "keys" in settings else settings
+    document = start(**given).get("/openapi.json").json()
+    schemes = document["components"]["securitySchemes"]
+    assert (schemes["bearer"]["type"], schemes["bearer"]["scheme"]) == ("http", "bearer")
+    assert {"type": "apiKey", "in": "header", "name": "X-API-Key"}.items() <= (
+        schemes["api_key"].items()
+    )
+    for _, _, operation in operations(document):
+        name = operation["operationId"]
+        if name in {"livez", "readyz"}:
+            assert "security" not in operation
+            continue
+        scope = "write" if name == "give_feedback" else "read"
+        without = [{}] if scope in optional else []
+        assert operation["security"] == [{"bearer": [scope]}, {"api_key": [scope]}, *without]
