@@ -19,6 +19,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.testclient import TestClient
 
 from model_store.errors import KeysError, KeysRequired
+from model_store.retriever import open_bundle
 from service.access import CHECKS, GuardedRoute, is_loopback, open_access, requires
 from service.app import create_api
 from service.keys import SCOPES, revoked
@@ -45,6 +46,10 @@ OPEN = {
 """What anyone may have: nothing of a gallery."""
 
 WRITES = {"/v1/galleries/{gallery}/feedback"}
+ADMINISTERS = {
+    "/v1/galleries/{gallery}/bundles/{bundle_id}/activate",
+    "/v1/galleries/{gallery}/bundles/rollback",
+}
 
 
 def bearer(text: str) -> dict[str, str]:
@@ -61,7 +66,7 @@ def routes_of(router: Any) -> Iterator[Any]:
 @pytest.fixture
 def api() -> FastAPI:
     settings = Settings()
-    return create_api(settings, [], Telemetry(), open_access(settings))
+    return create_api(settings, [], Telemetry(), open_access(settings), open_bundle)
 
 
 def scopes_of(route: Any) -> set[str]:
@@ -76,7 +81,7 @@ class TestEveryRoute:
             seen.add(route.path)
             guarded = hasattr(route, "dependant") and bool(scopes_of(route))
             assert guarded is (route.path not in OPEN), route.path
-        assert seen > OPEN | WRITES
+        assert seen > OPEN | WRITES | ADMINISTERS
 
     def test_is_guarded_before_it_reads_a_body(self, api: FastAPI) -> None:
         for route in routes_of(api):
@@ -93,7 +98,9 @@ class TestEveryRoute:
             if route.path in OPEN:
                 continue
             wanted = "write" if route.path in WRITES else "read"
-            path = route.path.replace(":path", "").format(gallery="digits", item_id=1, sample_id=1)
+            wanted = "admin" if route.path in ADMINISTERS else wanted
+            ids = {"item_id": 1, "sample_id": 1, "bundle_id": 1}
+            path = route.path.replace(":path", "").format(gallery="digits", **ids)
             for method in route.methods:
                 assert client.request(method, path).status_code == 401, path
                 for scope, text in keys.items():
