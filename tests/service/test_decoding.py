@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hostile_images import contrived
 from image_files import encoded, picture, png, seeds, slow_png
+from PIL import Image
 
 from model_store.errors import (
     CorruptImage,
@@ -162,6 +163,14 @@ async def test_an_image_that_takes_too_much_memory_is_refused() -> None:
                 await pool.decode(SLOW, PREPROCESSING)
             assert_equal(await pool.decode(GOOD, PREPROCESSING), decoded_here(GOOD))
         assert pool.n_lost == 0
+
+
+@linux
+async def test_a_large_image_takes_little_more_than_its_pixels() -> None:
+    large = Image.new("LA", (6000, 4000), (80, 90))
+    async with DecoderPool(1, budget=DecodingBudget(memory_bytes=272 * 2**20)) as pool:
+        prepared = await pool.decode(encoded(large), PREPROCESSING)
+    assert (prepared.width, prepared.height) == (6000, 4000)
 
 
 @linux
