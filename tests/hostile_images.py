@@ -168,13 +168,7 @@ def _bombs() -> dict[str, bytes]:
         "BMP of runs, 36 megapixels": bmp(6000, 6000, b"\xff\0" * 5000, depth=8, compression=1),
         "WEBP of 268 megapixels": webp_canvas_only(16_384, 16_384),
         "WEBP of 36 megapixels declared": webp_canvas_only(6000, 6000),
-        "WEBP of 1,200 frames": encoded(
-            Image.new("L", (2, 2)),
-            "WEBP",
-            save_all=True,
-            duration=10,
-            append_images=[Image.new("L", (2, 2), shade % 250 + 1) for shade in range(1200)],
-        ),
+        "WEBP of 1,200 frames": webp_frames(1200),
     }
 
 
@@ -336,6 +330,13 @@ def webp_canvas_only(width: int, height: int) -> bytes:
     extended += (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     body = b"WEBP" + extended + pixel
     return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def webp_frames(n_frames: int) -> bytes:
+    """An animation of pictures that have nothing in common."""
+    noise = np.random.default_rng(0).integers(0, 256, (n_frames, 8, 8, 3), dtype=np.uint8)
+    first, *others = map(Image.fromarray, noise)
+    return encoded(first, "WEBP", save_all=True, append_images=others, duration=10)
 
 
 def _pictures_elsewhere() -> bytes:
