@@ -53,3 +53,8 @@ def id_of(text: str) -> str:
 def secret_of(text: str) -> str:
     """The part that must stay unknown."""
     return text.split("_")[2]
+
+
+def bearer(text: str) -> dict[str, str]:
+    """The header that a key is sent in."""
+    return {"Authorization": f"Bearer {text}"}

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from end_to_end.keys import KeysFile, id_of, secret_of
+from end_to_end.keys import KeysFile, bearer, id_of, secret_of
 from end_to_end.processes import PATIENCE_S, VOUCH_SERVE, Service, environment, wait_until
 
 WAIT_S = 3
@@ -42,8 +42,7 @@ def vouch_keys(keys_file: KeysFile, *arguments: str) -> str:
 
 
 def status(service: Service, text: str) -> int:
-    headers = {"Authorization": f"Bearer {text}"}
-    return service.http.get("/v1/galleries", headers=headers).status_code
+    return service.http.get("/v1/galleries", headers=bearer(text)).status_code
 
 
 def test_keys_are_made_rotated_and_revoked_while_it_serves(
