@@ -13,6 +13,9 @@ nothing that a client of the service may not see.
     │   ├── ImageTooLarge        more bytes or more pixels than allowed
     │   └── CorruptImage         an accepted format, but truncated or damaged
     ├── InvalidRequest           an option of the request is missing or out of range
+    │   ├── InvalidCursor        not a cursor that the service gave for this list
+    │   └── UnsupportedMediaType a body of a kind that the path does not read
+    ├── OutdatedCursor           a cursor into a list of another bundle
     ├── NotFound                 what the request names does not exist
     │   ├── GalleryNotFound
     │   ├── ItemNotFound
@@ -66,6 +69,18 @@ class CorruptImage(ImageError):
 
 class InvalidRequest(VouchError):
     """An option of the request is missing or out of range."""
+
+
+class InvalidCursor(InvalidRequest):
+    """Not a cursor that the service gave for this list."""
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """A body of a kind that the path does not read."""
+
+
+class OutdatedCursor(VouchError):
+    """A cursor into a list of another bundle."""
 
 
 class NotFound(VouchError):

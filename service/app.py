@@ -77,7 +77,9 @@ def create_app(settings: Settings, bundles: Sequence[Bundle]) -> ASGIApp:
     """
     telemetry = Telemetry()
     api = create_api(settings, bundles, telemetry)
-    app: ASGIApp = RequestContext(api, telemetry, settings.max_image_bytes)
+    app: ASGIApp = RequestContext(
+        api, telemetry, settings.max_image_bytes, settings.max_batch_bytes
+    )
     if settings.cors_origins:
         app = CORSMiddleware(
             app,

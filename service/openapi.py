@@ -28,9 +28,20 @@ def document(app: FastAPI) -> dict[str, Any]:
     for methods in found["paths"].values():
         for operation in methods.values():
             _only_own_errors(operation["responses"])
-    for operation in ("search", "assess"):
-        schemas[f"Body_{operation}"]["properties"]["image"]["format"] = "binary"
+    _type_uploads(found)
     return found
+
+
+def _type_uploads(node: object) -> None:
+    """Say of every upload, wherever it stands, that it is binary."""
+    if isinstance(node, dict):
+        if node.get("contentMediaType") == "application/octet-stream":
+            node["format"] = "binary"
+        for child in node.values():
+            _type_uploads(child)
+    elif isinstance(node, list):
+        for child in node:
+            _type_uploads(child)
 
 
 def _only_own_errors(responses: dict[str, Any]) -> None:

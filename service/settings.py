@@ -52,6 +52,9 @@ class Settings(BaseSettings):
     workers: int = Field(2, ge=1, description="Queries worked on at the same time; more wait.")
     max_image_bytes: int = Field(ImageLimits().max_bytes, gt=0)
     max_image_pixels: int = Field(ImageLimits().max_pixels, gt=0)
+    max_batch_bytes: int = Field(
+        100 * 2**20, gt=0, description="Size of the largest batch, all its images together."
+    )
     feedback: Path | None = Field(
         None, description="File that keeps what users say of matches; left out: none is kept."
     )

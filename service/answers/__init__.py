@@ -1,6 +1,7 @@
 """From the core's values to the service's JSON; rooms as in `service.schemas`."""
 
 from service.answers.bundles import bundle_state
+from service.answers.embeddings import embedding_answer
 from service.answers.feedback import feedback_answer
 from service.answers.galleries import (
     calibration_report,
@@ -8,18 +9,21 @@ from service.answers.galleries import (
     gallery_list,
     operating_point,
 )
-from service.answers.items import item_detail
-from service.answers.searching import assessment_answer, record, search_answer
+from service.answers.items import item_detail, item_list
+from service.answers.searching import assessment_answer, record, search_answer, similar_answer
 
 __all__ = [
     "assessment_answer",
     "bundle_state",
     "calibration_report",
+    "embedding_answer",
     "feedback_answer",
     "gallery_detail",
     "gallery_list",
     "item_detail",
+    "item_list",
     "operating_point",
     "record",
     "search_answer",
+    "similar_answer",
 ]

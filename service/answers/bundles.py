@@ -1,7 +1,8 @@
-"""Which bundle answers."""
+"""Which bundle answers, and with which encoder."""
 
 from __future__ import annotations
 
+from model_store.retriever import Bundle
 from service import schemas
 from service.engine import SearchEngine
 
@@ -18,4 +19,15 @@ def bundle_state(engine: SearchEngine) -> schemas.BundleState:
             n_queries=0 if calibration is None else calibration.n_queries,
             reason=stale,
         ),
+    )
+
+
+def encoder_state(bundle: Bundle) -> schemas.EncoderState:
+    """Which encoder answers."""
+    encoder = bundle.retriever.encoder
+    return schemas.EncoderState(
+        fingerprint=encoder.fingerprint,
+        provider=encoder.provider,
+        dim=encoder.dim,
+        posterior=encoder.metadata.posterior,
     )

@@ -11,13 +11,13 @@ from service.engine import SearchEngine
 from service.state import State
 
 
-def state_of(request: Request) -> State:
+async def state_of(request: Request) -> State:
     """What the application was created with."""
     state: State = request.app.state.vouch
     return state
 
 
-def engine_of(gallery: str, state: Annotated[State, Depends(state_of)]) -> SearchEngine:
+async def engine_of(gallery: str, state: Annotated[State, Depends(state_of)]) -> SearchEngine:
     """The engine of the gallery in the path."""
     engine = state.engines.get(gallery)
     if engine is None:

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 
 from model_store.errors import (
     FeedbackNotKept,
     GalleryNotFound,
+    ImageTooLarge,
+    InternalError,
     InvalidRequest,
     ItemNotFound,
     QueryNotFound,
+    UnsupportedMediaType,
 )
 from service import answers, schemas
 from service.problems import responses
 from service.routes.dependencies import EngineOf, StateOf
+from service.uploads import JSON, body_of
 
-router = APIRouter(prefix="/v1/galleries", tags=["feedback"])
+router = APIRouter(prefix="/v1/galleries", tags=["feedback"], responses=responses(InternalError))
 
 
 @router.post(
     "/{gallery}/feedback",
     operation_id="give_feedback",
     responses=responses(
-        GalleryNotFound, QueryNotFound, ItemNotFound, FeedbackNotKept, InvalidRequest
+        GalleryNotFound,
+        QueryNotFound,
+        ItemNotFound,
+        FeedbackNotKept,
+        ImageTooLarge,
+        UnsupportedMediaType,
+        InvalidRequest,
     ),
+    dependencies=[Depends(body_of(JSON))],
 )
 async def give_feedback(
     engine: EngineOf, state: StateOf, said: schemas.FeedbackRequest

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from model_store.errors import GalleryNotFound, InvalidRequest
+from model_store.errors import GalleryNotFound, InternalError, InvalidRequest
 from service import answers, schemas
 from service.problems import responses
 from service.routes.dependencies import EngineOf, StateOf
 
-router = APIRouter(prefix="/v1/galleries", tags=["galleries"])
+router = APIRouter(prefix="/v1/galleries", tags=["galleries"], responses=responses(InternalError))
 
 
 @router.get("", operation_id="list_galleries")

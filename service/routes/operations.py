@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from model_store.errors import InternalError
 from service import schemas
+from service.problems import responses
 from service.routes.dependencies import StateOf
 from service.telemetry import METRICS_MEDIA_TYPE
 
@@ -17,7 +19,7 @@ async def livez() -> schemas.Live:
     return schemas.Live()
 
 
-@router.get("/readyz", operation_id="readyz")
+@router.get("/readyz", operation_id="readyz", responses=responses(InternalError))
 async def readyz(state: StateOf) -> schemas.Ready:
     """Whether queries are answered: encodes and searches a canary in every gallery."""
     ready = [
@@ -37,7 +39,7 @@ async def readyz(state: StateOf) -> schemas.Ready:
     "/metrics",
     operation_id="metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}},
+    responses={200: {"content": {"text/plain": {}}}, **responses(InternalError)},
 )
 async def metrics(state: StateOf) -> Response:
     """Metrics in Prometheus' text format."""

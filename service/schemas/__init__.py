@@ -35,6 +35,7 @@ from service.schemas.galleries import (
 )
 from service.schemas.items import (
     ItemDetail,
+    ItemList,
 )
 from service.schemas.operations import (
     Live,
@@ -46,7 +47,11 @@ from service.schemas.problems import (
     Problem,
 )
 from service.schemas.searching import (
+    Alpha,
     AssessmentAnswer,
+    BatchAnswer,
+    BatchItem,
+    EmbeddingAnswer,
     OnUncertain,
     OutOfDistribution,
     Quality,
@@ -56,16 +61,23 @@ from service.schemas.searching import (
     Result,
     ResultSet,
     SearchAnswer,
+    SearchOptions,
+    SearchRequest,
     SetItem,
+    SimilarAnswer,
     Uncertainty,
 )
 
 __all__ = [
+    "Alpha",
     "AssessmentAnswer",
+    "BatchAnswer",
+    "BatchItem",
     "BundleState",
     "CalibrationReport",
     "CalibrationState",
     "CalibrationStatus",
+    "EmbeddingAnswer",
     "EncoderState",
     "FeedbackAnswer",
     "FeedbackRequest",
@@ -75,6 +87,7 @@ __all__ = [
     "GalleryList",
     "GalleryName",
     "ItemDetail",
+    "ItemList",
     "Live",
     "OnUncertain",
     "OperatingPoint",
@@ -93,6 +106,9 @@ __all__ = [
     "ResultSetOutcome",
     "Sample",
     "SearchAnswer",
+    "SearchOptions",
+    "SearchRequest",
     "SetItem",
+    "SimilarAnswer",
     "Uncertainty",
 ]

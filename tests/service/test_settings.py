@@ -22,6 +22,7 @@ FROM_ENVIRONMENT = [
     ("workers", "5", 5),
     ("max_image_bytes", "1000", 1000),
     ("max_image_pixels", "2000", 2000),
+    ("max_batch_bytes", "1000", 1000),
     ("feedback", "/srv/feedback.sqlite3", Path("/srv/feedback.sqlite3")),
     (
         "cors_origins",
