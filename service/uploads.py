@@ -14,7 +14,7 @@ from model_store.errors import ImageTooLarge, UnsupportedMediaType
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
-RAW = ("image/*", "application/octet-stream")
+RAW = ("application/octet-stream", "image/*")
 
 _DATA_URI = re.compile(r"data:[\w.+/;=-]{0,200};base64,", re.ASCII)
 

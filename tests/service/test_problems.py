@@ -238,7 +238,7 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         lambda client: client.post(f"{SEARCH}/raw", headers={"Content-Type": "text/plain"}),
         415,
         "unsupported_media_type",
-        r"text/plain; wanted: image/\* or application/octet-stream",
+        r"text/plain; wanted: application/octet-stream or image/\*",
     ),
     "a form in place of JSON": (
         lambda client: client.post(f"{SEARCH}/json", data={"image_base64": ""}),
