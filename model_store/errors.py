@@ -14,10 +14,13 @@ nothing that a client of the service may not see.
     │   ├── ImageTooCostly       decoding takes more time or memory than one image may
     │   └── CorruptImage         an accepted format, but truncated or damaged
     ├── InvalidRequest           an option of the request is missing or out of range
+    │   ├── InvalidCursor        not a cursor that the service gave for this list
+    │   └── UnsupportedMediaType a body of a kind that the path does not read
     ├── AccessError              the caller may not do that, or not now
     │   ├── Unauthenticated      there is no key, or not a good one
     │   ├── Forbidden            the key allows less than that
     │   └── RateLimited          too many requests of this caller
+    ├── OutdatedCursor           a cursor into a list of another bundle
     ├── NotFound                 what the request names does not exist
     │   ├── GalleryNotFound
     │   ├── ItemNotFound
@@ -83,6 +86,18 @@ class CorruptImage(ImageError):
 
 class InvalidRequest(VouchError):
     """An option of the request is missing or out of range."""
+
+
+class InvalidCursor(InvalidRequest):
+    """Not a cursor that the service gave for this list."""
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """A body of a kind that the path does not read."""
+
+
+class OutdatedCursor(VouchError):
+    """A cursor into a list of another bundle."""
 
 
 class AccessError(VouchError):

@@ -107,6 +107,7 @@ def create_app(
         admission,
         telemetry,
         settings.max_image_bytes,
+        settings.max_batch_bytes,
         for_other_origins=bool(settings.cors_origins),
     )
     if settings.cors_origins:
@@ -157,4 +158,4 @@ async def _set_up(
     watching = asyncio.create_task(galleries.watch())
     stack.callback(watching.cancel)
     feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
-    return State(galleries, cache, telemetry, feedback)
+    return State(galleries, cache, telemetry, feedback, settings.max_image_bytes)

@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -22,8 +23,8 @@ logger = logging.getLogger("service.requests")
 CLIENT_GONE = 499
 """Written to the log for a request whose client has gone; nobody receives it."""
 
-MULTIPART_ALLOWANCE = 64 * 2**10
-"""Bytes a multipart body may hold beyond its image: boundaries, part headers, other fields."""
+FORM_ALLOWANCE = 64 * 2**10
+"""Bytes a body may hold beyond its images: boundaries, part headers, other fields."""
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; style-src 'self'; script-src 'self'; "
@@ -44,7 +45,7 @@ class RequestContext:
     """The outermost layer of the application.
 
     Gives each request an id (``request.state.request_id``, header ``X-Request-Id``), refuses a body
-    above ``max_body_bytes`` while it streams in, adds security headers, counts and logs, and turns
+    above its bound while it streams in, adds security headers, counts and logs, and turns
     an unforeseen exception into a problem document that says nothing of the inside.
     """
 
@@ -53,12 +54,14 @@ class RequestContext:
         app: ASGIApp,
         telemetry: Telemetry,
         max_image_bytes: int,
+        max_batch_bytes: int,
         *,
         for_other_origins: bool = False,
     ) -> None:
         self._app = app
         self._telemetry = telemetry
         self._max_image_bytes = max_image_bytes
+        self._max_batch_bytes = max_batch_bytes
         # Whether pages of other origins may show what is served, such as a thumbnail in an <img>.
         self._resource_policy = "cross-origin" if for_other_origins else "same-origin"
 
@@ -86,9 +89,10 @@ class RequestContext:
             await send(message)
 
         request = Request(scope)
+        bound = self._bound(scope["path"])
         try:
-            self._refuse_declared_size(Headers(scope=scope))
-            await self._app(scope, self._counted(receive), send_with_headers)
+            bound.check_declared(Headers(scope=scope))
+            await self._app(scope, bound.counting(receive), send_with_headers)
         except ClientGone:
             status = CLIENT_GONE
         except VouchError as error:
@@ -105,29 +109,14 @@ class RequestContext:
         finally:
             self._record(scope, status, time.perf_counter() - started, request_id)
 
-    def _refuse_declared_size(self, headers: Headers) -> None:
-        declared = headers.get("content-length", "")
-        if declared.isdigit():
-            self._check(int(declared))
-
-    def _counted(self, receive: Receive) -> Receive:
-        received = 0
-
-        async def counting() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            self._check(received)
-            return message
-
-        return counting
-
-    def _check(self, n_bytes: int) -> None:
-        if n_bytes > self._max_image_bytes + MULTIPART_ALLOWANCE:
-            raise ImageTooLarge(
-                f"The request has {n_bytes:,} bytes or more; an image may have at most "
-                f"{self._max_image_bytes:,}. Send a smaller or more compressed image."
-            )
+    def _bound(self, path: str) -> _BodyBound:
+        """What a body may hold, by where it is sent to."""
+        if path.endswith("/search/batch"):
+            return _BodyBound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
+        image = self._max_image_bytes
+        in_base64 = 4 * -(-image // 3)
+        most = in_base64 if path.endswith("/search/json") else image
+        return _BodyBound(most, "an image", image)
 
     def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
@@ -144,6 +133,47 @@ class RequestContext:
         if caller is not None and caller.name is not None:
             fields |= {"key": caller.id, "key_name": caller.name}
         logger.info("request", extra={"fields": fields})
+
+
+@dataclass(frozen=True, slots=True)
+class _BodyBound:
+    """How many bytes a body may have, beside those of its form.
+
+    Attributes
+    ----------
+    n_bytes : of the body.
+    held, n_bytes_held : what the body holds, and how many bytes that may have.
+    """
+
+    n_bytes: int
+    held: str
+    n_bytes_held: int
+
+    def check_declared(self, headers: Headers) -> None:
+        """Refuse what says itself that it is too large."""
+        declared = headers.get("content-length", "")
+        if declared.isdigit():
+            self._check(int(declared))
+
+    def counting(self, receive: Receive) -> Receive:
+        """Refuse what turns out to be too large."""
+        received = 0
+
+        async def counting() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            self._check(received)
+            return message
+
+        return counting
+
+    def _check(self, n_bytes: int) -> None:
+        if n_bytes > self.n_bytes + FORM_ALLOWANCE:
+            raise ImageTooLarge(
+                f"The request has {n_bytes:,} bytes or more; {self.held} may have at most "
+                f"{self.n_bytes_held:,}. Send smaller or more compressed images."
+            )
 
 
 def _add_headers(headers: MutableHeaders, path: str, request_id: str) -> None:

@@ -83,6 +83,9 @@ class Settings(BaseSettings):
     decoder_memory_bytes: int = Field(
         DecodingBudget().memory_bytes, gt=0, description="For one image; past it: refused."
     )
+    max_batch_bytes: int = Field(
+        100 * 2**20, gt=0, description="Size of the largest batch, all its images together."
+    )
     feedback: Path | None = Field(
         None, description="File that keeps what users say of matches; left out: none is kept."
     )

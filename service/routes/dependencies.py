@@ -7,8 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
+from model_store.errors import InternalError
 from service.access import GuardedRoute, requires
 from service.engine import SearchEngine
+from service.problems import responses
 from service.state import State
 
 
@@ -17,12 +19,13 @@ def gallery_router(tag: str) -> APIRouter:
     return APIRouter(
         prefix="/v1/galleries",
         tags=[tag],
+        responses=responses(InternalError),
         route_class=GuardedRoute,
         dependencies=[Depends(requires("read"))],
     )
 
 
-def state_of(request: Request) -> State:
+async def state_of(request: Request) -> State:
     """What the application was created with."""
     state: State = request.app.state.vouch
     return state

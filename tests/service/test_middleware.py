@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
 from model_store.retriever import Bundle
-from service.middleware import MULTIPART_ALLOWANCE, RequestContext
+from service.middleware import FORM_ALLOWANCE, RequestContext
 from service.telemetry import Telemetry
 
 StartClient = Callable[..., TestClient]
@@ -150,7 +150,7 @@ class TestTheBoundOfABody:
         response = client.post(
             "/v1/galleries/digits/search",
             content=body(),
-            headers={"Content-Length": str(self.MAX + MULTIPART_ALLOWANCE + 1)},
+            headers={"Content-Length": str(self.MAX + FORM_ALLOWANCE + 1)},
         )
         assert response.status_code == 413
         assert read == []
@@ -179,7 +179,7 @@ async def test_half_an_answer_is_cut_off_not_finished() -> None:
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
     with pytest.raises(RuntimeError, match="the other half is lost"):
-        await RequestContext(failing, Telemetry(), 1000)(scope, receive, send)
+        await RequestContext(failing, Telemetry(), 1000, 1000)(scope, receive, send)
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
 
 

@@ -31,6 +31,7 @@ FROM_ENVIRONMENT = [
     ("max_in_flight", "9", 9),
     ("deadline_s", "2.5", 2.5),
     ("canary_period_s", "0.5", 0.5),
+    ("max_batch_bytes", "1000", 1000),
     ("feedback", "/srv/feedback.sqlite3", Path("/srv/feedback.sqlite3")),
     ("keys", "/srv/keys.json", Path("/srv/keys.json")),
     ("anonymous", "true", True),
