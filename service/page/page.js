@@ -166,7 +166,7 @@ function showKeyForm({ detail }) {
   $("problem-slot").replaceChildren(
     el("form.problem", { "data-testid": "key-form", onsubmit: send },
       el("h2", {}, wasRefused ? "That key is not accepted" : "This service asks for a key"),
-      wasRefused && el("p", {}, detail),
+      wasRefused && el("p", {}, `${detail.split(". ")[0]}.`), // then how programs send one
       el("p.remedy", {}, el("label", { htmlFor: "key-input" }, "API key")),
       el("p.key", {}, input, el("button", { type: "submit" }, "Use it")),
       el("p.ids", {}, "Kept in this tab alone, until you close it.")));
