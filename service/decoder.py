@@ -48,10 +48,12 @@ class DecodingBudget:
     cpu_s : seconds of computing. Not seconds on the clock, which on a busy machine would condemn
         images for the company they are in.
     memory_bytes : beyond what an idle decoder has mapped.
+    clock_s : seconds on the clock. Only a decoder that is stopped, or starved, takes so many.
     """
 
     cpu_s: float = 5.0
     memory_bytes: int = 2**30
+    clock_s: float = 60.0
 
 
 def main() -> None:
