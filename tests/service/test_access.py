@@ -276,7 +276,7 @@ def administered(settings: Settings) -> TestClient:
     api.state.access = open_access(settings)
     api.include_router(router)
     add_problem_handlers(api)
-    return TestClient(RequestContext(api, Telemetry(), 1000))
+    return TestClient(RequestContext(api, Telemetry(), 1000, 1000))
 
 
 class TestWithoutAKey:
