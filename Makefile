@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
-.PHONY: install demo test lint bench bench-posteriors bench-zero-shot bench-decision clean
+.PHONY: install demo test lint bench bench-posteriors bench-zero-shot bench-decision fuzz-images clean
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make bench     measure, and write build/bench.json"
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
+	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make install   make .venv with everything for development"
 	@echo "make lint      format, lint, types, import contracts"
 
@@ -32,6 +33,9 @@ bench: install
 
 bench-posteriors bench-zero-shot bench-decision: bench-%: install
 	$(BIN)/python tests/benchmarks/bench_$(subst -,_,$*).py
+
+fuzz-images: install bundles/digits/CURRENT
+	$(BIN)/python tests/fuzz_images.py bundles/digits
 
 clean:
 	rm -rf .venv build bundles runs

@@ -21,7 +21,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM base
 # The builder's image has the same user: the volume of bundles is shared.
 RUN useradd --uid 10001 --user-group --no-log-init --no-create-home --home-dir /tmp vouch \
- && install -d -o vouch -g vouch /bundles
+ && install -d -o vouch -g vouch /bundles /keys
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,from=requirements,source=/src/requirements.txt,target=/requirements.txt \
     pip install -r /requirements.txt

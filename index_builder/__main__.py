@@ -22,7 +22,8 @@ from index_builder.configuration import (
 )
 from index_builder.progress import console
 from index_builder.run import Run
-from model_store.errors import ConfigError, VouchError
+from model_store.bundle import activate, bundle_ids, current_id, previous_id, read_manifest
+from model_store.errors import BundleNotFound, ConfigError, VouchError
 
 app = typer.Typer(
     help="Build what Vouch serves: train an encoder, fit its posterior, index a gallery, calibrate."
@@ -146,6 +147,42 @@ def all_command(
     bundle, report = _step("build_all")(build, opened, bundles or Path("bundles") / build.name)
     _print_report(report)
     print(bundle)
+
+
+DirectoryArgument = Annotated[Path, typer.Argument(help="The directory of bundles.")]
+
+
+@app.command("bundles")
+def bundles_command(directory: DirectoryArgument) -> None:
+    """List the bundles in a directory, oldest first, and which is served and was before."""
+    marks = {current_id(directory): "current", previous_id(directory): "previous"}
+    for bundle_id in bundle_ids(directory):
+        print(bundle_id, marks.get(bundle_id, ""))
+
+
+@app.command("activate")
+def activate_command(
+    directory: DirectoryArgument,
+    bundle_id: Annotated[str, typer.Argument(help="As `vouch-build bundles` lists it.")],
+) -> None:
+    """Make a bundle the current one, once it is verified; running services change over to it."""
+    if bundle_id not in bundle_ids(directory):
+        raise BundleNotFound(
+            f"There is no bundle {bundle_id!r} in {directory}. `vouch-build bundles {directory}` "
+            "lists those there are."
+        )
+    read_manifest(directory / bundle_id)
+    activate(directory, bundle_id)
+
+
+@app.command("rollback")
+def rollback_command(directory: DirectoryArgument) -> None:
+    """Make the bundle the current one again that was before."""
+    before = previous_id(directory)
+    if before is None:
+        raise BundleNotFound(f"No bundle was current in {directory} before the present one.")
+    activate_command(directory, before)
+    print(before)
 
 
 def main() -> None:

@@ -14,6 +14,13 @@ nothing that a client of the service may not see.
     │   ├── ImageTooCostly       decoding takes more time or memory than one image may
     │   └── CorruptImage         an accepted format, but truncated or damaged
     ├── InvalidRequest           an option of the request is missing or out of range
+    │   ├── InvalidCursor        not a cursor that the service gave for this list
+    │   └── UnsupportedMediaType a body of a kind that the path does not read
+    ├── AccessError              the caller may not do that, or not now
+    │   ├── Unauthenticated      there is no key, or not a good one
+    │   ├── Forbidden            the key allows less than that
+    │   └── RateLimited          too many requests of this caller
+    ├── OutdatedCursor           a cursor into a list of another bundle
     ├── NotFound                 what the request names does not exist
     │   ├── GalleryNotFound
     │   ├── ItemNotFound
@@ -26,6 +33,8 @@ nothing that a client of the service may not see.
     ├── DeadlineExceeded         no answer within the time a request may take
     ├── NotReady                 the service cannot answer at the moment
     ├── ActivationRefused        a bundle cannot take the place of the one that is served
+    ├── KeysError                the file of API keys cannot be used
+    │   └── KeysRequired         others could reach a service that asks for no key
     ├── EncoderError             the encoder cannot be used
     │   ├── EncoderContractError the ONNX file does not keep the contract of `model_store.encoder`
     │   ├── ProviderUnavailable  the execution provider that was asked for does not run here
@@ -79,6 +88,34 @@ class InvalidRequest(VouchError):
     """An option of the request is missing or out of range."""
 
 
+class InvalidCursor(InvalidRequest):
+    """Not a cursor that the service gave for this list."""
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """A body of a kind that the path does not read."""
+
+
+class OutdatedCursor(VouchError):
+    """A cursor into a list of another bundle."""
+
+
+class AccessError(VouchError):
+    """The caller may not do that, or not now."""
+
+
+class Unauthenticated(AccessError):
+    """There is no API key, or not a good one."""
+
+
+class Forbidden(AccessError):
+    """The API key allows less than that."""
+
+
+class RateLimited(AccessError):
+    """Too many requests of this caller."""
+
+
 class NotFound(VouchError):
     """What the request names does not exist."""
 
@@ -109,6 +146,14 @@ class PathNotFound(NotFound):
 
 class MethodNotAllowed(VouchError):
     """The path exists, the method does not."""
+
+
+class KeysError(VouchError):
+    """The file of API keys cannot be used."""
+
+
+class KeysRequired(KeysError):
+    """Others than this machine's could reach a service that asks for no key."""
 
 
 class EncoderError(VouchError):

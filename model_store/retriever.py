@@ -146,6 +146,7 @@ class Retriever:
         limit: int,
         alpha: float | None = None,
         coverage: float | None = None,
+        left_out: int | None = None,
     ) -> Answer:
         """Search and decide for one query.
 
@@ -153,12 +154,13 @@ class Retriever:
         ----------
         limit : how many items to describe, at most `N_CANDIDATES`.
         alpha, coverage : None for what the calibration says.
+        left_out : row of an item not to find.
         """
         if not 1 <= limit <= N_CANDIDATES:
             raise ValueError(f"{limit=}, wanted 1 to {N_CANDIDATES}")
         alpha = self.alpha if alpha is None else alpha
         started = time.perf_counter()
-        neighbours = two_stage_search(self.gallery, predictive, limit)
+        neighbours = two_stage_search(self.gallery, predictive, limit, left_out=left_out)
         searched = time.perf_counter()
         decision = decide(
             self.calibration,
@@ -179,6 +181,27 @@ class Retriever:
             "items": time.perf_counter() - decided,
         }
         return Answer(decision, predictive, alpha, matches, tuple(members), seconds)
+
+    def similar(self, item_id: str, limit: int = 10) -> Answer:
+        """Search with an item of the gallery, and leave it out; nothing is encoded.
+
+        What is stored of an item is its embedding, not the features that an outlier score comes
+        from; and a calibration holds for queries that are not in the gallery. So the answer has
+        similarities, stabilities and an uncertainty, but neither probabilities nor a verdict.
+
+        Raises
+        ------
+        ItemNotFound : the gallery has no such item.
+        """
+        row = self.gallery.row(item_id)
+        return self.find(self._stored(row), limit, left_out=row)
+
+    def _stored(self, row: int) -> Predictive:
+        """The predictive distribution of an item: of m / ‖m‖ and v / ‖m‖², as of m and v."""
+        rows = np.array([row])
+        unknown = np.empty((1, 0), dtype=np.float32)
+        embedding = Embeddings(self.gallery.directions(rows), self.gallery.variances(rows), unknown)
+        return predict(embedding, np.array([np.nan]), self._noise)[0]
 
     def search(
         self,

@@ -39,7 +39,11 @@ class Neighbours:
 
 
 def two_stage_search(
-    gallery: Gallery, query: Predictive, k: int, n_candidates: int = N_CANDIDATES
+    gallery: Gallery,
+    query: Predictive,
+    k: int,
+    n_candidates: int = N_CANDIDATES,
+    left_out: int | None = None,
 ) -> Neighbours:
     """Find the items nearest to one query and how firmly each holds its place.
 
@@ -48,13 +52,16 @@ def two_stage_search(
     query : its mean direction alone orders the items; its samples and its variance say how firmly.
     k : the top of the list that `Neighbours.rank_stability` refers to.
     n_candidates : first stage; at least ``k`` are fetched.
+    left_out : row of an item not to find, such as the one that the query is.
     """
-    found = gallery.candidates(query.direction[None], max(n_candidates, k))
-    rows = found.rows[0]
+    n = max(n_candidates, k)
+    found = gallery.candidates(query.direction[None], n + (left_out is not None))
+    wanted = np.flatnonzero(found.rows[0] != left_out)[:n]
+    rows = found.rows[0, wanted]
     directions = gallery.directions(rows)
     return Neighbours(
         rows,
-        found.similarities[0],
+        found.similarities[0, wanted],
         rank_stability(query.samples @ directions.T, k),
         rank_confidence(query.direction, query.variance, directions[: k + 1]),
     )

@@ -18,6 +18,7 @@ from pydantic_settings import SettingsError
 
 from model_store.errors import BundleMismatch, VouchError
 from model_store.retriever import Bundle, open_bundle
+from service.access import open_access
 from service.app import create_app
 from service.encoding import EncoderProcess
 from service.logs import log_as_json
@@ -30,24 +31,26 @@ GRACE_S = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point; exit status 1 and one line on standard error when a bundle cannot be served."""
+    """Entry point; exit status 1 and one line on standard error when it cannot serve."""
     options = _parser().parse_args(arguments)
     given = {name: value for name, value in vars(options).items() if value is not None}
     bundle_paths: list[Path] = given.pop("bundle", [])
     try:
         settings = Settings(**given)
         log_as_json()
+        access = open_access(settings)
         bundles = open_bundles(bundle_paths or [settings.bundle], settings)
     except ValidationError as error:
         _refuse("; ".join(f"{_variable(entry)}: {entry['msg']}" for entry in error.errors()))
     except (VouchError, SettingsError) as error:
         _refuse(str(error))
     shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    logger.info("serving", extra={"fields": {"url": f"http://{shown_host}:{settings.port}/"}})
+    fields = {"url": f"http://{shown_host}:{settings.port}/", "callers": access.summary}
+    logger.info("serving", extra={"fields": fields})
     # Uvicorn drains, then sends itself the signal again: ended as asked, that is success.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(
-        create_app(settings, bundles, partial(open_served, settings)),
+        create_app(settings, bundles, access, partial(open_served, settings)),
         host=settings.host,
         port=settings.port,
         log_config=None,

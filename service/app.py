@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from model_store.retriever import Bundle, open_bundle
+from service.access import Access, open_access
 from service.admission import Admission
 from service.cache import open_cache
 from service.decoding import Decoder, DecoderPool, ThreadDecoder
@@ -35,13 +36,22 @@ from service.telemetry import Telemetry
 
 PAGE = Path(__file__).parent / "page"
 
-EXPOSED_HEADERS = ["X-Request-Id", "Retry-After", "ETag"]
+EXPOSED_HEADERS = [
+    "X-Request-Id",
+    "Retry-After",
+    "ETag",
+    "WWW-Authenticate",
+    "RateLimit-Limit",
+    "RateLimit-Remaining",
+    "RateLimit-Reset",
+]
 
 
 def create_api(
     settings: Settings,
     bundles: Sequence[Bundle],
     telemetry: Telemetry,
+    access: Access,
     open_more: OpenBundle,
     tracing: Tracing | None = None,
 ) -> FastAPI:
@@ -52,6 +62,7 @@ def create_api(
         async with AsyncExitStack() as stack:
             if tracing is not None:
                 stack.push_async_callback(tracing.close)
+            stack.push_async_callback(access.close)
             app.state.vouch = await _set_up(stack, settings, bundles, telemetry, open_more)
             yield
 
@@ -62,6 +73,7 @@ def create_api(
         version=version("vouch"),
         lifespan=lifespan,
     )
+    api.state.access = access
     for router in ROUTERS:
         api.include_router(router)
     add_problem_handlers(api)
@@ -76,7 +88,10 @@ def create_api(
 
 
 def create_app(
-    settings: Settings, bundles: Sequence[Bundle], open_more: OpenBundle | None = None
+    settings: Settings,
+    bundles: Sequence[Bundle],
+    access: Access | None = None,
+    open_more: OpenBundle | None = None,
 ) -> ASGIApp:
     """The whole application.
 
@@ -85,13 +100,22 @@ def create_app(
     Parameters
     ----------
     bundles : what is served at first.
+    access : who may ask; by default what the settings say of it.
     open_more : opens bundles that are activated later; by default in this process.
     """
     telemetry = Telemetry()
     tracing = _open_tracing(settings.otlp_endpoint)
-    api = create_api(settings, bundles, telemetry, open_more or open_bundle, tracing)
+    access = access or open_access(settings)
+    api = create_api(settings, bundles, telemetry, access, open_more or open_bundle, tracing)
     admission = Admission(api, telemetry, settings.max_in_flight, settings.deadline_s)
-    app: ASGIApp = RequestContext(admission, telemetry, settings.max_image_bytes, tracing)
+    app: ASGIApp = RequestContext(
+        admission,
+        telemetry,
+        settings.max_image_bytes,
+        settings.max_batch_bytes,
+        for_other_origins=bool(settings.cors_origins),
+        tracing=tracing,
+    )
     if settings.cors_origins:
         app = CORSMiddleware(
             app,
@@ -153,4 +177,4 @@ async def _set_up(
     watching = asyncio.create_task(galleries.watch())
     stack.callback(watching.cancel)
     feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
-    return State(galleries, cache, telemetry, feedback)
+    return State(galleries, cache, telemetry, feedback, settings.max_image_bytes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import struct
-import time
 import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -23,15 +22,13 @@ from redis.exceptions import RedisError, ResponseError
 
 from model_store.predictive import Predictive
 from model_store.quality import MEASURES
+from service.resting import Rest
 from service.schemas import QueryImage
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<II")
-
-REST_AFTER_FAILURE_S = 1.0
-"""How long an unreachable Redis is left alone, so that its absence costs one timeout a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,49 +125,45 @@ class RedisCache:
             retry=Retry(NoBackoff(), 0),
         )
         self._ttl_s = ttl_s
-        self._rests_until = 0.0
+        self._rest = Rest()
 
     @property
     def state(self) -> str:
         """For people: whether Redis was reached at the last attempt."""
-        return "redis (unreachable)" if self._rests_until else "redis"
+        return "redis (unreachable)" if self._rest.failed_last else "redis"
 
     async def get(self, key: str) -> CacheEntry | None:
         """The entry, or None; None too where Redis is gone or holds something else."""
-        if self._resting():
+        if not self._rest.is_over:
             return None
         try:
             data = await self._redis.get(key)
         except ResponseError:  # it is there, and has something else under this key
             return None
         except (RedisError, OSError, TimeoutError) as error:
-            self._rest(error)
+            self._note_failure(error)
             return None
-        self._rests_until = 0.0
+        self._rest.end()
         return CacheEntry.from_bytes(data) if isinstance(data, bytes) else None
 
     async def put(self, key: str, entry: CacheEntry) -> None:
         """Keep the entry, unless Redis is gone."""
-        if self._resting():
+        if not self._rest.is_over:
             return
         try:
             await self._redis.set(key, entry.to_bytes(), ex=self._ttl_s)
         except ResponseError as error:  # it is there, and full: what it has is still good
             logger.warning("Redis did not take an entry: %s", error)
         except (RedisError, OSError, TimeoutError) as error:
-            self._rest(error)
+            self._note_failure(error)
 
     async def close(self) -> None:
         """Let go of connections."""
         await self._redis.aclose()
 
-    def _resting(self) -> bool:
-        return time.monotonic() < self._rests_until
-
-    def _rest(self, error: Exception) -> None:
-        if not self._rests_until:
+    def _note_failure(self, error: Exception) -> None:
+        if self._rest.begin():
             logger.warning("Redis cannot be reached, answering without it", exc_info=error)
-        self._rests_until = time.monotonic() + REST_AFTER_FAILURE_S
 
 
 def open_cache(settings: Settings) -> Cache:

@@ -9,6 +9,7 @@ and bytes: nothing of a message is ever executed, whatever became of the process
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import socket
@@ -47,10 +48,12 @@ class DecodingBudget:
     cpu_s : seconds of computing. Not seconds on the clock, which on a busy machine would condemn
         images for the company they are in.
     memory_bytes : beyond what an idle decoder has mapped.
+    clock_s : seconds on the clock. Only a decoder that is stopped, or starved, takes so many.
     """
 
     cpu_s: float = 5.0
     memory_bytes: int = 2**30
+    clock_s: float = 60.0
 
 
 def main() -> None:
@@ -58,6 +61,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the service says when it is over
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would keep somebody's picture
+    _silence_libraries()
     channel = socket.socket(fileno=int(sys.argv[1]))
     fields, _ = _receive(channel)
     limits, budget = ImageLimits(**fields["limits"]), DecodingBudget(**fields["budget"])
@@ -120,6 +124,14 @@ def _limit_memory(spare_bytes: int | None) -> None:
         if hard != resource.RLIM_INFINITY:
             soft = min(soft, hard)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _silence_libraries() -> None:
+    """Keep what C libraries print about damaged files out of the log; our own errors go there."""
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
 
 
 def _warm_up(limits: ImageLimits) -> None:

@@ -33,10 +33,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger("service")
 
-STUCK = 10
-"""Times its seconds of computing that a decoder may take by the clock. Past that it is stopped or
-starved rather than busy, and is replaced."""
-
 RETRY_S = 1.0
 """After which a decoder that did not start is started again."""
 
@@ -188,7 +184,7 @@ class DecoderPool:
     ) -> Prepared | ImageError | None:
         """What became of an image; None where its decoder was killed from outside."""
         try:
-            async with asyncio.timeout(self._budget.cpu_s * STUCK):
+            async with asyncio.timeout(self._budget.clock_s):
                 fields, picture = await decoder.ask(
                     asdict(preprocessing), data, preprocessing.n_bytes
                 )

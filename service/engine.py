@@ -20,6 +20,7 @@ from model_store.decision import Assessment, DriftTest, assess
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.decision.drift import PERIOD
 from model_store.errors import FeedbackNotKept, ItemNotFound, QueryNotFound
+from model_store.gallery import Item
 from model_store.predictive import N_SAMPLES, Predictive
 from model_store.quality import QualityHint, quality_hints
 from model_store.retriever import Answer, Bundle
@@ -114,6 +115,26 @@ class Assessed:
     predictive: Predictive
     assessment: Assessment
     alpha: float
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A picture's embedding, and nothing searched."""
+
+    query_id: str
+    image: QueryImage
+    predictive: Predictive
+    assessment: Assessment
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
+class Similar:
+    """What is like an item, and how long it took."""
+
+    item: Item
+    answer: Answer
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,12 +311,7 @@ class SearchEngine:
                 f"The gallery {self.bundle.name!r} is not calibrated: there are no probabilities "
                 "that feedback could refine. Run `vouch-build calibrate`."
             )
-        entry = await self._cache.get(self._key(query_id))
-        if entry is None:
-            raise QueryNotFound(
-                f"No query {query_id[:12]}… is known; they are remembered for a while only. Search "
-                "with the image again, and send the id of that answer."
-            )
+        entry = await self._known(query_id)
         rank, probability = await self.compute(lambda: self._served(entry.predictive, item_id))
         return Feedback(
             gallery=self.bundle.name,
@@ -306,6 +322,65 @@ class SearchEngine:
             rank=rank,
             match_probability=probability,
         )
+
+    async def again(self, query_id: str, asked: Asked) -> Found:
+        """Answer anew for a query that was asked before; nothing is encoded.
+
+        Raises
+        ------
+        QueryNotFound : the query has left the cache, or never was in it.
+        """
+        started = time.perf_counter()
+        entry = await self._known(query_id)
+        stages = {"cache": time.perf_counter() - started}
+        answer = await self.compute(lambda: self._find(entry.predictive, asked))
+        stages |= answer.seconds | {"total": time.perf_counter() - started}
+        return Found(query_id, entry.image, answer, "hit", stages)
+
+    async def embed(self, data: bytes, alpha: float | None) -> Embedded:
+        """The embedding of an uploaded image; cached for a search, and taken from the cache.
+
+        Raises
+        ------
+        ImageError : the bytes cannot be embedded.
+        """
+        encoded = await self.encoded(data)
+        return Embedded(
+            encoded.query_id,
+            encoded.image,
+            encoded.predictive,
+            assess(self._retriever.calibration, encoded.predictive),
+            self._retriever.alpha if alpha is None else alpha,
+        )
+
+    async def similar(self, item_id: str, limit: int) -> Similar:
+        """What is like an item of the gallery; nothing is encoded.
+
+        Raises
+        ------
+        ItemNotFound : the gallery has no such item.
+        """
+        started = time.perf_counter()
+        retriever = self._retriever
+        item = await self.compute(lambda: retriever.gallery.item(item_id))
+        answer = await self.compute(lambda: retriever.similar(item_id, limit))
+        return Similar(item, answer, answer.seconds | {"total": time.perf_counter() - started})
+
+    async def items(self, start: int, limit: int) -> list[Item]:
+        """At most ``limit`` items by id, from row ``start`` on."""
+        gallery = self._retriever.gallery
+        rows = np.arange(start, min(start + limit, gallery.n_items))
+        return await self.compute(lambda: gallery.items(rows))
+
+    async def _known(self, query_id: str) -> CacheEntry:
+        """What is cached of a query."""
+        entry = await self._cache.get(self._key(query_id))
+        if entry is None:
+            raise QueryNotFound(
+                f"No query {query_id[:12]}… is known; they are remembered for a while only. Search "
+                "with the image again, and send the id of that answer."
+            )
+        return entry
 
     async def canary(self) -> float:
         """Encode and search an empty picture, past the cache; returns the seconds it took.

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 
 from service.request_record import current_record
+
+_KEY = re.compile(r"(vouch_[0-9a-f]{1,12}_)[0-9a-zA-Z]+")
+"""A secret has no business in a log, whichever part of a request it was put into by mistake."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -29,7 +33,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=_described)
+        return _KEY.sub(r"\1…", json.dumps(line, default=_described))
 
 
 def log_as_json(level: int = logging.INFO) -> None:

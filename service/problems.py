@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,6 +21,7 @@ from model_store.errors import (
     EncoderStopped,
     EncodingFailed,
     FeedbackNotKept,
+    Forbidden,
     ImageTooCostly,
     ImageTooLarge,
     InternalError,
@@ -27,26 +29,37 @@ from model_store.errors import (
     MethodNotAllowed,
     NotFound,
     NotReady,
+    OutdatedCursor,
     Overloaded,
     PathNotFound,
+    RateLimited,
+    Unauthenticated,
     UnsupportedImage,
+    UnsupportedMediaType,
     VouchError,
 )
 from service.request_record import current_record
 from service.schemas import FieldError, Problem
+
+logger = logging.getLogger("service.requests")
 
 MEDIA_TYPE = "application/problem+json"
 
 STATUS: dict[type[VouchError], int] = {
     EmptyImage: 400,
     UnsupportedImage: 415,
+    UnsupportedMediaType: 415,
     ImageTooLarge: 413,
     ImageTooCostly: 422,
     CorruptImage: 422,
     InvalidRequest: 422,
+    Unauthenticated: 401,
+    Forbidden: 403,
+    RateLimited: 429,
     NotFound: 404,
     MethodNotAllowed: 405,
     FeedbackNotKept: 409,
+    OutdatedCursor: 409,
     EncoderError: 503,
     EncodingFailed: 500,
     Overloaded: 503,
@@ -76,13 +89,26 @@ def problem_response(
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
     """Say what went wrong."""
-    code = _snake_case(type(error).__name__)
+    problem = problem_document(request, error, errors)
     record = current_record()
     if record is not None:
-        record.code = code
+        record.code = problem.code
     if type(error) in RETRY_AFTER_S:
         headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_S[type(error)])}
-    problem = Problem(
+    return JSONResponse(
+        problem.model_dump(exclude_none=True), problem.status, headers, media_type=MEDIA_TYPE
+    )
+
+
+def problem_document(
+    request: Request, error: Exception, errors: list[FieldError] | None = None
+) -> Problem:
+    """What a client is told of an error; one that nobody foresaw is logged, and tells nothing."""
+    if not isinstance(error, VouchError):
+        logger.error("unhandled", exc_info=error)
+        error = internal_error(request.state.request_id)
+    code = _snake_case(type(error).__name__)
+    return Problem(
         type=f"urn:vouch:problem:{code.replace('_', '-')}",
         title=(type(error).__doc__ or "").split("\n", 1)[0].rstrip("."),
         status=status_of(type(error)),
@@ -91,9 +117,6 @@ def problem_response(
         code=code,
         request_id=request.state.request_id,
         errors=errors,
-    )
-    return JSONResponse(
-        problem.model_dump(exclude_none=True), problem.status, headers, media_type=MEDIA_TYPE
     )
 
 
@@ -136,7 +159,7 @@ def internal_error(request_id: str) -> InternalError:
 
 def _in_words(entry: dict[str, Any]) -> str:
     """Say what is wrong with one field."""
-    said = str(entry["msg"])
+    said = str(entry["msg"]).removeprefix("Value error, ")
     return "Must be sent as a file, with a file name." if "UploadFile" in said else said
 
 

@@ -46,8 +46,8 @@ class RequestRecord:
     trace_id : of the trace that it belongs to, where traces are kept.
     route : the pattern that its path matched.
     status : 499 where the client did not wait.
-    gallery : as in its path.
-    key_id : name of the API key that let it in; never the key.
+    gallery : that it was about; None where it named none that is served.
+    key_id, key_name : of the API key that let it in; never its secret.
     code : of the problem that it ended with.
     seconds : from its begin to its end.
     """
@@ -61,6 +61,7 @@ class RequestRecord:
     status: int = 500
     gallery: str | None = None
     key_id: str | None = None
+    key_name: str | None = None
     code: str | None = None
     seconds: float = 0.0
     searches: list[SearchRecord] = field(default_factory=list)
@@ -80,6 +81,7 @@ class RequestRecord:
             "ms": round(1000 * self.seconds, 2),
             "gallery": self.gallery,
             "key": self.key_id,
+            "key_name": self.key_name,
             "code": self.code,
         }
         if len(self.searches) == 1:

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from model_store.encoder import ProviderChoice
 from model_store.images import ImageLimits
 from service.decoder import DecodingBudget
+from service.rates import RateText
 
 
 def _check_otlp_endpoint(url: str) -> str:
@@ -94,11 +95,31 @@ class Settings(BaseSettings):
     decoder_memory_bytes: int = Field(
         DecodingBudget().memory_bytes, gt=0, description="For one image; past it: refused."
     )
+    max_batch_bytes: int = Field(
+        100 * 2**20, gt=0, description="Size of the largest batch, all its images together."
+    )
     feedback: Path | None = Field(
         None, description="File that keeps what users say of matches; left out: none is kept."
     )
     otlp_endpoint: Annotated[str, AfterValidator(_check_otlp_endpoint)] | None = Field(
         None, description="OpenTelemetry collector that traces are sent to; left out: none are."
+    )
+    keys: Path | None = Field(
+        None, description="File of API keys, written by vouch-keys; left out: nobody needs one."
+    )
+    anonymous: bool = Field(
+        False,
+        description="Whether callers without a key are served where others than this machine's "
+        "may reach the service, or where there are keys.",
+    )
+    published_host: str | None = Field(
+        None,
+        description="Address under which the outside reaches the service, where it is not `host`: "
+        "that of the host that publishes a container's port.",
+    )
+    rate_limit: RateText | None = Field(
+        None,
+        description="Requests of one caller in a period, such as 600/minute; left out: no limit.",
     )
     cors_origins: tuple[str, ...] = Field(
         (), description='Web origins that may call, as JSON: ["https://shop.example"].'

@@ -12,9 +12,15 @@ from service.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The galleries, and what they share."""
+    """The galleries, and what they share.
+
+    Attributes
+    ----------
+    max_image_bytes : of one image file.
+    """
 
     galleries: Galleries
     cache: Cache
     telemetry: Telemetry
     feedback: FeedbackLog | None
+    max_image_bytes: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,10 +70,15 @@ class Decision:
 
 
 def assess(calibration: Calibration | None, predictive: Predictive) -> Assessment:
-    """Place a query among the calibration queries: how uncertain, and how alien."""
+    """Place a query among the calibration queries: how uncertain, and how alien.
+
+    The second is unknown where the outlier score is.
+    """
     if calibration is None:
         return Assessment()
     percentile = calibration.uncertainty_percentile(predictive.spherical_variance)
+    if math.isnan(predictive.outlier_score):
+        return Assessment(percentile, _level(percentile))
     p_value = calibration.outlier_p_value(predictive.outlier_score)
     return Assessment(percentile, _level(percentile), p_value)
 
@@ -90,7 +96,8 @@ def decide(
 
     In this order: an alien query is ``out_of_distribution``; a first item above the operating
     threshold is a ``match``; a query more likely than not to have no match is ``no_match``; the
-    rest is ``ambiguous``.
+    rest is ``ambiguous``. A query whose outlier score is unknown, such as an item of the
+    gallery, is not of the kind that the calibration was fitted on: it is ``not_calibrated``.
 
     Parameters
     ----------
@@ -99,8 +106,8 @@ def decide(
     alpha : rate of false alarms to accept.
     coverage : of the result set; None for what the gallery was calibrated with.
     """
-    if calibration is None:
-        return Decision("not_calibrated", assess(None, predictive))
+    if calibration is None or math.isnan(predictive.outlier_score):
+        return Decision("not_calibrated", assess(calibration, predictive))
     shown = np.arange(min(limit, len(neighbours.rows)))
     first_of_label = first_of_each_label(label_codes, MAX_LABELS)
     values = signals(

@@ -121,6 +121,11 @@ class FaissGallery:
         total: NDArray[np.float32] = self._variances[rows].sum(-1) / self._norms[rows] ** 2
         return total
 
+    def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""
+        relative: NDArray[np.float32] = self._variances[rows] / self._norms[rows][..., None] ** 2
+        return relative
+
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Codes of the rows' labels, -1 where an item has none, shape (...)."""
         return self._label_codes[rows]
@@ -128,6 +133,10 @@ class FaissGallery:
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
         """The items at ``rows`` (n,), in that order."""
         return self._items.at(rows.tolist())
+
+    def row(self, item_id: str) -> int:
+        """Where the item of that id is, or `ItemNotFound`."""
+        return self._items.row(item_id)
 
     def item(self, item_id: str) -> Item:
         """The item of that id, or `ItemNotFound`."""

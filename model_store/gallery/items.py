@@ -78,16 +78,17 @@ class Items:
 
     def item(self, item_id: str) -> Item:
         """The item of that id."""
-        return self.at([self._row(item_id)])[0]
+        return self.at([self.row(item_id)])[0]
 
     def thumbnail(self, item_id: str) -> Thumbnail:
         """The picture of that item."""
         media_type, data = self._connection.execute(
-            "SELECT media_type, data FROM thumbnails WHERE row = ?", (self._row(item_id),)
+            "SELECT media_type, data FROM thumbnails WHERE row = ?", (self.row(item_id),)
         ).fetchone()
         return Thumbnail(data, media_type)
 
-    def _row(self, item_id: str) -> int:
+    def row(self, item_id: str) -> int:
+        """The row of the item of that id, or `ItemNotFound`."""
         found = self._connection.execute(
             "SELECT row FROM items WHERE id = ?", (item_id,)
         ).fetchone()

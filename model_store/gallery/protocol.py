@@ -99,11 +99,17 @@ class Gallery(Protocol):
     def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
 
+    def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""
+
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Codes of the rows' labels, -1 where an item has none, shape (...)."""
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
         """The items at ``rows`` (n,), in that order."""
+
+    def row(self, item_id: str) -> int:
+        """Where the item of that id is, or `ItemNotFound`."""
 
     def item(self, item_id: str) -> Item:
         """The item of that id, or `ItemNotFound`."""

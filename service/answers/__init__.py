@@ -1,6 +1,7 @@
 """From the core's values to the service's JSON; rooms as in `service.schemas`."""
 
 from service.answers.bundles import activation, bundle_list, bundle_state
+from service.answers.embeddings import embedding_answer
 from service.answers.feedback import feedback_answer
 from service.answers.galleries import (
     calibration_report,
@@ -8,9 +9,9 @@ from service.answers.galleries import (
     gallery_list,
     operating_point,
 )
-from service.answers.items import item_detail
+from service.answers.items import item_detail, item_list
 from service.answers.operations import ready
-from service.answers.searching import assessment_answer, record, search_answer
+from service.answers.searching import assessment_answer, record, search_answer, similar_answer
 
 __all__ = [
     "activation",
@@ -18,12 +19,15 @@ __all__ = [
     "bundle_list",
     "bundle_state",
     "calibration_report",
+    "embedding_answer",
     "feedback_answer",
     "gallery_detail",
     "gallery_list",
     "item_detail",
+    "item_list",
     "operating_point",
     "ready",
     "record",
     "search_answer",
+    "similar_answer",
 ]

@@ -1,4 +1,4 @@
-"""Which bundle answers, and which could."""
+"""Which bundle answers, with which encoder, and which others could."""
 
 from __future__ import annotations
 
@@ -39,4 +39,15 @@ def activation(gallery: str, switched: Switched) -> schemas.Activation:
         bundle_id=switched.bundle_id,
         previous_id=switched.previous_id,
         persisted=switched.persisted,
+    )
+
+
+def encoder_state(bundle: Bundle) -> schemas.EncoderState:
+    """Which encoder answers."""
+    encoder = bundle.retriever.encoder
+    return schemas.EncoderState(
+        fingerprint=encoder.fingerprint,
+        provider=encoder.provider,
+        dim=encoder.dim,
+        posterior=encoder.metadata.posterior,
     )

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from model_store.decision import OperatingPoint
 from model_store.retriever import Bundle
 from service import schemas
-from service.answers.bundles import bundle_state
+from service.answers.bundles import bundle_state, encoder_state
 from service.engine import SearchEngine
 from service.feedback import FeedbackSummary
 
@@ -32,19 +32,14 @@ def gallery_list(engines: Iterable[SearchEngine]) -> schemas.GalleryList:
 def gallery_detail(engine: SearchEngine) -> schemas.GalleryDetail:
     """One gallery."""
     bundle = engine.bundle
-    manifest, encoder = bundle.manifest, bundle.retriever.encoder
+    manifest = bundle.manifest
     return schemas.GalleryDetail(
         name=bundle.name,
         description=str(manifest.gallery["description"]),
         n_items=bundle.retriever.gallery.n_items,
         labels=list(bundle.retriever.gallery.labels),
         bundle=bundle_state(engine),
-        encoder=schemas.EncoderState(
-            fingerprint=encoder.fingerprint,
-            provider=encoder.provider,
-            dim=encoder.dim,
-            posterior=encoder.metadata.posterior,
-        ),
+        encoder=encoder_state(bundle),
         calibration=None if manifest.calibration is None else dict(manifest.calibration),
         metrics=None if manifest.metrics is None else dict(manifest.metrics),
         samples=[

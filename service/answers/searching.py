@@ -8,34 +8,78 @@ from model_store.decision import Assessment
 from model_store.predictive import Predictive
 from model_store.quality import MEASURES
 from model_store.retriever import Answer, Bundle, Match
+from model_store.search import N_CANDIDATES
 from service import schemas
 from service.answers.bundles import bundle_state
-from service.answers.items import thumbnail_url
-from service.engine import Assessed, Found, SearchEngine
+from service.answers.items import item_detail, thumbnail_url
+from service.cursors import SearchCursor, write
+from service.engine import Assessed, Embedded, Found, SearchEngine, Similar
 from service.request_record import SearchRecord, current_record
 from service.telemetry import Telemetry
 
 OUTLIER_METHOD = "conformal_fused"
 
+NOT_OF_ITEMS = (
+    "Probabilities are calibrated for queries that are not in the gallery, and of an item its "
+    "outlier score is not known."
+)
+
 
 def search_answer(
-    engine: SearchEngine, found: Found, request_id: str, on_uncertain: schemas.OnUncertain
+    engine: SearchEngine,
+    found: Found,
+    request_id: str,
+    options: schemas.SearchOptions,
+    skipped: int = 0,
 ) -> schemas.SearchAnswer:
-    """The answer to one query."""
+    """The answer to one query.
+
+    Parameters
+    ----------
+    options : what was asked for.
+    skipped : how many results stood on earlier pages.
+    """
     bundle, answer = engine.bundle, found.answer
     decision = answer.decision
-    refused = on_uncertain == "refuse" and decision.verdict != "match"
-    shown = () if refused else answer.matches
+    refused = options.on_uncertain == "refuse" and decision.verdict != "match"
+    shown = () if refused else answer.matches[skipped:]
+    end = len(answer.matches)
+    more = not refused and end < min(N_CANDIDATES, bundle.retriever.gallery.n_items)
+    cursor = (
+        SearchCursor(bundle=bundle.manifest.id, query_id=found.query_id, start=end, options=options)
+        if more
+        else None
+    )
     return schemas.SearchAnswer(
         request_id=request_id,
         gallery=bundle.name,
         verdict=decision.verdict,
-        query=_query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
+        query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
         results=[_result(bundle.name, match) for match in shown],
         result_set=None if refused else _result_set(answer, engine.stale),
+        next_cursor=None if cursor is None else write(cursor),
         bundle=bundle_state(engine),
         cache=found.cache,
-        timing_ms={stage: round(1000 * seconds, 3) for stage, seconds in found.seconds.items()},
+        timing_ms=_milliseconds(found.seconds),
+    )
+
+
+def similar_answer(
+    engine: SearchEngine, similar: Similar, request_id: str
+) -> schemas.SimilarAnswer:
+    """What is like an item."""
+    bundle, answer = engine.bundle, similar.answer
+    decision = answer.decision
+    return schemas.SimilarAnswer(
+        request_id=request_id,
+        gallery=bundle.name,
+        item=item_detail(bundle.name, similar.item),
+        verdict=decision.verdict,
+        reason=NOT_OF_ITEMS,
+        uncertainty=_uncertainty(bundle, answer.predictive, decision.assessment),
+        results=[_result(bundle.name, match) for match in answer.matches],
+        bundle=bundle_state(engine),
+        timing_ms=_milliseconds(similar.seconds),
     )
 
 
@@ -48,7 +92,7 @@ def assessment_answer(
     return schemas.AssessmentAnswer(
         request_id=request_id,
         gallery=bundle.name,
-        query=_query(bundle, assessed, assessed.predictive, assessed.assessment, assessed.alpha),
+        query=query(bundle, assessed, assessed.predictive, assessed.assessment, assessed.alpha),
         quality=schemas.Quality(
             hints=[schemas.QualityHint(**asdict(hint)) for hint in assessed.hints],
             measures=measured,
@@ -75,21 +119,17 @@ def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: Found) -> 
         request.searches.append(search)
 
 
-def _query(
+def query(
     bundle: Bundle,
-    upload: Found | Assessed,
+    upload: Found | Assessed | Embedded,
     predictive: Predictive,
     assessment: Assessment,
     alpha: float,
 ) -> schemas.Query:
+    """The query, before any neighbour is looked at."""
     return schemas.Query(
         id=upload.query_id,
-        uncertainty=schemas.Uncertainty(
-            value=predictive.spherical_variance,
-            percentile=assessment.percentile,
-            level=assessment.level,
-            method=bundle.retriever.encoder.metadata.posterior,
-        ),
+        uncertainty=_uncertainty(bundle, predictive, assessment),
         ood=schemas.OutOfDistribution(
             flag=assessment.is_alien(alpha),
             p_value=assessment.outlier_p_value,
@@ -97,6 +137,17 @@ def _query(
             method=OUTLIER_METHOD,
         ),
         image=upload.image,
+    )
+
+
+def _uncertainty(
+    bundle: Bundle, predictive: Predictive, assessment: Assessment
+) -> schemas.Uncertainty:
+    return schemas.Uncertainty(
+        value=predictive.spherical_variance,
+        percentile=assessment.percentile,
+        level=assessment.level,
+        method=bundle.retriever.encoder.metadata.posterior,
     )
 
 
@@ -127,3 +178,7 @@ def _result_set(answer: Answer, stale: str | None) -> schemas.ResultSet | None:
         promised=reason is None,
         reason=reason,
     )
+
+
+def _milliseconds(seconds: dict[str, float]) -> dict[str, float]:
+    return {stage: round(1000 * spent, 3) for stage, spent in seconds.items()}

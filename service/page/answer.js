@@ -1,5 +1,6 @@
 // The parts of one answer, from the verdict down to the raw JSON.
 
+import { key } from "./api.js";
 import { el, glyph, picture, svg } from "./elements.js";
 import {
   NBSP, VERDICTS, count, isNumber, outlierSentence, percent, uncertaintySentence,
@@ -129,13 +130,14 @@ function neighbour(item, verdict, withholds) {
 /** The same question for a shell. A sample is fetched from where it lies. */
 function curlCommand(gallery, { name, sampleUrl }) {
   const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  const curl = key.get() ? 'curl -s -H "Authorization: Bearer $VOUCH_KEY"' : "curl -s";
   const target = shell(`${location.origin}/v1/galleries/${encodeURIComponent(gallery)}/search`);
   if (sampleUrl) {
     const source = shell(new URL(sampleUrl, location.origin).href);
-    return `curl -s ${source} |\n  curl -s -F 'image=@-;filename=sample' ${target}`;
+    return `${curl} ${source} |\n  ${curl} -F 'image=@-;filename=sample' ${target}`;
   }
   const quoted = name.replaceAll("\\", "\\\\").replaceAll('"', '\\"');
-  return `curl -s -F ${shell(`image=@"${quoted}"`)} ${target}`;
+  return `${curl} -F ${shell(`image=@"${quoted}"`)} ${target}`;
 }
 
 async function copy(text, button) {

@@ -1,5 +1,7 @@
 // Elements, built so that what the API says can only become text or a property, never markup.
 
+import { load } from "./api.js";
+
 const SMALL_SIDE = 96; // pixels: a smaller picture is shown with its pixels, not blurred
 
 /** An element. Properties are set as properties, data-* and aria-* as attributes. */
@@ -35,6 +37,6 @@ export function picture(url, alt, lazy = false) {
     image.classList.toggle("pixelated", side > 0 && side < SMALL_SIDE);
   };
   image.onerror = () => frame.replaceChildren(el("span.unseen", {}, "no preview"));
-  image.src = url;
+  load(image, url);
   return frame;
 }

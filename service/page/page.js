@@ -1,6 +1,7 @@
 // The page of Vouch: asks the public API and shows what it answers.
 
 import { answerParts, verdictOf } from "./answer.js";
+import { Problem, ask, askJson, key } from "./api.js";
 import { el, glyph, picture } from "./elements.js";
 import { REMEDIES, VERDICTS, count, isNumber, percent } from "./words.js";
 
@@ -10,46 +11,6 @@ const state = { gallery: null, query: null, retry: null, running: null };
 const $ = (id) => document.getElementById(id);
 
 // Asking.
-
-class Problem extends Error {
-  constructor(problem, retryAfter) {
-    super(problem.title);
-    this.problem = problem;
-    this.retryAfter = retryAfter;
-  }
-}
-
-const unreadable = (response) =>
-  new Problem({
-    status: response.status,
-    title: response.ok ? "The answer could not be read" : `The service answered ${response.status}`,
-    detail: "What came back is not what this page expects. A proxy in between may have answered.",
-  });
-
-async function ask(url, options) {
-  let response;
-  try {
-    response = await fetch(url, options);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Problem({
-      status: 0,
-      title: "The service cannot be reached",
-      detail: "No answer came back; nothing was searched.",
-    });
-  }
-  if (response.ok) return response;
-  const problem = await response.json().catch(() => null);
-  if (!problem?.title) throw unreadable(response);
-  throw new Problem({ status: response.status, ...problem }, response.headers.get("retry-after"));
-}
-
-async function askJson(url, options) {
-  const response = await ask(url, options);
-  return response.json().catch((error) => {
-    throw error.name === "AbortError" ? error : unreadable(response);
-  });
-}
 
 const galleryUrl = (name) => `/v1/galleries/${encodeURIComponent(name)}`;
 
@@ -186,7 +147,39 @@ function showBusy(words) {
   return stop;
 }
 
+/** Ask for a key, in place of whatever was to be shown; then go on with that. */
+function showKeyForm({ detail }) {
+  const wasRefused = key.get() !== null;
+  key.forget();
+  clearAnswer();
+  const input = el("input", {
+    type: "password", id: "key-input", autocomplete: "off", spellcheck: false,
+    required: true, pattern: "\\s*[!-~]+\\s*", title: "Letters, digits and signs of ASCII",
+    "data-testid": "key-input",
+  });
+  const send = (event) => {
+    event.preventDefault();
+    key.set(input.value.trim());
+    clearAnswer();
+    state.retry();
+  };
+  $("problem-slot").replaceChildren(
+    el("form.problem", { "data-testid": "key-form", onsubmit: send },
+      el("h2", {}, wasRefused ? "That key is not accepted" : "This service asks for a key"),
+      wasRefused && el("p", {}, `${detail.split(". ")[0]}.`), // then how programs send one
+      el("p.remedy", {}, el("label", { htmlFor: "key-input" }, "API key")),
+      el("p.key", {}, input, el("button", { type: "submit" }, "Use it")),
+      el("p.ids", {}, "Kept in this tab alone, until you close it.")));
+  document.title = "Key wanted · Vouch";
+  bringIntoView();
+  input.focus({ preventScroll: true });
+}
+
 function showProblem({ problem, retryAfter }) {
+  if (problem.status === 401) {
+    showKeyForm(problem);
+    return;
+  }
   clearAnswer();
   const { status, title, detail, code, request_id: requestId } = problem;
   const wait = Number(retryAfter) > 0 ? `Wait ${retryAfter} s, then try again.` : null;

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import Depends
 
 from model_store.errors import ActivationRefused, BundleNotFound, GalleryNotFound
 from service import answers, schemas
+from service.access import requires
 from service.problems import responses
-from service.routes.dependencies import EngineOf, StateOf
+from service.routes.dependencies import EngineOf, StateOf, gallery_router
 
-router = APIRouter(prefix="/v1/galleries", tags=["bundles"])
+router = gallery_router("bundles")
 
 
 @router.get("/{gallery}/bundles", operation_id="list_bundles", responses=responses(GalleryNotFound))
@@ -21,6 +22,7 @@ async def list_bundles(engine: EngineOf, state: StateOf) -> schemas.BundleList:
 @router.post(
     "/{gallery}/bundles/{bundle_id}/activate",
     operation_id="activate_bundle",
+    dependencies=[Depends(requires("admin"))],
     responses=responses(GalleryNotFound, BundleNotFound, ActivationRefused),
 )
 async def activate_bundle(gallery: str, bundle_id: str, state: StateOf) -> schemas.Activation:
@@ -34,6 +36,7 @@ async def activate_bundle(gallery: str, bundle_id: str, state: StateOf) -> schem
 @router.post(
     "/{gallery}/bundles/rollback",
     operation_id="rollback_bundle",
+    dependencies=[Depends(requires("admin"))],
     responses=responses(GalleryNotFound, BundleNotFound, ActivationRefused),
 )
 async def rollback_bundle(gallery: str, state: StateOf) -> schemas.Activation:

@@ -5,13 +5,28 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, Request
 
+from model_store.errors import InternalError
+from service.access import GuardedRoute, requires
 from service.engine import SearchEngine
+from service.problems import responses
+from service.request_record import current_record
 from service.state import State
 
 
-def state_of(request: Request) -> State:
+def gallery_router(tag: str) -> APIRouter:
+    """A router of paths below a gallery; callers need the scope `read`, or what a path says."""
+    return APIRouter(
+        prefix="/v1/galleries",
+        tags=[tag],
+        responses=responses(InternalError),
+        route_class=GuardedRoute,
+        dependencies=[Depends(requires("read"))],
+    )
+
+
+async def state_of(request: Request) -> State:
     """What the application was created with."""
     state: State = request.app.state.vouch
     return state
@@ -23,6 +38,9 @@ StateOf = Annotated[State, Depends(state_of)]
 async def engine_of(gallery: str, state: StateOf) -> AsyncIterator[SearchEngine]:
     """The engine of the gallery in the path, the same one until the answer is given."""
     async with state.galleries.lease(gallery) as engine:
+        record = current_record()
+        if record is not None:
+            record.gallery = gallery
         yield engine
 
 

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import Depends
 
 from model_store.errors import (
     FeedbackNotKept,
     GalleryNotFound,
+    ImageTooLarge,
     InvalidRequest,
     ItemNotFound,
     QueryNotFound,
+    UnsupportedMediaType,
 )
 from service import answers, schemas
+from service.access import requires
 from service.problems import responses
-from service.routes.dependencies import EngineOf, StateOf
+from service.routes.dependencies import EngineOf, StateOf, gallery_router
+from service.uploads import JSON, body_of
 
-router = APIRouter(prefix="/v1/galleries", tags=["feedback"])
+router = gallery_router("feedback")
 
 
 @router.post(
     "/{gallery}/feedback",
     operation_id="give_feedback",
     responses=responses(
-        GalleryNotFound, QueryNotFound, ItemNotFound, FeedbackNotKept, InvalidRequest
+        GalleryNotFound,
+        QueryNotFound,
+        ItemNotFound,
+        FeedbackNotKept,
+        ImageTooLarge,
+        UnsupportedMediaType,
+        InvalidRequest,
     ),
+    dependencies=[Depends(requires("write")), Depends(body_of(JSON))],
 )
 async def give_feedback(
     engine: EngineOf, state: StateOf, said: schemas.FeedbackRequest

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from model_store.errors import GalleryNotFound, InvalidRequest
 from service import answers, schemas
 from service.problems import responses
-from service.routes.dependencies import EngineOf, StateOf
+from service.routes.dependencies import EngineOf, StateOf, gallery_router
 
-router = APIRouter(prefix="/v1/galleries", tags=["galleries"])
+router = gallery_router("galleries")
 
 
 @router.get("", operation_id="list_galleries")

@@ -2,18 +2,67 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Annotated
+
+from fastapi import Query, Request, Response
 from fastapi.responses import FileResponse
 
-from model_store.errors import GalleryNotFound, ItemNotFound, SampleNotFound
-from service import answers, schemas
+from model_store.errors import (
+    GalleryNotFound,
+    InvalidCursor,
+    InvalidRequest,
+    ItemNotFound,
+    OutdatedCursor,
+    SampleNotFound,
+)
+from service import answers, cursors, schemas
 from service.problems import responses
-from service.routes.dependencies import EngineOf
+from service.routes.dependencies import EngineOf, gallery_router
 
 IMMUTABLE = "public, max-age=86400"
 """Thumbnails and samples belong to a bundle, and a bundle never changes."""
 
-router = APIRouter(prefix="/v1/galleries", tags=["items"])
+router = gallery_router("items")
+
+
+@router.get(
+    "/{gallery}/items",
+    operation_id="list_items",
+    responses=responses(GalleryNotFound, InvalidCursor, OutdatedCursor),
+)
+async def list_items(
+    engine: EngineOf,
+    limit: Annotated[int, Query(ge=1, le=100, description="Items on a page.")] = 50,
+    cursor: Annotated[
+        str | None,
+        Query(max_length=cursors.MAX_LENGTH, description="`next_cursor` of the page before."),
+    ] = None,
+) -> schemas.ItemList:
+    """The gallery's items by id, page by page; cursors are of one bundle."""
+    start = 0
+    if cursor is not None:
+        start = cursors.read(cursor, cursors.ItemsCursor, engine.bundle.manifest.id).start
+    return answers.item_list(engine, await engine.items(start, limit), start)
+
+
+@router.get(
+    "/{gallery}/items/{item_id:path}/similar",
+    operation_id="get_similar",
+    responses=responses(GalleryNotFound, ItemNotFound, InvalidRequest),
+)
+async def get_similar(
+    request: Request,
+    engine: EngineOf,
+    item_id: str,
+    limit: Annotated[int, Query(ge=1, le=100, description="How many neighbours to return.")] = 10,
+) -> schemas.SimilarAnswer:
+    """What is like an item of the gallery, itself left out; nothing is encoded.
+
+    Without probabilities and with verdict `not_calibrated`: a calibration holds for queries that
+    are not in the gallery.
+    """
+    similar = await engine.similar(item_id, limit)
+    return answers.similar_answer(engine, similar, request.state.request_id)
 
 
 @router.get(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 
-from model_store.errors import NotReady
+from model_store.errors import InternalError, NotReady
 from service import answers, schemas
+from service.access import GuardedRoute, requires
 from service.problems import responses
 from service.routes.dependencies import StateOf
 from service.telemetry import METRICS_MEDIA_TYPE
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], route_class=GuardedRoute)
 
 
 @router.get("/livez", operation_id="livez")
@@ -19,7 +20,7 @@ async def livez() -> schemas.Live:
     return schemas.Live()
 
 
-@router.get("/readyz", operation_id="readyz", responses=responses(NotReady))
+@router.get("/readyz", operation_id="readyz", responses=responses(NotReady, InternalError))
 async def readyz(state: StateOf) -> schemas.Ready:
     """Whether queries are answered: every gallery has encoded and searched a canary lately."""
     state.galleries.require_ready()
@@ -30,8 +31,9 @@ async def readyz(state: StateOf) -> schemas.Ready:
 @router.get(
     "/metrics",
     operation_id="metrics",
+    dependencies=[Depends(requires("read"))],
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}},
+    responses={200: {"content": {"text/plain": {}}}, **responses(InternalError)},
 )
 async def metrics(state: StateOf) -> Response:
     """Metrics in Prometheus' text format."""

@@ -37,6 +37,7 @@ from service.schemas.galleries import (
 )
 from service.schemas.items import (
     ItemDetail,
+    ItemList,
 )
 from service.schemas.operations import (
     Live,
@@ -49,7 +50,11 @@ from service.schemas.problems import (
     Problem,
 )
 from service.schemas.searching import (
+    Alpha,
     AssessmentAnswer,
+    BatchAnswer,
+    BatchItem,
+    EmbeddingAnswer,
     OnUncertain,
     OutOfDistribution,
     Quality,
@@ -59,18 +64,25 @@ from service.schemas.searching import (
     Result,
     ResultSet,
     SearchAnswer,
+    SearchOptions,
+    SearchRequest,
     SetItem,
+    SimilarAnswer,
     Uncertainty,
 )
 
 __all__ = [
     "Activation",
+    "Alpha",
     "AssessmentAnswer",
+    "BatchAnswer",
+    "BatchItem",
     "BundleList",
     "BundleState",
     "CalibrationReport",
     "CalibrationState",
     "CalibrationStatus",
+    "EmbeddingAnswer",
     "EncoderState",
     "FeedbackAnswer",
     "FeedbackRequest",
@@ -80,6 +92,7 @@ __all__ = [
     "GalleryList",
     "GalleryName",
     "ItemDetail",
+    "ItemList",
     "Live",
     "OnUncertain",
     "OperatingPoint",
@@ -99,6 +112,9 @@ __all__ = [
     "ResultSetOutcome",
     "Sample",
     "SearchAnswer",
+    "SearchOptions",
+    "SearchRequest",
     "SetItem",
+    "SimilarAnswer",
     "Uncertainty",
 ]

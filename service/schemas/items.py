@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class ItemDetail(BaseModel):
@@ -14,3 +14,13 @@ class ItemDetail(BaseModel):
     label: str | None
     metadata: dict[str, Any]
     thumbnail_url: str
+
+
+class ItemList(BaseModel):
+    """A page of a gallery's items."""
+
+    gallery: str
+    bundle_id: str
+    n_items: int = Field(description="Of the whole gallery.")
+    items: list[ItemDetail] = Field(description="By id.")
+    next_cursor: str | None = Field(description="For the next page; null on the last.")

@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from model_store.decision.verdict import Level, Verdict
 from service.schemas.bundles import BundleState
+from service.schemas.galleries import EncoderState
+from service.schemas.items import ItemDetail
+from service.schemas.problems import Problem
 
 OnUncertain = Literal["answer", "refuse"]
 """Whether results are shown whatever the verdict, or only with verdict `match`."""
+
+Alpha = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        lt=1,
+        description="Share of ordinary queries that may be called out of distribution by "
+        "mistake; left out: what the gallery was calibrated with.",
+    ),
+]
+
+
+class SearchOptions(BaseModel):
+    """How to search."""
+
+    limit: int = Field(10, ge=1, le=100, description="How many neighbours to return.")
+    alpha: Alpha = None
+    coverage: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Probability with which `result_set` shall hold a true match; left out: what "
+        "the gallery was calibrated with.",
+    )
+    on_uncertain: OnUncertain = Field(
+        "answer", description="`refuse` leaves `results` empty unless the verdict is `match`."
+    )
+
+
+class SearchRequest(SearchOptions):
+    """A search with an image in base64."""
+
+    image_base64: str = Field(
+        description="An image file in base64 (RFC 4648 section 4), alone or in a `data:` URI. URLs "
+        "are not fetched."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _holds_the_image(cls, value: object) -> object:
+        if isinstance(value, dict) and "image_base64" not in value:
+            raise ValueError(
+                "image_base64 is missing; URLs are not fetched: send the image file itself"
+            )
+        return value
 
 
 class Uncertainty(BaseModel):
@@ -68,7 +116,8 @@ class Result(BaseModel):
         "queries like this one are few."
     )
     rank_stability: float = Field(
-        description="Share of predictive samples under which the item is among the results."
+        description="Share of predictive samples under which the item is among the results, those "
+        "of earlier pages with them."
     )
     rank_confidence: float | None = Field(
         description="Probability that the item is nearer to the query than the next one, given how "
@@ -114,6 +163,10 @@ class SearchAnswer(BaseModel):
     result_set: ResultSet | None = Field(
         description="None where nothing is calibrated, or `on_uncertain=refuse` refused."
     )
+    next_cursor: str | None = Field(
+        description="For `GET …/search/next`, while the service remembers the query; null where "
+        "there are no more candidates."
+    )
     bundle: BundleState
     cache: Literal["hit", "miss"]
     timing_ms: dict[str, float]
@@ -142,4 +195,61 @@ class AssessmentAnswer(BaseModel):
     gallery: str
     query: Query
     quality: Quality
+    bundle: BundleState
+
+
+class BatchItem(BaseModel):
+    """What became of one file of a batch: an answer, or a problem."""
+
+    index: int = Field(description="Its place among the files, from 0.")
+    file_name: str | None
+    status: int = Field(description="What a search with this file alone would have answered.")
+    answer: SearchAnswer | None
+    problem: Problem | None
+
+
+class BatchAnswer(BaseModel):
+    """The answers to several queries."""
+
+    request_id: str
+    gallery: str
+    items: list[BatchItem] = Field(description="One for each file, in the order of the files.")
+
+
+class SimilarAnswer(BaseModel):
+    """What is like an item of the gallery; the item itself is left out."""
+
+    request_id: str
+    gallery: str
+    item: ItemDetail
+    verdict: Verdict
+    reason: str = Field(description="Why there are no probabilities.")
+    uncertainty: Uncertainty = Field(description="Of the item's embedding.")
+    results: list[Result] = Field(description="By similarity, equal ones by id.")
+    bundle: BundleState
+    timing_ms: dict[str, float]
+
+
+class EmbeddingAnswer(BaseModel):
+    """An image's embedding as a distribution, for those who have a store of their own.
+
+    Before normalisation the embedding is Gaussian. Scaled to a mean of length 1 it is
+    N(`direction`, diag `variance`), and what is compared are its directions.
+    """
+
+    request_id: str
+    gallery: str
+    query: Query
+    direction: list[float] = Field(description="Unit vector, the mean's direction.")
+    variance: list[float] = Field(
+        description="Of each dimension, relative to the mean's squared norm."
+    )
+    concentration: float = Field(
+        description="κ of the von Mises-Fisher distribution with the same mean resultant length."
+    )
+    spherical_variance: float = Field(description="1 − mean resultant length: the uncertainty.")
+    outlier_score: float | None = Field(
+        description="Larger is more alien; null without calibration. Its p-value: `query.ood`."
+    )
+    encoder: EncoderState
     bundle: BundleState

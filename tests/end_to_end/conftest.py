@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from end_to_end.keys import KeysFile
 from end_to_end.processes import Redis, Service
 
 from model_store.retriever import Bundle, open_bundle
@@ -24,6 +25,12 @@ def redis_server(tmp_path: Path) -> Iterator[Redis]:
     """A Redis server for one test."""
     with Redis(tmp_path / "redis.log") as running:
         yield running
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> KeysFile:
+    """A file of keys, empty as yet."""
+    return KeysFile(tmp_path / "keys.json")
 
 
 @pytest.fixture(scope="session")

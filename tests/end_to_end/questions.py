@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -25,6 +26,48 @@ def assess(
 ) -> httpx2.Response:
     """Ask what is to be thought of an image file before it is searched with."""
     return _upload(client, f"/v1/galleries/{gallery}/assess", image, options)
+
+
+def embed(
+    client: httpx2.Client, image: bytes, gallery: str = "digits", **options: Any
+) -> httpx2.Response:
+    """Ask for the embedding of an image file."""
+    return _upload(client, f"/v1/galleries/{gallery}/embed", image, options)
+
+
+def search_raw(
+    client: httpx2.Client,
+    image: bytes,
+    gallery: str = "digits",
+    media_type: str = "application/octet-stream",
+    **options: Any,
+) -> httpx2.Response:
+    """Search with an image file as the body."""
+    return client.post(
+        f"/v1/galleries/{gallery}/search/raw",
+        content=image,
+        params=options,
+        headers={"Content-Type": media_type},
+    )
+
+
+def search_json(
+    client: httpx2.Client, image: bytes, gallery: str = "digits", **options: Any
+) -> httpx2.Response:
+    """Search with an image file in base64."""
+    body = {"image_base64": base64.b64encode(image).decode(), **options}
+    return client.post(f"/v1/galleries/{gallery}/search/json", json=body)
+
+
+def search_batch(
+    client: httpx2.Client, images: Sequence[bytes], gallery: str = "digits", **options: Any
+) -> httpx2.Response:
+    """Search with many image files, named by their places."""
+    return client.post(
+        f"/v1/galleries/{gallery}/search/batch",
+        files=[("images", (f"{place}.png", image)) for place, image in enumerate(images)],
+        data={name: str(value) for name, value in options.items()},
+    )
 
 
 def _upload(

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from end_to_end.keys import KeysFile, secret_of
 from end_to_end.processes import PATIENCE_S, Service
 from playwright.sync_api import (
     Browser,
@@ -60,7 +61,14 @@ def browser() -> Iterator[Browser]:
 class Visit:
     """A page that is open, and everything that went wrong with it."""
 
-    def __init__(self, browser: Browser, service: Service, viewport: ViewportSize) -> None:
+    def __init__(
+        self,
+        browser: Browser,
+        service: Service,
+        viewport: ViewportSize,
+        *,
+        wants_key: bool = False,
+    ) -> None:
         self.page: Page = browser.new_page(viewport=viewport)
         self.page.set_default_timeout(1000 * PATIENCE_S)
         self.host = urlsplit(str(service.http.base_url)).netloc
@@ -70,7 +78,8 @@ class Visit:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", self._watch)
         self.page.goto(f"http://{self.host}/")
-        expect(self.found("sample")).not_to_have_count(0)
+        if not wants_key:
+            expect(self.found("sample")).not_to_have_count(0)
 
     def found(self, name: str) -> Locator:
         """What the page marks with that name."""
@@ -268,6 +277,41 @@ def test_a_gallery_can_be_picked_and_linked_to(
         visit.page.reload()
         expect(visit.found("gallery-picker")).to_have_value("bare & new")
         assert visit.complaints == []
+        visit.page.close()
+
+
+def test_a_service_that_wants_a_key_gets_it_from_the_visitor(
+    browser: Browser, digits_bundle: Path, keys_file: KeysFile, tmp_path: Path
+) -> None:
+    text = keys_file.make("read")
+    variables = {"VOUCH_KEYS": str(keys_file.path)}
+    with Service(digits_bundle, tmp_path / "log", variables) as guarded:
+        visit = Visit(browser, guarded, DESKTOP, wants_key=True)
+        form, field = visit.found("key-form"), visit.found("key-input")
+        expect(form).to_contain_text("asks for a key")
+        expect(field).to_be_focused()
+        assert visit.overflow() <= 0
+        field.fill("vouch_wrong")
+        visit.page.keyboard.press("Enter")
+        expect(form).to_contain_text("not accepted")
+        field.fill(f"  {text}\n")
+        form.get_by_role("button").click()
+        expect(form).to_be_hidden()
+        for picture in visit.found("sample").locator("img").all():
+            visit.page.wait_for_function("i => i.naturalWidth > 0", arg=picture.element_handle())
+        assert visit.verdict(visit.sample(belongs=True).click)
+        assert_neighbours_are_shown(visit)
+        expect(visit.found("curl")).to_contain_text("$VOUCH_KEY")
+        expect(visit.found("result")).not_to_contain_text(secret_of(text))
+        visit.page.reload()  # this tab keeps the key
+        assert visit.verdict(visit.sample(belongs=False).click) == "out_of_distribution"
+        other = Visit(browser, guarded, PHONE, wants_key=True)  # another does not have it
+        expect(other.found("key-form")).to_be_visible()
+        assert other.overflow() <= 0
+        other.page.close()
+        # The browser itself notes the refusals; the page has nothing to complain of.
+        assert [said for said in visit.complaints if "401" not in said] == []
+        assert visit.strange_requests == []
         visit.page.close()
 
 

@@ -70,7 +70,7 @@ def run(command: str, place: Path) -> str:
 
 
 def test_the_query_is_answered_and_looks_as_shown(place: Path, demo: Service) -> None:
-    command = block("sh", "-F limit=3").splitlines()[0]
+    command = block("sh", "-F image=@photo.png -F limit=3").splitlines()[0]
     assert command.startswith("curl ")
     command = command.replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
     answer = json.loads(run(command.replace("curl ", "curl -s "), place))
@@ -87,6 +87,30 @@ def test_the_query_is_answered_and_looks_as_shown(place: Path, demo: Service) ->
             check(shown[0], real[0])
 
     check(shown, answer)
+
+
+def test_every_door_opens(place: Path, demo: Service) -> None:
+    (place / "mine.toml").write_text("no image", encoding="utf-8")
+    doors = {}
+    for command in block("sh", "/search/raw").splitlines():
+        here = command.replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
+        found = re.search("(raw|json|batch|similar|embed|items)(\\?limit=3)?'?$", command)
+        assert found is not None, command
+        doors[found[1]] = json.loads(run(here.replace("curl ", "curl -s ", 1), place))
+    assert len(doors) == 6
+    assert len(doors["raw"]["results"]) == len(doors["items"]["items"]) == 3
+    assert doors["raw"]["results"] == doors["json"]["results"]
+    good, bad = doors["batch"]["items"]
+    assert good["answer"]["results"] == doors["raw"]["results"]
+    assert (bad["file_name"], bad["problem"]["code"]) == ("mine.toml", "unsupported_image")
+    assert {result["match_probability"] for result in doors["similar"]["results"]} == {None}
+    assert doors["embed"]["query"] == doors["raw"]["query"]
+
+
+def test_the_client_answers(place: Path, demo: Service) -> None:
+    code = block("python", "VouchClient").replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
+    shown = run(f"{sys.executable} - <<'EOF'\n{code}\nEOF", place)
+    assert re.match(r"\w+ digit-\d+ [01]\.\d+\n", shown), shown
 
 
 def test_the_library_answers(place: Path) -> None:
@@ -147,6 +171,7 @@ def test_every_setting_is_documented() -> None:
 def test_every_variable_that_is_documented_exists() -> None:
     known = {f"VOUCH_{name.upper()}" for name in Settings.model_fields}
     outside = {
-        f"VOUCH_{name}" for name in ("DATA_DIR", "BIND", "BUNDLES", "MEMORY", "BUILD_MEMORY")
+        f"VOUCH_{name}"
+        for name in ("DATA_DIR", "BIND", "BUNDLES", "KEYS_DIR", "MEMORY", "BUILD_MEMORY")
     }
     assert set(re.findall(r"VOUCH_[A-Z_]+", README)) <= known | outside

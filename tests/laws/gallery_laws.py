@@ -65,6 +65,9 @@ class GalleryLaws:
             np.testing.assert_allclose(directions[row], embeddings.mean[i] / norm, atol=1e-6)
             expected = embeddings.variance[i].sum() / norm**2
             np.testing.assert_allclose(dispersions[row], expected, rtol=1e-5)
+            relative = embeddings.variance[i] / norm**2
+            np.testing.assert_allclose(gallery.variances(rows)[row], relative, rtol=1e-5)
+            assert gallery.row(stored.id) == row
             assert (stored.label, stored.metadata) == (items[i].label, items[i].metadata)
             assert (gallery.labels[codes[row]] if codes[row] >= 0 else None) == items[i].label
             assert gallery.item(stored.id) == stored
@@ -108,3 +111,5 @@ class GalleryLaws:
             gallery.item("no-such-item")
         with pytest.raises(ItemNotFound, match="no-such-item"):
             gallery.thumbnail("no-such-item")
+        with pytest.raises(ItemNotFound, match="no-such-item"):
+            gallery.row("no-such-item")

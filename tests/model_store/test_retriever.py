@@ -11,7 +11,7 @@ from laws.gallery_laws import new_items
 from PIL import Image
 
 from model_store import open_bundle
-from model_store.errors import BundleMismatch, CorruptImage
+from model_store.errors import BundleMismatch, CorruptImage, ItemNotFound
 from model_store.gallery import FaissGallery, write_faiss_gallery
 from model_store.retriever import Retriever
 
@@ -38,6 +38,34 @@ def test_an_image_of_the_gallery_finds_itself(retriever: Retriever) -> None:
     assert [match.rank for match in answer.matches] == [1, 2, 3, 4]
     assert answer.decision.verdict == "not_calibrated"
     assert all(match.match_probability is None for match in answer.matches)
+
+
+def test_an_item_finds_what_its_image_finds_but_itself(retriever: Retriever) -> None:
+    """What is stored of an item is its whole embedding, variance included."""
+    pixels = images_for(FakeEncoder(), 30, seed=0)[12]
+    item = retriever.gallery.item(new_items(30)[12].id)
+    as_query, as_item = retriever.search(png(pixels), 29), retriever.similar(item.id, 28)
+    assert as_query.matches[0].item == item
+    for found, expected in zip(as_item.matches, as_query.matches[1:], strict=True):
+        assert found.item == expected.item
+        assert found.similarity == pytest.approx(expected.similarity, abs=1e-6)
+        if expected.rank_confidence is not None and found.rank_confidence is not None:
+            assert found.rank_confidence == pytest.approx(expected.rank_confidence, abs=1e-4)
+    ours, theirs = as_item.predictive, as_query.predictive
+    assert ours.spherical_variance == pytest.approx(theirs.spherical_variance, rel=1e-4)
+    np.testing.assert_allclose(ours.variance, theirs.variance, rtol=1e-4)
+    np.testing.assert_allclose(ours.samples, theirs.samples, atol=1e-5)
+    assert np.isnan(ours.outlier_score)
+
+
+def test_of_one_item_nothing_is_like_it(tmp_path: Path) -> None:
+    encoder = FakeEncoder()
+    images = images_for(encoder, 1, seed=0)
+    write_faiss_gallery(tmp_path, encoder.encode(images), new_items(1), encoder.fingerprint)
+    alone = Retriever(encoder, FaissGallery(tmp_path), None)
+    assert alone.similar(new_items(1)[0].id).matches == ()
+    with pytest.raises(ItemNotFound):
+        alone.similar("no-such-item")
 
 
 def test_the_same_bytes_give_the_same_answer(retriever: Retriever) -> None:

@@ -91,3 +91,20 @@ def test_rank_confidence_of_a_certain_query_is_certain_and_of_a_tie_even() -> No
 def test_the_last_item_of_the_gallery_has_nothing_below_it(gallery: FaissGallery) -> None:
     found = two_stage_search(gallery, query(np.eye(6)[0], np.ones(6), 3), k=400)
     assert len(found.rank_confidence) == 399
+
+
+@pytest.mark.parametrize("n_candidates", [5, 1000])
+def test_an_item_left_out_is_as_if_it_had_never_been(
+    gallery: FaissGallery, n_candidates: int
+) -> None:
+    directions = gallery.directions(np.arange(gallery.n_items))
+    asked = query(directions[3], np.full(directions.shape[1], 0.01), 50)
+    whole = two_stage_search(gallery, asked, 4, n_candidates + 1)
+    without = two_stage_search(gallery, asked, 4, n_candidates, left_out=3)
+    assert whole.rows[0] == 3
+    np.testing.assert_array_equal(without.rows, whole.rows[1:])
+    np.testing.assert_array_equal(without.similarities, whole.similarities[1:])
+    np.testing.assert_array_equal(without.rank_confidence[:2], whole.rank_confidence[1:3])
+    far = int(whole.rows[-1])
+    others = two_stage_search(gallery, asked, 4, n_candidates, left_out=far)
+    np.testing.assert_array_equal(others.rows, whole.rows[:-1])

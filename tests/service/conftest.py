@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from end_to_end.keys import KeysFile
 from end_to_end.processes import Redis
+from fakes import FakeEncoder
 from starlette.testclient import TestClient
 
-from model_store.retriever import Bundle, open_bundle
+from model_store.bundle import Manifest
+from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
+from model_store.retriever import Bundle, Retriever, open_bundle
 from service.app import create_app
 from service.settings import Settings
 
 StartClient = Callable[..., TestClient]
+
+ODD_IDS = ["plain", "shoes/left 1.jpg", "50% off?", "#1 & more", "Füße/グリーン", "a+b=c;d", "/"]
+NO_NUMBERS = {"plain": {"weight": math.nan, "deep": [math.inf, {"far": -math.inf}]}}
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +42,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def bundle(digits_bundle: Path) -> Bundle:
-    """The digits, opened."""
-    return open_bundle(digits_bundle, "cpu", threads=1)
+    """The digits, opened as the current bundle of their directory."""
+    return open_bundle(digits_bundle.parent, "cpu", threads=1)
 
 
 @pytest.fixture(scope="session")
@@ -89,3 +98,37 @@ def redis_server(tmp_path: Path) -> Iterator[Redis]:
     """A Redis server for one test."""
     with Redis(tmp_path / "redis.log") as running:
         yield running
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeysFile:
+    """A file of keys, empty as yet, whose changes are noticed at once."""
+    monkeypatch.setattr("service.keys.LOOK_AFTER_S", 0.0)
+    return KeysFile(tmp_path / "keys.json")
+
+
+@pytest.fixture
+def odd_bundle(tmp_path: Path, bundle: Bundle) -> Bundle:
+    """A gallery whose owner names items as people do."""
+    encoder = FakeEncoder()
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (len(ODD_IDS), 5, 5, 3), dtype=np.uint8)
+    items = [
+        NewItem(
+            name,
+            None,
+            {"named": name} | NO_NUMBERS.get(name, {}),
+            Thumbnail(name.encode(), "image/png"),
+        )
+        for name in ODD_IDS
+    ]
+    write_faiss_gallery(tmp_path, encoder.encode(images), items, encoder.fingerprint)
+    manifest = Manifest(
+        gallery={"name": "odd", "description": ""},
+        encoder={"fingerprint": encoder.fingerprint},
+        calibration=None,
+        metrics=None,
+        samples=(),
+        library_versions={},
+    )
+    return Bundle(tmp_path, manifest, Retriever(encoder, FaissGallery(tmp_path), None))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -181,31 +180,56 @@ async def test_closing_tells_whoever_waits() -> None:
         assert isinstance(answer, EncoderStopped)
 
 
+class Clocked(FakeEncoder):
+    """Takes as long as it says, on a clock of its own.
+
+    Parameters
+    ----------
+    seconds : of a batch of so many images.
+    """
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        super().__init__(side=SIDE)
+        self.now = 0.0
+        self._seconds = seconds
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+        self.now += self._seconds(len(images))
+        return super().encode(images)
+
+
+def useful(encoder: Clocked, limit: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("service.batching.time", encoder)
+    return largest_useful_batch(encoder, limit)
+
+
 class TestLargestUsefulBatch:
-    def test_none_where_it_does_not_pay(self) -> None:
-        class Linear(FakeEncoder):
+    @pytest.mark.parametrize(
+        ("seconds", "wanted"),
+        [
+            (lambda n: 4e-3 * n, 1),
+            (lambda n: 4e-3 * n + 0.2e-3, 1),  # gains less than a tenth
+            (lambda n: 4e-3, 8),
+            (lambda n: 4e-3 * max(n, 4), 4),  # no more to be had from four on
+        ],
+    )
+    def test_it_grows_as_long_as_that_pays(
+        self, seconds: Callable[[int], float], wanted: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert useful(Clocked(seconds), 8, monkeypatch) == wanted
+
+    @pytest.mark.parametrize(("only_at", "wanted"), [(2, 1), (3, 2), (4, 2), (7, 4)])
+    def test_never_where_an_answer_would_depend_on_the_batch(
+        self, only_at: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Rounding(Clocked):
             def encode(self, images: NDArray[np.uint8]) -> Embeddings:
-                time.sleep(0.004 * len(images))
-                return super().encode(images)
-
-        assert largest_useful_batch(Linear(), 8) == 1
-
-    def test_all_where_it_is_free(self) -> None:
-        class Flat(FakeEncoder):
-            def encode(self, images: NDArray[np.uint8]) -> Embeddings:
-                time.sleep(0.004)
-                return super().encode(images)
-
-        assert largest_useful_batch(Flat(), 8) == 8
-
-    @pytest.mark.parametrize("only_at", [2, 3])
-    def test_none_where_an_answer_depends_on_the_batch(self, only_at: int) -> None:
-        class Rounding(FakeEncoder):
-            def encode(self, images: NDArray[np.uint8]) -> Embeddings:
-                time.sleep(0.004)
                 found = super().encode(images)
                 if len(images) == only_at:
                     found.features[0, 0] = np.nextafter(found.features[0, 0], np.float32(2))
                 return found
 
-        assert largest_useful_batch(Rounding(), 8) == (1 if only_at == 2 else 2)
+        assert useful(Rounding(lambda n: 4e-3), 8, monkeypatch) == wanted

@@ -110,12 +110,12 @@ class TestTheBoundOfTheProcessCache:
 @pytest.fixture
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask a Redis that failed again at once, so that no test waits for it to be asked."""
-    monkeypatch.setattr("service.cache.REST_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr("service.resting.REST_AFTER_FAILURE_S", 0.0)
 
 
 @pytest.fixture
 def long_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.cache.REST_AFTER_FAILURE_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("service.resting.REST_AFTER_FAILURE_S", 10 * PATIENCE_S)
 
 
 @pytest.mark.anyio

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile_images import contrived
 from image_files import encoded, picture, png, seeds, slow_png
+from PIL import Image
 
 from model_store.errors import (
     CorruptImage,
@@ -65,10 +67,20 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def at_work(pid: int) -> bool:
-    """Whether a process computes at this moment."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return fields[0] == "R"
+def ticks(pid: int) -> int:
+    """How long a process has computed, in hundredths of a second."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return int(stat[11])
+
+
+async def one_at_work(pool: DecoderPool) -> int:
+    """The process that has begun to decode something slow."""
+    before = {pid: ticks(pid) for pid in pool.pids}
+    working: list[int] = []
+    while not working:
+        await asyncio.sleep(0.005)
+        working = [pid for pid in before if ticks(pid) >= before[pid] + 5]
+    return working[0]
 
 
 def is_gone(pid: int) -> bool:
@@ -135,9 +147,9 @@ async def test_an_image_that_takes_too_long_costs_itself_only() -> None:
 
 @linux
 async def test_a_decoder_that_stands_still_is_replaced() -> None:
-    async with DecoderPool(1, budget=DecodingBudget(cpu_s=0.05)) as pool:
+    async with DecoderPool(1, budget=DecodingBudget(clock_s=3)) as pool:
         os.kill(pool.pids[0], signal.SIGSTOP)
-        with pytest.raises(ImageTooCostly):
+        with pytest.raises(ImageTooCostly, match="given up"):
             await pool.decode(GOOD, PREPROCESSING)
         assert_equal(await pool.decode(GOOD, PREPROCESSING), decoded_here(GOOD))
 
@@ -154,12 +166,18 @@ async def test_an_image_that_takes_too_much_memory_is_refused() -> None:
 
 
 @linux
+async def test_a_large_image_takes_little_more_than_its_pixels() -> None:
+    large = Image.new("LA", (6000, 4000), (80, 90))
+    async with DecoderPool(1, budget=DecodingBudget(memory_bytes=272 * 2**20)) as pool:
+        prepared = await pool.decode(encoded(large), PREPROCESSING)
+    assert (prepared.width, prepared.height) == (6000, 4000)
+
+
+@linux
 async def test_a_crash_costs_the_image_that_caused_it() -> None:
     async with DecoderPool(2) as pool:
         slow = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
-        await asyncio.sleep(0)
-        await until(lambda: any(map(at_work, pool.pids)))
-        victim = next(pid for pid in pool.pids if at_work(pid))
+        victim = await one_at_work(pool)
         others = [asyncio.create_task(pool.decode(GOOD, PREPROCESSING)) for _ in range(20)]
         os.kill(victim, signal.SIGSEGV)
         with pytest.raises(CorruptImage, match="crash"):
@@ -174,8 +192,7 @@ async def test_nobody_loses_by_a_decoder_that_is_killed_from_outside() -> None:
     wanted = decoded_here(SLOW)
     async with DecoderPool(2) as pool:
         slow = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
-        await until(lambda: any(map(at_work, pool.pids)))
-        victim = next(pid for pid in pool.pids if at_work(pid))
+        victim = await one_at_work(pool)
         others = [asyncio.create_task(pool.decode(GOOD, PREPROCESSING)) for _ in range(20)]
         os.kill(victim, signal.SIGKILL)
         assert_equal(await slow, wanted)
@@ -218,6 +235,37 @@ async def test_thirty_rounds_of_eight_with_one_bad() -> None:
                 assert isinstance(prepared, Prepared)
                 assert_equal(prepared, wanted)
         assert pool.n_lost == 7
+
+
+async def test_files_made_to_hurt_are_decoded_or_refused() -> None:
+    files = contrived()
+    budget = DecodingBudget(cpu_s=1, memory_bytes=512 * 2**20)
+    async with DecoderPool(2, budget=budget) as pool:
+        answers = await asyncio.gather(
+            *(pool.decode(data, PREPROCESSING) for data in files.values()), return_exceptions=True
+        )
+        assert_equal(await pool.decode(GOOD, PREPROCESSING), decoded_here(GOOD))
+    outcomes = dict(zip(files, map(type, answers), strict=True))
+    assert all(issubclass(outcome, Prepared | ImageError) for outcome in outcomes.values())
+    assert outcomes["JPEG of thousands of scans"] is ImageTooCostly
+    for name in (
+        "PNG of 3.6 gigapixels",
+        "GIF of one pixel on 4 gigapixels",
+        "GIF whose frame lies far outside",
+        "GIF of 100,000 frames",
+        "TIFF of 5,000 pages",
+        "TIFF whose pages go in a circle",
+        "BMP of 4 exapixels",
+        "WEBP of 268 megapixels",
+        "WEBP of 1,200 frames",
+    ):
+        assert outcomes[name] is ImageTooLarge, name
+    for name in ("PNG with zTXt bomb", "PNG with profile bomb", "PNG of no width"):
+        assert outcomes[name] is CorruptImage, name
+    for name in ("SVG", "PDF and JPEG", "HTML and PNG", "a AVIF file", "noise"):
+        assert outcomes[name] is UnsupportedImage, name
+    for name in ("GIF of 900 frames", "PNG with EXIF of zeros", "JPEG of 1 × 65500"):
+        assert outcomes[name] is Prepared, name
 
 
 async def test_a_cancelled_request_frees_its_place() -> None:

@@ -29,7 +29,6 @@ from service.request_record import (
     LONGEST_PATH,
     RequestRecord,
     SearchRecord,
-    current_record,
     recorded,
 )
 from service.telemetry import Telemetry
@@ -109,16 +108,6 @@ class TestTheLineOfARequest:
         assert record.fields()["verdicts"] == {"match": 2, "no_match": 1}
         assert record.fields()["caches"] == {"hit": 1, "miss": 2}
         assert "verdict" not in record.fields()
-
-    def test_it_names_the_key_that_let_it_in(self, lines: Lines) -> None:
-        async def lets_in(scope: Scope, receive: Receive, send: Send) -> None:
-            record = current_record()
-            assert record is not None
-            record.key_id = "shop"
-            await answer_nothing(send)
-
-        serve(lets_in)
-        assert lines()[-1]["key"] == "shop"
 
     def test_a_path_is_not_believed_to_be_short(self, client: TestClient, lines: Lines) -> None:
         client.get("/" + "x" * 5000)
@@ -294,7 +283,7 @@ def serve(app: Callable[[Scope, Receive, Send], Any]) -> None:
         pass
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    asyncio.run(RequestContext(app, Telemetry(), 1000)(scope, receive, send))
+    asyncio.run(RequestContext(app, Telemetry(), 1000, 1000)(scope, receive, send))
 
 
 async def answer_nothing(send: Send) -> None:

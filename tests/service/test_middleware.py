@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
 from model_store.retriever import Bundle
-from service.middleware import MULTIPART_ALLOWANCE, RequestContext
+from service.middleware import FORM_ALLOWANCE, RequestContext
 from service.telemetry import Telemetry
 
 StartClient = Callable[..., TestClient]
@@ -58,8 +58,16 @@ def test_no_browser_may_guess_frame_or_run_anything(answered: httpx2.Response) -
     policy = directives(answered)
     assert policy["default-src"] == policy["script-src"] == policy["style-src"] == ["'self'"]
     assert policy["img-src"] == ["'self'", "blob:", "data:"]
-    for name in ("object-src", "base-uri", "frame-ancestors"):
+    for name in ("object-src", "base-uri", "form-action", "frame-ancestors"):
         assert policy[name] == ["'none'"], name
+    assert "camera=()" in answered.headers["permissions-policy"]
+    assert answered.headers["cross-origin-opener-policy"] == "same-origin"
+
+
+def test_pages_elsewhere_may_show_pictures_where_some_may_call(start: StartClient) -> None:
+    for settings, policy in (({}, "same-origin"), ({"cors_origins": (SHOP,)}, "cross-origin")):
+        response = start(**settings).get("/v1/galleries/digits/samples/1")
+        assert response.headers["cross-origin-resource-policy"] == policy
 
 
 def test_only_the_documentation_may_run_inline_scripts(client: TestClient) -> None:
@@ -142,7 +150,7 @@ class TestTheBoundOfABody:
         response = client.post(
             "/v1/galleries/digits/search",
             content=body(),
-            headers={"Content-Length": str(self.MAX + MULTIPART_ALLOWANCE + 1)},
+            headers={"Content-Length": str(self.MAX + FORM_ALLOWANCE + 1)},
         )
         assert response.status_code == 413
         assert read == []
@@ -171,7 +179,7 @@ async def test_half_an_answer_is_cut_off_not_finished() -> None:
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
     with pytest.raises(RuntimeError, match="the other half is lost"):
-        await RequestContext(failing, Telemetry(), 1000)(scope, receive, send)
+        await RequestContext(failing, Telemetry(), 1000, 1000)(scope, receive, send)
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
 
 

@@ -7,18 +7,37 @@ After a change of the API that is wanted, write the snapshot anew and read its d
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from end_to_end.questions import assess, picture, search, truncated
+from end_to_end.keys import KeysFile
+from end_to_end.questions import (
+    assess,
+    embed,
+    picture,
+    search,
+    search_batch,
+    search_json,
+    search_raw,
+    truncated,
+)
 from starlette.testclient import TestClient
 
-StartClient = Callable[..., TestClient]
+from model_store.errors import EncoderError
+from model_store.retriever import Bundle
+from service import cursors
+from service.app import create_app
+from service.routes.searching import MAX_BATCH
+from service.schemas import SearchOptions
+from service.settings import Settings
+from service.state import State
 
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 WRITE = "VOUCH_WRITE_OPENAPI" in os.environ
@@ -50,21 +69,43 @@ def test_it_is_the_reviewed_one(document: dict[str, Any]) -> None:
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 13
+    assert len(names) == len(set(names)) == 23
+    assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
 
-@pytest.mark.parametrize("operation", ["search", "assess"])
-def test_an_upload_is_typed_for_generators_old_and_new(
-    document: dict[str, Any], operation: str
-) -> None:
+UPLOADS = {
+    "search": {"multipart/form-data": "image"},
+    "search_raw": {"image/*": None, "application/octet-stream": None},
+    "search_batch": {"multipart/form-data": "images"},
+    "assess": {"multipart/form-data": "image"},
+    "embed": {"multipart/form-data": "image"},
+}
+JSON_BODIES = {"search_json", "give_feedback"}
+
+
+def test_an_upload_is_typed_for_generators_old_and_new(document: dict[str, Any]) -> None:
     """OpenAPI 3.0 says `format`, 3.1 `contentMediaType`; each generator knows one of them."""
-    body = document["components"]["schemas"][f"Body_{operation}"]
-    image = body["properties"]["image"]
-    assert image["type"] == "string"
-    assert image["format"] == "binary"
-    assert image["contentMediaType"] == "application/octet-stream"
-    assert body["required"] == ["image"]
+    found: dict[str, dict[str, str | None]] = {}
+    for *_, operation in operations(document):
+        body = operation.get("requestBody")
+        if body is None or operation["operationId"] in JSON_BODIES:
+            continue
+        assert body["required"] is True
+        for media_type, content in body["content"].items():
+            schema, field = content["schema"], None
+            if "$ref" in schema:
+                schema = document["components"]["schemas"][schema["$ref"].split("/")[-1]]
+                (field,) = schema["required"]
+                schema = schema["properties"][field]
+            if schema["type"] == "array":
+                assert (schema["minItems"], schema["maxItems"]) == (1, MAX_BATCH)
+                schema = schema["items"]
+            assert schema["type"] == "string"
+            assert schema["format"] == "binary"
+            assert schema["contentMediaType"] == "application/octet-stream"
+            found.setdefault(operation["operationId"], {})[media_type] = field
+    assert found == UPLOADS
 
 
 def test_every_error_is_a_problem_document_and_nothing_else(document: dict[str, Any]) -> None:
@@ -80,10 +121,24 @@ def test_all_references_lead_somewhere(document: dict[str, Any]) -> None:
     text = json.dumps(document)
     schemas = document["components"]["schemas"]
     referred = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
-    assert referred | {"Body_search", "Body_assess"} == set(schemas)
+    assert referred == set(schemas)
 
+
+REFUSALS = {"401", "403", "429"}
+"""What any route answers that needs a key."""
 
 Ask = Callable[[TestClient], httpx2.Response]
+StartClient = Callable[..., TestClient]
+
+
+def ask(way: Callable[..., httpx2.Response], *args: Any) -> Ask:
+    return lambda client: way(client, *args)
+
+
+FOREIGN_ITEMS = cursors.write(cursors.ItemsCursor(bundle="another", start=1))
+FOREIGN_SEARCH = cursors.write(
+    cursors.SearchCursor(bundle="another", query_id="0" * 64, start=1, options=SearchOptions())
+)
 
 # For each operation, a request that is answered, and one for each error that it documents.
 REQUESTS: dict[tuple[str, str], Ask] = {
@@ -95,21 +150,58 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("get_operating_point", "200"): lambda client: operating_point(client, "digits", 0.1),
     ("get_operating_point", "404"): lambda client: operating_point(client, "none", 0.1),
     ("get_operating_point", "422"): lambda client: operating_point(client, "digits", -1),
-    ("search", "200"): lambda client: search(client, picture("PNG")),
-    ("search", "400"): lambda client: search(client, b""),
-    ("search", "404"): lambda client: search(client, picture("PNG"), "none"),
-    ("search", "413"): lambda client: search(client, bytes(10_000)),
-    ("search", "415"): lambda client: search(client, b"text"),
-    ("search", "422"): lambda client: search(client, truncated()),
-    ("assess", "200"): lambda client: assess(client, picture("PNG")),
-    ("assess", "400"): lambda client: assess(client, b""),
-    ("assess", "404"): lambda client: assess(client, picture("PNG"), "none"),
-    ("assess", "413"): lambda client: assess(client, bytes(10_000)),
-    ("assess", "415"): lambda client: assess(client, b"text"),
-    ("assess", "422"): lambda client: assess(client, truncated()),
+    **{
+        (way.__name__, status): ask(way, *args)
+        for way in (search, search_raw, search_json, assess, embed)
+        for status, args in {
+            "200": [picture("PNG")],
+            "400": [b""],
+            "404": [picture("PNG"), "none"],
+            "413": [bytes(10_000)],
+            "415": [b"text"],
+            "422": [truncated()],
+            "503": [picture("PNG", seed=503)],
+        }.items()
+    },
+    ("search_batch", "200"): lambda client: search_batch(client, [picture("PNG"), b""]),
+    ("search_batch", "404"): lambda client: search_batch(client, [picture("PNG")], "none"),
+    ("search_batch", "413"): lambda client: search_batch(client, [bytes(90_000)]),
+    ("search_batch", "415"): lambda client: client.post(
+        "/v1/galleries/digits/search/batch", json={"images": []}
+    ),
+    ("search_batch", "422"): lambda client: search_batch(client, [b""] * (MAX_BATCH + 1)),
+    ("search_next", "200"): lambda client: client.get(
+        "/v1/galleries/digits/search/next", params={"cursor": next_cursor(client)}
+    ),
+    ("search_next", "404"): lambda client: client.get(
+        "/v1/galleries/none/search/next", params={"cursor": next_cursor(client)}
+    ),
+    ("search_next", "409"): lambda client: client.get(
+        "/v1/galleries/digits/search/next", params={"cursor": FOREIGN_SEARCH}
+    ),
+    ("search_next", "422"): lambda client: client.get(
+        "/v1/galleries/digits/search/next", params={"cursor": "x"}
+    ),
+    ("list_items", "200"): lambda client: client.get("/v1/galleries/digits/items"),
+    ("list_items", "404"): lambda client: client.get("/v1/galleries/none/items"),
+    ("list_items", "409"): lambda client: client.get(
+        "/v1/galleries/digits/items", params={"cursor": FOREIGN_ITEMS}
+    ),
+    ("list_items", "422"): lambda client: client.get("/v1/galleries/digits/items?limit=0"),
+    ("get_similar", "200"): lambda client: client.get(
+        f"/v1/galleries/digits/items/{an_item(client)}/similar"
+    ),
+    ("get_similar", "404"): lambda client: client.get("/v1/galleries/digits/items/none/similar"),
+    ("get_similar", "422"): lambda client: client.get(
+        "/v1/galleries/digits/items/none/similar?limit=101"
+    ),
     ("give_feedback", "200"): lambda client: feedback(client, "digits"),
     ("give_feedback", "404"): lambda client: feedback(client, "none"),
     ("give_feedback", "409"): lambda client: feedback(client, "digits"),
+    ("give_feedback", "413"): lambda client: feedback(client, "digits", item_id="x" * 90_000),
+    ("give_feedback", "415"): lambda client: client.post(
+        "/v1/galleries/digits/feedback", content=b"{}", headers={"Content-Type": "text/plain"}
+    ),
     ("give_feedback", "422"): lambda client: feedback(client, "digits", correct="perhaps"),
     ("get_item", "200"): lambda client: client.get(f"/v1/galleries/digits/items/{an_item(client)}"),
     ("get_item", "404"): lambda client: client.get("/v1/galleries/digits/items/none"),
@@ -121,10 +213,34 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ),
     ("get_sample", "200"): lambda client: client.get("/v1/galleries/digits/samples/1"),
     ("get_sample", "404"): lambda client: client.get("/v1/galleries/digits/samples/none"),
+    ("list_bundles", "200"): lambda client: client.get("/v1/galleries/digits/bundles"),
+    ("list_bundles", "404"): lambda client: client.get("/v1/galleries/none/bundles"),
+    ("activate_bundle", "200"): lambda client: activate(client, serving(client)),
+    ("activate_bundle", "404"): lambda client: activate(client, "0" * 16),
+    ("rollback_bundle", "404"): lambda client: client.post("/v1/galleries/none/bundles/rollback"),
+    ("rollback_bundle", "409"): lambda client: client.post("/v1/galleries/digits/bundles/rollback"),
     ("livez", "200"): lambda client: client.get("/livez"),
     ("readyz", "200"): lambda client: client.get("/readyz"),
     ("metrics", "200"): lambda client: client.get("/metrics"),
 }
+
+
+TRIED_ELSEWHERE = {("activate_bundle", "409"), ("rollback_bundle", "200"), ("readyz", "503")}
+"""In test_galleries.py and test_answers.py: they want another state of the service."""
+
+IDS = {"gallery": "digits", "item_id": 1, "sample_id": 1, "bundle_id": 1}
+
+IN_A_CROWD = {"503", "504"}
+"""What any request with a body may be answered when there are too many."""
+
+
+def serving(client: TestClient) -> str:
+    bundle_id: str = client.get("/v1/galleries/digits/bundles").json()["serving"]
+    return bundle_id
+
+
+def activate(client: TestClient, bundle_id: str) -> httpx2.Response:
+    return client.post(f"/v1/galleries/digits/bundles/{bundle_id}/activate")
 
 
 def feedback(client: TestClient, gallery: str, **said: Any) -> httpx2.Response:
@@ -132,6 +248,11 @@ def feedback(client: TestClient, gallery: str, **said: Any) -> httpx2.Response:
     answer = search(client, picture("PNG", 8, 8)).json()
     first = {"query_id": answer["query"]["id"], "item_id": answer["results"][0]["id"]}
     return client.post(f"/v1/galleries/{gallery}/feedback", json={**first, "correct": True, **said})
+
+
+def next_cursor(client: TestClient) -> str:
+    cursor: str = search(client, picture("PNG")).json()["next_cursor"]
+    return cursor
 
 
 def operating_point(client: TestClient, gallery: str, max_error: float) -> httpx2.Response:
@@ -149,17 +270,53 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
         (operation["operationId"], status)
         for *_, operation in operations(document)
         for status in operation["responses"]
-        if status != "default"
+        if status != "500"  # below
     }
-    assert documented == set(REQUESTS)
+    crowded = {
+        (operation["operationId"], status)
+        for _, method, operation in operations(document)
+        for status in IN_A_CROWD
+        if method == "post"
+    }
+    assert crowded <= documented
+    refusals = {(name, status) for name, status in documented if status in REFUSALS}
+    assert documented - refusals - crowded == (set(REQUESTS) | TRIED_ELSEWHERE) - crowded
+    open_to_all = {"livez", "readyz"}
+    for status in ("401", "429"):
+        named = {name for name, refusal in refusals if refusal == status}
+        assert named == {name for name, _ in REQUESTS} - open_to_all
+    more = {"give_feedback", "activate_bundle", "rollback_bundle"}
+    assert {name for name, refusal in refusals if refusal == "403"} == more
+
+
+@pytest.fixture(scope="module")
+def apps(
+    bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[bool, TestClient]]:
+    """Services that keep feedback, and that do not."""
+    file = tmp_path_factory.mktemp("feedback") / "feedback.sqlite3"
+    bounds = {"max_image_bytes": 9_000, "max_batch_bytes": 9_000, "decoders": 0}
+    with (
+        TestClient(create_app(Settings(feedback=file, **bounds), [bundle])) as keeping,
+        TestClient(create_app(Settings(**bounds), [bundle])) as forgetting,
+    ):
+        yield {True: keeping, False: forgetting}
 
 
 @pytest.mark.parametrize(("operation_id", "status"), REQUESTS)
 def test_each_documented_answer_is_given(
-    start: StartClient, operation_id: str, status: str, tmp_path: Path
+    apps: dict[bool, TestClient],
+    bundle: Bundle,
+    operation_id: str,
+    status: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept = {} if status == "409" else {"feedback": tmp_path / "feedback.sqlite3"}
-    client = start(max_image_bytes=9_000, **kept)
+    def fail(images: object) -> None:
+        raise EncoderError("The encoder cannot be run.")
+
+    if status == "503":
+        monkeypatch.setattr(bundle.retriever.encoder, "encode", fail)
+    client = apps[status != "409"]
     response = REQUESTS[operation_id, status](client)
     assert str(response.status_code) == status
     [answer] = [
@@ -168,3 +325,92 @@ def test_each_documented_answer_is_given(
         if operation["operationId"] == operation_id
     ]
     assert response.headers["content-type"].split(";")[0] in answer["content"]
+
+
+@pytest.mark.parametrize("status", sorted(IN_A_CROWD))
+def test_in_a_crowd_every_request_with_a_body_is_answered_as_documented(
+    start: StartClient, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = start(deadline_s=0.01, max_in_flight=1)
+    if status == "503":
+        monopolised = client.app._app  # type: ignore[attr-defined]
+        monopolised._n = 1
+    monkeypatch.setattr("service.admission._while_wanted", lambda *_: asyncio.sleep(60))
+    for path, method, operation in operations(client.get("/openapi.json").json()):
+        if method == "post":
+            response = client.post(path.format(gallery="digits", bundle_id=1))
+            assert str(response.status_code) == status, path
+            assert response.headers["content-type"] in operation["responses"][status]["content"]
+            assert ("Retry-After" in response.headers) == (status == "503")
+
+
+@pytest.mark.parametrize("status", sorted(REFUSALS))
+def test_each_documented_refusal_is_given(
+    start: StartClient, keys_file: KeysFile, status: str
+) -> None:
+    client = start(keys=keys_file.path)
+    if status == "429":
+        client.headers["X-API-Key"] = keys_file.make("admin", rate_limit="1/day")
+        client.get("/v1/galleries")  # the one that is allowed
+    elif status == "403":
+        client.headers["X-API-Key"] = keys_file.make("read")
+    asked = 0
+    for path, method, operation in operations(client.get("/openapi.json").json()):
+        if status in operation["responses"]:
+            response = client.request(method, path.format(**IDS))
+            assert str(response.status_code) == status, (method, path)
+            assert response.headers["content-type"] in operation["responses"][status]["content"]
+            asked += 1
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "optional"),
+    [
+        ({}, {"read", "write", "admin"}),
+        ({"keys": True}, set()),
+        ({"keys": True, "anonymous": True}, {"read", "write"}),
+    ],
+)
+def test_it_says_which_scope_is_needed_and_whether_a_key_is(
+    start: StartClient, keys_file: KeysFile, settings: dict[str, Any], optional: set[str]
+) -> None:
+    keys_file.make("read")
+    given = {**settings, "keys": keys_file.path} if "keys" in settings else settings
+    document = start(**given).get("/openapi.json").json()
+    schemes = document["components"]["securitySchemes"]
+    assert (schemes["bearer"]["type"], schemes["bearer"]["scheme"]) == ("http", "bearer")
+    assert {"type": "apiKey", "in": "header", "name": "X-API-Key"}.items() <= (
+        schemes["api_key"].items()
+    )
+    for _, _, operation in operations(document):
+        name = operation["operationId"]
+        if name in {"livez", "readyz"}:
+            assert "security" not in operation
+            continue
+        scope = {
+            "give_feedback": "write",
+            "activate_bundle": "admin",
+            "rollback_bundle": "admin",
+        }.get(name, "read")
+        without = [{}] if scope in optional else []
+        assert operation["security"] == [{"bearer": [scope]}, {"api_key": [scope]}, *without]
+
+
+def test_what_nobody_foresaw_is_documented_where_it_may_happen(
+    document: dict[str, Any], client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(State, "galleries", property(), raising=False)
+    monkeypatch.setattr(State, "telemetry", property(), raising=False)
+    client = TestClient(client.app, raise_server_exceptions=False)
+    for path, method, operation in operations(document):
+        filled = re.sub(r"{(\w+)}", "digits", path)
+        content = operation.get("requestBody", {"content": {"": {}}})["content"]
+        media_type = next(iter(content)).replace("*", "png")
+        body = b"{}" if "json" in media_type else b"--x--\r\n"
+        headers = {"Content-Type": f"{media_type}; boundary=x"}
+        response = client.request(method, filled, headers=headers, content=body)
+        failed = response.status_code == 500
+        assert failed == ("500" in operation["responses"]), (path, response.text)
+        if failed:
+            assert response.json()["code"] == "internal_error"

@@ -23,7 +23,7 @@ import service
 from model_store import errors
 from model_store.errors import EncoderError, VouchError
 from model_store.retriever import Bundle
-from service.middleware import MULTIPART_ALLOWANCE
+from service.middleware import FORM_ALLOWANCE
 from service.problems import problem_response, status_of
 
 StartClient = Callable[..., TestClient]
@@ -59,6 +59,13 @@ STATUSES = {
     "ImageTooCostly": 422,
     "CorruptImage": 422,
     "InvalidRequest": 422,
+    "AccessError": 500,
+    "Unauthenticated": 401,
+    "Forbidden": 403,
+    "RateLimited": 429,
+    "InvalidCursor": 422,
+    "OutdatedCursor": 409,
+    "UnsupportedMediaType": 415,
     "NotFound": 404,
     "GalleryNotFound": 404,
     "ItemNotFound": 404,
@@ -67,6 +74,8 @@ STATUSES = {
     "MethodNotAllowed": 405,
     "QueryNotFound": 404,
     "FeedbackNotKept": 409,
+    "KeysError": 500,
+    "KeysRequired": 500,
     "EncoderError": 503,
     "EncoderContractError": 503,
     "ProviderUnavailable": 503,
@@ -185,13 +194,13 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         "50,001 bytes; at most 50,000",
     ),
     "a declared body of too many bytes": (
-        upload(b"\xff" * (MAX_BYTES + MULTIPART_ALLOWANCE)),
+        upload(b"\xff" * (MAX_BYTES + FORM_ALLOWANCE)),
         413,
         "image_too_large",
         r"115,\d\d\d bytes or more.*at most 50,000",
     ),
     "a streamed body of too many bytes": (
-        lambda client: search_by_stream(client, MAX_BYTES + MULTIPART_ALLOWANCE),
+        lambda client: search_by_stream(client, MAX_BYTES + FORM_ALLOWANCE),
         413,
         "image_too_large",
         r"11\d,\d\d\d bytes or more.*at most 50,000",
@@ -209,19 +218,88 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         "at most 10,000|more than 10,000",
     ),
     "no image": (
-        lambda client: client.post(SEARCH, data={"limit": "3"}),
+        lambda client: client.post(SEARCH, files={"limit": (None, "3")}),
         422,
         "invalid_request",
         "/body/image: Field required",
     ),
     "nothing at all": (
         lambda client: client.post(SEARCH),
+        415,
+        "unsupported_media_type",
+        "declared as nothing; wanted: multipart/form-data",
+    ),
+    "a form that can hold no file": (
+        lambda client: client.post(SEARCH, data={"image": "cat.jpg"}),
+        415,
+        "unsupported_media_type",
+        "application/x-www-form-urlencoded; wanted: multipart/form-data",
+    ),
+    "a form without its boundary": (
+        lambda client: client.post(SEARCH, headers={"Content-Type": "multipart/form-data"}),
         422,
         "invalid_request",
-        "/body/image: Field required",
+        "could not be read: Missing boundary",
     ),
+    "JSON in place of a form": (
+        lambda client: client.post(SEARCH, json={}),
+        415,
+        "unsupported_media_type",
+        "application/json; wanted: multipart/form-data",
+    ),
+    "text in place of an image": (
+        lambda client: client.post(f"{SEARCH}/raw", headers={"Content-Type": "text/plain"}),
+        415,
+        "unsupported_media_type",
+        r"text/plain; wanted: application/octet-stream or image/\*",
+    ),
+    "a form in place of JSON": (
+        lambda client: client.post(f"{SEARCH}/json", data={"image_base64": ""}),
+        415,
+        "unsupported_media_type",
+        "application/x-www-form-urlencoded; wanted: application/json",
+    ),
+    "half a JSON document": (
+        lambda client: client.post(
+            f"{SEARCH}/json", content=b"{", headers={"Content-Type": "application/json"}
+        ),
+        422,
+        "invalid_request",
+        "JSON decode error",
+    ),
+    "JSON that is no object": (
+        lambda client: client.post(f"{SEARCH}/json", json=["image_base64"]),
+        422,
+        "invalid_request",
+        "/body: .*dictionary",
+    ),
+    "half a character in JSON": (
+        lambda client: client.post(
+            f"{SEARCH}/json",
+            content=b'{"image_base64": "\\ud800"}',
+            headers={"Content-Type": "application/json"},
+        ),
+        422,
+        "invalid_request",
+        "/body/image_base64: ",
+    ),
+    "JSON deeper than anyone needs": (
+        lambda client: client.post(
+            f"{SEARCH}/json", content=b"[" * 60_000, headers={"Content-Type": "application/json"}
+        ),
+        422,
+        "invalid_request",
+        "could not be read|JSON",
+    ),
+    "bytes that are no text in an address": (
+        get("/v1/galleries/%ff%00"),
+        404,
+        "gallery_not_found",
+        "Served: digits",
+    ),
+    "half a percent sign": (get("/v1/galleries/%zz"), 404, "gallery_not_found", "%zz"),
     "text in the place of a file": (
-        lambda client: client.post(SEARCH, data={"image": "cat.jpg"}),
+        lambda client: client.post(SEARCH, files={"image": (None, "cat.jpg")}),
         422,
         "invalid_request",
         "/body/image: .*file",

@@ -210,7 +210,7 @@ async def test_a_client_that_went_is_counted_and_logged(caplog: pytest.LogCaptur
     telemetry = Telemetry()
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
     with caplog.at_level(logging.INFO, "service.requests"):
-        await RequestContext(left, telemetry, 1000)(scope, None, None)
+        await RequestContext(left, telemetry, 1000, 1000)(scope, None, None)
     assert b'vouch_problems_total{code="client_gone"} 1.0' in telemetry.exposition()
     [line] = [record.fields for record in caplog.records if record.name == "service.requests"]
     assert (line["status"], line["code"]) == (499, "client_gone")

@@ -106,6 +106,17 @@ def test_verdicts(similarity: float, outlier_score: float, verdict: str) -> None
     assert decide(calibration(), asked, found, LABELS, 3, 0.1, 0.9).verdict == verdict
 
 
+def test_a_query_whose_outlier_score_is_unknown_gets_no_probability() -> None:
+    unknown = query(spherical_variance=0.35, outlier_score=np.nan)
+    decision = decide(
+        calibration(), unknown, neighbours(0.9, 0.5), np.array([0, 1], np.int32), 2, 0.1, None
+    )
+    assert decision.verdict == "not_calibrated"
+    assert decision.match_probabilities is decision.match_intervals is decision.result_set is None
+    assert decision.no_match_probability is decision.assessment.outlier_p_value is None
+    assert decision.assessment.percentile == pytest.approx(100 * 3 / 9)
+
+
 def test_the_p_value_counts_calibration_queries_at_least_as_alien() -> None:
     fitted = calibration()
     for distance, expected in [(0.5, 1.0), (1.0, 1.0), (5.0, 0.6), (5.1, 0.5), (99.0, 0.1)]:

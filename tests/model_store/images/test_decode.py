@@ -3,13 +3,14 @@ from __future__ import annotations
 import io
 import warnings
 import zlib
-from typing import Any
 
 import numpy as np
 import pytest
+from hostile_images import contrived
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from image_files import encoded, picture, seeds
+from PIL import Image, ImageOps
 
 from model_store.errors import (
     CorruptImage,
@@ -22,12 +23,6 @@ from model_store.images import FORMATS, ImageLimits, Preprocessing, decode_image
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (20, 30, 3), dtype=np.uint8)
-
-
-def encoded(image: Image.Image, format_name: str = "PNG", **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format_name, **options)
-    return buffer.getvalue()
 
 
 @pytest.mark.parametrize("format_name", ["PNG", "BMP", "TIFF"])
@@ -53,6 +48,39 @@ def test_the_orientation_is_applied() -> None:
     np.testing.assert_array_equal(decoded.pixels, np.rot90(PIXELS, -1))
     assert (decoded.width, decoded.height) == (20, 30)
     assert "orientation" in decoded.warnings[0]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_every_orientation_is_set_upright(format_name: str, orientation: int) -> None:
+    data = seeds()[f"{format_name} turned {orientation}"]
+    decoded = decode_image(data)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    np.testing.assert_array_equal(decoded.pixels, np.asarray(upright.convert("RGB")))
+    assert any("orientation" in warning for warning in decoded.warnings) == (orientation > 1)
+
+
+def test_large_images_are_converted_strip_by_strip_as_if_whole() -> None:
+    wide = Image.fromarray(picture(1500, 1100))
+    wide.putalpha(wide.convert("L"))
+    white = Image.new("RGBA", wide.size, "white")
+    whole = Image.alpha_composite(white, wide).convert("RGB")
+    np.testing.assert_array_equal(decode_image(encoded(wide)).pixels, np.asarray(whole))
+    values = np.asarray(wide.convert("L"), dtype=np.float32)
+    decoded = decode_image(encoded(Image.fromarray(values), "TIFF"))
+    stretched = (values - values.min()) * (255 / (values.max() - values.min()))
+    np.testing.assert_allclose(decoded.pixels[..., 0], stretched, atol=0.51)
+
+
+def test_a_photograph_with_further_pictures_in_it_is_a_jpeg() -> None:
+    decoded = decode_image(seeds()["JPEG of several pictures"])
+    assert decoded.format == "JPEG"
+    assert "first" in decoded.warnings[0]
+
+
+def test_broken_metadata_are_no_reason_to_refuse() -> None:
+    decoded = decode_image(contrived()["PNG with EXIF of zeros"])
+    assert (decoded.width, decoded.height) == (30, 30)
 
 
 def test_sixteen_bits_are_rescaled_not_clipped() -> None:

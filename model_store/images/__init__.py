@@ -1,0 +1,29 @@
+"""Bytes to pixels: the one decoder that builder and service share.
+
+A second copy is how train/serve skew is born, so everything that turns an image file into the
+encoder's input is here: `decode` (what is accepted, within which limits), `containers` (what a file
+says of itself before it is decoded), `colours` (whatever was in it, as RGB), `profiles` (colour
+profiles), and `resize` (to the encoder's input, and to thumbnails).
+"""
+
+from model_store.images.decode import (
+    FORMATS,
+    TOO_MUCH_MEMORY,
+    DecodedImage,
+    ImageLimits,
+    check_size,
+    decode_image,
+)
+from model_store.images.resize import THUMBNAIL_SIDE, Preprocessing, encode_thumbnail
+
+__all__ = [
+    "FORMATS",
+    "THUMBNAIL_SIDE",
+    "TOO_MUCH_MEMORY",
+    "DecodedImage",
+    "ImageLimits",
+    "Preprocessing",
+    "check_size",
+    "decode_image",
+    "encode_thumbnail",
+]

@@ -1,0 +1,174 @@
+"""What is accepted as an image, within which limits, and the way from its bytes to pixels."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from model_store.errors import (
+    CorruptImage,
+    EmptyImage,
+    ImageError,
+    ImageTooCostly,
+    ImageTooLarge,
+    UnsupportedImage,
+)
+from model_store.images.colours import TURNED, orientation, upright_rgb
+from model_store.images.containers import count_frames, format_of, webp_canvas
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""Accepted formats. Pillow registers some forty more, most of them attack surface."""
+
+TOO_MUCH_MEMORY = (
+    "Decoding the image takes more memory than one image may. Send a smaller image, or a plainer "
+    "kind of file (a baseline JPEG)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What is refused before a single pixel is decoded.
+
+    Attributes
+    ----------
+    max_bytes : size of the file.
+    max_pixels : width × height; 40 million is a current phone's full resolution.
+    max_frames : of an animation, or pages. Only the first is used, but a file of very many is
+        made to be expensive, not to be looked at.
+    """
+
+    max_bytes: int = 20 * 2**20
+    max_pixels: int = 40_000_000
+    max_frames: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedImage:
+    """An image as the encoder's preprocessing wants it.
+
+    Attributes
+    ----------
+    pixels : (H, W, 3) uint8, RGB, upright.
+    format : the format found in the bytes.
+    width, height : after the orientation was applied, pixels.
+    warnings : what was changed or ignored, one sentence each.
+    """
+
+    pixels: NDArray[np.uint8]
+    format: str
+    width: int
+    height: int
+    warnings: tuple[str, ...]
+
+
+def decode_image(data: bytes, limits: ImageLimits | None = None) -> DecodedImage:
+    """Decode an uploaded or indexed file.
+
+    Sixteen-bit images are rescaled to eight, transparency is laid on white, colours go through the
+    file's profile where that is not sRGB, EXIF orientation is applied, and only the first frame of
+    an animation is kept; each leaves a sentence in ``warnings``.
+
+    Raises
+    ------
+    EmptyImage, UnsupportedImage, ImageTooLarge, ImageTooCostly, CorruptImage
+    """
+    limits = limits or ImageLimits()
+    check_size(data, limits)
+    try:
+        return _decoded(data, limits)
+    except MemoryError as error:
+        raise ImageTooCostly(TOO_MUCH_MEMORY) from error
+
+
+def check_size(data: bytes, limits: ImageLimits) -> None:
+    """Refuse a file by how many bytes it has, which needs no look at them.
+
+    Raises
+    ------
+    EmptyImage, ImageTooLarge
+    """
+    if not data:
+        raise EmptyImage("The upload is empty (0 bytes). Send the bytes of one image file.")
+    if len(data) > limits.max_bytes:
+        raise ImageTooLarge(
+            f"The image has {len(data):,} bytes; at most {limits.max_bytes:,} are accepted. "
+            "Send a smaller or more compressed image."
+        )
+
+
+def _decoded(data: bytes, limits: ImageLimits) -> DecodedImage:
+    image = _open(data, limits)
+    try:
+        warnings = []
+        if _n_frames(image, data, limits) > 1:
+            warnings.append("The image is animated or has several pages; only the first was used.")
+        if image.format == "TIFF" and orientation(image) is not None:
+            warnings.append(TURNED)  # which Pillow does by itself while it loads a TIFF
+        image.load()
+        pixels, changes = upright_rgb(image)
+    except (MemoryError, ImageError):
+        raise
+    except Exception as error:  # Pillow's parsers raise whatever the damage makes them raise
+        raise _corrupt(data) from error
+    height, width = pixels.shape[:2]
+    return DecodedImage(pixels, str(format_of(data)), width, height, (*warnings, *changes))
+
+
+def _open(data: bytes, limits: ImageLimits) -> Image.Image:
+    """Read the header only, and refuse by what it says."""
+    announced = format_of(data)
+    if announced is None:
+        raise UnsupportedImage(
+            f"The {len(data):,} bytes received are not an image in an accepted format. "
+            f"Accepted: {', '.join(FORMATS)}."
+        )
+    if announced == "WEBP":
+        _check_pixels(webp_canvas(data) or (1, 1), limits)
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageTooLarge(
+            f"The image has far more than {limits.max_pixels:,} pixels. Send a smaller image."
+        ) from error
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's header parsers raise whatever the damage makes them raise
+        raise _corrupt(data) from error
+    _check_pixels(image.size, limits)
+    return image
+
+
+def _check_pixels(size: tuple[int, int], limits: ImageLimits) -> None:
+    width, height = size
+    if width * height > limits.max_pixels:
+        raise ImageTooLarge(
+            f"The image is {width} × {height} = {width * height:,} pixels; at most "
+            f"{limits.max_pixels:,} are accepted. Send a smaller image."
+        )
+    if width < 1 or height < 1:
+        raise CorruptImage(f"The image is {width} × {height}: there are no pixels in it.")
+
+
+def _n_frames(image: Image.Image, data: bytes, limits: ImageLimits) -> int:
+    """Frames or pages, if they are not too many."""
+    if image.format in {"GIF", "TIFF"}:
+        n_frames = count_frames(data, limits.max_frames)
+    else:  # found in the header
+        n_frames = getattr(image, "n_frames", 1)
+    if n_frames > limits.max_frames:
+        raise ImageTooLarge(
+            f"The image has more than {limits.max_frames:,} frames or pages, and only the first "
+            "would be used. Send that one."
+        )
+    return n_frames
+
+
+def _corrupt(data: bytes) -> CorruptImage:
+    return CorruptImage(
+        f"The {format_of(data)} image is damaged or truncated and cannot be decoded. "
+        "Send a complete file."
+    )

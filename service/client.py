@@ -1,0 +1,291 @@
+"""A small client of the service, for Python.
+
+::
+
+    with VouchClient("http://127.0.0.1:8080") as vouch:
+        answer = vouch.search("digits", Path("photo.png"), limit=3)
+        print(answer.verdict, answer.results[0].id, answer.results[0].match_probability)
+
+Answers are the models of `service.schemas`, errors of the service a `VouchProblem`. Neither the
+service's web framework nor a model is needed: ``pip install vouch[client]``.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self, TypeVar
+from urllib.parse import quote
+
+import httpx2
+from pydantic import BaseModel, ValidationError
+
+from service import schemas
+
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
+
+Image = Path | bytes | BinaryIO
+"""An image file: where it is, what it holds, or opened for reading bytes."""
+
+Fields = Mapping[str, str | int | float]
+
+MAX_ATTEMPTS = 3
+MAX_WAIT_S = 10.0
+"""How often, and how long in between, a client waits for a service that says that it is busy."""
+
+
+class VouchProblem(Exception):
+    """The service answered with a problem, or with something that is no answer of it.
+
+    Attributes
+    ----------
+    status : of HTTP.
+    code : stable name of the kind of problem, to switch on; ``not_vouch`` where the answer is not
+        one of the service, such as a proxy's.
+    detail : what was received, what was wanted and what to do.
+    request_id : what its operator finds the request by.
+    retry_after : seconds after which it may be asked again, None where it did not say.
+    errors : the fields that are wrong.
+    """
+
+    def __init__(self, problem: schemas.Problem, retry_after: float | None = None) -> None:
+        super().__init__(f"{problem.status} {problem.code}: {problem.detail}")
+        self.status = problem.status
+        self.code = problem.code
+        self.detail = problem.detail
+        self.request_id = problem.request_id
+        self.retry_after = retry_after
+        self.errors = tuple(problem.errors or ())
+
+
+class VouchClient:
+    """Asks one service; safe to share by threads, and to be closed.
+
+    Where the service is busy (503 with ``Retry-After``) it is asked again, `MAX_ATTEMPTS` times in
+    all: every request but feedback leaves nothing behind, and of feedback the last word counts.
+
+    Parameters
+    ----------
+    url : of the service, without a path.
+    api_key : sent as ``Authorization: Bearer``, where the service asks for one.
+    timeout_s : for each attempt.
+    transport : another way to the service than the network, for tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout_s: float = 30.0,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._http = httpx2.Client(
+            base_url=url, headers=headers, timeout=timeout_s, transport=transport
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._http.close()
+
+    def galleries(self) -> list[schemas.GalleryName]:
+        """Which galleries are served."""
+        return self._get("/v1/galleries", schemas.GalleryList).galleries
+
+    def gallery(self, gallery: str) -> schemas.GalleryDetail:
+        """One gallery: its size, encoder, calibration, measured quality, and samples to try."""
+        return self._get(_path(gallery), schemas.GalleryDetail)
+
+    def search(
+        self,
+        gallery: str,
+        image: Image,
+        *,
+        limit: int = 10,
+        alpha: float | None = None,
+        coverage: float | None = None,
+        on_uncertain: schemas.OnUncertain = "answer",
+    ) -> schemas.SearchAnswer:
+        """Find the items most like an image, and how sure that is.
+
+        Raises
+        ------
+        VouchProblem : such as ``corrupt_image``, or an option out of range.
+        """
+        options = _options(limit, alpha, coverage, on_uncertain)
+        path = _path(gallery, "search")
+        return self._upload(path, schemas.SearchAnswer, options, [("image", _file(image))])
+
+    def search_next(self, answer: schemas.SearchAnswer) -> schemas.SearchAnswer | None:
+        """The results after those of ``answer``; None where there are no more."""
+        if answer.next_cursor is None:
+            return None
+        path = _path(answer.gallery, "search", "next")
+        return self._get(path, schemas.SearchAnswer, {"cursor": answer.next_cursor})
+
+    def search_batch(
+        self,
+        gallery: str,
+        images: Sequence[Image],
+        *,
+        limit: int = 10,
+        alpha: float | None = None,
+        coverage: float | None = None,
+        on_uncertain: schemas.OnUncertain = "answer",
+    ) -> list[schemas.BatchItem]:
+        """An answer or a problem for each image, in their order; a bad image harms no other."""
+        options = _options(limit, alpha, coverage, on_uncertain)
+        files = [("images", _file(image)) for image in images]
+        path = _path(gallery, "search", "batch")
+        return self._upload(path, schemas.BatchAnswer, options, files).items
+
+    def assess(
+        self, gallery: str, image: Image, *, alpha: float | None = None
+    ) -> schemas.AssessmentAnswer:
+        """Whether an image is worth searching with."""
+        path, options = _path(gallery, "assess"), _options(alpha=alpha)
+        return self._upload(path, schemas.AssessmentAnswer, options, [("image", _file(image))])
+
+    def embed(
+        self, gallery: str, image: Image, *, alpha: float | None = None
+    ) -> schemas.EmbeddingAnswer:
+        """An image's embedding, as a distribution."""
+        path, options = _path(gallery, "embed"), _options(alpha=alpha)
+        return self._upload(path, schemas.EmbeddingAnswer, options, [("image", _file(image))])
+
+    def items(self, gallery: str, page_size: int = 100) -> Iterator[schemas.ItemDetail]:
+        """All items of a gallery by id, fetched page by page as they are asked for."""
+        options: dict[str, str | int] = {"limit": page_size}
+        while True:
+            page = self._get(_path(gallery, "items"), schemas.ItemList, options)
+            yield from page.items
+            if page.next_cursor is None:
+                return
+            options["cursor"] = page.next_cursor
+
+    def item(self, gallery: str, item_id: str) -> schemas.ItemDetail:
+        """One item."""
+        return self._get(_path(gallery, "items", item_id), schemas.ItemDetail)
+
+    def similar(self, gallery: str, item_id: str, *, limit: int = 10) -> schemas.SimilarAnswer:
+        """What is like an item of the gallery, itself left out."""
+        path = _path(gallery, "items", item_id, "similar")
+        return self._get(path, schemas.SimilarAnswer, {"limit": limit})
+
+    def feedback(
+        self, answer: schemas.SearchAnswer, item_id: str, *, correct: bool
+    ) -> schemas.FeedbackAnswer:
+        """Confirm or reject an item that an answer found."""
+        said = schemas.FeedbackRequest(query_id=answer.query.id, item_id=item_id, correct=correct)
+        path = _path(answer.gallery, "feedback")
+        request = self._http.build_request("POST", path, json=said.model_dump())
+        return self._ask(request, schemas.FeedbackAnswer)
+
+    def calibration(self, gallery: str) -> schemas.CalibrationReport:
+        """How true the probabilities are, and what each threshold on them would cost."""
+        return self._get(_path(gallery, "calibration"), schemas.CalibrationReport)
+
+    def operating_point(self, gallery: str, max_error: float) -> schemas.OperatingPoint | None:
+        """The threshold that answers most queries within an error; None where none does."""
+        path = _path(gallery, "calibration", "operating-points")
+        answer = self._get(path, schemas.OperatingPointAnswer, {"max_error": max_error})
+        return answer.point
+
+    def _get(self, path: str, answer: type[AnswerT], query: Fields | None = None) -> AnswerT:
+        return self._ask(self._http.build_request("GET", path, params=query), answer)
+
+    def _upload(
+        self,
+        path: str,
+        answer: type[AnswerT],
+        options: Fields,
+        files: Sequence[tuple[str, tuple[str, bytes]]],
+    ) -> AnswerT:
+        request = self._http.build_request("POST", path, data=options, files=files)
+        return self._ask(request, answer)
+
+    def _ask(self, request: httpx2.Request, answer: type[AnswerT]) -> AnswerT:
+        request.read()  # a body that is in memory can be sent again
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            response = self._http.send(request)
+            if response.is_success:
+                break
+            problem = _problem(response)
+            wait = problem.retry_after
+            if response.status_code != 503 or wait is None or attempt == MAX_ATTEMPTS:
+                raise problem
+            time.sleep(min(wait, MAX_WAIT_S))
+        try:
+            return answer.model_validate_json(response.content)
+        except ValidationError:
+            raise _not_vouch(response) from None
+
+
+def _problem(response: httpx2.Response) -> VouchProblem:
+    try:
+        problem = schemas.Problem.model_validate_json(response.content)
+    except ValidationError:
+        return _not_vouch(response)
+    return VouchProblem(problem, _retry_after(response))
+
+
+def _not_vouch(response: httpx2.Response) -> VouchProblem:
+    """Of an answer that the service would not give."""
+    problem = schemas.Problem(
+        type="about:blank",
+        title=response.reason_phrase,
+        status=response.status_code,
+        detail=f"{response.request.url} is not answered by Vouch, or by another release of it: "
+        f"{len(response.content)} bytes of {response.headers.get('content-type', 'no type')}.",
+        instance=response.request.url.path,
+        code="not_vouch",
+        request_id=response.headers.get("x-request-id", ""),
+    )
+    return VouchProblem(problem, _retry_after(response))
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    """Seconds; None for a date, which the service does not send."""
+    said = response.headers.get("retry-after", "")
+    return float(said) if said.isdigit() else None
+
+
+def _file(image: Image) -> tuple[str, bytes]:
+    """Name and bytes; the name is for people only."""
+    if isinstance(image, Path):
+        return image.name, image.read_bytes()
+    if isinstance(image, bytes):
+        return "image", image
+    opened: object = image  # whatever its type promises
+    if isinstance(opened, io.TextIOBase):
+        raise TypeError(f"{image} is opened for reading text, wanted: open(…, 'rb')")
+    return Path(str(getattr(image, "name", "image"))).name, image.read()
+
+
+def _options(
+    limit: int | None = None,
+    alpha: float | None = None,
+    coverage: float | None = None,
+    on_uncertain: schemas.OnUncertain | None = None,
+) -> Fields:
+    """What a form says beside its images."""
+    named = {"limit": limit, "alpha": alpha, "coverage": coverage, "on_uncertain": on_uncertain}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _path(*parts: str) -> str:
+    return "/".join(["/v1/galleries", *(quote(part, safe="") for part in parts)])

@@ -1,0 +1,89 @@
+"""Cursors: where a list goes on, bound to the bundle that the list is of.
+
+A cursor is opaque to clients: URL-safe base64 of a few fields and a checksum of them. It holds
+nothing secret and opens nothing: whoever made one up could ask for the same with the parameters of
+the first page, and every field is checked as those are. The checksum finds damage and guessing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from model_store.errors import InvalidCursor, OutdatedCursor
+from model_store.search import N_CANDIDATES
+from service.schemas import SearchOptions
+
+_CHECKSUM_BYTES = 12
+
+MAX_LENGTH = 1024
+"""Characters of a cursor; those of the service are shorter."""
+
+
+class ItemsCursor(BaseModel):
+    """Where a list of items goes on: at row ``start``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    of: Literal["items"] = "items"
+    bundle: str
+    start: int = Field(ge=0, le=2**40)
+
+
+class SearchCursor(BaseModel):
+    """Where the results of a query go on: after the first ``start`` of them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    of: Literal["search"] = "search"
+    bundle: str
+    query_id: str = Field(pattern="^[0-9a-f]{64}$")
+    start: int = Field(ge=1, lt=N_CANDIDATES)
+    options: SearchOptions
+
+
+CursorT = TypeVar("CursorT", ItemsCursor, SearchCursor)
+
+
+def write(cursor: ItemsCursor | SearchCursor) -> str:
+    """Serialise for a client."""
+    fields = cursor.model_dump_json(exclude_none=True).encode()
+    return base64.urlsafe_b64encode(_checksum(fields) + fields).decode().rstrip("=")
+
+
+def read(text: str, kind: type[CursorT], bundle: str) -> CursorT:
+    """What `write` made for a list of this kind and of the bundle that is served.
+
+    Raises
+    ------
+    InvalidCursor : the text is anything else.
+    OutdatedCursor : the list was one of another bundle.
+    """
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        checksum, fields = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
+        if checksum != _checksum(fields):
+            raise InvalidCursor(_NOT_OURS)
+        cursor = kind.model_validate_json(fields)
+    except (binascii.Error, ValidationError, ValueError):
+        raise InvalidCursor(_NOT_OURS) from None
+    if cursor.bundle != bundle:
+        raise OutdatedCursor(
+            f"The cursor is of bundle {cursor.bundle[:12]}, served is {bundle[:12]}: the list may "
+            "be another now. Ask for its first page again."
+        )
+    return cursor
+
+
+_NOT_OURS = (
+    "The cursor received is not one of this list. Send `next_cursor` of the page before as it is, "
+    "or ask for the first page again."
+)
+
+
+def _checksum(fields: bytes) -> bytes:
+    return hashlib.blake2b(fields, digest_size=_CHECKSUM_BYTES, person=b"vouch cursor").digest()

@@ -1,0 +1,70 @@
+// Asking the API, with a key where the service wants one.
+
+const KEY = "vouch-key"; // in sessionStorage: this tab alone, and only while it is open
+
+export const key = {
+  get: () => sessionStorage.getItem(KEY),
+  set: (text) => sessionStorage.setItem(KEY, text),
+  forget: () => sessionStorage.removeItem(KEY),
+};
+
+export class Problem extends Error {
+  constructor(problem, retryAfter) {
+    super(problem.title);
+    this.problem = problem;
+    this.retryAfter = retryAfter;
+  }
+}
+
+const unreadable = (response) =>
+  new Problem({
+    status: response.status,
+    title: response.ok ? "The answer could not be read" : `The service answered ${response.status}`,
+    detail: "What came back is not what this page expects. A proxy in between may have answered.",
+  });
+
+export async function ask(url, options = {}) {
+  const sent = key.get();
+  const headers = sent ? { Authorization: `Bearer ${sent}` } : {};
+  let response;
+  try {
+    response = await fetch(url, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem({
+      status: 0,
+      title: "The service cannot be reached",
+      detail: "No answer came back; nothing was searched.",
+    });
+  }
+  if (response.ok) return response;
+  const problem = await response.json().catch(() => null);
+  if (!problem?.title) throw unreadable(response);
+  throw new Problem({ status: response.status, ...problem }, response.headers.get("retry-after"));
+}
+
+export async function askJson(url, options) {
+  const response = await ask(url, options);
+  return response.json().catch((error) => {
+    throw error.name === "AbortError" ? error : unreadable(response);
+  });
+}
+
+/** Let `image` show what lies at `url`. An <img> sends no key, so it is given what was fetched. */
+export async function load(image, url) {
+  if (!key.get() || url.startsWith("blob:")) {
+    image.src = url;
+    return;
+  }
+  const fetched = await ask(url).then((response) => response.blob()).catch(() => null);
+  if (!fetched) {
+    image.dispatchEvent(new Event("error"));
+    return;
+  }
+  const local = URL.createObjectURL(fetched);
+  const release = () => URL.revokeObjectURL(local);
+  image.addEventListener("load", release, { once: true });
+  image.addEventListener("error", release, { once: true });
+  image.loading = "eager"; // it is here already
+  image.src = local;
+}

@@ -1,0 +1,34 @@
+"""A store that failed is left alone for a while, so that its absence costs one timeout a second."""
+
+from __future__ import annotations
+
+import time
+
+REST_AFTER_FAILURE_S = 1.0
+
+
+class Rest:
+    """Whether something that failed lately is being left alone."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it may be tried."""
+        return time.monotonic() >= self._until
+
+    @property
+    def failed_last(self) -> bool:
+        """Whether the last attempt failed."""
+        return self._until > 0
+
+    def begin(self) -> bool:
+        """Note a failure; whether it is the first since things went well."""
+        first = not self.failed_last
+        self._until = time.monotonic() + REST_AFTER_FAILURE_S
+        return first
+
+    def end(self) -> None:
+        """Note a success."""
+        self._until = 0.0

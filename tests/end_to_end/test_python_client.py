@@ -1,0 +1,237 @@
+"""The Python client, at a running service, and at one that misbehaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from end_to_end.processes import Service
+from end_to_end.questions import truncated
+
+from model_store.retriever import Bundle
+from service import client as client_module
+from service import schemas
+from service.client import MAX_ATTEMPTS, VouchClient, VouchProblem
+
+Respond = Callable[[httpx2.Request], httpx2.Response]
+
+
+@pytest.fixture(scope="module")
+def vouch(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VouchClient]:
+    place = tmp_path_factory.mktemp("client")
+    variables = {"VOUCH_FEEDBACK": str(place / "feedback.sqlite3")}
+    with (
+        Service(digits_bundle, place / "service.log", variables) as service,
+        VouchClient(str(service.http.base_url)) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def photograph(digits_bundle: Path) -> Path:
+    return digits_bundle / "samples" / "1.png"
+
+
+class TestAtAService:
+    def test_it_lists_and_describes_galleries(self, vouch: VouchClient, library: Bundle) -> None:
+        [name] = vouch.galleries()
+        assert (name.name, name.bundle_id) == ("digits", library.manifest.id)
+        assert vouch.gallery("digits").n_items == name.n_items
+
+    def test_it_finds_what_the_library_finds(
+        self, vouch: VouchClient, library: Bundle, photograph: Path
+    ) -> None:
+        expected = library.retriever.search(photograph.read_bytes(), limit=4)
+        answers = [vouch.search("digits", photograph, limit=4)]
+        answers.append(vouch.search("digits", photograph.read_bytes(), limit=4))
+        with photograph.open("rb") as file:
+            answers.append(vouch.search("digits", file, limit=4))
+        for answer in answers:
+            assert answer.verdict == expected.decision.verdict
+            assert [(r.id, r.match_probability) for r in answer.results] == [
+                (match.item.id, match.match_probability) for match in expected.matches
+            ]
+
+    def test_options_reach_the_service(self, vouch: VouchClient, photograph: Path) -> None:
+        answer = vouch.search("digits", photograph, limit=1, alpha=0.99999, coverage=0.7)
+        assert answer.query.ood.alpha == 0.99999
+        assert answer.result_set is not None
+        assert answer.result_set.coverage == 0.7
+        refused = vouch.search("digits", photograph, alpha=0.99999, on_uncertain="refuse")
+        assert (refused.verdict, refused.results) == ("out_of_distribution", [])
+
+    def test_it_goes_on_page_by_page(self, vouch: VouchClient, photograph: Path) -> None:
+        page: schemas.SearchAnswer | None = vouch.search("digits", photograph, limit=90)
+        ranks = []
+        while page is not None:
+            ranks += [result.rank for result in page.results]
+            page = vouch.search_next(page)
+        assert ranks == list(range(1, 201))
+
+    def test_of_a_batch_each_has_an_answer_or_a_problem(
+        self, vouch: VouchClient, photograph: Path
+    ) -> None:
+        found, lost = vouch.search_batch("digits", [photograph, truncated()], limit=2)
+        assert found.file_name == "1.png"
+        assert found.answer is not None
+        assert found.answer.results == vouch.search("digits", photograph, limit=2).results
+        assert lost.problem is not None
+        assert (lost.status, lost.problem.code) == (422, "corrupt_image")
+
+    def test_it_assesses_and_embeds(self, vouch: VouchClient, photograph: Path) -> None:
+        assessed = vouch.assess("digits", photograph, alpha=0.3)
+        embedded = vouch.embed("digits", photograph, alpha=0.3)
+        assert assessed.query == embedded.query
+        assert assessed.query.ood.alpha == 0.3
+        assert len(embedded.direction) == embedded.encoder.dim
+
+    def test_it_walks_through_all_items(self, vouch: VouchClient, library: Bundle) -> None:
+        ids = [item.id for item in vouch.items("digits", page_size=97)]
+        assert ids == sorted(set(ids))
+        assert len(ids) == library.retriever.gallery.n_items
+        assert vouch.item("digits", ids[0]).id == ids[0]
+        assert ids[0] not in [r.id for r in vouch.similar("digits", ids[0], limit=5).results]
+
+    def test_feedback_shows_in_the_calibration(self, vouch: VouchClient, photograph: Path) -> None:
+        answer = vouch.search("digits", photograph)
+        kept = vouch.feedback(answer, answer.results[0].id, correct=True)
+        assert kept.match_probability == answer.results[0].match_probability
+        summary = vouch.calibration("digits").feedback
+        assert summary is not None
+        assert (summary.n, summary.share) == (1, 1.0)
+        point = vouch.operating_point("digits", 0.2)
+        assert point is not None
+        assert point.error <= 0.2
+
+    def test_a_problem_is_an_exception_with_all_that_was_said(self, vouch: VouchClient) -> None:
+        with pytest.raises(VouchProblem, match=r"422 corrupt_image: .*truncated") as caught:
+            vouch.search("digits", truncated())
+        assert (caught.value.status, caught.value.code) == (422, "corrupt_image")
+        assert len(caught.value.request_id) == 32
+        assert caught.value.retry_after is None
+        with pytest.raises(VouchProblem) as caught:
+            vouch.search("digits", truncated(), limit=0)
+        assert [error.pointer for error in caught.value.errors] == ["/body/limit"]
+        with pytest.raises(VouchProblem, match="path_not_found"):
+            vouch.gallery("../../livez")
+
+    def test_a_file_opened_as_text_is_refused_at_once(
+        self, vouch: VouchClient, tmp_path: Path
+    ) -> None:
+        (tmp_path / "x").write_text("x", encoding="utf-8")
+        with (tmp_path / "x").open(encoding="utf-8") as file, pytest.raises(TypeError, match="rb"):
+            vouch.search("digits", file)  # type: ignore[arg-type]
+
+
+BUSY = {
+    "type": "urn:vouch:problem:overloaded",
+    "title": "Too much at once",
+    "status": 503,
+    "detail": "Ask again.",
+    "instance": "/",
+    "code": "overloaded",
+    "request_id": "0",
+}
+
+
+class TestAtAServiceThatMisbehaves:
+    @pytest.fixture
+    def waited(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        waited: list[float] = []
+        monkeypatch.setattr(client_module.time, "sleep", waited.append)
+        return waited
+
+    @staticmethod
+    def client(respond: Respond, **options: Any) -> VouchClient:
+        return VouchClient("http://service", transport=httpx2.MockTransport(respond), **options)
+
+    @staticmethod
+    def in_turn(responses: Sequence[httpx2.Response], seen: list[bytes]) -> Respond:
+        left = list(responses)
+
+        def respond(request: httpx2.Request) -> httpx2.Response:
+            seen.append(request.read())
+            return left.pop(0)
+
+        return respond
+
+    def test_a_busy_one_is_asked_again_with_the_same_body(
+        self, waited: list[float], vouch: VouchClient, photograph: Path
+    ) -> None:
+        answer = vouch.assess("digits", photograph)
+        busy = [
+            httpx2.Response(503, json=BUSY, headers={"Retry-After": after}) for after in ("1", "99")
+        ]
+        good = httpx2.Response(200, content=answer.model_dump_json())
+        seen: list[bytes] = []
+        client = self.client(self.in_turn([*busy, good], seen))
+        with photograph.open("rb") as file:  # can be read but once
+            assert client.assess("digits", file) == answer
+        assert waited == [1.0, client_module.MAX_WAIT_S]
+        assert len(seen) == MAX_ATTEMPTS
+        assert len(set(seen)) == 1
+        assert photograph.read_bytes() in seen[0]
+
+    def test_not_for_ever(self, waited: list[float]) -> None:
+        busy = [httpx2.Response(503, json=BUSY, headers={"Retry-After": "2"})] * 9
+        seen: list[bytes] = []
+        with pytest.raises(VouchProblem) as caught:
+            self.client(self.in_turn(busy, seen)).galleries()
+        assert (caught.value.code, caught.value.retry_after) == ("overloaded", 2.0)
+        assert len(seen) == MAX_ATTEMPTS
+
+    @pytest.mark.parametrize(
+        ("status", "headers"),
+        [(503, {}), (503, {"Retry-After": "soon"}), (500, {"Retry-After": "1"}), (429, {})],
+    )
+    def test_nor_where_it_did_not_say_so(
+        self, waited: list[float], status: int, headers: dict[str, str]
+    ) -> None:
+        seen: list[bytes] = []
+        answers = [httpx2.Response(status, json={**BUSY, "status": status}, headers=headers)]
+        with pytest.raises(VouchProblem):
+            self.client(self.in_turn(answers, seen)).galleries()
+        assert (waited, len(seen)) == ([], 1)
+
+    @pytest.mark.parametrize(
+        "response",
+        [
+            httpx2.Response(502, text="<html>Bad gateway"),
+            httpx2.Response(200, text="<html>Sign in"),
+            httpx2.Response(200, json={"galleries": 3}),
+        ],
+        ids=["502", "200", "other JSON"],
+    )
+    def test_what_is_no_answer_of_it_is_a_problem_too(self, response: httpx2.Response) -> None:
+        with pytest.raises(VouchProblem, match="not answered by Vouch") as caught:
+            self.client(lambda _: response).galleries()
+        assert (caught.value.code, caught.value.status) == ("not_vouch", response.status_code)
+
+    def test_a_key_is_sent_as_bearer(self) -> None:
+        seen: list[str | None] = []
+
+        def respond(request: httpx2.Request) -> httpx2.Response:
+            seen.append(request.headers.get("authorization"))
+            return httpx2.Response(200, json={"galleries": []})
+
+        self.client(respond, api_key="s3cret").galleries()
+        self.client(respond).galleries()
+        assert seen == ["Bearer s3cret", None]
+
+
+def test_it_needs_nothing_of_the_service() -> None:
+    """The core and an HTTP client are enough."""
+    code = (
+        "import sys\n"
+        "for name in ('fastapi', 'starlette', 'uvicorn', 'redis'):\n"
+        "    sys.modules[name] = None\n"
+        "import service.client\n"
+        "print(service.client.VouchClient('http://127.0.0.1:1') is not None)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -1,0 +1,291 @@
+"""A gallery's items: listed, and searched with; and the pages of lists."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from end_to_end.questions import picture, search
+from starlette.testclient import TestClient
+
+from model_store.errors import InvalidCursor, OutdatedCursor
+from model_store.retriever import Bundle
+from model_store.search import N_CANDIDATES
+from service import cursors
+from service.schemas import SearchOptions
+
+StartClient = Callable[..., TestClient]
+
+ITEMS = "/v1/galleries/digits/items"
+NEXT = "/v1/galleries/digits/search/next"
+
+
+def pages(client: TestClient, **parameters: Any) -> list[dict[str, Any]]:
+    """All pages of the list of items."""
+    found = [client.get(ITEMS, params=parameters).json()]
+    while found[-1]["next_cursor"] is not None:
+        cursor = {"cursor": found[-1]["next_cursor"]}
+        found.append(client.get(ITEMS, params=parameters | cursor).json())
+    return found
+
+
+class TestTheList:
+    @pytest.mark.parametrize("limit", [41, 100])
+    def test_it_holds_every_item_once_by_id(
+        self, client: TestClient, bundle: Bundle, limit: int
+    ) -> None:
+        gallery = bundle.retriever.gallery
+        found = pages(client, limit=limit)
+        assert [len(page["items"]) for page in found[:-1]] == [limit] * (len(found) - 1)
+        ids = [item["id"] for page in found for item in page["items"]]
+        assert ids == sorted(set(ids))
+        assert len(ids) == gallery.n_items
+        assert {page["n_items"] for page in found} == {gallery.n_items}
+        assert {page["bundle_id"] for page in found} == {bundle.manifest.id}
+        last = found[-1]["items"][-1]
+        assert last == client.get(f"{ITEMS}/{last['id']}").json()
+
+    def test_a_page_that_ends_the_list_has_no_next(
+        self, start: StartClient, odd_bundle: Bundle
+    ) -> None:
+        n_items = odd_bundle.retriever.gallery.n_items
+        client = start(odd_bundle)
+        for limit, more in ((n_items - 1, True), (n_items, False), (n_items + 1, False)):
+            page = client.get("/v1/galleries/odd/items", params={"limit": limit}).json()
+            assert (page["next_cursor"] is not None) is more
+
+
+class TestACursor:
+    @pytest.fixture
+    def of_items(self, client: TestClient) -> str:
+        cursor: str = client.get(ITEMS, params={"limit": 5}).json()["next_cursor"]
+        return cursor
+
+    @pytest.fixture
+    def of_search(self, client: TestClient, digit: bytes) -> str:
+        cursor: str = search(client, digit).json()["next_cursor"]
+        return cursor
+
+    def test_it_is_of_one_list(self, client: TestClient, of_items: str, of_search: str) -> None:
+        for path, cursor in ((NEXT, of_items), (ITEMS, of_search)):
+            response = client.get(path, params={"cursor": cursor})
+            assert (response.status_code, response.json()["code"]) == (422, "invalid_cursor")
+
+    def test_it_is_of_one_bundle(
+        self, start: StartClient, odd_bundle: Bundle, of_items: str, of_search: str
+    ) -> None:
+        other = start(odd_bundle)
+        for path, cursor in (("items", of_items), ("search/next", of_search)):
+            response = other.get(f"/v1/galleries/odd/{path}", params={"cursor": cursor})
+            assert (response.status_code, response.json()["code"]) == (409, "outdated_cursor")
+            assert "first page" in response.json()["detail"]
+
+    def test_no_character_of_it_may_be_another(self, client: TestClient, of_items: str) -> None:
+        for place in range(len(of_items)):
+            other = "A" if of_items[place] != "A" else "B"
+            changed = of_items[:place] + other + of_items[place + 1 :]
+            response = client.get(ITEMS, params={"cursor": changed})
+            assert response.status_code == 422, place
+
+    @pytest.mark.parametrize(
+        "text", ["", "x", "=", "....", "Ünïcode", "\x00", "A" * 64, "A" * 2000]
+    )
+    def test_garbage_is_refused(self, client: TestClient, text: str) -> None:
+        for path in (NEXT, ITEMS):
+            response = client.get(path, params={"cursor": text})
+            assert response.status_code == 422, response.text
+            assert response.json()["code"] in {"invalid_cursor", "invalid_request"}
+
+    def test_one_made_up_is_checked_like_any_parameter(self) -> None:
+        """Its checksum is no secret; it opens nothing that a first page would not."""
+        good = {
+            "of": "search",
+            "bundle": "b",
+            "query_id": "0" * 64,
+            "start": 3,
+            "options": {"limit": 5},
+        }
+        assert cursors.read(forged(good), cursors.SearchCursor, "b").start == 3
+        for wrong in (
+            {"start": N_CANDIDATES},
+            {"start": 0},
+            {"query_id": "../../etc"},
+            {"options": {"limit": 101}},
+            {"options": {"alpha": 2}},
+            {"path": "/etc/passwd"},
+        ):
+            with pytest.raises(InvalidCursor):
+                cursors.read(forged(good | wrong), cursors.SearchCursor, "b")
+        with pytest.raises(OutdatedCursor):
+            cursors.read(forged(good), cursors.SearchCursor, "another")
+        with pytest.raises(InvalidCursor):
+            cursors.read(
+                forged({"of": "items", "bundle": "b", "start": 10**30}), cursors.ItemsCursor, "b"
+            )
+
+    def test_a_row_past_the_end_is_an_empty_page(self, client: TestClient, bundle: Bundle) -> None:
+        far = cursors.write(cursors.ItemsCursor(bundle=bundle.manifest.id, start=2**40))
+        page = client.get(ITEMS, params={"cursor": far}).json()
+        assert (page["items"], page["next_cursor"]) == ([], None)
+
+
+def forged(fields: dict[str, Any]) -> str:
+    """A cursor that says what one likes, with its checksum."""
+    data = json.dumps(fields).encode()
+    return base64.urlsafe_b64encode(cursors._checksum(data) + data).decode().rstrip("=")
+
+
+class TestFurtherResults:
+    @pytest.mark.parametrize("options", [{}, {"alpha": 0.3, "coverage": 0.7}])
+    def test_pages_are_one_list(
+        self, client: TestClient, digit: bytes, options: dict[str, Any]
+    ) -> None:
+        page = search(client, digit, limit=40, **options).json()
+        whole = search(client, digit, limit=80, **options).json()
+        query, results = page["query"], list(page["results"])
+        while page["next_cursor"] is not None:
+            page = client.get(NEXT, params={"cursor": page["next_cursor"]}).json()
+            assert page["query"] == query
+            assert page["verdict"] == whole["verdict"]
+            assert page["result_set"] == whole["result_set"]
+            assert page["cache"] == "hit"
+            results += page["results"]
+        assert [result["rank"] for result in results] == list(range(1, N_CANDIDATES + 1))
+        order = [(-result["similarity"], result["id"]) for result in results]
+        assert order == sorted(order)
+        # Stability and confidence depend on where the list ends; the rest on nothing but the query.
+        for result, expected in zip(results, whole["results"], strict=False):
+            for name in ("id", "similarity", "match_probability", "match_probability_interval"):
+                assert result[name] == expected[name], name
+        assert results[40:80] == whole["results"][40:]
+
+    def test_what_was_refused_stays_refused(
+        self, client: TestClient, bundle: Bundle, stranger: bytes
+    ) -> None:
+        refused = search(client, stranger, on_uncertain="refuse").json()
+        assert (refused["results"], refused["next_cursor"]) == ([], None)
+        answers = (
+            search(client, (bundle.directory / s.file).read_bytes(), on_uncertain="refuse").json()
+            for s in bundle.manifest.samples
+        )
+        sure = next(answer for answer in answers if answer["verdict"] == "match")
+        fields = cursors.read(sure["next_cursor"], cursors.SearchCursor, sure["bundle"]["id"])
+        assert fields.options.on_uncertain == "refuse"
+
+    def test_a_list_of_all_items_has_no_more(
+        self, start: StartClient, odd_bundle: Bundle, digit: bytes
+    ) -> None:
+        client, n_items = start(odd_bundle), odd_bundle.retriever.gallery.n_items
+        assert search(client, digit, "odd", limit=n_items).json()["next_cursor"] is None
+        cursor = search(client, digit, "odd", limit=n_items - 1).json()["next_cursor"]
+        last = client.get("/v1/galleries/odd/search/next", params={"cursor": cursor}).json()
+        assert ([r["rank"] for r in last["results"]], last["next_cursor"]) == ([n_items], None)
+
+    def test_a_query_that_is_forgotten_is_not_found(self, start: StartClient, digit: bytes) -> None:
+        client = start(cache_bytes=0)
+        cursor = search(client, digit).json()["next_cursor"]
+        response = client.get(NEXT, params={"cursor": cursor})
+        assert (response.status_code, response.json()["code"]) == (404, "query_not_found")
+
+    def test_one_who_pages_is_counted_once(self, client: TestClient, digit: bytes) -> None:
+        cursor = search(client, digit).json()["next_cursor"]
+        client.get(NEXT, params={"cursor": cursor})
+        counted = [
+            line
+            for line in client.get("/metrics").text.splitlines()
+            if line.startswith("vouch_verdicts_total")
+        ]
+        assert sum(float(line.split()[-1]) for line in counted) == 1
+
+
+class TestWhatIsLikeAnItem:
+    def test_its_neighbours_are_those_of_its_direction(
+        self, client: TestClient, bundle: Bundle
+    ) -> None:
+        gallery = bundle.retriever.gallery
+        directions = gallery.directions(np.arange(gallery.n_items)).astype(np.float64)
+        for row in (0, 17, gallery.n_items - 1):
+            (item,) = gallery.items(np.array([row]))
+            answer = client.get(f"{ITEMS}/{item.id}/similar", params={"limit": 6}).json()
+            assert answer["item"]["id"] == item.id
+            similarities = directions @ directions[row]
+            similarities[row] = -np.inf
+            nearest = np.sort(similarities)[::-1][:6]
+            assert [r["similarity"] for r in answer["results"]] == pytest.approx(nearest, abs=1e-6)
+            assert item.id not in [result["id"] for result in answer["results"]]
+            assert [result["rank"] for result in answer["results"]] == [1, 2, 3, 4, 5, 6]
+
+    def test_no_probability_is_made_up(self, client: TestClient, bundle: Bundle) -> None:
+        (item,) = bundle.retriever.gallery.items(np.array([3]))
+        answer = client.get(f"{ITEMS}/{item.id}/similar").json()
+        assert answer["verdict"] == "not_calibrated"
+        assert answer["reason"]
+        assert answer["bundle"]["calibration"]["status"] == "valid"
+        assert {result["match_probability"] for result in answer["results"]} == {None}
+        assert {result["match_probability_interval"] for result in answer["results"]} == {None}
+
+    def test_its_uncertainty_is_the_one_it_would_have_as_a_query(
+        self, client: TestClient, bundle: Bundle
+    ) -> None:
+        """The thumbnails of this gallery are its very images."""
+        gallery = bundle.retriever.gallery
+        for row in (1, 200):
+            (item,) = gallery.items(np.array([row]))
+            as_item = client.get(f"{ITEMS}/{item.id}/similar").json()
+            as_query = search(client, gallery.thumbnail(item.id).data).json()
+            assert as_query["results"][0]["id"] == item.id
+            expected = as_query["query"]["uncertainty"]
+            assert as_item["uncertainty"]["value"] == pytest.approx(expected["value"], rel=1e-4)
+            assert as_item["uncertainty"]["method"] == expected["method"]
+            others = [r["id"] for r in as_query["results"][1:]]
+            assert [r["id"] for r in as_item["results"][:-1]] == others
+
+    def test_nothing_is_encoded(
+        self, client: TestClient, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(bundle.retriever.encoder, "encode", None)
+        (item,) = bundle.retriever.gallery.items(np.array([5]))
+        assert client.get(f"{ITEMS}/{item.id}/similar").status_code == 200
+        assert search(client, picture("PNG")).status_code == 500
+
+
+def test_every_id_leads_to_its_neighbours(start: StartClient, odd_bundle: Bundle) -> None:
+    client = start(odd_bundle)
+    items = client.get("/v1/galleries/odd/items").json()["items"]
+    for item in items:
+        path = item["thumbnail_url"].replace("/thumbnail", "/similar")
+        answer = client.get(path).json()
+        assert answer["item"] == item
+        others = {result["id"] for result in answer["results"]}
+        assert others == {other["id"] for other in items} - {item["id"]}
+
+
+def test_numbers_that_json_has_no_word_for_are_null(
+    start: StartClient, odd_bundle: Bundle, digit: bytes
+) -> None:
+    """An owner's metadata may hold them: SQLite keeps what Python's json wrote."""
+    client = start(odd_bundle)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    paths = ["/items", "/items/plain", "/items/plain/similar", ""]
+    responses = [client.get(f"/v1/galleries/odd{path}") for path in paths]
+    responses.append(search(client, digit, "odd"))
+    for response in responses:
+        assert response.status_code == 200, response.text
+        json.loads(response.text, parse_constant=refuse)
+    item = client.get("/v1/galleries/odd/items/plain").json()
+    assert item["metadata"] == {"named": "plain", "weight": None, "deep": [None, {"far": None}]}
+
+
+def test_options_of_a_cursor_are_those_of_a_search() -> None:
+    cursor = cursors.SearchCursor(
+        bundle="b", query_id="0" * 64, start=1, options=SearchOptions(limit=7, alpha=0.25)
+    )
+    assert cursors.read(cursors.write(cursor), cursors.SearchCursor, "b") == cursor
+    assert len(cursors.write(cursor)) < cursors.MAX_LENGTH

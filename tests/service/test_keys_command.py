@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from end_to_end.keys import id_of, secret_of
+from end_to_end.processes import PATIENCE_S, environment
+
+from service.keys import Keyring, read_keys
+from service.keys_command import main
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is not there yet, named in the environment."""
+    path = tmp_path / "keys.json"
+    monkeypatch.setenv("VOUCH_KEYS", str(path))
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is printed on standard output."""
+    main(arguments)
+    return capsys.readouterr().out
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 1) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == status
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return printed.err
+
+
+def made(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The key that is handed out."""
+    [text] = said(capsys, *arguments).splitlines()
+    return text
+
+
+def test_a_key_is_made_and_is_good(capsys: pytest.CaptureFixture[str], path: Path) -> None:
+    text = made(capsys, "create", "shop", "--scope", "write", "--rate-limit", "9/minute")
+    kept = Keyring(path).find(text)
+    assert (kept.name, kept.scope, kept.rate_limit) == ("shop", "write", "9/minute")
+    assert kept.expires_at is None
+
+
+def test_unless_told_a_key_may_read(capsys: pytest.CaptureFixture[str], path: Path) -> None:
+    text = made(capsys, "create", "shop")
+    assert Keyring(path).find(text).scope == "read"
+
+
+def test_it_is_shown_once(capsys: pytest.CaptureFixture[str], path: Path) -> None:
+    main(["create", "shop"])
+    printed = capsys.readouterr()
+    secret = secret_of(printed.out.strip())
+    assert secret not in printed.err
+    assert "shown this once" in printed.err
+    assert secret not in said(capsys, "list") + path.read_text(encoding="utf-8")
+
+
+def test_the_list_says_what_is_known_of_each(
+    capsys: pytest.CaptureFixture[str], path: Path
+) -> None:
+    first = made(capsys, "create", "web shop", "--expires", "90d")
+    second = made(capsys, "create", "till", "--scope", "admin")
+    said(capsys, "revoke", id_of(second))
+    header, one, other = said(capsys, "list").splitlines()
+    assert header.split()[:3] == ["id", "scope", "state"]
+    assert one.startswith(id_of(first))
+    assert one.endswith("web shop")
+    assert f"{datetime.now(UTC) + timedelta(days=90):%Y-%m-}" in one
+    assert other.split()[:3] == [id_of(second), "admin", "revoked"]
+
+
+def test_a_rotated_key_is_good_for_the_time_of_grace(
+    capsys: pytest.CaptureFixture[str], path: Path
+) -> None:
+    old = made(capsys, "create", "shop", "--scope", "admin")
+    new = made(capsys, "rotate", id_of(old), "--grace", "2h")
+    keyring = Keyring(path)
+    assert keyring.find(new).scope == "admin"
+    ends = keyring.find(old).expires_at
+    assert ends is not None
+    assert abs(ends - datetime.now(UTC) - timedelta(hours=2)) < timedelta(minutes=5)
+    newest = made(capsys, "rotate", id_of(new), "--grace", "0")
+    states = {key.id: key.state(datetime.now(UTC)) for key in read_keys(path)}
+    assert states == {id_of(old): "active", id_of(new): "expired", id_of(newest): "active"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["revoke", "0" * 12], "no key '000000000000'"),
+        (["rotate", "nonsense"], "no key 'nonsense'"),
+        (["create", "two\nlines"], "no name"),
+        (["create", ""], "no name"),
+        (["create", "n" * 101], "no name"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    capsys: pytest.CaptureFixture[str], path: Path, arguments: list[str], words: str
+) -> None:
+    made(capsys, "create", "shop")
+    before = path.read_bytes()
+    [line] = refusal(capsys, *arguments).splitlines()
+    assert line.startswith("vouch-keys: ")
+    assert words in line
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["create", "shop", "--scope", "root"], "root"),
+        (["create", "shop", "--expires", "soon"], "'soon' is no duration"),
+        (["create", "shop", "--rate-limit", "often"], "such as 600/minute"),
+        (["rotate", "0", "--grace", "-1h"], "grace"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    capsys: pytest.CaptureFixture[str], path: Path, arguments: list[str], words: str
+) -> None:
+    assert words in refusal(capsys, *arguments, status=2)
+    assert not path.exists()
+
+
+def test_a_file_must_be_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert "VOUCH_KEYS" in refusal(capsys, "list")
+    named = tmp_path / "named.json"
+    made(capsys, "--file", str(named), "create", "shop")
+    assert len(read_keys(named)) == 1
+
+
+def test_damage_is_not_made_worse(capsys: pytest.CaptureFixture[str], path: Path) -> None:
+    path.write_text("{")
+    for arguments in (["list"], ["create", "shop"]):
+        assert "damaged" in refusal(capsys, *arguments)
+    assert path.read_text() == "{"
+
+
+def test_it_runs_as_a_command(path: Path) -> None:
+    command = [sys.executable, "-m", "service.keys_command", "--file", str(path), "create", "shop"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert Keyring(path).find(done.stdout.strip()).name == "shop"
