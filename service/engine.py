@@ -203,9 +203,13 @@ class SearchEngine:
         shape = encoder.metadata.preprocessing
         fitting = workplace.max_batch_pixels // (shape.height * shape.width)
         size = max(1, min(workplace.max_batch, fitting))
-        if size > 1 and not workplace.pad_batches:
-            size = await asyncio.to_thread(largest_useful_batch, encoder, size)
-        engine = cls(bundle, workplace, size)
+        try:
+            if size > 1 and not workplace.pad_batches:
+                size = await asyncio.to_thread(largest_useful_batch, encoder, size)
+            engine = cls(bundle, workplace, size)
+        except BaseException:
+            encoder.close()
+            raise
         try:
             await engine.canary()
         except BaseException:
