@@ -7,13 +7,13 @@ from dataclasses import asdict
 from urllib.parse import quote
 
 from model_store.decision import Assessment, OperatingPoint
+from model_store.feedback import Feedback, FeedbackSummary
 from model_store.gallery import Item
 from model_store.predictive import Predictive
 from model_store.quality import MEASURES
 from model_store.retriever import Answer, Bundle, Match
 from service import schemas
 from service.engine import Assessed, Found, SearchEngine
-from service.feedback import Feedback, FeedbackSummary
 from service.telemetry import Telemetry
 
 OUTLIER_METHOD = "conformal_fused"
@@ -140,8 +140,10 @@ def calibration_report(
             result_sets=[],
             outlier_auroc={},
             feedback=None,
+            correction=None,
         )
     measured = calibration.report["cross_fitted"]
+    correction = calibration.report.get("feedback")
     return schemas.CalibrationReport(
         status=state.status,
         n_queries=state.n_queries,
@@ -155,6 +157,7 @@ def calibration_report(
         result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
         outlier_auroc=measured["outlier_auroc"],
         feedback=None if said is None else schemas.FeedbackSummary(**asdict(said)),
+        correction=None if correction is None else schemas.FeedbackCorrection(**correction),
     )
 
 

@@ -15,10 +15,10 @@ from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from model_store.feedback import FeedbackLog
 from model_store.retriever import Bundle
 from service.cache import open_cache
 from service.engine import SearchEngine
-from service.feedback import FeedbackLog
 from service.middleware import RequestContext
 from service.openapi import document
 from service.problems import add_problem_handlers

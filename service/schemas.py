@@ -247,6 +247,22 @@ class ResultSetOutcome(BaseModel):
     mean_size: float
 
 
+class FeedbackCorrection(BaseModel):
+    """What users' words of earlier matches changed about match probabilities."""
+
+    n: int = Field(description="Pairs that users had spoken of.")
+    confirmed: int
+    n_others: int = Field(description="Further pairs, served with other probabilities: left aside.")
+    applied: bool = Field(
+        description="Whether the correction foretells what users say better than none, "
+        "cross-fitted; else nothing is corrected."
+    )
+    slope: float = Field(description="On log-odds; 1 where nothing is corrected.")
+    intercept: float = Field(description="On log-odds; 0 where nothing is corrected.")
+    log_loss_before: float
+    log_loss_after: float = Field(description="Cross-fitted.")
+
+
 class CalibrationReport(BaseModel):
     """What the gallery's probabilities rest on, and what each threshold on them would cost."""
 
@@ -272,6 +288,10 @@ class CalibrationReport(BaseModel):
         "world) and `corrupted` calibration images from ordinary queries; cross-fitted."
     )
     feedback: FeedbackSummary | None = Field(description="None as long as nobody said anything.")
+    correction: FeedbackCorrection | None = Field(
+        description="Of match probabilities, by feedback; everything else here is measured before "
+        "it. None where the gallery was calibrated without feedback."
+    )
 
 
 class OperatingPointAnswer(BaseModel):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from model_store.feedback import FeedbackLog
 from service.cache import Cache
 from service.engine import SearchEngine
-from service.feedback import FeedbackLog
 from service.telemetry import Telemetry
 
 
