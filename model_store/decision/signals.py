@@ -92,8 +92,8 @@ def signals(
 
     def agreeing(weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Weight (B, m) of the candidates that share the label of an item asked for."""
-        sums: NDArray[np.float64] = np.bincount(groups.ravel(), weights.ravel(), n_groups)[asked]
-        return sums
+        sums = np.bincount(groups.ravel(), weights.ravel(), n_groups).astype(np.float64)
+        return sums[asked]
 
     def nearest(k: int) -> NDArray[np.float64]:
         within = np.broadcast_to(np.arange(n_candidates) < k, groups.shape)
