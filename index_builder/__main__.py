@@ -92,7 +92,19 @@ _add_step("train", "Train the encoder: images → checkpoint.safetensors.")
 _add_step("fit", "Fit the posterior: checkpoint → posterior.safetensors.")
 _add_step("export", "Export to ONNX, refused unless it agrees with torch.")
 _add_step("index", "Embed the gallery: images → FAISS, variances, items.")
-_add_step("calibrate", "Fit the decision layer on held-out queries.")
+
+
+@app.command("calibrate")
+def calibrate_command(
+    config: ConfigOption,
+    run: RunOption = None,
+    feedback: Annotated[
+        Path | None,
+        typer.Option(help="The file that the service kept feedback in: corrects probabilities."),
+    ] = None,
+) -> None:
+    """Fit the decision layer on held-out queries."""
+    _step("calibrate_step")(*_opened(config, run), feedback)
 
 
 @app.command("evaluate")

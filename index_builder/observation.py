@@ -10,12 +10,16 @@ from numpy.typing import NDArray
 from index_builder.datasets import LabelledImages
 from index_builder.indexing import BATCH
 from index_builder.progress import track
-from model_store.decision import OUTLIER_SIGNALS, OutlierDetector, signals
-from model_store.encoder import Encoder
+from model_store.decision import OUTLIER_SIGNALS, LabelMeans, OutlierDetector, signals
+from model_store.decision.outliers import unit_rows
+from model_store.encoder import Embeddings, Encoder
 from model_store.gallery import Gallery
 from model_store.predictive import spherical_variance
 from model_store.search import N_CANDIDATES
 from model_store.sphere import unit_direction
+
+_ROWS = 4096
+"""Items whose directions are read at once."""
 
 Floats = NDArray[np.float64]
 
@@ -30,6 +34,7 @@ class Observed:
     outlier_signals : (B, S), see `OutlierDetector.signals`.
     similarities : (B, n) of their candidates.
     label_codes : (B, n) of their candidates.
+    mean_similarities : (B, n) of the means of their labels, see `LabelMeans.similarities`.
     matches : (B, n) whether each candidate is a true match.
     """
 
@@ -37,6 +42,7 @@ class Observed:
     outlier_signals: Floats
     similarities: Floats
     label_codes: NDArray[np.int32]
+    mean_similarities: Floats
     matches: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -51,6 +57,7 @@ class Observed:
         return signals(
             self.similarities,
             self.label_codes,
+            self.mean_similarities,
             self.spherical_variances,
             outlier_scores,
             np.broadcast_to(ranks, (len(self), ranks.shape[-1])),
@@ -61,6 +68,7 @@ def observe(
     encoder: Encoder,
     gallery: Gallery,
     detector: OutlierDetector,
+    means: LabelMeans,
     queries: LabelledImages,
     *,
     hide_label: bool = False,
@@ -74,29 +82,127 @@ def observe(
     hide_label : hide every item of a query's own label from it, which makes of a query with a
         match one without; for galleries whose owner can withhold no label.
     """
-    item_codes, codes = _codes(gallery, queries)
-    n = min(N_CANDIDATES, gallery.n_items)
-    if hide_label:
-        n = min(n, gallery.n_items - int(np.bincount(item_codes[item_codes >= 0]).max()))
     variances = np.empty(len(queries))
     alien = np.empty((len(queries), len(OUTLIER_SIGNALS)))
-    similarities = np.empty((len(queries), n), dtype=np.float64)
-    rows = np.empty((len(queries), n), dtype=np.int64)
+    directions = np.empty((len(queries), encoder.dim), dtype=np.float32)
     batches = queries.batches(encoder.metadata.preprocessing, BATCH)
     n_batches = -(-len(queries) // BATCH)
     for positions, images in track(batches, "calibration queries", n_batches):
         embeddings = encoder.encode(images)
         variances[positions] = spherical_variance(embeddings.mean, embeddings.variance)
         alien[positions] = detector.signals(embeddings)
-        directions = unit_direction(embeddings.mean)
-        for code in np.unique(codes[positions]) if hide_label else [None]:
-            chosen = slice(None) if code is None else codes[positions] == code
-            allowed = None if code is None else item_codes != code
-            found = gallery.candidates(directions[chosen], n, allowed)
-            rows[positions[chosen]] = found.rows
-            similarities[positions[chosen]] = found.similarities
+        directions[positions] = unit_direction(embeddings.mean)
+    return _looked_up(gallery, queries, directions, means, variances, alien, hide_label=hide_label)
+
+
+def observe_left_out(
+    gallery: Gallery,
+    means: LabelMeans,
+    items: LabelledImages,
+    embeddings: Embeddings,
+    outlier_signals: Floats,
+    *,
+    hide_label: bool = False,
+) -> Observed:
+    """Look up the candidates of items of the gallery, each hidden from its own list.
+
+    Parameters
+    ----------
+    items, embeddings : n of the gallery's images.
+    outlier_signals : (n, S) by detectors that were not fitted on them.
+    hide_label : as in `observe`.
+    """
+    rows = np.arange(gallery.n_items)
+    row_of = {item.id: row for row, item in zip(rows, gallery.items(rows), strict=True)}
+    directions = unit_direction(embeddings.mean)
+    return _looked_up(
+        gallery,
+        items,
+        directions,
+        means,
+        spherical_variance(embeddings.mean, embeddings.variance),
+        outlier_signals,
+        hide_label=hide_label,
+        own=np.array([row_of[name] for name in items.ids]),
+    )
+
+
+def _looked_up(
+    gallery: Gallery,
+    queries: LabelledImages,
+    directions: NDArray[np.float32],
+    means: LabelMeans,
+    variances: Floats,
+    outlier_signals: Floats,
+    *,
+    hide_label: bool,
+    own: NDArray[np.int64] | None = None,
+) -> Observed:
+    """Find the candidates of B queries; ``own`` (B,) are items hidden from the queries they are."""
+    item_codes, codes = _codes(gallery, queries)
+    n = min(N_CANDIDATES, gallery.n_items - (own is not None))
+    if hide_label:
+        n = min(n, gallery.n_items - int(np.bincount(item_codes[item_codes >= 0]).max()))
+    similarities = np.empty((len(queries), n))
+    rows = np.empty((len(queries), n), dtype=np.int64)
+    if hide_label:  # which hides an item from itself as well
+        for code in np.unique(codes):
+            chosen = np.flatnonzero(codes == code)
+            found = gallery.candidates(directions[chosen], n, item_codes != code)
+            similarities[chosen], rows[chosen] = found.similarities, found.rows
+    else:
+        for start in range(0, len(queries), BATCH):
+            chosen = np.arange(start, min(start + BATCH, len(queries)))
+            found = gallery.candidates(directions[chosen], n + (own is not None))
+            kept = np.ones(found.rows.shape, dtype=bool)
+            if own is not None:
+                kept = found.rows != own[chosen, None]
+                kept[kept.all(axis=1), -1] = False  # an approximate index may miss it
+            similarities[chosen] = found.similarities[kept].reshape(-1, n)
+            rows[chosen] = found.rows[kept].reshape(-1, n)
     label_codes = item_codes[rows]
-    return Observed(variances, alien, similarities, label_codes, label_codes == codes[:, None])
+    of_means = similarities
+    if gallery.labels:
+        of_means = np.empty_like(similarities)
+        for row, direction in enumerate(directions):
+            of_means[row] = means.similarities(direction, label_codes[row], similarities[row])
+        if own is not None:
+            rest = _means_without(gallery, item_codes, own)
+            without = np.einsum("bd,bd->b", directions, rest)[:, None]
+            of_means = np.where(label_codes == codes[:, None], without, of_means)
+    return Observed(
+        variances,
+        outlier_signals,
+        similarities,
+        label_codes,
+        of_means,
+        label_codes == codes[:, None],
+    )
+
+
+def label_means(gallery: Gallery) -> LabelMeans:
+    """The mean direction of each label of a gallery."""
+    codes = gallery.label_codes(np.arange(gallery.n_items))
+    sums = _label_sums(gallery, codes)
+    return LabelMeans(unit_rows(sums.astype(np.float32)))
+
+
+def _means_without(
+    gallery: Gallery, item_codes: NDArray[np.int32], own: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """The mean direction (B, D) of the label of each item ``own`` (B,), without that item."""
+    rest = _label_sums(gallery, item_codes)[item_codes[own]] - gallery.directions(own)
+    return unit_rows(rest.astype(np.float32))  # no direction of a label that has no other item
+
+
+def _label_sums(gallery: Gallery, codes: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Sum (C, D) of the directions of each label's items."""
+    sums = np.zeros((len(gallery.labels), gallery.dim))
+    for start in range(0, gallery.n_items, _ROWS):
+        rows = np.arange(start, min(start + _ROWS, gallery.n_items))
+        labelled = rows[codes[rows] >= 0]
+        np.add.at(sums, codes[labelled], gallery.directions(labelled))
+    return sums
 
 
 def _codes(

@@ -17,7 +17,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from index_builder.calibration import CalibrationQueries, fit_calibration, fit_detector
+from index_builder.calibration import (
+    CalibrationQueries,
+    corrected_by_feedback,
+    fit_calibration,
+    fit_detector,
+    left_out_queries,
+)
 from index_builder.configuration import BuildConfig
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.datasets.corruption import corrupted
@@ -35,7 +41,7 @@ from index_builder.networks import (
     save_checkpoint,
 )
 from index_builder.objectives import build_objective
-from index_builder.observation import observe
+from index_builder.observation import label_means, observe
 from index_builder.posteriors import load_posterior
 from index_builder.progress import console, track
 from index_builder.run import Run, write_json
@@ -47,9 +53,9 @@ from model_store.bundle import (
     Manifest,
     publish,
 )
-from model_store.decision import OutlierDetector
 from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder
 from model_store.errors import ConfigError, DatasetError
+from model_store.feedback import FeedbackLog
 from model_store.gallery import FaissGallery
 from model_store.gallery.faiss_gallery import ITEMS_FILE
 from model_store.quality import ordinary_limits, quality_measures
@@ -150,16 +156,33 @@ def index_step(config: BuildConfig, run: Run) -> None:
     build_gallery(run.staging, _exported(run), splits.gallery, labelled=splits.labelled)
 
 
-def calibrate_step(config: BuildConfig, run: Run) -> None:
-    """Gallery and calibration queries → calibration.json and calibration.npz."""
+def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) -> None:
+    """Gallery and calibration queries → calibration.json and calibration.npz.
+
+    Parameters
+    ----------
+    feedback : a file that the service kept feedback in; match probabilities are corrected by it.
+    """
+    if feedback is not None and not feedback.exists():
+        raise ConfigError(
+            f"There is no feedback in {feedback}. Name the file that the service was started with "
+            "(VOUCH_FEEDBACK), or calibrate without --feedback."
+        )
     encoder = _exported(run)
     gallery = _indexed(run)
     splits = _splits(config)
     queries = splits.calibration
-    detector = _detector(encoder, splits.gallery, config.seed)
-    look = partial(observe, encoder, gallery, detector)
+    images, embeddings = _some_of_the_gallery(encoder, splits.gallery, config.seed)
+    detector = fit_detector(embeddings, images.label_codes(), config.seed)
+    means = label_means(gallery)
+    look = partial(observe, encoder, gallery, detector, means)
     strangers = len(queries.withheld) > 0
     chosen = np.random.default_rng(config.seed).permutation(len(queries.matched))[:N_CORRUPTED]
+    left_out, sources = None, np.arange(len(queries.matched))
+    if splits.gallery_unseen:
+        left_out, sources = left_out_queries(
+            gallery, means, images, embeddings, queries.matched, config.seed, strangers=strangers
+        )
     observed = CalibrationQueries(
         matched=look(queries.matched),
         no_match=look(queries.withheld) if strangers else look(queries.matched, hide_label=True),
@@ -168,11 +191,14 @@ def calibrate_step(config: BuildConfig, run: Run) -> None:
         corrupted=look(corrupted(queries.matched, config.seed).subset(chosen)),
         corrupted_of=chosen,
         outliers=None if queries.outliers is None else look(queries.outliers),
+        sources=sources,
+        left_out=left_out,
     )
     pictures = track(range(len(queries.matched)), "quality of the queries", len(queries.matched))
     measures = [quality_measures(queries.matched.pixels(position)) for position in pictures]
     calibration = fit_calibration(
         detector,
+        means,
         observed,
         encoder.fingerprint,
         search_settings(gallery),
@@ -180,6 +206,8 @@ def calibrate_step(config: BuildConfig, run: Run) -> None:
         config.seed,
         ordinary_limits(np.stack(measures)),
     )
+    if feedback is not None:
+        calibration = corrected_by_feedback(calibration, FeedbackLog(feedback))
     calibration.save(run.staging)
 
 
@@ -293,15 +321,19 @@ def _indexed(run: Run) -> FaissGallery:
     return FaissGallery(run.staging)
 
 
-def _detector(encoder: OnnxEncoder, images: LabelledImages, seed: int) -> OutlierDetector:
-    """Fit the outlier detector on at most `N_DETECTOR_IMAGES` gallery images."""
-    chosen = np.random.default_rng(seed).permutation(len(images))[:N_DETECTOR_IMAGES]
-    images = images.subset(chosen)
-    parts = []
+def _some_of_the_gallery(
+    encoder: OnnxEncoder, gallery: LabelledImages, seed: int
+) -> tuple[LabelledImages, Embeddings]:
+    """At most `N_DETECTOR_IMAGES` of the gallery's images, in random order, embedded."""
+    images = gallery.subset(
+        np.random.default_rng(seed).permutation(len(gallery))[:N_DETECTOR_IMAGES]
+    )
     batches = images.batches(encoder.metadata.preprocessing, BATCH)
-    for _, batch in track(batches, "features of the gallery", -(-len(images) // BATCH)):
-        parts.append(encoder.encode(batch))
-    return fit_detector(Embeddings.concatenate(parts), images.label_codes(), seed)
+    n_batches = -(-len(images) // BATCH)
+    parts = [
+        encoder.encode(batch) for _, batch in track(batches, "features of the gallery", n_batches)
+    ]
+    return images, Embeddings.concatenate(parts)
 
 
 def _calibration_summary(retriever: Retriever) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ from typing import Any
 
 from model_store.errors import BundleMismatch, BundleNotFound, BundleTampered
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST_FILE = "manifest.json"
 ENCODER_FILE = "encoder.onnx"
 EVALUATION_FILE = "evaluation.json"

@@ -16,13 +16,13 @@ from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from model_store.feedback import FeedbackLog
 from model_store.retriever import Bundle, open_bundle
 from service.access import Access, open_access
 from service.admission import Admission
 from service.cache import open_cache
 from service.decoding import Decoder, DecoderPool, ThreadDecoder
 from service.engine import SearchEngine, Workplace
-from service.feedback import FeedbackLog
 from service.galleries import Galleries, OpenBundle
 from service.gallery_metrics import GalleryMetrics
 from service.middleware import RequestContext

@@ -20,6 +20,7 @@ from model_store.decision import Assessment, DriftTest, assess
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.decision.drift import PERIOD
 from model_store.errors import FeedbackNotKept, ItemNotFound, QueryNotFound
+from model_store.feedback import Feedback
 from model_store.gallery import Item
 from model_store.predictive import N_SAMPLES, Predictive
 from model_store.quality import QualityHint, quality_hints
@@ -28,7 +29,6 @@ from model_store.search import N_CANDIDATES
 from service.batching import MicroBatcher, largest_useful_batch
 from service.cache import Cache, CacheEntry
 from service.decoding import Decoder
-from service.feedback import Feedback
 from service.schemas import QueryImage
 from service.single_flight import SingleFlight
 from service.telemetry import Telemetry
@@ -316,7 +316,9 @@ class SearchEngine:
                 "that feedback could refine. Run `vouch-build calibrate`."
             )
         entry = await self._known(query_id)
-        rank, probability = await self.compute(lambda: self._served(entry.predictive, item_id))
+        rank, probability, log_odds = await self.compute(
+            lambda: self._served(entry.predictive, item_id)
+        )
         return Feedback(
             gallery=self.bundle.name,
             bundle=self.bundle.manifest.id,
@@ -325,6 +327,8 @@ class SearchEngine:
             correct=correct,
             rank=rank,
             match_probability=probability,
+            match_log_odds=log_odds,
+            match_fingerprint=self._retriever.calibration.match_fingerprint(),
         )
 
     async def again(self, query_id: str, asked: Asked) -> Found:
@@ -449,12 +453,15 @@ class SearchEngine:
     def _find(self, predictive: Predictive, asked: Asked) -> Answer:
         return self._retriever.find(predictive, asked.limit, asked.alpha, asked.coverage)
 
-    def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float]:
-        """Rank and match probability of an item in the list of a query."""
+    def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float, float]:
+        """Rank, match probability and its uncorrected log-odds of an item a query found."""
         self._retriever.gallery.item(item_id)  # says so where there is none
-        for match in self._retriever.find(predictive, N_CANDIDATES).matches:
-            if match.item.id == item_id and match.match_probability is not None:
-                return match.rank, match.match_probability
+        answer = self._retriever.find(predictive, N_CANDIDATES)
+        uncorrected = answer.decision.match_log_odds
+        for place, match in enumerate(answer.matches):
+            if match.item.id != item_id or match.match_probability is None or uncorrected is None:
+                continue
+            return match.rank, match.match_probability, float(uncorrected[place])
         raise ItemNotFound(
             f"The query did not find item {item_id!r} among its nearest {N_CANDIDATES}."
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from model_store.feedback import FeedbackLog
 from service.cache import Cache
-from service.feedback import FeedbackLog
 from service.galleries import Galleries
 from service.telemetry import Telemetry
 

@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 from sklearn.model_selection import StratifiedGroupKFold
 
 from model_store.decision import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
-from model_store.decision.outliers import unit_rows
+from model_store.decision.outliers import log_lengths, unit_rows
 from model_store.encoder import Embeddings
 from model_store.errors import CalibrationError
 from model_store.sphere import unit_direction
@@ -26,10 +26,11 @@ images apart a little better (AUROC by 0.004), other worlds no better, and cost 
 MIN_REFERENCES = 20
 """Gallery images below which there is no subspace to speak of."""
 
-N_REFERENCES = 5000
-"""Gallery images whose features and embeddings a query's are compared with."""
+N_REFERENCES = 2000
+"""Gallery images whose features and embeddings a query's are compared with. 5,000 tell outliers
+apart by at most 0.003 of AUROC better, and reading them is what most of an outlier score costs."""
 
-FUSION_PRIOR = np.array([1.0, 0.25, 0.25, 0.0625])
+FUSION_PRIOR = np.array([1.0, 0.25, 0.25, 0.0625, 0.0625])
 """Weights of the outlier signals, each in its own standard deviations, that the fusion starts from:
 no single distance is best against every kind of outlier, but that in the features nearly is."""
 
@@ -41,6 +42,9 @@ apart is a hint and no more: others will differ from ordinary images in other wa
 
 _MAX_LOG_SCALE = 3.0
 """Of the fusion: at e³ standard deviations no overlap is left that a larger one could resolve."""
+
+_LEAST_SPREAD = 1e-3
+"""Of log lengths: where all features are as long, as normalised ones are, rounding is no sign."""
 
 N_FOLDS = 5
 
@@ -81,6 +85,7 @@ def fit_detector(
     np.add.at(means, codes, coordinates)
     means /= counts[:, None]
     residual = ((rows - centre) ** 2).sum() - (coordinates.astype(np.float64) ** 2).sum()
+    lengths = log_lengths(embeddings.features)
     n_outside = max(len(rows) * (rows.shape[1] - rank), 1)
     return OutlierDetector(
         centre,
@@ -89,6 +94,8 @@ def fit_detector(
         means.astype(np.float32),
         _whitening(coordinates - means[codes], len(rows) - len(counts)),
         float(max(residual / n_outside, np.finfo(np.float32).eps)),
+        float(lengths.mean()),
+        float(max(lengths.std(), _LEAST_SPREAD)),
         unit_direction(embeddings.mean[:N_REFERENCES]),
     )
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
 from scipy.stats import beta
 
 from index_builder.calibration.detector import cross_fitted_scores, fit_fusion
 from index_builder.calibration.label_choices import LabelChoices
 from index_builder.calibration.probabilities import (
-    CrossFit,
     Examples,
     Group,
+    cross_fitted,
+    fit_choice,
     fit_logistic,
     fit_venn_abers,
 )
@@ -26,8 +26,12 @@ from index_builder.observation import Observed
 from model_store.decision import (
     OUTLIER_SIGNALS,
     Calibration,
+    LabelMeans,
     OperatingCurve,
     OutlierDetector,
+    OutlierFusion,
+    Recalibration,
+    bounded_logit,
 )
 from model_store.errors import CalibrationError
 
@@ -40,10 +44,32 @@ N_POINTS = 200
 CONFIDENCE = 0.9
 """Of the upper bounds on its errors."""
 
+N_INTERVAL_LABELS = 5
+"""Labels of each query, the nearest, that intervals are tabulated with."""
+
 COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
 """Of result sets, that the report speaks of."""
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Gallery images as queries, each hidden from its own list.
+
+    Nothing may have been learned from them but the gallery itself: then they are to the rest of it
+    what held-out queries are to all of it.
+
+    Attributes
+    ----------
+    matched : those whose label another item has.
+    no_match : the same with their own label hidden from them, as in `CalibrationQueries`; or None.
+    sources : what each shows, numbered as those of the held-out queries are.
+    """
+
+    matched: Observed
+    no_match: Observed | None
+    sources: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +88,9 @@ class CalibrationQueries:
     corrupted_of : their places among the matched queries.
     outliers : queries from another world, which have no match either. They teach what alien images
         look like; the p-value needs no example of them.
+    sources : what each of the matched queries shows; copies of a picture share a number.
+    left_out : more queries, for whatever needs no exchangeability of the outlier scores; None where
+        there are enough, or the encoder has learned from the gallery's images.
     """
 
     matched: Observed
@@ -71,6 +100,8 @@ class CalibrationQueries:
     corrupted: Observed
     corrupted_of: NDArray[np.int64]
     outliers: Observed | None
+    sources: NDArray[np.int64]
+    left_out: LeftOut | None = None
 
     def aliens(self) -> dict[str, Observed]:
         """What teaches the outlier score, by kind."""
@@ -84,6 +115,7 @@ class CalibrationQueries:
 
 def fit_calibration(
     detector: OutlierDetector,
+    means: LabelMeans,
     queries: CalibrationQueries,
     encoder_fingerprint: str,
     search: Mapping[str, Any],
@@ -94,7 +126,10 @@ def fit_calibration(
     """Fit everything that turns a result list into promises.
 
     Scores and probabilities that something else is fitted to or measured on come from fits that
-    have not seen their query (five folds); what is served is fitted to all of them.
+    have not seen their query (five folds); what is served is fitted to all of them. Gallery images
+    left out of their own lists, where there are any, count as queries for probabilities, operating
+    points and result sets: they have one item of their label fewer to be found, and are if anything
+    the harder queries. Outlier p-values and percentiles rest on held-out queries alone.
 
     Parameters
     ----------
@@ -112,23 +147,28 @@ def fit_calibration(
                 f"There are {len(observed)} {name} calibration queries; at least {MIN_QUERIES} are "
                 "needed. Hold out more images, or withhold more labels."
             )
-    groups, alien = _scored(queries, config.no_match_share, seed)
-    of_matched, ordinary = groups[0], groups[0].outlier_scores
+    fusion = fit_fusion(
+        matched.outlier_signals, [kind.outlier_signals for kind in queries.aliens().values()]
+    )
+    groups, alien = _scored(queries, fusion, config.no_match_share, seed)
+    ordinary = groups[0].outlier_scores
+    n_left_out = 0 if queries.left_out is None else len(queries.left_out.matched)
+    n_matched = len(matched) + n_left_out
     examples = Examples.of(groups)
-    fits = CrossFit.of(examples, seed)
-    log_odds = fits.log_odds(examples.values, examples.queries)
+    probabilities, folds = cross_fitted(examples, seed)
 
-    first = examples.is_first
-    probabilities = expit(log_odds[first])
-    curve = operating_curve(probabilities, examples.matches[first], examples.weights[first])
+    first = examples.starts
+    of_first, correct = probabilities[first], examples.matches[first]
+    curve = operating_curve(of_first, correct, examples.weights)
     point = curve.at(config.max_error)
-    choices = LabelChoices.of(of_matched, fits)
-    aliens = [observed.outlier_signals for observed in queries.aliens().values()]
-    fusion = fit_fusion(matched.outlier_signals, aliens)
-    correct = matched.matches[:, 0]
-    of_first = probabilities[: len(matched)]
+    choices = LabelChoices.of(examples, probabilities, folds, n_matched)
+    near = examples.places < N_INTERVAL_LABELS
+    share = np.where(examples.places == 0, 0.5, 0.5 / (N_INTERVAL_LABELS - 1))
+    of_row = share * examples.weights[examples.queries]
+    of_first, correct = of_first[:n_matched], correct[:n_matched]
     report = {
         "n_matched": len(matched),
+        "n_left_out": n_left_out,
         "n_no_match": len(no_match),
         "no_match_are_strangers": queries.strangers,
         "queries": "views_of_items" if queries.are_views else "held_out_images",
@@ -155,15 +195,17 @@ def fit_calibration(
         operating=curve,
         uncertainties=np.sort(matched.spherical_variances),
         outlier_scores=np.sort(ordinary),
+        means=means,
         detector=detector,
         fusion=fusion,
-        match=examples.fitted(),
+        match=fit_choice(examples),
         no_match=fit_logistic(
-            examples.values[first],
-            np.arange(len(probabilities)) >= len(matched),
-            examples.weights[first],
+            examples.values[first], np.arange(len(first)) >= n_matched, examples.weights
         ),
-        intervals=fit_venn_abers(log_odds, examples.matches, examples.weights / 2),
+        intervals=fit_venn_abers(
+            bounded_logit(probabilities[near]), examples.matches[near], of_row[near]
+        ),
+        feedback=Recalibration(),
         sets=choices.rule(),
         quality_limits=quality_limits,
         report=report,
@@ -171,12 +213,16 @@ def fit_calibration(
 
 
 def _scored(
-    queries: CalibrationQueries, no_match_share: float, seed: int
+    queries: CalibrationQueries, fusion: OutlierFusion, no_match_share: float, seed: int
 ) -> tuple[list[Group], dict[str, Floats]]:
     """Every kind of query with its outlier scores.
 
     Each kind without a match weighs ``no_match_share`` by itself: aliens, which are easily told
     apart, take nothing from the rest.
+
+    Parameters
+    ----------
+    fusion : fitted to all queries but those left out of the gallery.
 
     Returns
     -------
@@ -184,22 +230,32 @@ def _scored(
     scores : of each kind of outlier, ``corrupted`` ones included.
     """
     matched, no_match, kinds = queries.matched, queries.no_match, queries.aliens()
-    places = np.arange(len(matched))
+    left_out = queries.left_out
     # Spoilt copies share the source of their original; every other query is a source of its own.
-    starts = {"near": len(matched), "far": len(matched) + len(no_match)}
+    taken = [queries.sources] if left_out is None else [queries.sources, left_out.sources]
+    free = 1 + max(int(numbers.max()) for numbers in taken)
+    starts = {"near": free, "far": free + len(no_match)}
     sources = {kind: starts.get(kind, 0) + np.arange(len(kinds[kind])) for kind in kinds}
-    sources["corrupted"] = queries.corrupted_of
+    sources["corrupted"] = queries.sources[queries.corrupted_of]
     ordinary, *of_kinds = cross_fitted_scores(
         matched.outlier_signals,
         [observed.outlier_signals for observed in kinds.values()],
-        np.concatenate([places, *sources.values()]),
+        np.concatenate([queries.sources, *sources.values()]),
         seed,
     )
     scores = dict(zip(kinds, of_kinds, strict=True))
-    total = no_match_share / (1 - no_match_share) * len(matched)
-    groups = [Group(matched, ordinary, 1.0, places)]
+    groups = [Group(matched, ordinary, 1.0, queries.sources)]
+    absent: list[tuple[Observed, Floats, NDArray[np.int64]]] = []
     if not queries.strangers:  # the same pictures again, and as alien as before
-        groups.append(Group(no_match, ordinary, total / len(no_match), places))
+        absent.append((no_match, ordinary, queries.sources))
+    if left_out is not None:
+        of_left_out = fusion(left_out.matched.outlier_signals)
+        groups.append(Group(left_out.matched, of_left_out, 1.0, left_out.sources))
+        if left_out.no_match is not None:
+            absent.append((left_out.no_match, of_left_out, left_out.sources))
+    total = no_match_share / (1 - no_match_share) * sum(len(one.observed) for one in groups)
+    n_absent = sum(len(observed) for observed, _, _ in absent)
+    groups += [Group(observed, score, total / n_absent, of) for observed, score, of in absent]
     for kind in ("near", "far"):
         if kind in kinds:
             weight = total / len(kinds[kind])

@@ -7,26 +7,20 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
 
-from index_builder.calibration.probabilities import CrossFit, Group
+from index_builder.calibration.probabilities import Examples
 from model_store.decision import ResultSetRule
-from model_store.decision.result_sets import MAX_LABELS
-from model_store.decision.signals import first_of_each_label
-
-_ROWS = 256
-"""Queries whose signals are computed at once: all of them would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelChoices:
-    """Of B queries, the nearest item of each label they find, up to `MAX_LABELS`.
+    """Of B queries, the labels they find, nearest first.
 
     Attributes
     ----------
-    probabilities : (B, `MAX_LABELS`) match probability, by fits that have not seen the query; −1
-        where a query finds fewer labels.
-    matches : (B, `MAX_LABELS`) whether it is a true match.
+    probabilities : (B, g) match probability, by fits that have not seen the query; −1 where a query
+        finds fewer labels.
+    matches : (B, g) whether it is a true match.
     folds : (B,) of the cross-fit.
     """
 
@@ -35,24 +29,20 @@ class LabelChoices:
     folds: NDArray[np.int64]
 
     @classmethod
-    def of(cls, group: Group, fits: CrossFit) -> LabelChoices:
-        """Of the first queries that were cross-fitted."""
-        observed = group.observed
-        places = np.zeros((len(observed), MAX_LABELS), dtype=np.int64)
-        exists = np.zeros(places.shape, dtype=bool)
-        for row, codes in enumerate(observed.label_codes):
-            found = first_of_each_label(codes, MAX_LABELS)
-            places[row, : len(found)] = found
-            exists[row, : len(found)] = True
-        log_odds = np.empty(places.shape)
-        for start in range(0, len(places), _ROWS):
-            rows = np.arange(start, min(start + _ROWS, len(places)))
-            log_odds[rows] = fits.log_odds(group.at(rows).signals(places[rows]), rows)
-        return cls(
-            np.where(exists, expit(log_odds), -1.0),
-            np.take_along_axis(observed.matches, places, axis=1) & exists,
-            fits.folds[: len(places)],
-        )
+    def of(
+        cls,
+        examples: Examples,
+        probabilities: NDArray[np.float64],
+        folds: NDArray[np.int64],
+        n_queries: int,
+    ) -> LabelChoices:
+        """Of the first ``n_queries`` that were cross-fitted; see `cross_fitted`."""
+        rows = np.flatnonzero(examples.queries < n_queries)
+        at = examples.queries[rows], examples.places[rows]
+        shape = n_queries, int(examples.counts[:n_queries].max())
+        of_label, matches = np.full(shape, -1.0), np.zeros(shape, dtype=bool)
+        of_label[at], matches[at] = probabilities[rows], examples.matches[rows]
+        return cls(of_label, matches, folds[:n_queries])
 
     def rule(self) -> ResultSetRule:
         """The rule that these queries calibrate."""

@@ -7,23 +7,31 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 from sklearn.isotonic import isotonic_regression
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedGroupKFold
 
 from index_builder.observation import Observed
-from model_store.decision import SIGNALS, LogisticModel, VennAbers
-
-FITTED_RANKS = np.array([0, 1, 2, 4, 9])
-"""Places in the result list that the match probability is fitted on."""
+from model_store.decision import LogisticModel, VennAbers, labels_found
 
 N_FOLDS = 5
 
 N_KNOTS = 400
 """Rows of a Venn-Abers table."""
 
+RIDGE = 2e-3
+"""Times the squared weights, beside a mean loss: a hundred queries do not bear ten free weights."""
+
+_MOST_LOG_ODDS = 20.0
+"""Of an intercept: where every query has a match the data set it no bound."""
+
+_ROWS = 256
+"""Queries whose signals are computed at once: all of them would take gigabytes."""
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,95 +51,138 @@ class Group:
     weight: float
     sources: NDArray[np.int64]
 
-    def at(self, rows: NDArray[np.int64]) -> Group:
-        """Some of the queries."""
-        return Group(
-            self.observed.at(rows), self.outlier_scores[rows], self.weight, self.sources[rows]
-        )
-
-    def signals(self, ranks: NDArray[np.int64]) -> Floats:
-        """Signals (B, m, S) at ``ranks`` (m,), or (B, m) where they differ from query to query."""
-        return self.observed.signals(ranks, self.outlier_scores)
-
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Pairs of a query and one of its candidates: signals, outcome, weight, and whose they are.
+    """The labels that queries find, each by its nearest item.
 
     Attributes
     ----------
-    values : (N, S)
-    matches, weights, queries, is_first : (N,)
-    sources : (n_queries,), see `Group`.
+    values : (N, S) signals; those of one query stand together, nearest first.
+    matches : (N,) whether the label is the query's own.
+    starts : (Q,) row of each query's nearest label.
+    weights, sources : (Q,), see `Group`.
     """
 
     values: Floats
     matches: Bools
+    starts: Integers
     weights: Floats
-    queries: NDArray[np.int64]
-    is_first: Bools
-    sources: NDArray[np.int64]
+    sources: Integers
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Examples:
-        """The pairs at `FITTED_RANKS`.
-
-        Of each query's weight half lies on its first item, the one that a verdict is about.
-        """
-        n_candidates = min(group.observed.similarities.shape[1] for group in groups)
-        ranks = FITTED_RANKS[n_candidates > FITTED_RANKS]
-        of_rank = np.where(ranks == 0, 1.0, 1.0 / max(len(ranks) - 1, 1))
-        n_queries = sum(len(group.observed) for group in groups)
+        """Everything that the queries find."""
+        values, matches, counts = [], [], []
+        for group in groups:
+            for start in range(0, len(group.observed), _ROWS):
+                rows = np.arange(start, min(start + _ROWS, len(group.observed)))
+                observed = group.observed.at(rows)
+                found = [labels_found(codes)[0] for codes in observed.label_codes]
+                widths = np.array([len(places) for places in found])
+                exists = np.arange(widths.max()) < widths[:, None]
+                places = np.zeros(exists.shape, dtype=np.int64)
+                places[exists] = np.concatenate(found)
+                values.append(observed.signals(places, group.outlier_scores[rows])[exists])
+                matches.append(np.take_along_axis(observed.matches, places, axis=1)[exists])
+                counts.append(widths)
         return cls(
-            np.concatenate([g.signals(ranks).reshape(-1, len(SIGNALS)) for g in groups]),
-            np.concatenate([g.observed.matches[:, ranks].ravel() for g in groups]),
-            np.concatenate([np.tile(of_rank * g.weight, len(g.observed)) for g in groups]),
-            np.repeat(np.arange(n_queries), len(ranks)),
-            np.tile(ranks == 0, n_queries),
+            np.concatenate(values),
+            np.concatenate(matches),
+            np.cumsum(np.r_[0, np.concatenate(counts)[:-1]]),
+            np.concatenate([np.full(len(g.observed), g.weight) for g in groups]),
             np.concatenate([g.sources for g in groups]),
         )
 
-    def fitted(self) -> LogisticModel:
-        """The match probability, fitted on all of them."""
-        return fit_logistic(self.values, self.matches, self.weights)
+    @property
+    def counts(self) -> Integers:
+        """Labels (Q,) that each query finds."""
+        counts: Integers = np.diff(np.r_[self.starts, len(self.matches)])
+        return counts
+
+    @property
+    def queries(self) -> Integers:
+        """Whose each row is, (N,)."""
+        return np.repeat(np.arange(len(self.starts)), self.counts)
+
+    @property
+    def places(self) -> Integers:
+        """Place (N,) of each label among those of its query, from 0."""
+        places: Integers = np.arange(len(self.matches)) - self.starts[self.queries]
+        return places
+
+    def at(self, queries: Integers) -> Examples:
+        """Some of the queries."""
+        counts = self.counts[queries]
+        starts = np.cumsum(np.r_[0, counts[:-1]])
+        rows = np.arange(counts.sum()) + np.repeat(self.starts[queries] - starts, counts)
+        return Examples(
+            self.values[rows],
+            self.matches[rows],
+            starts,
+            self.weights[queries],
+            self.sources[queries],
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class CrossFit:
-    """Fits of the match probability, and which of them has not seen a query.
+def cross_fitted(examples: Examples, seed: int) -> tuple[Floats, Integers]:
+    """Match probabilities by fits that have not seen their query.
 
-    Attributes
-    ----------
-    models : one for each fold.
-    folds : (N,) fold of each query.
+    Returns
+    -------
+    probabilities : (N,) of the examples' labels.
+    folds : (Q,) which queries were left out together.
     """
+    probabilities = np.empty(len(examples.matches))
+    folds = np.empty(len(examples.starts), dtype=np.int64)
+    first_matches = examples.matches[examples.starts]
+    splits = StratifiedGroupKFold(N_FOLDS, shuffle=True, random_state=seed)
+    divided = splits.split(first_matches, first_matches, examples.sources)
+    for fold, (kept, left_out) in enumerate(divided):
+        folds[left_out] = fold
+        asked = examples.at(left_out)
+        log_odds = fit_choice(examples.at(kept)).log_odds(asked.values)
+        rows = np.isin(examples.queries, left_out)
+        probabilities[rows] = _choices(log_odds, asked.starts, asked.counts)[0]
+    return probabilities, folds
 
-    models: tuple[LogisticModel, ...]
-    folds: NDArray[np.int64]
 
-    @classmethod
-    def of(cls, examples: Examples, seed: int) -> CrossFit:
-        """Leave each fold of the queries out once."""
-        first_matches = examples.matches[examples.is_first]
-        folds = np.empty(len(first_matches), dtype=np.int64)
-        models = []
-        splits = StratifiedGroupKFold(N_FOLDS, shuffle=True, random_state=seed)
-        divided = splits.split(first_matches, first_matches, examples.sources)
-        for fold, (kept, left_out) in enumerate(divided):
-            rows = np.isin(examples.queries, kept)
-            folds[left_out] = fold
-            models.append(
-                fit_logistic(examples.values[rows], examples.matches[rows], examples.weights[rows])
-            )
-        return cls(tuple(models), folds)
+def fit_choice(examples: Examples) -> LogisticModel:
+    """Conditional logit (McFadden 1974): which label is the match, if any is.
 
-    def log_odds(self, values: Floats, queries: NDArray[np.int64]) -> Floats:
-        """Log-odds (n, …) of ``values`` (n, …, S), each by the fit that has not seen its query."""
-        log_odds = np.empty(values.shape[:-1])
-        for fold, model in enumerate(self.models):
-            rows = self.folds[queries] == fold
-            log_odds[rows] = model.log_odds(values[rows])
-        return log_odds
+    Minimises the weighted mean of −log P(the truth), plus `RIDGE` ‖w‖², where each label has the
+    log-odds w · x + b against that none matches: see `choice_probabilities`.
+    """
+    of_row = examples.weights[examples.queries]
+    centre = np.average(examples.values, axis=0, weights=of_row)
+    scale = np.sqrt(np.average((examples.values - centre) ** 2, axis=0, weights=of_row))
+    scale = np.where(scale > 0, scale, 1.0)
+    values = (examples.values - centre) / scale
+    share = examples.weights / examples.weights.sum()
+    of_truth = examples.matches * of_row / examples.weights.sum()
+    starts, counts = examples.starts, examples.counts
+
+    def loss_and_gradient(parameters: Floats) -> tuple[float, Floats]:
+        weights, intercept = parameters[:-1], parameters[-1]
+        log_odds = values @ weights + intercept
+        chosen, log_total = _choices(log_odds, starts, counts)
+        slope = chosen * np.repeat(share, counts) - of_truth
+        loss = share @ log_total - of_truth @ log_odds + RIDGE * (weights @ weights)
+        return float(loss), np.r_[slope @ values + 2 * RIDGE * weights, slope.sum()]
+
+    bounds = [*[(None, None)] * values.shape[1], (-_MOST_LOG_ODDS, _MOST_LOG_ODDS)]
+    found = minimize(
+        loss_and_gradient, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds
+    ).x
+    return LogisticModel(found[:-1], centre, scale, float(found[-1]))
+
+
+def _choices(log_odds: Floats, starts: Integers, counts: Integers) -> tuple[Floats, Floats]:
+    """`choice_probabilities` (N,) of many queries, and their log of 1 + Σ exp(log-odds), (Q,)."""
+    most = np.maximum(np.maximum.reduceat(log_odds, starts), 0)
+    odds = np.exp(log_odds - np.repeat(most, counts))
+    total = np.exp(-most) + np.add.reduceat(odds, starts)
+    return odds / np.repeat(total, counts), np.log(total) + most
 
 
 def fit_logistic(values: Floats, outcomes: Bools, weights: Floats) -> LogisticModel:

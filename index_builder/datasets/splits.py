@@ -52,6 +52,8 @@ class Splits:
     validation : what the prior precision is chosen by; the encoder has not seen them.
     calibration, evaluation : queries, which stand in no other part; without labels, views of items.
     labelled : whether somebody knows what belongs together; else each image is its own label.
+    gallery_unseen : whether nothing was learned from the gallery's images, nor from their labels:
+        then they look to the encoder as fresh queries do.
     """
 
     gallery: LabelledImages
@@ -60,6 +62,7 @@ class Splits:
     calibration: QuerySet
     evaluation: QuerySet
     labelled: bool = True
+    gallery_unseen: bool = False
 
 
 def load_splits(config: BuildConfig) -> Splits:
@@ -98,7 +101,14 @@ def load_splits(config: BuildConfig) -> Splits:
     training, validation = _stratified(
         kept if learning is None else learning, 1 - share, generator, at_least_one_left=share > 0
     )
-    return Splits(kept, training, validation, calibration, evaluation)
+    return Splits(
+        kept,
+        training,
+        validation,
+        calibration,
+        evaluation,
+        gallery_unseen=learning is not None,
+    )
 
 
 def _of_views(config: BuildConfig, generator: np.random.Generator) -> Splits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -11,9 +12,11 @@ from typing import Any, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.decision.label_means import LabelMeans
 from model_store.decision.logistic import LogisticModel
 from model_store.decision.operating import OperatingCurve
 from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
+from model_store.decision.recalibration import Recalibration
 from model_store.decision.result_sets import ResultSetRule
 from model_store.decision.signals import SIGNALS
 from model_store.decision.venn_abers import VennAbers
@@ -39,11 +42,15 @@ class Calibration:
     operating : the error that other thresholds would have.
     uncertainties : (n,) of the calibration queries, sorted.
     outlier_scores : (n,) of the calibration queries, sorted.
+    means : where each label lies.
     detector : measures outlier signals.
     fusion : makes the outlier score of them.
-    match : P(item is a true match | its signals).
+    match : log-odds that a label is the true match against that none is, by the signals of its
+        nearest item; `choice_probabilities` turns those of all labels found into probabilities.
     no_match : P(nothing in the gallery matches | the first item's signals).
-    intervals : of match probabilities, by the log-odds of ``match``.
+    intervals : of match probabilities, by their log-odds.
+    feedback : corrects match probabilities and their intervals by what users said; result sets and
+        P(no match) rest on the calibration queries alone.
     sets : which items belong in a result set.
     quality_limits : see `model_store.quality.quality_hints`.
     report : how it was fitted and how well it does, for people.
@@ -58,11 +65,13 @@ class Calibration:
     operating: OperatingCurve
     uncertainties: NDArray[np.float64]
     outlier_scores: NDArray[np.float64]
+    means: LabelMeans
     detector: OutlierDetector
     fusion: OutlierFusion
     match: LogisticModel
     no_match: LogisticModel
     intervals: VennAbers
+    feedback: Recalibration
     sets: ResultSetRule
     quality_limits: Mapping[str, float]
     report: Mapping[str, Any]
@@ -81,6 +90,21 @@ class Calibration:
         n = len(self.outlier_scores)
         at_least = n - np.searchsorted(self.outlier_scores, score, side="left")
         return float((1 + at_least) / (n + 1))
+
+    def match_fingerprint(self) -> str:
+        """Identifies what uncorrected match probabilities were fitted with and on.
+
+        Feedback on others says nothing of these. Fitted again on the same queries they are the same
+        but for rounding, which is why it is not the fitted numbers that are hashed.
+        """
+        origin = {
+            "encoder": self.encoder_fingerprint,
+            "search": dict(self.search),
+            "signals": [*SIGNALS, *OUTLIER_SIGNALS],
+            "n_queries": self.n_queries,
+            "no_match_share": self.report.get("no_match_share"),
+        }
+        return hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()
 
     def save(self, directory: Path) -> None:
         """Write to ``directory``: numbers as JSON, arrays as NPZ without pickle."""

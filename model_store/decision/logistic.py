@@ -1,4 +1,4 @@
-"""A fitted logistic regression, applied."""
+"""A fitted logistic regression, applied; and the choice between several of its outcomes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, logit
+
+_BOUND = 1e-12
+"""Probabilities closer to 0 or 1 have the log-odds of this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +46,22 @@ class LogisticModel:
         """Probabilities (...) of ``values`` (..., M)."""
         probabilities: NDArray[np.float64] = expit(self.log_odds(values))
         return probabilities
+
+
+def choice_probabilities(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probabilities (g,) of outcomes of which at most one holds (McFadden 1974).
+
+    Parameters
+    ----------
+    log_odds : (g,) of each against none of them: p_i = exp(ℓ_i) / (1 + Σ_j exp(ℓ_j)).
+    """
+    most = max(float(log_odds.max()), 0.0)
+    odds = np.exp(log_odds - most)
+    probabilities: NDArray[np.float64] = odds / (np.exp(-most) + odds.sum())
+    return probabilities
+
+
+def bounded_logit(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log-odds of probabilities, finite for 0 and 1 too."""
+    log_odds: NDArray[np.float64] = logit(np.clip(probabilities, _BOUND, 1 - _BOUND))
+    return log_odds

@@ -17,6 +17,7 @@ OUTLIER_SIGNALS = (
     "log_mahalanobis",
     "log_embedding_distance",
     "log_uncertainty",
+    "length_deviation",
 )
 """The last axis of `OutlierDetector.signals`, in order."""
 
@@ -30,7 +31,7 @@ would drown every other."""
 
 @dataclass(frozen=True)
 class OutlierDetector:
-    """What tells alien images from the gallery's: three distances, and the posterior's variance.
+    """What tells alien images from the gallery's: distances, posterior variance, feature length.
 
     With x = φ / ‖φ‖ and its coordinates t = (x − c) U in the r leading principal directions of the
     gallery's features, what of x lies outside their subspace is e² = ‖(x − c) − t Uᵀ‖², the
@@ -42,7 +43,10 @@ class OutlierDetector:
       of a label, √(min_c ‖(t − μ_c) L‖² + e² / σ²), with L Lᵀ the inverse of the covariance within
       labels and σ² the variance outside the subspace;
     - the cosine distance to the nearest gallery embedding;
-    - the spherical variance of the embedding.
+    - the spherical variance of the embedding;
+    - √(1 + z²), with z by how many standard deviations the log length of the features, log ‖φ‖,
+      lies from the gallery's mean: normalising drops it, and alien images are often too short or
+      too long.
 
     Attributes
     ----------
@@ -52,6 +56,7 @@ class OutlierDetector:
     label_means : (C, r) μ_c.
     whitening : (r, r) L.
     residual_variance : σ² > 0.
+    length_centre, length_scale : mean and standard deviation (> 0) of the gallery's log ‖φ‖.
     directions : (M, D) unit embeddings of gallery images.
     """
 
@@ -61,6 +66,8 @@ class OutlierDetector:
     label_means: NDArray[np.float32]
     whitening: NDArray[np.float32]
     residual_variance: float
+    length_centre: float
+    length_scale: float
     directions: NDArray[np.float32]
 
     def __post_init__(self) -> None:
@@ -87,12 +94,14 @@ class OutlierDetector:
         mahalanobis = _nearest_squared(whitened, means, (means**2).sum(-1))
         cosines = (unit_direction(embeddings.mean) @ self.directions.T).max(axis=1)
         variances = spherical_variance(embeddings.mean, embeddings.variance)
+        deviation = (log_lengths(embeddings.features) - self.length_centre) / self.length_scale
         return np.stack(
             [
                 0.5 * np.log(nearest + residual + _TINY),
                 0.5 * np.log(mahalanobis + residual / self.residual_variance + _TINY),
                 np.log(np.maximum(1 - cosines.astype(np.float64), 0) + _FLOOR),
                 np.log(variances + _TINY),
+                0.5 * np.log1p(deviation**2),
             ],
             axis=-1,
         )
@@ -134,6 +143,13 @@ def unit_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     unit: NDArray[np.float32] = features / np.maximum(norms, np.finfo(np.float32).tiny)
     return unit
+
+
+def log_lengths(features: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Logarithm (B,) of the norms of ``features`` (B, F); finite where they are all zero."""
+    norms = np.linalg.norm(features, axis=1).astype(np.float64)
+    lengths: NDArray[np.float64] = np.log(norms + _TINY)
+    return lengths
 
 
 def _nearest_squared(

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-MAX_LABELS = 32
-"""Labels that a set chooses among: the nearest of the candidates. More make the choice slow, and a
-set of more is no answer."""
+MOST_UNPROMISED = 32
+"""Labels of a set that promises nothing, the likeliest: a longer list of guesses helps nobody."""
 
 DELTA = 0.1
 """Probability, over calibration sets, that a promised coverage is missed."""
@@ -91,7 +90,8 @@ class ResultSetRule:
         """
         threshold = self.threshold(coverage)
         if threshold is None:
-            return ResultSet(places, coverage, self._shortfall(coverage))
+            likeliest = np.sort(np.argsort(-probabilities, kind="stable")[:MOST_UNPROMISED])
+            return ResultSet(places[likeliest], coverage, self._shortfall(coverage))
         chosen = probabilities >= threshold
         chosen[np.argmax(probabilities)] = True
         return ResultSet(places[chosen], coverage, None)
@@ -105,6 +105,6 @@ class ResultSetRule:
             )
         reached = float((self.critical >= 0).mean())
         return (
-            f"Of the calibration queries with a match, the nearest {MAX_LABELS} labels hold it for "
-            f"{reached:.3f}; that is too few to promise a coverage of {coverage:g}."
+            f"Of the calibration queries with a match, the candidates hold it for {reached:.3f}; "
+            f"that is too few to promise a coverage of {coverage:g}."
         )

@@ -8,11 +8,11 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
 
 from model_store.decision.calibration import Calibration
-from model_store.decision.result_sets import MAX_LABELS, ResultSet
-from model_store.decision.signals import first_of_each_label, signals
+from model_store.decision.logistic import bounded_logit, choice_probabilities
+from model_store.decision.result_sets import ResultSet
+from model_store.decision.signals import labels_found, signals
 from model_store.predictive import Predictive
 from model_store.search import Neighbours
 
@@ -54,8 +54,9 @@ class Decision:
     ----------
     verdict : what a front end switches on.
     assessment : of the query alone.
-    match_probabilities : P(item is a true match) of the first items; among items of one label a
-        closer one never has the lower.
+    match_log_odds : uncorrected by feedback, of the first items.
+    match_probabilities : P(item is a true match) of the first items; items of one label share
+        theirs, so that a closer one never has the lower.
     match_intervals : (limit, 2) what these probabilities lie between.
     no_match_probability : P(no item of the gallery is a true match).
     result_set : as few items as hold a true match with a stated probability.
@@ -63,6 +64,7 @@ class Decision:
 
     verdict: Verdict
     assessment: Assessment
+    match_log_odds: NDArray[np.float64] | None = None
     match_probabilities: NDArray[np.float64] | None = None
     match_intervals: NDArray[np.float64] | None = None
     no_match_probability: float | None = None
@@ -108,18 +110,21 @@ def decide(
     """
     if calibration is None or math.isnan(predictive.outlier_score):
         return Decision("not_calibrated", assess(calibration, predictive))
-    shown = np.arange(min(limit, len(neighbours.rows)))
-    first_of_label = first_of_each_label(label_codes, MAX_LABELS)
+    places, members = labels_found(label_codes)
     values = signals(
         neighbours.similarities[None],
         label_codes[None],
+        calibration.means.similarities(predictive.direction, label_codes, neighbours.similarities)[
+            None
+        ],
         np.array([predictive.spherical_variance]),
         np.array([predictive.outlier_score]),
-        np.concatenate([shown, first_of_label])[None],
+        places[None],
     )[0]
-    log_odds, of_labels = np.split(calibration.match.log_odds(values), [len(shown)])
-    log_odds = _falling_within_labels(log_odds, label_codes[shown])
-    probabilities = expit(log_odds)
+    of_labels = choice_probabilities(calibration.match.log_odds(values))
+    log_odds = bounded_logit(of_labels[members[:limit]])
+    probabilities = calibration.feedback(log_odds)
+    intervals = calibration.feedback.of(calibration.intervals(log_odds))
     no_match_probability = float(calibration.no_match(values[0]))
     assessment = assess(calibration, predictive)
     verdict: Verdict = "ambiguous"
@@ -132,12 +137,13 @@ def decide(
     return Decision(
         verdict,
         assessment,
+        log_odds,
         probabilities,
-        _around(probabilities, calibration.intervals(log_odds)),
+        _around(probabilities, intervals),
         no_match_probability,
         calibration.sets.choose(
-            first_of_label,
-            expit(of_labels),
+            places,
+            of_labels,
             calibration.coverage if coverage is None else coverage,
         ),
     )
@@ -149,22 +155,6 @@ def _around(
     """Widen intervals (n, 2) to hold the probability (n,) that they are shown with."""
     lower = np.minimum(intervals[:, 0], probabilities)
     return np.stack([lower, np.maximum(intervals[:, 1], probabilities)], axis=-1)
-
-
-def _falling_within_labels(
-    log_odds: NDArray[np.float64], label_codes: NDArray[np.int32]
-) -> NDArray[np.float64]:
-    """Give no item higher log-odds than a closer one of its own label has.
-
-    Between labels the order is left as it is: an item of the label that most neighbours share is
-    the likelier match than a closer item of a rare one, and forcing the whole list to fall would
-    cost the lower ranks their calibration.
-    """
-    falling = log_odds.copy()
-    for code in np.unique(label_codes):
-        of_label = label_codes == code
-        falling[of_label] = np.minimum.accumulate(log_odds[of_label])
-    return falling
 
 
 def _level(percentile: float) -> Level:

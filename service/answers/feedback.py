@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from model_store.feedback import Feedback
 from service import schemas
-from service.feedback import Feedback
 
 
 def feedback_answer(feedback: Feedback) -> schemas.FeedbackAnswer:

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from urllib.parse import quote
 
 from model_store.decision import OperatingPoint
+from model_store.feedback import FeedbackSummary
 from model_store.retriever import Bundle
 from service import schemas
 from service.answers.bundles import bundle_state, encoder_state
 from service.engine import SearchEngine
-from service.feedback import FeedbackSummary
 
 
 def gallery_list(engines: Iterable[SearchEngine]) -> schemas.GalleryList:
@@ -74,7 +74,9 @@ def calibration_report(
             result_sets=[],
             outlier_auroc={},
             feedback=None,
+            correction=None,
         )
+    correction = calibration.report.get("feedback")
     measured = calibration.report["cross_fitted"]
     return schemas.CalibrationReport(
         status=state.status,
@@ -89,6 +91,7 @@ def calibration_report(
         result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
         outlier_auroc=measured["outlier_auroc"],
         feedback=None if said is None else schemas.FeedbackSummary(**asdict(said)),
+        correction=None if correction is None else schemas.FeedbackCorrection(**correction),
     )
 
 

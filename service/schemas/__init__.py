@@ -20,6 +20,7 @@ from service.schemas.bundles import (
 )
 from service.schemas.feedback import (
     FeedbackAnswer,
+    FeedbackCorrection,
     FeedbackRequest,
     FeedbackSummary,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "EmbeddingAnswer",
     "EncoderState",
     "FeedbackAnswer",
+    "FeedbackCorrection",
     "FeedbackRequest",
     "FeedbackSummary",
     "FieldError",

@@ -29,3 +29,19 @@ class FeedbackSummary(BaseModel):
     n: int
     probability: float = Field(description="Mean of the probabilities.")
     share: float = Field(description="Share of the pairs that users confirmed.")
+
+
+class FeedbackCorrection(BaseModel):
+    """What users' words of earlier matches changed about match probabilities."""
+
+    n: int = Field(description="Pairs that users had spoken of.")
+    confirmed: int
+    n_others: int = Field(description="Further pairs, served with other probabilities: left aside.")
+    applied: bool = Field(
+        description="Whether the correction foretells what users say better than none, "
+        "cross-fitted; else nothing is corrected."
+    )
+    slope: float = Field(description="On log-odds; 1 where nothing is corrected.")
+    intercept: float = Field(description="On log-odds; 0 where nothing is corrected.")
+    log_loss_before: float
+    log_loss_after: float = Field(description="Cross-fitted.")

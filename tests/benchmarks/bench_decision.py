@@ -36,10 +36,13 @@ from index_builder.metrics import auroc, expected_calibration_error
 from index_builder.observation import Observed, observe
 from index_builder.run import Run
 from index_builder.steps import calibrate_step, export_step, fit_step, index_step, train_step
-from model_store.decision import OUTLIER_SIGNALS, Calibration
+from model_store.decision import (
+    OUTLIER_SIGNALS,
+    Calibration,
+    choice_probabilities,
+    labels_found,
+)
 from model_store.decision.outliers import unit_rows
-from model_store.decision.result_sets import MAX_LABELS
-from model_store.decision.signals import first_of_each_label
 from model_store.encoder import OnnxEncoder
 from model_store.retriever import open_parts
 
@@ -93,15 +96,23 @@ class Measured:
     """Queries of one kind, as a calibrated bundle sees them."""
 
     def __init__(self, calibration: Calibration, observed: Observed) -> None:
-        self.observed = observed
+        self.calibration, self.observed = calibration, observed
         self.outlier_scores = calibration.fusion(observed.outlier_signals)
         self.p_values = np.array([calibration.outlier_p_value(s) for s in self.outlier_scores])
-        self.calibration = calibration
         first = observed.signals(np.array([0]), self.outlier_scores)[:, 0]
-        self.probabilities = calibration.match(first)
+        self.labels = [self._labels(row) for row in range(len(observed))]
+        self.probabilities = np.array([of_labels[0] for _, of_labels in self.labels])
         self.no_match = calibration.no_match(first)
         self.correct = observed.matches[:, 0]
         self.similarities = observed.similarities[:, 0]
+
+    def _labels(self, row: int) -> tuple[NDArray[np.int64], Floats]:
+        """Places of the labels that a query finds, and their match probabilities."""
+        places, _ = labels_found(self.observed.label_codes[row])
+        values = self.observed.at(np.array([row])).signals(
+            places[None], self.outlier_scores[[row]]
+        )[0]
+        return places, choice_probabilities(self.calibration.match.log_odds(values))
 
     def gaps(self) -> Floats:
         """Similarity of the first item over that of the nearest of another label."""
@@ -112,12 +123,7 @@ class Measured:
     def result_sets(self, coverage: float) -> tuple[float, float]:
         """Share of sets that hold a match, and mean size."""
         hits, sizes = [], []
-        for row in range(len(self.observed)):
-            places = first_of_each_label(self.observed.label_codes[row], MAX_LABELS)
-            values = self.observed.at(np.array([row])).signals(
-                places[None], self.outlier_scores[[row]]
-            )
-            probabilities = self.calibration.match(values[0])
+        for row, (places, probabilities) in enumerate(self.labels):
             chosen = self.calibration.sets.choose(places, probabilities, coverage).places
             hits.append(self.observed.matches[row, chosen].any())
             sizes.append(len(chosen))
@@ -146,7 +152,7 @@ def measure(config: BuildConfig, run: Run, data: Path) -> dict[str, float]:
     calibration, encoder = retriever.calibration, retriever.encoder
     assert calibration is not None
     assert isinstance(encoder, OnnxEncoder)
-    look = partial(observe, encoder, retriever.gallery, calibration.detector)
+    look = partial(observe, encoder, retriever.gallery, calibration.detector, calibration.means)
     queries = splits.evaluation
     matched = Measured(calibration, look(queries.matched))
     strangers = len(queries.withheld) > 0

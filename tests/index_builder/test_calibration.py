@@ -7,24 +7,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.special import expit
 from scipy.stats import binomtest
 
 from index_builder.calibration import (
     CalibrationQueries,
+    LeftOut,
     fit_calibration,
     fit_detector,
-    fit_logistic,
     operating_curve,
 )
 from index_builder.calibration.detector import FUSION_PRIOR, cross_fitted_scores, fit_fusion
 from index_builder.configuration import CalibrationConfig
 from index_builder.metrics import auroc, expected_calibration_error
 from index_builder.observation import Observed
-from model_store.decision import Calibration
+from model_store.decision import Calibration, LabelMeans, choice_probabilities, labels_found
 from model_store.decision.outliers import unit_rows
-from model_store.decision.result_sets import MAX_LABELS
-from model_store.decision.signals import first_of_each_label
 from model_store.encoder import Embeddings
 from model_store.errors import CalibrationError
 
@@ -41,9 +38,10 @@ def world(n: int, seed: int, *, has_match: bool = True) -> Observed:
     label_codes = np.where(right & has_match, 0, wrong_labels).astype(np.int32)
     return Observed(
         spherical_variances=1 - certainty / 2,
-        outlier_signals=1 - certainty[:, None] / 3 + generator.uniform(0, 0.3, (n, 4)),
+        outlier_signals=1 - certainty[:, None] / 3 + generator.uniform(0, 0.3, (n, 5)),
         similarities=similarities[:, ::-1].copy(),
         label_codes=label_codes,
+        mean_similarities=generator.uniform(0, 1, (n, 5))[np.arange(n)[:, None], label_codes],
         matches=label_codes == 0,
     )
 
@@ -57,6 +55,8 @@ def gallery_embeddings(features: NDArray[Any]) -> Embeddings:
 DETECTOR = fit_detector(
     gallery_embeddings(RNG.standard_normal((40, 12))), np.zeros(40, dtype=np.int32), seed=0
 )
+
+MEANS = LabelMeans(np.eye(5, 4, dtype=np.float32))
 
 
 def alien(n: int, seed: int, by: float) -> Observed:
@@ -77,27 +77,49 @@ QUERIES = CalibrationQueries(
     corrupted=alien(200, 8, by=0.2),
     corrupted_of=np.arange(200),
     outliers=None,
+    sources=np.arange(2000),
 )
 
 
 def calibrated(queries: CalibrationQueries = QUERIES, **changes: float) -> Calibration:
     config = CalibrationConfig(**changes)
-    return fit_calibration(DETECTOR, queries, "encoder", {"index": "flat"}, config, 0, {})
+    search = {"index": "flat"}
+    return fit_calibration(DETECTOR, MEANS, queries, "encoder", search, config, 0, {})
 
 
-def signals_of(fitted: Calibration, observed: Observed, rank: int) -> NDArray[np.float64]:
-    """What the fitted models see of one place of the lists, (B, S)."""
+def first_signals(fitted: Calibration, observed: Observed) -> NDArray[np.float64]:
+    """What the fitted models see of the first items, (B, S)."""
     scores = fitted.fusion(observed.outlier_signals)
-    return observed.signals(np.array([rank]), scores)[:, 0]
+    return observed.signals(np.array([0]), scores)[:, 0]
+
+
+def choices(
+    fitted: Calibration, observed: Observed
+) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Places of the labels that each query finds, and their match probabilities."""
+    scores = fitted.fusion(observed.outlier_signals)
+    found = []
+    for row, codes in enumerate(observed.label_codes):
+        places, _ = labels_found(codes)
+        values = observed.at(np.array([row])).signals(places[None], scores[[row]])[0]
+        found.append((places, choice_probabilities(fitted.match.log_odds(values))))
+    return found
+
+
+def of_first(fitted: Calibration, observed: Observed) -> NDArray[np.float64]:
+    """Match probability of the first items, (B,)."""
+    return np.array([probabilities[0] for _, probabilities in choices(fitted, observed)])
 
 
 def test_probabilities_are_true_on_queries_it_has_not_seen() -> None:
     fitted = calibrated(no_match_share=0.001)
     unseen = world(4000, 3)
-    for rank in (0, 4, 9):
-        probabilities = fitted.match(signals_of(fitted, unseen, rank))
-        assert expected_calibration_error(probabilities, unseen.matches[:, rank]) < 0.05
-    first = fitted.match(signals_of(fitted, unseen, 0))
+    found = choices(fitted, unseen)
+    for label in range(3):  # the nearest, and the next
+        pairs = [(p[label], row, at[label]) for row, (at, p) in enumerate(found) if len(at) > label]
+        probabilities, rows, places = map(np.array, zip(*pairs, strict=True))
+        assert expected_calibration_error(probabilities, unseen.matches[rows, places]) < 0.05
+    first = of_first(fitted, unseen)
     right = unseen.matches[:, 0]
     area = auroc(first[right], first[~right])
     assert area is not None
@@ -107,7 +129,7 @@ def test_probabilities_are_true_on_queries_it_has_not_seen() -> None:
 def test_queries_without_a_match_are_told_apart() -> None:
     fitted = calibrated()
     values = [
-        fitted.no_match(signals_of(fitted, world(500, seed, has_match=has), 0))
+        fitted.no_match(first_signals(fitted, world(500, seed, has_match=has)))
         for seed, has in ((4, False), (5, True))
     ]
     area = auroc(*values)
@@ -117,8 +139,8 @@ def test_queries_without_a_match_are_told_apart() -> None:
 
 def test_more_queries_without_a_match_lower_every_probability() -> None:
     few, many = calibrated(no_match_share=0.01), calibrated(no_match_share=0.5)
-    unseen = signals_of(few, world(200, 6), 0)
-    assert many.match(unseen).mean() < few.match(unseen).mean() - 0.05
+    unseen = world(200, 6)
+    assert of_first(many, unseen).mean() < of_first(few, unseen).mean() - 0.05
 
 
 def test_outliers_teach_what_alien_images_look_like() -> None:
@@ -127,42 +149,42 @@ def test_outliers_teach_what_alien_images_look_like() -> None:
     probabilities = []
     for outliers in (None, alien(600, 7, by=3)):
         fitted = calibrated(replace(QUERIES, outliers=outliers))
-        probabilities.append(fitted.match(signals_of(fitted, unseen, 0)).mean())
+        probabilities.append(of_first(fitted, unseen).mean())
     assert probabilities[1] < 0.5 * probabilities[0]
     assert fitted.report["n_outliers"] == 600
     assert fitted.report["cross_fitted"]["outlier_auroc"]["far"] == 1.0
 
 
 def test_without_a_reason_the_fusion_keeps_the_proportions_of_its_prior() -> None:
-    inliers, aliens = np.repeat(RNG.standard_normal((2, 500, 1)), 4, axis=2)
+    inliers, aliens = np.repeat(RNG.standard_normal((2, 500, 1)), 5, axis=2)
     weights = fit_fusion(inliers, [aliens + 2]).weights
     np.testing.assert_allclose(weights / weights[0], FUSION_PRIOR / FUSION_PRIOR[0], rtol=0.2)
 
 
 def test_a_signal_that_alone_tells_aliens_apart_gains_weight() -> None:
-    inliers, aliens = RNG.standard_normal((2, 500, 4))
+    inliers, aliens = RNG.standard_normal((2, 500, 5))
     aliens[:, 3] += 4
     weights = fit_fusion(inliers, [aliens]).weights
     gains = (weights / weights.sum()) / (FUSION_PRIOR / FUSION_PRIOR.sum())
     assert gains[3] > 5
-    assert gains[:3].max() < 1
+    assert np.delete(gains, 3).max() < 1
 
 
 def test_the_fusion_is_at_a_minimum_of_its_loss() -> None:
     """Against SciPy's own differences, from another start."""
-    inliers, aliens = RNG.standard_normal((2, 300, 4))
-    aliens = aliens + np.array([0.5, 1, 0.2, 0])
+    inliers, aliens = RNG.standard_normal((2, 300, 5))
+    aliens = aliens + np.array([0.5, 1, 0.2, 0, 0.3])
     fitted = fit_fusion(inliers, [aliens])
     values = (np.concatenate([inliers, aliens]) - fitted.centre) / fitted.scale
     sign = np.repeat([-1, 1], 300)
 
     def loss(parameters: NDArray[np.float64]) -> float:
-        direction = FUSION_PRIOR + parameters[1:5]
-        margin = sign * (np.exp(parameters[0]) * values @ direction + parameters[5])
-        return float(np.logaddexp(0, -margin).mean() + 0.2 * (parameters[1:5] ** 2).sum())
+        direction = FUSION_PRIOR + parameters[1:6]
+        margin = sign * (np.exp(parameters[0]) * values @ direction + parameters[6])
+        return float(np.logaddexp(0, -margin).mean() + 0.2 * (parameters[1:6] ** 2).sum())
 
-    best = minimize(loss, np.full(6, 0.2), method="BFGS", options={"gtol": 1e-8}).x
-    expected = FUSION_PRIOR + best[1:5]
+    best = minimize(loss, np.full(7, 0.2), method="BFGS", options={"gtol": 1e-8}).x
+    expected = FUSION_PRIOR + best[1:6]
     np.testing.assert_allclose(
         fitted.weights / fitted.weights.sum(), expected / expected.sum(), rtol=1e-2, atol=1e-3
     )
@@ -175,8 +197,8 @@ def test_scores_of_several_fits_can_stand_beside_each_other(n: int, distance: fl
     p_values = []
     for seed in range(10):
         generator = np.random.default_rng(seed)
-        inliers, fresh = generator.standard_normal((2, n, 4))
-        aliens = generator.standard_normal((60, 4)) + distance
+        inliers, fresh = generator.standard_normal((2, n, 5))
+        aliens = generator.standard_normal((60, 5)) + distance
         sources = np.arange(n + 60)
         scores = np.sort(cross_fitted_scores(inliers, [aliens], sources, seed)[0])
         served = fit_fusion(inliers, [aliens])(fresh)
@@ -190,7 +212,7 @@ def test_scores_of_several_fits_can_stand_beside_each_other(n: int, distance: fl
 
 def test_copies_of_a_picture_are_left_out_together() -> None:
     """A copy that says the opposite cannot be told from its twin unless the twin was seen."""
-    values = RNG.standard_normal((400, 4))
+    values = RNG.standard_normal((400, 5))
     sources = np.r_[np.arange(400), np.arange(400)]
     inliers, aliens = cross_fitted_scores(values, [values], sources, seed=0)
     np.testing.assert_allclose(inliers, aliens)
@@ -222,12 +244,9 @@ def test_queries_that_hide_their_label_are_no_strangers() -> None:
 def test_result_sets_hold_a_match_as_often_as_promised(coverage: float) -> None:
     fitted = calibrated()
     unseen = world(3000, 12)
-    scores = fitted.fusion(unseen.outlier_signals)
     hits, sizes = [], []
-    for row in range(len(unseen.matches)):
-        places = first_of_each_label(unseen.label_codes[row], MAX_LABELS)
-        values = unseen.at(np.array([row])).signals(places[None], scores[[row]])[0]
-        chosen = fitted.sets.choose(places, fitted.match(values), coverage)
+    for row, (places, probabilities) in enumerate(choices(fitted, unseen)):
+        chosen = fitted.sets.choose(places, probabilities, coverage)
         assert chosen.shortfall is None
         hits.append(unseen.matches[row, chosen.places].any())
         sizes.append(len(chosen.places))
@@ -250,7 +269,10 @@ def test_the_report_is_of_queries_left_out_of_the_fit() -> None:
 @pytest.mark.parametrize(("n_matched", "n_no_match"), [(49, 300), (300, 49)])
 def test_too_few_queries_are_refused(n_matched: int, n_no_match: int) -> None:
     queries = replace(
-        QUERIES, matched=world(n_matched, 0), no_match=world(n_no_match, 0, has_match=False)
+        QUERIES,
+        matched=world(n_matched, 0),
+        sources=np.arange(n_matched),
+        no_match=world(n_no_match, 0, has_match=False),
     )
     with pytest.raises(CalibrationError, match=r"There are 49 .* at least 50"):
         calibrated(queries)
@@ -306,17 +328,26 @@ def test_no_threshold_can_keep_an_impossible_promise() -> None:
     assert curve.at(0.1) is None
 
 
-def test_the_logistic_fit_finds_the_truth() -> None:
-    values = RNG.standard_normal((20_000, 3)) * [1, 5, 0.1] + [0, 2, 1]
-    truth = expit(values @ [1.0, -0.3, 4.0] + 0.5)
-    outcomes = RNG.uniform(size=20_000) < truth
-    fitted = fit_logistic(values, outcomes, np.ones(20_000))
-    assert np.abs(fitted(values) - truth).mean() < 0.01
-
-
-def test_with_one_outcome_only_the_logistic_fit_is_the_smoothed_rate() -> None:
-    fitted = fit_logistic(np.zeros((8, 2)), np.ones(8, dtype=bool), np.ones(8))
-    np.testing.assert_allclose(fitted(np.zeros((1, 2))), 9 / 10)
+def test_gallery_images_help_probabilities_and_leave_p_values_alone() -> None:
+    """Sixty held-out queries teach little; eight hundred images left out of their lists, more."""
+    few = replace(
+        QUERIES,
+        matched=world(60, 21),
+        sources=np.arange(60),
+        corrupted=alien(60, 22, by=0.2),
+        corrupted_of=np.arange(60),
+    )
+    more = LeftOut(world(800, 23), world(800, 24, has_match=False), np.arange(60, 860))
+    unseen = world(2000, 25)
+    fits = [calibrated(few), calibrated(replace(few, left_out=more))]
+    briers = [np.mean((of_first(one, unseen) - unseen.matches[:, 0]) ** 2) for one in fits]
+    assert briers[1] < briers[0]
+    np.testing.assert_array_equal(fits[0].outlier_scores, fits[1].outlier_scores)
+    np.testing.assert_array_equal(fits[0].uncertainties, fits[1].uncertainties)
+    assert [fitted.report["n_left_out"] for fitted in fits] == [0, 800]
+    assert [len(fitted.sets.critical) for fitted in fits] == [60, 860]
+    assert fits[0].sets.threshold(0.99) is None  # needs 230 queries
+    assert fits[1].sets.threshold(0.99) is not None
 
 
 def test_the_detector_sees_what_lies_outside_the_gallery_and_inside_its_gaps() -> None:

@@ -80,6 +80,14 @@ def test_a_folder_becomes_a_bundle_step_by_step(folder_of_digits: Path, tmp_path
     assert answer.matches[0].item.label == "0"
 
 
+def test_feedback_that_is_not_there_is_refused(folder_of_digits: Path, tmp_path: Path) -> None:
+    config = tmp_path / "folder.toml"
+    config.write_text(CONFIG.format(path=folder_of_digits))
+    done = vouch_build("calibrate", "--config", str(config), "--feedback", "none.db", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "There is no feedback in none.db" in " ".join(done.stderr.split())
+
+
 def test_images_without_labels_become_a_gallery_of_things(
     folder_of_digits: Path, tmp_path: Path
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 from end_to_end.questions import picture, search
 from starlette.testclient import TestClient
 
-from model_store.retriever import Bundle
+from model_store.decision import Recalibration
+from model_store.retriever import Bundle, Retriever
 
 StartClient = Callable[..., TestClient]
 
@@ -61,6 +64,10 @@ def test_what_was_served_is_kept_with_what_is_said(
         3,
         served["match_probability"],
     )
+    calibration = bundle.retriever.calibration
+    assert calibration is not None
+    assert row[9] == calibration.match_fingerprint()
+    assert 1 / (1 + math.exp(-row[8])) == pytest.approx(served["match_probability"])
 
 
 def test_the_last_word_on_a_pair_counts(client: TestClient, digit: bytes) -> None:
@@ -85,6 +92,37 @@ def test_the_calibration_shows_how_users_see_it(client: TestClient, bundle: Bund
         "probability": pytest.approx(sum(probabilities) / len(said)),
         "share": pytest.approx(sum(said) / len(said)),
     }
+
+
+def test_the_calibration_shows_what_feedback_changed(
+    start: StartClient, bundle: Bundle, digit: bytes
+) -> None:
+    assert start().get("/v1/galleries/digits/calibration").json()["correction"] is None
+    calibration = bundle.retriever.calibration
+    assert calibration is not None
+    report = {
+        "n": 60,
+        "confirmed": 20,
+        "n_others": 3,
+        "applied": True,
+        "slope": 0.5,
+        "intercept": -1.0,
+        "log_loss_before": 0.9,
+        "log_loss_after": 0.6,
+    }
+    corrected = replace(
+        calibration,
+        feedback=Recalibration(0.5, -1.0),
+        report={**calibration.report, "feedback": report},
+    )
+    retriever = Retriever(bundle.retriever.encoder, bundle.retriever.gallery, corrected)
+    client = start(replace(bundle, retriever=retriever))
+    assert client.get("/v1/galleries/digits/calibration").json()["correction"] == report
+    before, after = (
+        each.json()["results"][0]["match_probability"]
+        for each in (search(start(), digit), search(client, digit))
+    )
+    assert after < before
 
 
 def test_it_outlives_the_process(start: StartClient, log: Path, digit: bytes) -> None:

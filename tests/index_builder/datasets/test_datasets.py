@@ -66,6 +66,8 @@ def test_labels_that_train_nothing_make_up_gallery_and_queries() -> None:
     assert set(splits.training.labels) == set(splits.validation.labels) == set("012345")
     for part in (splits.gallery, splits.calibration.matched, splits.evaluation.matched):
         assert set(part.labels) == set("6789")
+    assert splits.gallery_unseen
+    assert not load_splits(config_of(DatasetConfig(kind="digits"))).gallery_unseen
     with pytest.raises(DatasetError, match="10 labels into 9 and 1; each side needs two"):
         load_splits(config_of(DatasetConfig(kind="digits", unseen_share=0.1)))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,8 @@ def detector(rank: int = 4, n_features: int = 9, n_references: int = 40) -> Outl
         label_means=(RNG.standard_normal((5, rank)) / 3).astype(np.float32),
         whitening=np.tril(RNG.uniform(1, 2, (rank, rank))).astype(np.float32),
         residual_variance=0.04,
+        length_centre=1.0,
+        length_scale=0.3,
         directions=directions,
     )
 
@@ -74,12 +77,25 @@ def test_the_other_two_are_the_embedding_s_own() -> None:
     )
 
 
-def test_length_of_the_features_does_not_matter_but_direction_does() -> None:
+def test_features_are_as_alien_too_short_as_too_long() -> None:
+    fitted, asked = detector(), queries(3)
+    unit = unit_rows(asked.features)
+    got = [
+        signal(fitted, replace(asked, features=np.exp(1.0 + d) * unit), "length_deviation")
+        for d in (np.float32(0), np.float32(0.6), np.float32(-0.6))
+    ]
+    np.testing.assert_allclose(got[0], 0, atol=1e-5)
+    np.testing.assert_allclose(got[1], math.log(1 + (0.6 / 0.3) ** 2) / 2, rtol=1e-4)
+    np.testing.assert_allclose(got[2], got[1], rtol=1e-4)
+
+
+def test_the_rest_looks_at_the_direction_of_the_features_alone() -> None:
     fitted, asked = detector(), queries(3)
     near = fitted.signals(asked)
     longer = fitted.signals(replace(asked, features=asked.features * 7))
+    assert not np.allclose(longer[:, -1], near[:, -1], rtol=0.01)
     turned = fitted.signals(replace(asked, features=-asked.features))
-    np.testing.assert_allclose(longer, near, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(longer[:, :-1], near[:, :-1], rtol=1e-4, atol=1e-4)
     assert not np.allclose(turned[:, :2], near[:, :2], rtol=0.01)
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binom, binomtest
 
 from model_store.decision import ResultSetRule
-from model_store.decision.result_sets import DELTA
+from model_store.decision.result_sets import DELTA, MOST_UNPROMISED
 
 RNG = np.random.default_rng(0)
 
@@ -76,3 +76,11 @@ def test_matches_that_are_not_found_at_all_cannot_be_promised() -> None:
     chosen = rule.choose(np.array([0]), np.array([0.9]), 0.95)
     assert chosen.shortfall is not None
     assert "0.920" in chosen.shortfall
+
+
+def test_an_unpromised_set_is_of_the_likeliest_labels() -> None:
+    probabilities = RNG.permutation(np.linspace(0, 1, 80))
+    chosen = ResultSetRule(np.ones(3)).choose(np.arange(80) * 2, probabilities, 0.95)
+    assert chosen.shortfall is not None
+    likeliest = np.argsort(probabilities)[-MOST_UNPROMISED:]
+    np.testing.assert_array_equal(chosen.places, np.sort(likeliest) * 2)

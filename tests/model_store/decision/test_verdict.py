@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from model_store.decision import (
     SIGNALS,
     Calibration,
+    LabelMeans,
     LogisticModel,
     OperatingCurve,
     OutlierDetector,
     OutlierFusion,
+    Recalibration,
     ResultSetRule,
     VennAbers,
     decide,
@@ -55,15 +58,21 @@ def calibration() -> Calibration:
         ),
         uncertainties=np.arange(1, 10) / 10,
         outlier_scores=np.arange(1.0, 10.0),
+        means=LabelMeans(np.eye(3, 2, dtype=np.float32)),
         detector=OutlierDetector(
-            *(array(*shape) for shape in ((5,), (5, 2), (20, 2), (3, 2), (2, 2))), 0.5, array(20, 4)
+            *(array(*shape) for shape in ((5,), (5, 2), (20, 2), (3, 2), (2, 2))),
+            0.5,
+            1.0,
+            0.3,
+            array(20, 4),
         ),
-        fusion=OutlierFusion(np.array([1.0, 0, 2, 0]), np.zeros(4), np.ones(4)),
+        fusion=OutlierFusion(np.array([1.0, 0, 2, 0, 1]), np.zeros(5), np.ones(5)),
         match=logistic("log_distance", -1.0, intercept=-1.0),
         no_match=logistic("log_distance", 1.0, intercept=1.0),
         intervals=VennAbers(
             np.array([-3.0, 0, 3]), np.array([0.1, 0.4, 0.7]), np.array([0.2, 0.6, 1])
         ),
+        feedback=Recalibration(),
         sets=ResultSetRule(np.linspace(0, 1, 200)),
         quality_limits={"too_dark": 20.0},
         report={"n_matched": 9},
@@ -162,29 +171,62 @@ def test_a_closer_item_of_the_same_label_never_has_a_lower_probability(
     assert len(probabilities) == min(10, len(values))
     for code in range(3):
         assert (np.diff(probabilities[labels[: len(probabilities)] == code]) <= 0).all()
-    assert ((probabilities >= 0) & (probabilities <= 1)).all()
+    assert (probabilities >= 0).all()
+    of_labels = probabilities[np.unique(labels[: len(probabilities)], return_index=True)[1]]
+    assert of_labels.sum() <= 1 + 1e-9
 
 
 def test_a_probability_lies_in_its_interval() -> None:
-    decision = decide(calibration(), query(), neighbours(0.95, 0.6, -0.9), LABELS, 3, 0.1, 0.9)
+    labels = np.arange(3, dtype=np.int32)
+    decision = decide(calibration(), query(), neighbours(0.95, 0.6, -0.9), labels, 3, 0.1, 0.9)
     assert decision.match_probabilities is not None
     assert decision.match_intervals is not None
     lower, upper = decision.match_intervals.T
     assert (lower <= decision.match_probabilities).all()
     assert (decision.match_probabilities <= upper).all()
     np.testing.assert_allclose(decision.match_intervals[0], [0.4, 1.0])
-    np.testing.assert_allclose(decision.match_intervals[2], [0.1, 0.6])
+    np.testing.assert_allclose(decision.match_intervals[2], [0.0, 0.2])
 
 
 def test_the_result_set_holds_the_nearest_item_of_each_likely_label() -> None:
     found = neighbours(0.9, 0.88, 0.7, 0.2, -1.0)
     labels = np.array([0, 0, 1, 1, 2], dtype=np.int32)
-    decision = decide(calibration(), query(), found, labels, 1, 0.1, 0.9)
-    assert decision.result_set is not None
-    np.testing.assert_array_equal(decision.result_set.places, [0, 2, 4])
-    narrow = decide(calibration(), query(), found, labels, 1, 0.1, 0.5).result_set
-    assert narrow is not None
-    np.testing.assert_array_equal(narrow.places, [0, 2])
+    for coverage, places in ((0.98, [0, 2, 4]), (0.9, [0, 2]), (0.5, [0])):
+        chosen = decide(calibration(), query(), found, labels, 1, 0.1, coverage).result_set
+        assert chosen is not None
+        np.testing.assert_array_equal(chosen.places, places)
+
+
+def test_labels_share_what_none_leaves() -> None:
+    """At most one label is the match: with log-odds −log d − 1 against none, by hand."""
+    found = neighbours(0.9, 0.8, 0.7)
+    labels = np.array([0, 1, 0], dtype=np.int32)
+    decision = decide(calibration(), query(), found, labels, 3, 0.1, 0.9)
+    odds = np.exp(-1) / (np.array([0.1, 0.2]) + 1e-4)
+    expected = (odds / (1 + odds.sum()))[[0, 1, 0]]
+    np.testing.assert_allclose(decision.match_probabilities, expected, rtol=1e-9)
+
+
+def test_feedback_corrects_probabilities_and_intervals_but_no_result_set() -> None:
+    found, labels = neighbours(0.95, 0.6, -0.9), np.arange(3, dtype=np.int32)
+    doubtful = replace(calibration(), feedback=Recalibration(0.5, -1.0))
+    before, after = (
+        decide(fitted, query(), found, labels, 3, 0.1, 0.9) for fitted in (calibration(), doubtful)
+    )
+    assert before.match_probabilities is not None
+    assert before.match_log_odds is not None
+    assert before.match_intervals is not None
+    np.testing.assert_allclose(expit(before.match_log_odds), before.match_probabilities)
+    np.testing.assert_array_equal(after.match_log_odds, before.match_log_odds)
+    np.testing.assert_allclose(after.match_probabilities, expit(0.5 * before.match_log_odds - 1))
+    np.testing.assert_allclose(after.match_intervals, doubtful.feedback.of(before.match_intervals))
+    assert after.no_match_probability == before.no_match_probability
+    assert before.result_set is not None
+    assert after.result_set is not None
+    np.testing.assert_array_equal(after.result_set.places, before.result_set.places)
+    assert (before.verdict, after.verdict) == ("ambiguous", "ambiguous")
+    sure = replace(calibration(), feedback=Recalibration(2.0, 1.0))
+    assert decide(sure, query(), found, labels, 3, 0.1, 0.9).verdict == "match"
 
 
 def test_saved_and_loaded_it_decides_the_same(tmp_path: Path) -> None:

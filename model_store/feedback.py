@@ -8,6 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS feedback (
   gallery TEXT NOT NULL,
@@ -18,9 +21,14 @@ CREATE TABLE IF NOT EXISTS feedback (
   rank INTEGER NOT NULL,
   match_probability REAL NOT NULL,
   received_at REAL NOT NULL,
+  match_log_odds REAL,
+  match_fingerprint TEXT,
   PRIMARY KEY (bundle, query_id, item_id)
 ) WITHOUT ROWID
 """
+
+_ADDED = {"match_log_odds": "REAL", "match_fingerprint": "TEXT"}
+"""Columns that files of earlier releases lack; what was kept there cannot be fitted to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,8 @@ class Feedback:
     correct : what the user says.
     rank : place of the item among the candidates, from 1.
     match_probability : what was served.
+    match_log_odds : what was served, before any correction by feedback.
+    match_fingerprint : of what that came from, see `Calibration.match_fingerprint`.
     """
 
     gallery: str
@@ -43,6 +53,26 @@ class Feedback:
     correct: bool
     rank: int
     match_probability: float
+    match_log_odds: float
+    match_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaidPairs:
+    """What can be learned from: pairs whose uncorrected probabilities share an origin.
+
+    Attributes
+    ----------
+    log_odds : (n,) uncorrected.
+    correct : (n,) what users said.
+    queries : (n,) whose pair each is, as numbers.
+    n_others : pairs that were kept with probabilities of another origin.
+    """
+
+    log_odds: NDArray[np.float64]
+    correct: NDArray[np.bool_]
+    queries: NDArray[np.int64]
+    n_others: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +102,12 @@ class FeedbackLog:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute(_SCHEMA)
+            for column in _ADDED.keys() - _columns(connection):
+                connection.execute(f"ALTER TABLE feedback ADD COLUMN {column} {_ADDED[column]}")
             connection.execute(
-                "INSERT OR REPLACE INTO feedback VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO feedback (gallery, bundle, query_id, item_id, correct, "
+                "rank, match_probability, received_at, match_log_odds, match_fingerprint) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     feedback.gallery,
                     feedback.bundle,
@@ -83,6 +117,8 @@ class FeedbackLog:
                     feedback.rank,
                     feedback.match_probability,
                     time.time(),
+                    feedback.match_log_odds,
+                    feedback.match_fingerprint,
                 ),
             )
 
@@ -97,3 +133,27 @@ class FeedbackLog:
                 (bundle,),
             ).fetchone()
         return FeedbackSummary(n, probability, share) if n else None
+
+    def pairs(self, match_fingerprint: str) -> SaidPairs:
+        """All pairs, of whichever bundle, whose probabilities came from what is named.
+
+        One that several bundles served counts once, with the last word on it.
+        """
+        with closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True)) as connection:
+            if _ADDED.keys() <= _columns(connection):
+                rows = connection.execute(
+                    "SELECT query_id, item_id, match_log_odds, correct FROM feedback "
+                    "WHERE match_fingerprint = ? ORDER BY received_at",
+                    (match_fingerprint,),
+                ).fetchall()
+            else:
+                rows = []
+            (n_all,) = connection.execute("SELECT COUNT(*) FROM feedback").fetchone()
+        last = {(query, item): (log_odds, correct) for query, item, log_odds, correct in rows}
+        said = np.array(list(last.values()), dtype=np.float64).reshape(-1, 2)
+        queries = np.unique([query for query, _ in last], return_inverse=True)[1]
+        return SaidPairs(said[:, 0], said[:, 1] == 1, queries.astype(np.int64), n_all - len(rows))
+
+
+def _columns(connection: sqlite3.Connection) -> set[str]:
+    return {row[1] for row in connection.execute("PRAGMA table_info(feedback)")}

@@ -1,0 +1,41 @@
+"""What users said of earlier matches, as a correction of match probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from model_store.decision.logistic import bounded_logit
+
+
+@dataclass(frozen=True, slots=True)
+class Recalibration:
+    """P = expit(slope · ℓ + intercept) of uncorrected log-odds ℓ (Platt 1999).
+
+    Attributes
+    ----------
+    slope : > 0, so that no order changes; 1 as long as nothing is corrected.
+    intercept : 0 as long as nothing is corrected.
+    """
+
+    slope: float = 1.0
+    intercept: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.slope > 0 and np.isfinite(self.slope) and np.isfinite(self.intercept)):
+            raise ValueError(
+                f"{self.slope=} and {self.intercept=}: wanted a positive slope, both finite"
+            )
+
+    def __call__(self, log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Probabilities (...) of uncorrected ``log_odds`` (...)."""
+        probabilities: NDArray[np.float64] = expit(self.slope * log_odds + self.intercept)
+        return probabilities
+
+    def of(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same of uncorrected ``probabilities`` (...); 0 and 1 stay what they are."""
+        certain = (probabilities <= 0) | (probabilities >= 1)
+        return np.where(certain, probabilities, self(bounded_logit(probabilities)))

@@ -1,0 +1,181 @@
+"""Feedback as it is kept, and what is learned from it."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from index_builder.calibration import corrected_by_feedback, fit_recalibration
+from model_store.decision import Calibration
+from model_store.errors import CalibrationError
+from model_store.feedback import Feedback, FeedbackLog
+from model_store.retriever import open_bundle
+
+EARLIER = """
+CREATE TABLE feedback (gallery TEXT NOT NULL, bundle TEXT NOT NULL, query_id TEXT NOT NULL,
+  item_id TEXT NOT NULL, correct INTEGER NOT NULL, rank INTEGER NOT NULL,
+  match_probability REAL NOT NULL, received_at REAL NOT NULL,
+  PRIMARY KEY (bundle, query_id, item_id)) WITHOUT ROWID
+"""
+
+
+@pytest.fixture(scope="module")
+def calibration(digits_bundle: Path) -> Calibration:
+    fitted = open_bundle(digits_bundle, "cpu", threads=1).retriever.calibration
+    assert fitted is not None
+    return fitted
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> FeedbackLog:
+    return FeedbackLog(tmp_path / "feedback.sqlite3")
+
+
+def said(number: int, log_odds: float, *, correct: bool, origin: str = "o") -> Feedback:
+    """Two pairs of each query."""
+    return Feedback(
+        gallery="g",
+        bundle="b",
+        query_id=f"query-{number // 2}",
+        item_id=f"item-{number}",
+        correct=correct,
+        rank=1,
+        match_probability=0.123,  # nothing is fitted to it: it may have been corrected already
+        match_log_odds=log_odds,
+        match_fingerprint=origin,
+    )
+
+
+def told(
+    log: FeedbackLog, calibration: Calibration, n: int, slope: float, intercept: float
+) -> NDArray[np.float64]:
+    """Users for whom matches are true with these odds, not with those that were served."""
+    generator = np.random.default_rng(0)
+    log_odds = generator.normal(1.5, 2, n)
+    correct = generator.uniform(size=n) < expit(slope * log_odds + intercept)
+    for number in range(n):
+        one = said(
+            number,
+            float(log_odds[number]),
+            correct=bool(correct[number]),
+            origin=calibration.match_fingerprint(),
+        )
+        log.record(one)
+    return log_odds
+
+
+def test_the_fit_is_at_a_minimum_of_its_loss() -> None:
+    generator = np.random.default_rng(1)
+    log_odds = generator.normal(0, 2, 80)
+    correct = generator.uniform(size=80) < expit(0.4 * log_odds - 1)
+
+    def loss(parameters: NDArray[np.float64]) -> float:
+        probabilities = expit(np.exp(parameters[0]) * log_odds + parameters[1])
+        of_truth = np.where(correct, probabilities, 1 - probabilities)
+        prior = (parameters[0] / 0.5) ** 2 / 2 + parameters[1] ** 2 / 2
+        return float(prior - np.log(of_truth).sum())
+
+    best = minimize(loss, np.full(2, 0.3), method="BFGS").x
+    got = fit_recalibration(log_odds, correct)
+    np.testing.assert_allclose([np.log(got.slope), got.intercept], best, atol=1e-3)
+
+
+def test_little_feedback_corrects_little_and_never_turns_the_order() -> None:
+    got = fit_recalibration(np.array([3.0, -3.0]), np.array([False, True]))
+    assert 0 < got.slope < 1
+    none = fit_recalibration(np.zeros(0), np.zeros(0, dtype=bool))
+    assert (none.slope, none.intercept) == (1, 0)
+
+
+def test_probabilities_that_users_find_too_high_are_lowered(
+    calibration: Calibration, log: FeedbackLog
+) -> None:
+    told(log, calibration, 400, slope=0.6, intercept=-1)
+    corrected = corrected_by_feedback(calibration, log)
+    assert corrected.feedback.slope == pytest.approx(0.6, abs=0.15)
+    assert corrected.feedback.intercept == pytest.approx(-1, abs=0.35)
+    report = corrected.report["feedback"]
+    assert (report["n"], report["n_others"], report["applied"]) == (400, 0, True)
+    assert report["log_loss_after"] < report["log_loss_before"] - 0.05
+    # What was said of corrected probabilities corrects them no further.
+    again = corrected_by_feedback(corrected, log)
+    assert again.feedback == corrected.feedback
+
+
+def test_true_probabilities_stay_as_they_are(calibration: Calibration, log: FeedbackLog) -> None:
+    told(log, calibration, 120, slope=1, intercept=0)
+    corrected = corrected_by_feedback(calibration, log)
+    report = corrected.report["feedback"]
+    if not report["applied"]:
+        assert (corrected.feedback.slope, corrected.feedback.intercept) == (1, 0)
+        assert report["log_loss_after"] >= report["log_loss_before"]
+    assert corrected.feedback.slope == pytest.approx(1, abs=0.3)
+    assert corrected.feedback.intercept == pytest.approx(0, abs=0.4)
+
+
+def test_what_foretells_no_better_is_not_applied(
+    calibration: Calibration, log: FeedbackLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(log, calibration, 200, slope=0.5, intercept=-1)
+    monkeypatch.setattr(
+        "index_builder.calibration.feedback._cross_fitted", lambda said: 1.0 - said.correct
+    )
+    corrected = corrected_by_feedback(calibration, log)
+    assert corrected.report["feedback"]["applied"] is False
+    assert corrected.feedback == calibration.feedback
+
+
+@pytest.mark.parametrize(
+    ("n", "n_confirmed", "n_queries"), [(49, 25, 25), (60, 9, 30), (60, 51, 30), (60, 30, 4)]
+)
+def test_too_little_is_refused(
+    calibration: Calibration, log: FeedbackLog, n: int, n_confirmed: int, n_queries: int
+) -> None:
+    origin = calibration.match_fingerprint()
+    for number in range(n):
+        one = said(number, 0.5, correct=number < n_confirmed, origin=origin)
+        log.record(replace(one, query_id=f"query-{number % n_queries}"))
+    with pytest.raises(CalibrationError, match=rf"{n} pairs of {n_queries} queries.*at least 50"):
+        corrected_by_feedback(calibration, log)
+
+
+def test_words_on_other_probabilities_are_left_aside(
+    calibration: Calibration, log: FeedbackLog
+) -> None:
+    told(log, calibration, 100, slope=0.6, intercept=-1)
+    for number in range(1000, 1030):
+        log.record(said(number, 4.0, correct=False, origin="another"))
+    assert corrected_by_feedback(calibration, log).report["feedback"]["n_others"] == 30
+    assert len(log.pairs("another").correct) == 30
+    assert replace(calibration, n_queries=1).match_fingerprint() != calibration.match_fingerprint()
+
+
+def test_a_pair_that_two_bundles_served_counts_once_with_the_last_word(log: FeedbackLog) -> None:
+    log.record(said(0, 1.0, correct=True))
+    log.record(replace(said(0, 1.0, correct=False), bundle="another"))
+    pairs = log.pairs("o")
+    np.testing.assert_array_equal(pairs.correct, [False])
+
+
+def test_a_file_of_an_earlier_release_goes_on_and_teaches_nothing_of_before(
+    log: FeedbackLog, tmp_path: Path
+) -> None:
+    with sqlite3.connect(tmp_path / "feedback.sqlite3") as connection:
+        connection.execute(EARLIER)
+        connection.execute("INSERT INTO feedback VALUES ('g','b','q','i',1,1,0.5,0)")
+    connection.close()
+    assert (len(log.pairs("o").correct), log.pairs("o").n_others) == (0, 1)
+    log.record(said(3, 0.7, correct=True))
+    pairs = log.pairs("o")
+    np.testing.assert_array_equal(pairs.log_odds, [0.7])
+    assert pairs.n_others == 1
+    summary = log.summary("b")
+    assert summary is not None
+    assert summary.n == 2

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit, softmax
+
+from index_builder.calibration import Examples, fit_choice, fit_logistic
+from index_builder.calibration.probabilities import RIDGE
+from model_store.decision import choice_probabilities
+
+RNG = np.random.default_rng(0)
+
+
+def choosing(n: int, seed: int) -> tuple[Examples, NDArray[np.float64]]:
+    """Queries that find up to six labels, of which one or none is chosen; and P(each)."""
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(1, 7, n)
+    starts = np.cumsum(np.r_[0, counts[:-1]])
+    values = generator.standard_normal((counts.sum(), 2)) * [2, 0.5] + [1, -3]
+    log_odds = np.split(values @ [0.8, 1.5] + 3, starts[1:])
+    shares = [softmax(np.r_[one, 0.0]) for one in log_odds]
+    matches = [np.arange(len(p) - 1) == generator.choice(len(p), p=p) for p in shares]
+    queries = np.arange(n)
+    examples = Examples(values, np.concatenate(matches), starts, np.ones(n), queries)
+    return examples, np.concatenate([p[:-1] for p in shares])
+
+
+def test_the_choice_between_labels_finds_the_truth() -> None:
+    examples, truth = choosing(20_000, seed=0)
+    log_odds = fit_choice(examples).log_odds(examples.values)
+    got = [choice_probabilities(one) for one in np.split(log_odds, examples.starts[1:])]
+    assert np.abs(np.concatenate(got) - truth).mean() < 0.01
+
+
+def test_the_choice_is_at_a_minimum_of_its_loss() -> None:
+    """Query by query, with SciPy's own differences."""
+    examples = replace(choosing(60, seed=1)[0], weights=RNG.uniform(0.2, 2, 60))
+    fitted = fit_choice(examples)
+    values = (examples.values - fitted.centre) / fitted.scale
+
+    def loss(parameters: NDArray[np.float64]) -> float:
+        total = 0.0
+        for query, start in enumerate(examples.starts):
+            rows = slice(start, start + examples.counts[query])
+            log_odds = values[rows] @ parameters[:2] + parameters[2]
+            shares = softmax(np.r_[log_odds, 0.0])
+            chosen = np.r_[examples.matches[rows], not examples.matches[rows].any()]
+            total -= examples.weights[query] * np.log(shares[chosen][0])
+        return total / examples.weights.sum() + RIDGE * float(parameters[:2] @ parameters[:2])
+
+    best = minimize(loss, np.zeros(3), method="BFGS", options={"gtol": 1e-8}).x
+    np.testing.assert_allclose(np.r_[fitted.weights, fitted.intercept], best, atol=1e-3)
+
+
+def test_some_queries_are_all_that_they_were() -> None:
+    examples, _ = choosing(30, seed=2)
+    some = examples.at(np.array([4, 17, 29]))
+    for place, query in enumerate([4, 17, 29]):
+        rows, of = some.queries == place, examples.queries == query
+        np.testing.assert_array_equal(some.values[rows], examples.values[of])
+        np.testing.assert_array_equal(some.matches[rows], examples.matches[of])
+        np.testing.assert_array_equal(some.places[rows], np.arange(of.sum()))
+
+
+def test_the_logistic_fit_finds_the_truth() -> None:
+    values = RNG.standard_normal((20_000, 3)) * [1, 5, 0.1] + [0, 2, 1]
+    truth = expit(values @ [1.0, -0.3, 4.0] + 0.5)
+    outcomes = RNG.uniform(size=20_000) < truth
+    fitted = fit_logistic(values, outcomes, np.ones(20_000))
+    assert np.abs(fitted(values) - truth).mean() < 0.01
+
+
+def test_with_one_outcome_only_the_logistic_fit_is_the_smoothed_rate() -> None:
+    fitted = fit_logistic(np.zeros((8, 2)), np.ones(8, dtype=bool), np.ones(8))
+    np.testing.assert_allclose(fitted(np.zeros((1, 2))), 9 / 10)
