@@ -17,6 +17,7 @@ from end_to_end.processes import Service
 from end_to_end.questions import picture, truncated
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -47,7 +48,6 @@ CHECKS = [
     content_type_conformance,
     response_headers_conformance,
     response_schema_conformance,
-    negative_data_rejection,
 ]
 
 
@@ -72,7 +72,8 @@ def map_path_parameters(
 @operations.hook
 def map_body(context: schemathesis.HookContext, body: Any) -> Any:
     """Now and then an image: few strings are one in base64."""
-    if isinstance(body, dict) and len(str(body.get("image_base64", ""))) % 2:
+    said = body.get("image_base64") if isinstance(body, dict) else None
+    if isinstance(said, str) and len(said) % 2:
         return {**body, "image_base64": base64.b64encode(picture("PNG")).decode()}
     return body
 
@@ -88,10 +89,13 @@ def map_body(context: schemathesis.HookContext, body: Any) -> Any:
 def test_any_request_is_answered_as_documented(
     service: Service, library: Bundle, case: schemathesis.Case
 ) -> None:
-    if len(str(case.path_parameters.get("item_id", ""))) % 2:
+    sound = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
+    if sound and len(str(case.path_parameters.get("item_id", ""))) % 2:
         case.path_parameters["item_id"] = library.retriever.gallery.items(np.array([0]))[0].id
     response = case.call(base_url=f"http://127.0.0.1:{service.port}")
-    case.validate_response(response, checks=CHECKS)
+    # A form knows neither types nor null: an empty list in it is a field that is not there.
+    form = case.media_type == "multipart/form-data"
+    case.validate_response(response, checks=CHECKS if form else [*CHECKS, negative_data_rejection])
     if response.status_code >= 400:
         problem = json.loads(response.content)
         assert problem["status"] == response.status_code

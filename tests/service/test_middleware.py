@@ -35,6 +35,40 @@ ANSWERS: dict[str, tuple[int, Callable[[TestClient], httpx2.Response]]] = {
     "redirect": (307, lambda client: client.get("/v1/galleries/", follow_redirects=False)),
     "no such path": (404, lambda client: client.get("/none")),
     "wrong method": (405, lambda client: client.delete("/livez")),
+    "head": (405, lambda client: client.head("/v1/galleries")),
+    "options": (405, lambda client: client.options("/v1/galleries")),
+    "not a name": (404, lambda client: client.get("/v1/galleries/%ff%00%zz")),
+    "a huge header": (404, lambda client: client.get("/none", headers={"X-Large": "x" * 60_000})),
+    "no such cursor": (422, lambda client: client.get("/v1/galleries/digits/items?cursor=x")),
+    "wrong option": (422, lambda client: client.get("/v1/galleries/digits/items?limit=x")),
+    "half a form": (
+        422,
+        lambda client: client.post(
+            "/v1/galleries/digits/search",
+            content=b'--x\r\nContent-Disposition: form-data; name="image"',
+            headers={"Content-Type": "multipart/form-data; boundary=x"},
+        ),
+    ),
+    "half a document": (
+        422,
+        lambda client: client.post(
+            "/v1/galleries/digits/search/json",
+            content=b'{"image_base64": "',
+            headers={"Content-Type": "application/json"},
+        ),
+    ),
+    **{
+        f"{path} of a wrong type": (
+            415,
+            lambda client, path=path: client.post(
+                f"/v1/galleries/digits/{path}", content=b"x", headers={"Content-Type": "text/plain"}
+            ),
+        )
+        for path in (
+            *("search", "search/raw", "search/json", "search/batch"),
+            *("assess", "embed", "feedback"),
+        )
+    },
     "declared too large": (413, lambda client: search(client, bytes(200_000))),
     "streamed too large": (413, lambda client: search_by_stream(client, 200_000)),
     "failure": (500, lambda client: client.get("/v1/galleries/digits/items/any")),
@@ -77,6 +111,19 @@ def test_only_the_documentation_may_run_inline_scripts(client: TestClient) -> No
     for path in ("/docs/", "/docs/oauth2-redirect", "/openapi.json", "/static-offline-docs/x"):
         response = client.get(path, follow_redirects=False)
         assert directives(response)["script-src"] == ["'self'"], path
+
+
+def test_every_refusal_is_a_problem_document(answered: httpx2.Response) -> None:
+    if answered.status_code < 400:
+        return
+    assert answered.headers["content-type"] == "application/problem+json"
+    if answered.request.method != "HEAD":
+        problem = answered.json()
+        assert problem["status"] == answered.status_code
+        assert problem["request_id"] == answered.headers["x-request-id"]
+        assert problem["type"] == f"urn:vouch:problem:{problem['code'].replace('_', '-')}"
+    if answered.status_code == 405:
+        assert answered.headers["allow"]
 
 
 def test_every_answer_has_an_id(answered: httpx2.Response) -> None:
