@@ -30,8 +30,7 @@ from schemathesis.specs.openapi.checks import (
 from model_store.retriever import Bundle
 
 N_EXAMPLES = 25
-"""Of each operation, beside those that Schemathesis makes of every bound; ten times as many, run
-once, found nothing more."""
+"""Of each operation, beside those that Schemathesis makes of every bound."""
 
 IMAGES = st.one_of(
     st.sampled_from([*map(picture, ("PNG", "JPEG", "GIF")), truncated(), b""]),
