@@ -117,7 +117,7 @@ class RequestContext:
                 raise
             await problem_response(request, error)(scope, receive, send_with_headers)
         except Exception:
-            logger.exception("unhandled")
+            logger.exception("unhandled", extra={"fields": {"request_id": request_id}})
             if answering and not answered:
                 raise  # half an answer is cut off, not finished
             if not answering:

@@ -105,8 +105,9 @@ def problem_document(
 ) -> Problem:
     """What a client is told of an error; one that nobody foresaw is logged, and tells nothing."""
     if not isinstance(error, VouchError):
-        logger.error("unhandled", exc_info=error)
-        error = internal_error(request.state.request_id)
+        request_id = request.state.request_id
+        logger.error("unhandled", exc_info=error, extra={"fields": {"request_id": request_id}})
+        error = internal_error(request_id)
     code = _snake_case(type(error).__name__)
     return Problem(
         type=f"urn:vouch:problem:{code.replace('_', '-')}",

@@ -320,6 +320,7 @@ class TestHealth:
         [gallery] = ready["galleries"]
         assert gallery.pop("canary_ms") > 0
         assert 0 <= gallery.pop("canary_age_s") < 60
+        assert gallery.pop("placement") is None  # there was no choice of providers
         assert gallery == {
             "name": "digits",
             "bundle_id": bundle.manifest.id,

@@ -101,6 +101,18 @@ class TestTheLineOfARequest:
         assert (line["status"], line["code"]) == (404, "gallery_not_found")
         assert "verdict" not in line
 
+    def test_a_batch_has_all_its_verdicts(
+        self, client: TestClient, lines: Lines, digit: bytes, stranger: bytes
+    ) -> None:
+        images = (digit, stranger, b"text", digit)
+        files = [("images", ("query", image)) for image in images]
+        items = client.post("/v1/galleries/digits/search/batch", files=files).json()["items"]
+        verdicts = [item["answer"]["verdict"] for item in items if item["status"] == 200]
+        line = lines()[-1]
+        assert sum(line["verdicts"].values()) == len(verdicts) == 3
+        assert line["verdicts"] == {verdict: verdicts.count(verdict) for verdict in set(verdicts)}
+        assert (line["status"], line.get("code")) == (200, None)
+
     def test_several_searches_are_counted(self) -> None:
         record = RequestRecord("id", "POST", "/")
         for verdict, cache in (("match", "hit"), ("match", "miss"), ("no_match", "miss")):

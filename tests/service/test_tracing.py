@@ -102,6 +102,17 @@ class TestATrace:
         names = [part.name for part in collector.parts(second)]
         assert names == ["cache", "search", "decide", "items"]
 
+    def test_a_batch_has_the_stages_of_each_search(
+        self, client: TestClient, collector: Collector, digit: bytes, stranger: bytes
+    ) -> None:
+        files = [("images", ("query", image)) for image in (digit, stranger)]
+        client.post("/v1/galleries/digits/search/batch", files=files)
+        root = collector.root("POST /v1/galleries/{gallery}/search/batch")
+        assert attributes(root)["vouch.searches"] == 2
+        names = [part.name for part in collector.parts(root)]
+        assert {names.count(stage) for stage in names} == {2}
+        assert len(names) == 12
+
     def test_the_caller_s_is_continued(
         self, client: TestClient, collector: Collector, digit: bytes
     ) -> None:
