@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
-.PHONY: install demo test lint bench bench-posteriors bench-zero-shot bench-decision fuzz-images clean
+.PHONY: install demo test lint bench bench-posteriors bench-zero-shot bench-decision bench-poison \
+  fuzz-images soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +12,8 @@ help:
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make bench     measure, and write build/bench.json"
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
+	@echo "make bench-poison  good requests lost to a bad neighbour: here, and with LitServe; a minute"
+	@echo "make soak      a quarter of an hour of load, hot swaps and Redis restarts"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make install   make .venv with everything for development"
 	@echo "make lint      format, lint, types, import contracts"
@@ -36,6 +39,12 @@ bench-posteriors bench-zero-shot bench-decision: bench-%: install
 
 fuzz-images: install bundles/digits/CURRENT
 	$(BIN)/python tests/fuzz_images.py bundles/digits
+
+bench-poison: install bundles/digits/CURRENT
+	$(BIN)/python tests/poison.py bundles/digits
+
+soak: install bundles/digits/CURRENT
+	$(BIN)/python tests/soak.py bundles/digits
 
 clean:
 	rm -rf .venv build bundles runs

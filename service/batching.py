@@ -151,7 +151,7 @@ class MicroBatcher:
         with suppress(asyncio.CancelledError):
             await self._runs
         self._fail(list(self._queue), EncoderStopped("The service ends. Send the image again."))
-        self._thread.shutdown()
+        await asyncio.to_thread(self._thread.shutdown)
 
     async def _run(self) -> None:
         while True:

@@ -221,8 +221,9 @@ class SearchEngine:
 
     async def close(self) -> None:
         """Stop, and let go of the encoder."""
-        await self._batcher.close()
-        await asyncio.to_thread(self._retriever.encoder.close)
+        # At once: an encoder that hangs would keep the batcher waiting for it.
+        encoder_closes = asyncio.to_thread(self._retriever.encoder.close)
+        await asyncio.gather(self._batcher.close(), encoder_closes)
 
     @property
     def running(self) -> bool:

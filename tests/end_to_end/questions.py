@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import io
 import struct
+import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx2
 import numpy as np
+from image_files import encoded
 from PIL import Image
 
 
@@ -80,6 +82,27 @@ def _upload(
     )
 
 
+def content(answer: dict[str, Any]) -> dict[str, Any]:
+    """What an answer says of a picture, whoever else asks, and wherever its numbers come from.
+
+    JSON carries every bit of a double. Left out are what belongs to the request or to its file, and
+    whether the calibration still holds, which depends on all the images that were asked before.
+    """
+    said = {name: answer[name] for name in ("gallery", "verdict", "query", "results")}
+    chosen = answer["result_set"]
+    return {
+        **said,
+        "query": {**answer["query"], "id": None},
+        "result_set": chosen and {name: chosen[name] for name in ("items", "coverage")},
+        "bundle": answer["bundle"]["id"],
+    }
+
+
+def unseen(image: bytes) -> bytes:
+    """The same picture in another file: what follows a picture's end is not looked at."""
+    return image + uuid.uuid4().bytes
+
+
 def picture(form: str, width: int = 24, height: int = 17, seed: int = 0) -> bytes:
     """A picture of noise, as a file of a format that Pillow writes."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -99,6 +122,21 @@ def boasting_png(width: int, height: int) -> bytes:
     chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     header = struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
     return b"\x89PNG\r\n\x1a\n" + header + b"\0\0\0\0IDAT"
+
+
+def bad_images() -> list[tuple[bytes, int]]:
+    """Truncated files, a bomb, files of no accepted format; and the status each is refused with."""
+    grey = np.zeros((8, 8), dtype=np.uint8)
+    return [
+        (b"", 400),
+        (b"%PDF-1.7 is no picture", 415),
+        (b'<svg xmlns="http://www.w3.org/2000/svg"/>', 415),
+        (encoded(grey, "PPM"), 415),
+        (boasting_png(60_000, 60_000), 413),
+        (truncated(), 422),
+        (truncated("PNG"), 422),
+        (truncated("BMP"), 422),
+    ]
 
 
 def search_by_stream(client: httpx2.Client, n_bytes: int) -> httpx2.Response:

@@ -1,7 +1,10 @@
-"""Many callers at once: each gets the answer to its own image."""
+"""Many callers at once: each gets the answer to its own image, whatever its neighbours send."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,70 +13,102 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from end_to_end.processes import Service
-from end_to_end.questions import search, truncated
+from end_to_end.load import at_once
+from end_to_end.processes import Service, halted
+from end_to_end.questions import bad_images, content
 
-from model_store.retriever import Bundle
-
-N_IMAGES = 48
+N_ROUNDS = 30
+N_AT_ONCE = 8
+N_AFTERWARDS = 100
 N_CALLERS = 16
 
+Images = dict[str, bytes]
 
-@pytest.fixture(scope="module")
-def fresh(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that has seen no image yet and works on several at a time."""
+
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"VOUCH_PAD_BATCHES": "1"}],
+    ids=["as measured", "always in batches"],
+)
+def fresh(
+    digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Service]:
+    """A service that remembers no image and is sent no canary."""
     log = tmp_path_factory.mktemp("burst") / "log"
-    settings = {"VOUCH_WORKERS": "4", "VOUCH_CACHE_BYTES": "0"}
+    settings = {"VOUCH_CACHE_BYTES": "0", "VOUCH_CANARY_PERIOD_S": "3600", **request.param}
     with Service(digits_bundle, log, settings) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
-def own_images(library: Bundle) -> dict[str, bytes]:
-    """Pictures of gallery items, lossless: each is its own nearest neighbour."""
-    gallery = library.retriever.gallery
-    rows = np.random.default_rng(0).permutation(gallery.n_items)[:N_IMAGES]
-    ids = [item.id for item in gallery.items(rows)]
-    return {item_id: gallery.thumbnail(item_id).data for item_id in ids}
+def test_a_bad_image_harms_no_other(fresh: Service, own_images: Images) -> None:
+    images = list(own_images.values())[: N_ROUNDS * (N_AT_ONCE - 1) + N_AFTERWARDS]
+    alone = [content(fresh.answer(image, limit=5)) for image in images]
+    bad, remaining = itertools.cycle(bad_images()), iter(zip(images, alone, strict=True))
+    rng = np.random.default_rng(1)
+    for _ in range(N_ROUNDS):
+        sent = [
+            (image, 200, answer) for image, answer in itertools.islice(remaining, N_AT_ONCE - 1)
+        ]
+        refused, status = next(bad)
+        sent.insert(int(rng.integers(N_AT_ONCE)), (refused, status, {}))
+        responses = at_once(fresh, [image for image, _, _ in sent], N_AT_ONCE)
+        assert [response.status_code for response in responses] == [status for _, status, _ in sent]
+        for response, (_, status, answer) in zip(responses, sent, strict=True):
+            if status == 200:
+                assert content(response.json()) == answer
+            else:
+                assert response.headers["Content-Type"] == "application/problem+json"
+    afterwards = list(remaining)
+    assert len(afterwards) == N_AFTERWARDS
+    responses = at_once(fresh, [image for image, _ in afterwards], N_CALLERS)
+    assert answers_of(responses) == [answer for _, answer in afterwards]
 
 
-def ask_at_once(service: Service, images: list[bytes]) -> list[httpx2.Response]:
-    """Ask for all ``images`` from many connections."""
-    with ThreadPoolExecutor(N_CALLERS) as callers:
-        return list(callers.map(lambda image: search(service.http, image, limit=5), images))
+def test_each_gets_its_own_answer(fresh: Service, own_images: Images) -> None:
+    shuffled = np.random.default_rng(2).permutation([*own_images, *own_images]).tolist()
+    responses = at_once(fresh, [own_images[item_id] for item_id in shuffled], N_CALLERS)
+    answers = answers_of(responses)
+    assert [answer["results"][0]["id"] for answer in answers] == shuffled
+    nearest = [answer["results"][0]["similarity"] for answer in answers]
+    assert nearest == pytest.approx([1] * len(nearest), abs=2e-6)
+    own_hashes = [hashlib.sha256(own_images[item_id]).hexdigest() for item_id in shuffled]
+    assert [response.json()["query"]["id"] for response in responses] == own_hashes
+    assert len({response.json()["request_id"] for response in responses}) == len(shuffled)
 
 
-def numbers(answer: dict[str, Any]) -> dict[str, Any]:
-    return {name: answer[name] for name in ("verdict", "query", "results")}
+def test_who_waits_for_a_busy_encoder_is_encoded_together(
+    fresh: Service, own_images: Images
+) -> None:
+    images = list(own_images.values())[: 1 + 2 * N_AT_ONCE]
+    alone = [content(fresh.answer(image, limit=5)) for image in images]
+    [gallery] = fresh.http.get("/readyz").json()["galleries"]
+    n_batches, n_images = batches(fresh)
+    with ThreadPoolExecutor(len(images)) as callers, halted(fresh.encoder()):
+        asked = [callers.submit(fresh.ask, image, limit=5) for image in images]
+        fresh.wait_for_requests(len(images))
+        time.sleep(0.5)  # the last of them is decoded
+    assert answers_of([one.result() for one in asked]) == alone
+    n_more_batches, n_more_images = np.subtract(batches(fresh), (n_batches, n_images))
+    assert n_more_images == len(images)
+    if gallery["batch_size"] > 1:  # it is what paid off when it was measured
+        assert n_more_batches < len(images)
 
 
-def test_each_gets_its_own_answer(fresh: Service, own_images: dict[str, bytes]) -> None:
-    together = [r.json() for r in ask_at_once(fresh, list(own_images.values()))]
-    assert {answer["cache"] for answer in together} == {"miss"}
-    for item_id, answer in zip(own_images, together, strict=True):
-        similarity = {result["id"]: result["similarity"] for result in answer["results"]}
-        assert similarity[item_id] == pytest.approx(1, abs=2e-6)
-        assert answer["results"][0]["similarity"] == similarity[item_id]
-    alone = [fresh.answer(image, limit=5) for image in own_images.values()]
-    assert {answer["cache"] for answer in alone} == {"miss"}  # there is no room for a hit
-    assert [numbers(answer) for answer in together] == [numbers(answer) for answer in alone]
-    assert len({answer["request_id"] for answer in together + alone}) == 2 * N_IMAGES
+def test_identical_images_are_encoded_once(fresh: Service, own_images: Images) -> None:
+    image = next(iter(own_images.values()))
+    _, before = batches(fresh)
+    with ThreadPoolExecutor(N_CALLERS) as callers, halted(fresh.encoder()):
+        asked = [callers.submit(fresh.ask, image, limit=5) for _ in range(N_CALLERS)]
+        fresh.wait_for_requests(N_CALLERS)
+    [answer, *others] = answers_of([one.result() for one in asked])
+    assert others == [answer] * (N_CALLERS - 1)
+    assert batches(fresh)[1] == before + 1
 
 
-def test_a_bad_image_harms_no_other(fresh: Service, own_images: dict[str, bytes]) -> None:
-    bad = {0: (b"", 400), 1: (b"text", 415), 2: (truncated(), 422), 3: (truncated("PNG"), 422)}
-    images, statuses = [], []
-    for place, image in enumerate(own_images.values()):
-        if place % 3 == 0:
-            refused, status = bad[place // 3 % 4]
-            images.append(refused)
-            statuses.append(status)
-        images.append(image)
-        statuses.append(200)
-    responses = ask_at_once(fresh, images)
-    assert [response.status_code for response in responses] == statuses
-    good = [response.json() for response in responses if response.status_code == 200]
-    assert len(good) == len(own_images)
-    for answer, (item_id, image) in zip(good, own_images.items(), strict=True):
-        assert item_id in {result["id"] for result in answer["results"]}
-        assert numbers(answer) == numbers(fresh.answer(image, limit=5))
+def batches(service: Service) -> tuple[float, float]:
+    """How many batches, and how many images in them, the encoder has been given."""
+    return service.metric("vouch_batch_size_count"), service.metric("vouch_batch_size_sum")
+
+
+def answers_of(responses: list[httpx2.Response]) -> list[dict[str, Any]]:
+    return [content(response.raise_for_status().json()) for response in responses]

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import uuid
 from pathlib import Path
-from typing import Any
 
-from end_to_end.processes import PATIENCE_S, Redis, Service, wait_until
+import numpy as np
+import psutil
+from end_to_end.load import at_once, sent
+from end_to_end.processes import PATIENCE_S, Redis, Service, halted, wait_until
+from end_to_end.questions import content, unseen
 
-
-def content(answer: dict[str, Any]) -> dict[str, Any]:
-    """What must not depend on the cache. JSON carries every bit of a double."""
-    names = ("verdict", "query", "results", "result_set", "bundle", "gallery")
-    shown = {name: answer[name] for name in names}
-    return {**shown, "query": {**answer["query"], "id": "that of the file's bytes"}}
+N_CALLERS = 8
 
 
 def with_redis(redis: Redis) -> dict[str, str]:
     return {"VOUCH_REDIS_URL": redis.url, "VOUCH_REDIS_TIMEOUT_S": str(PATIENCE_S)}
-
-
-def unseen(image: bytes) -> bytes:
-    """The same picture in another file: what follows a picture's end is not looked at."""
-    return image + uuid.uuid4().bytes
 
 
 def assert_hits_equal_misses(service: Service, images: list[bytes]) -> None:
@@ -75,6 +67,58 @@ def test_redis_comes_is_killed_and_comes_back(
                 assert all(content(answer) == content(before) for answer in without)
                 assert service.ask(b"text").status_code == 415
                 assert cache_state(service) == "redis (unreachable)"
+        assert errors(service) == []
+
+
+def test_redis_full_and_full_of_garbage(
+    digits_bundle: Path, tmp_path: Path, redis_server: Redis, pictures: list[bytes]
+) -> None:
+    kept, late = pictures[:8], pictures[8:16]
+    with Service(digits_bundle, tmp_path / "log", with_redis(redis_server)) as service:
+        assert_hits_equal_misses(service, kept)
+        first = [content(service.answer(image)) for image in kept]
+        entries = {key: redis_server.client.get(key) for key in redis_server.client.scan_iter()}
+        assert len(entries) == len(kept)
+        for number, key in enumerate(entries):
+            redis_server.client.set(key, (b"", b"garbage", b"\0" * 30_000)[number % 3])
+        found = [service.answer(image) for image in kept]
+        assert {answer["cache"] for answer in found} == {"miss"}
+        assert list(map(content, found)) == first
+        assert {key: redis_server.client.get(key) for key in entries} == entries
+
+        redis_server.client.config_set("maxmemory-policy", "noeviction")
+        redis_server.client.config_set("maxmemory", 1)
+        for image in late:
+            once, again = service.answer(image), service.answer(image)
+            assert (once["cache"], again["cache"]) == ("miss", "miss")
+            assert content(once) == content(again)
+        found = [service.answer(image) for image in kept]
+        assert {answer["cache"] for answer in found} == {"hit"}
+        assert list(map(content, found)) == first
+        assert errors(service) == []
+
+
+def test_redis_that_stands_still_and_clients_that_do_not_wait_for_it(
+    digits_bundle: Path, tmp_path: Path, redis_server: Redis, pictures: list[bytes]
+) -> None:
+    """An answer that a client did not wait for must not become that of the next."""
+    settings = {**with_redis(redis_server), "VOUCH_REDIS_TIMEOUT_S": "2", "VOUCH_DEADLINE_S": "60"}
+    with Service(digits_bundle, tmp_path / "log", settings) as service:
+        alone = [content(service.answer(image, limit=5)) for image in pictures]
+        for _ in range(3):
+            with halted(psutil.Process(redis_server.popen.pid)):
+                hasty = [sent(service, image) for image in pictures[:N_CALLERS]]
+                service.wait_for_requests(N_CALLERS)
+                for connection in hasty:
+                    connection.close()
+                service.wait_for_requests(0)
+            order = np.random.default_rng(4).permutation(len(pictures)).tolist()
+            responses = at_once(service, [pictures[number] for number in order], N_CALLERS)
+            answers = [content(response.raise_for_status().json()) for response in responses]
+            assert answers == [alone[number] for number in order]
+        with halted(psutil.Process(redis_server.popen.pid)):
+            responses = at_once(service, pictures, N_CALLERS)
+        assert [content(response.raise_for_status().json()) for response in responses] == alone
         assert errors(service) == []
 
 

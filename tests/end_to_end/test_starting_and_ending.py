@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
+from bundle_copies import flip_a_byte
 from end_to_end.processes import (
     PATIENCE_S,
     VOUCH_SERVE,
     Service,
     environment,
+    refuses_connections,
     wait_until,
 )
 
@@ -50,15 +52,6 @@ class TestTheEnd:
             service.send(signal.SIGINT)
             assert service.popen.wait(PATIENCE_S) == 0
             assert "Traceback" not in service.printed()
-
-
-def refuses_connections(port: int) -> bool:
-    try:
-        with httpx2.Client(trust_env=False) as client:
-            client.get(f"http://127.0.0.1:{port}/livez", timeout=1)
-    except httpx2.TransportError:
-        return True
-    return False
 
 
 class TestTheStart:
@@ -106,9 +99,7 @@ class TestARefusal:
     def test_a_bundle_that_was_changed(self, digits_bundle: Path, tmp_path: Path) -> None:
         copy = tmp_path / "copy"
         shutil.copytree(digits_bundle, copy)
-        content = bytearray((copy / "gallery.faiss").read_bytes())
-        content[len(content) // 2] ^= 1
-        (copy / "gallery.faiss").write_bytes(content)
+        flip_a_byte(copy / "gallery.faiss")
         done = serve("--bundle", str(copy))
         assert_refused(done, "gallery.faiss differs from its manifest", "Build or copy")
 

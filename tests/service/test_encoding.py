@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from model_store.bundle import ENCODER_FILE
 from model_store.encoder import OnnxEncoder
 from model_store.errors import EncoderContractError, EncoderStopped, EncodingFailed
-from service.encoding import EncoderProcess
+from service.encoding import ENCODE_PATIENCE_S, EncoderProcess
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,24 @@ def test_closed_it_is_gone(digits_bundle: Path) -> None:
     assert not psutil.pid_exists(pid)
     with pytest.raises(EncoderStopped):
         encoder.encode(np.zeros((1, 8, 8, 3), dtype=np.uint8))
+
+
+def test_closing_does_not_wait_for_one_that_hangs(digits_bundle: Path) -> None:
+    encoder = EncoderProcess(digits_bundle / ENCODER_FILE, "cpu", 1)
+    os.kill(encoder.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(encoder.encode, images(1, encoder))
+        time.sleep(0.2)
+        encoder.close()
+        with pytest.raises(EncoderStopped):
+            waiting.result(timeout=ENCODE_PATIENCE_S / 2)
+
+
+def test_it_imports_nothing_of_the_web(encoder: EncoderProcess) -> None:
+    """Such imports would multiply the time it takes to be back."""
+    loaded = Path(f"/proc/{encoder.pid}/maps").read_text()
+    assert "onnxruntime" in loaded
+    assert "pydantic_core" not in loaded
 
 
 PARENT = """

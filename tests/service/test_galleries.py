@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,19 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bundle_copies import flip_a_byte, republished
 from numpy.typing import NDArray
 from starlette.testclient import TestClient
 
-from model_store.bundle import (
-    ENCODER_FILE,
-    MANIFEST_FILE,
-    Manifest,
-    SampleQuery,
-    activate,
-    current_id,
-    previous_id,
-    publish,
-)
+from model_store.bundle import ENCODER_FILE, activate, current_id, previous_id
 from model_store.encoder import Embeddings, OnnxEncoder
 from model_store.errors import (
     ActivationRefused,
@@ -47,20 +37,6 @@ pytestmark = pytest.mark.anyio
 
 ASKED = Asked(limit=3)
 PERIOD_S = 0.05
-
-
-def republished(bundle: Path, root: Path, **gallery: str) -> str:
-    """Publish ``bundle`` once more with another description; returns its id."""
-    staging = root.parent / "staging"
-    shutil.rmtree(staging, ignore_errors=True)
-    shutil.copytree(bundle, staging)
-    fields = json.loads((staging / MANIFEST_FILE).read_text(encoding="utf-8"))
-    (staging / MANIFEST_FILE).unlink()
-    for name in ("id", "files", "schema_version"):
-        del fields[name]
-    samples = tuple(SampleQuery(**sample) for sample in fields.pop("samples"))
-    fields["gallery"] |= gallery
-    return publish(staging, Manifest(samples=samples, **fields), root).name
 
 
 @pytest.fixture
@@ -188,10 +164,7 @@ async def test_a_request_ends_with_the_engine_it_began_with(
 async def test_a_bad_bundle_is_refused_and_the_good_one_served_on(
     galleries: Galleries, root: Path, ids: tuple[str, str], digit: bytes
 ) -> None:
-    encoder = root / ids[1] / ENCODER_FILE
-    content = bytearray(encoder.read_bytes())
-    content[len(content) // 2] ^= 1
-    encoder.write_bytes(content)
+    flip_a_byte(root / ids[1] / ENCODER_FILE)
     with pytest.raises(ActivationRefused, match=r"differs from its manifest"):
         await galleries.activate("digits", ids[1])
     assert served(galleries).manifest.id == current_id(root) == ids[0]

@@ -1,0 +1,249 @@
+"""Processes are killed and stopped, far too much is asked, and what can be answered is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import psutil
+import pytest
+from end_to_end.load import Asked, Load, ask_at_a_rate, sent
+from end_to_end.processes import (
+    PATIENCE_S,
+    Service,
+    halted,
+    refuses_connections,
+    wait_until,
+)
+from end_to_end.questions import content, unseen
+from image_files import slow_png
+
+SEARCH = "/v1/galleries/digits/search"
+N_CALLERS = 8
+DEADLINE_S = 4.0
+OVERLOAD_S = 4.0
+FORGETFUL = {"VOUCH_CACHE_BYTES": "0", "VOUCH_CANARY_PERIOD_S": "3600"}
+"""Every image is encoded, and nothing else is."""
+
+
+@pytest.fixture(scope="module")
+def lasting(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that loses processes."""
+    with Service(digits_bundle, tmp_path_factory.mktemp("lasting") / "log", FORGETFUL) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def narrow(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that takes few requests, and gives up soon."""
+    settings = {
+        **FORGETFUL,
+        "VOUCH_MAX_IN_FLIGHT": str(N_CALLERS),
+        "VOUCH_DEADLINE_S": str(DEADLINE_S),
+        "VOUCH_MAX_BATCH": "1",
+    }
+    with Service(digits_bundle, tmp_path_factory.mktemp("narrow") / "log", settings) as running:
+        yield running
+
+
+def assert_problem(response: httpx2.Response, status: int, code: str) -> None:
+    assert response.status_code == status, response.text
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.json()["code"] == code
+    if status == 503:
+        assert int(response.headers["Retry-After"]) >= 1
+
+
+class TestTheEncoderIsKilled:
+    def test_those_at_work_are_told_and_it_comes_back_by_itself(
+        self,
+        lasting: Service,
+        pictures: list[bytes],
+        record_property: Callable[[str, object], None],
+    ) -> None:
+        n_kills = 3
+        alone = [content(lasting.answer(image, limit=5)) for image in pictures]
+        [gallery] = lasting.http.get("/readyz").json()["galleries"]
+        with Load(lasting, pictures, N_CALLERS, unseen) as load:
+            for _ in range(n_kills):
+                encoder = lasting.encoder()
+                encoder.suspend()  # so that it is killed at work, whatever the moment
+                lasting.wait_for_requests(N_CALLERS)
+                encoder.kill()
+                killed = time.monotonic()
+                wait_until(lambda: not lasting.is_ready(), lasting)
+                assert_problem(lasting.http.get("/readyz"), 503, "not_ready")
+                assert lasting.http.get("/livez").status_code == 200
+                wait_until(lasting.is_ready, lasting)
+                record_property("ready_again_s", time.monotonic() - killed)
+                load.wait_for_answers(N_CALLERS)
+        lost = [asked for asked in load.asked if asked.status != 200]
+        assert n_kills <= len(lost) <= n_kills * gallery["batch_size"]
+        for asked in lost:
+            assert asked.response is not None
+            assert_problem(asked.response, 503, "encoder_stopped")
+        assert_all_equal([asked for asked in load.asked if asked.status == 200], alone)
+        assert lasting.metric("vouch_encoder_stops_total") == n_kills
+
+
+def assert_all_equal(asked: list[Asked], alone: list[dict[str, Any]]) -> None:
+    """Each of these was answered, as its image is answered alone."""
+    assert asked
+    for one in asked:
+        assert one.response is not None
+        assert one.status == 200, one.response.text
+        assert content(one.response.json()) == alone[one.number]
+
+
+class TestADecoderIsKilled:
+    def test_nobody_loses_by_it(self, lasting: Service, pictures: list[bytes]) -> None:
+        n_kills = 3
+        alone = [content(lasting.answer(image, limit=5)) for image in pictures]
+        with Load(lasting, pictures, N_CALLERS, unseen) as load:
+            for _ in range(n_kills):
+                n_lost = len(lasting.logged("decoder lost"))
+                wait_until(lambda: len(lasting.decoders()) == 2, lasting)
+                victim, other = lasting.decoders()
+                with halted(victim, other):  # so that both are killed, or wait, at work
+                    lasting.wait_for_requests(N_CALLERS)
+                    victim.kill()
+                load.wait_for_answers(N_CALLERS)
+                assert len(lasting.logged("decoder lost")) == n_lost + 1
+                assert lasting.is_ready()
+        assert_all_equal(load.asked, alone)
+
+
+class TestTooMuchIsAsked:
+    def test_at_five_times_the_capacity(
+        self, narrow: Service, record_property: Callable[[str, object], None]
+    ) -> None:
+        costly = slow_png(3)
+        # As many as keep both decoders busy, and none that is refused.
+        with Load(narrow, [costly], N_CALLERS // 2, unseen) as load:
+            begun, before = time.monotonic(), len(load.asked)
+            load.wait_for_answers(3 * N_CALLERS)
+            capacity = (len(load.asked) - before) / (time.monotonic() - begun)
+        assert {asked.status for asked in load.asked} == {200}
+
+        n_asked = int(5 * capacity * OVERLOAD_S)
+        images = (unseen(costly) for _ in range(n_asked))
+        flood, watched = asyncio.run(flooded(narrow, images, 5 * capacity))
+
+        accepted = [asked.seconds for asked in flood if asked.status == 200]
+        refused = [asked for asked in flood if asked.status != 200]
+        for asked in refused:
+            assert asked.response is not None
+            assert_problem(asked.response, 503, "overloaded")
+        # What is done for those refused is not taken from the others: less than a half is lost to
+        # the flood itself, whose sender shares the machine.
+        assert len(accepted) > capacity * OVERLOAD_S / 3
+        assert len(refused) > n_asked / 2
+        assert np.percentile(accepted, 99) < DEADLINE_S
+        assert np.median([asked.seconds for asked in refused]) < np.median(accepted)
+        assert len(watched) > 4
+        assert {asked.status for asked in watched} == {200}
+        assert max(asked.seconds for asked in watched) < DEADLINE_S
+        record_property("capacity_per_s", capacity)
+        record_property("accepted_p99_s", np.percentile(accepted, 99))
+        record_property("refused_p99_s", np.percentile([one.seconds for one in refused], 99))
+        assert content(narrow.answer(costly, limit=5)) == content(load.asked[0].response.json())
+
+
+class TestNobodyWaitsAnyMore:
+    def test_what_is_not_answered_in_time_is_given_up(
+        self, narrow: Service, pictures: list[bytes]
+    ) -> None:
+        before = narrow.metric("vouch_batch_size_sum")
+        with ThreadPoolExecutor(N_CALLERS) as callers, halted(narrow.encoder()):
+            begun = time.monotonic()
+            asked = [callers.submit(narrow.ask, image) for image in pictures[:N_CALLERS]]
+            responses = [one.result() for one in asked]
+            seconds = time.monotonic() - begun
+        for response in responses:
+            assert_problem(response, 504, "deadline_exceeded")
+        assert DEADLINE_S <= seconds < 2 * DEADLINE_S
+        narrow.answer(pictures[0])
+        # The first of them was with the encoder already, and the last is the one just answered.
+        assert narrow.metric("vouch_batch_size_sum") <= before + 2
+
+    def test_an_image_whose_client_has_gone_is_not_encoded(
+        self, lasting: Service, pictures: list[bytes]
+    ) -> None:
+        before = lasting.metric("vouch_batch_size_sum")
+        with ThreadPoolExecutor(1) as caller, halted(lasting.encoder()):
+            patient = caller.submit(lasting.ask, pictures[0])
+            lasting.wait_for_requests(1)
+            time.sleep(0.5)  # it has reached the encoder, and no other will
+            hasty = [sent(lasting, image) for image in pictures[1:N_CALLERS]]
+            lasting.wait_for_requests(N_CALLERS)
+            for connection in hasty:
+                connection.close()
+            lasting.wait_for_requests(1)
+        assert patient.result().status_code == 200
+        assert lasting.metric("vouch_batch_size_sum") == before + 1
+        left = [line for line in lasting.logged("request") if line["status"] == 499]
+        assert len(left) == len(hasty)
+
+
+class TestItIsAskedToEnd:
+    def test_under_load_it_answers_what_it_has_begun(
+        self, digits_bundle: Path, tmp_path: Path, pictures: list[bytes]
+    ) -> None:
+        with Service(digits_bundle, tmp_path / "log", FORGETFUL) as service:
+            alone = [content(service.answer(image, limit=5)) for image in pictures[:N_CALLERS]]
+            children = psutil.Process(service.popen.pid).children(recursive=True)
+            assert {service.encoder(), *service.decoders()} <= set(children)
+            with ThreadPoolExecutor(N_CALLERS) as callers:
+                with halted(service.encoder()):
+                    asked = [
+                        callers.submit(service.ask, image, limit=5)
+                        for image in pictures[:N_CALLERS]
+                    ]
+                    service.wait_for_requests(N_CALLERS)
+                    service.send(signal.SIGTERM)
+                    wait_until(lambda: refuses_connections(service.port), service)
+                answers = [one.result().raise_for_status().json() for one in asked]
+            assert [content(answer) for answer in answers] == alone
+            assert service.popen.wait(PATIENCE_S) == 0
+            _, left = psutil.wait_procs(children, timeout=10)
+            assert left == []
+            assert "Traceback" not in service.printed()
+
+    def test_though_the_encoder_hangs(
+        self, digits_bundle: Path, tmp_path: Path, pictures: list[bytes]
+    ) -> None:
+        """Docker waits 30 s from its signal to its kill, and so do we."""
+        settings = {**FORGETFUL, "VOUCH_DEADLINE_S": "1"}
+        with Service(digits_bundle, tmp_path / "log", settings) as service:
+            children = psutil.Process(service.popen.pid).children(recursive=True)
+            service.encoder().suspend()
+            assert_problem(service.ask(pictures[0]), 504, "deadline_exceeded")
+            service.send(signal.SIGTERM)
+            assert service.popen.wait(20) == 0
+            _, left = psutil.wait_procs(children, timeout=10)
+            assert left == []
+
+
+async def flooded(
+    service: Service, images: Iterator[bytes], per_second: float
+) -> tuple[list[Asked], list[Asked]]:
+    """Ask at a rate; what became of that, and of looking after the service's health meanwhile."""
+    flood = asyncio.create_task(ask_at_a_rate(service, images, per_second, SEARCH))
+    watched = []
+    async with httpx2.AsyncClient(
+        base_url=service.http.base_url, timeout=PATIENCE_S, trust_env=False
+    ) as client:
+        while not flood.done():
+            for path in ("/livez", "/metrics"):
+                started = time.perf_counter()
+                response = await client.get(path)
+                watched.append(Asked(0, response, time.perf_counter() - started))
+            await asyncio.sleep(0.1)
+    return await flood, watched
