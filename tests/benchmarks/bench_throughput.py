@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fastapi import FastAPI, UploadFile
 
 from model_store import Retriever, open_bundle
 from model_store.images import decode_image
@@ -211,7 +212,6 @@ def _serve_plainly(port: int) -> None:
     """What one would write: FastAPI, a torch model, and the same search behind it."""
     import torch
     import uvicorn
-    from fastapi import FastAPI, UploadFile
 
     from index_builder.configuration import BuildConfig
     from index_builder.export import ProbabilisticEncoder
@@ -236,6 +236,8 @@ def _serve_plainly(port: int) -> None:
         def encode(self, images: Any) -> Embeddings:
             with torch.inference_mode():
                 return Embeddings(*(part.numpy() for part in network(torch.from_numpy(images))))
+
+        placement = None
 
         def close(self) -> None: ...
 
