@@ -23,6 +23,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -58,7 +59,7 @@ class SampleQuery:
     belongs: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """What the bundle holds.
 
@@ -82,7 +83,7 @@ class Manifest:
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
-    @property
+    @cached_property  # every answer names it
     def id(self) -> str:
         """The hash of everything above, and through ``files`` of every byte."""
         return hashlib.sha256(_canonical(asdict(self))).hexdigest()[:ID_LENGTH]
