@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 GAIN = 1.1
 """Images a second, over those of smaller batches, that make a larger batch worth its waiting."""
 
-_REPETITIONS = 3
+_REPETITIONS = 5
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
