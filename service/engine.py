@@ -10,25 +10,26 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.decision import Assessment, DriftTest, assess
+from model_store.decision import DriftTest, assess
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.decision.drift import PERIOD
 from model_store.errors import FeedbackNotKept, ItemNotFound, QueryNotFound
 from model_store.feedback import Feedback
 from model_store.gallery import Item
 from model_store.predictive import N_SAMPLES, Predictive
-from model_store.quality import QualityHint, quality_hints
+from model_store.quality import quality_hints
 from model_store.retriever import Answer, Bundle
 from model_store.search import N_CANDIDATES
 from service.batching import MicroBatcher, largest_useful_batch
 from service.cache import Cache, CacheEntry
 from service.decoding import Decoder
+from service.outcomes import Asked, Assessed, Embedded, Encoded, Found, Similar
 from service.schemas import QueryImage
 from service.single_flight import SingleFlight
 from service.telemetry import Telemetry
@@ -47,94 +48,6 @@ DRIFTED = (
     "Recent queries are not such as the gallery was calibrated with, so that its probabilities may "
     "be wrong. Look at what is being sent, then run `vouch-build calibrate` with queries like it."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a search is to answer; None for what the gallery was calibrated with.
-
-    Attributes
-    ----------
-    limit : items to describe.
-    alpha : rate of false alarms of the outlier flag.
-    coverage : of the result set.
-    """
-
-    limit: int
-    alpha: float | None = None
-    coverage: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """An uploaded picture, decoded and embedded.
-
-    Attributes
-    ----------
-    query_id : hash of the uploaded bytes.
-    image, measures, predictive : what is known of the picture.
-    cache : whether that was known before.
-    seconds : of each stage.
-    """
-
-    query_id: str
-    image: QueryImage
-    measures: NDArray[np.float64]
-    predictive: Predictive
-    cache: Literal["hit", "miss"]
-    seconds: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An answer, and how it came about.
-
-    Attributes
-    ----------
-    query_id : hash of the uploaded bytes.
-    seconds : of each stage, in their order, and ``total``.
-    at_ns : when the answer was there, nanoseconds since 1970.
-    """
-
-    query_id: str
-    image: QueryImage
-    answer: Answer
-    cache: Literal["hit", "miss"]
-    seconds: dict[str, float]
-    at_ns: int = field(default_factory=time.time_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class Assessed:
-    """A picture looked at, and nothing searched."""
-
-    query_id: str
-    image: QueryImage
-    measures: NDArray[np.float64]
-    hints: list[QualityHint]
-    predictive: Predictive
-    assessment: Assessment
-    alpha: float
-
-
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """A picture's embedding, and nothing searched."""
-
-    query_id: str
-    image: QueryImage
-    predictive: Predictive
-    assessment: Assessment
-    alpha: float
-
-
-@dataclass(frozen=True, slots=True)
-class Similar:
-    """What is like an item, and how long it took."""
-
-    item: Item
-    answer: Answer
-    seconds: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)

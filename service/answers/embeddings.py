@@ -7,7 +7,8 @@ import math
 from service import schemas
 from service.answers.bundles import bundle_state, encoder_state
 from service.answers.searching import query
-from service.engine import Embedded, SearchEngine
+from service.engine import SearchEngine
+from service.outcomes import Embedded
 
 
 def embedding_answer(

@@ -13,7 +13,8 @@ from service import schemas
 from service.answers.bundles import bundle_state
 from service.answers.items import item_detail, thumbnail_url
 from service.cursors import SearchCursor, write
-from service.engine import Assessed, Embedded, Found, SearchEngine, Similar
+from service.engine import SearchEngine
+from service.outcomes import Assessed, Embedded, Found, Similar
 from service.request_record import SearchRecord, current_record
 from service.telemetry import Telemetry
 

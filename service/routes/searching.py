@@ -24,7 +24,8 @@ from model_store.errors import (
 )
 from model_store.search import N_CANDIDATES
 from service import answers, cursors, schemas
-from service.engine import Asked, SearchEngine
+from service.engine import SearchEngine
+from service.outcomes import Asked
 from service.problems import problem_document, responses
 from service.routes.dependencies import EngineOf, StateOf, gallery_router
 from service.state import State

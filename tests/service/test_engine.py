@@ -18,7 +18,8 @@ from model_store.images import ImageLimits
 from model_store.retriever import Bundle
 from service.cache import Cache, ProcessCache
 from service.decoding import ThreadDecoder
-from service.engine import Asked, SearchEngine, Workplace
+from service.engine import SearchEngine, Workplace
+from service.outcomes import Asked
 from service.telemetry import Telemetry
 
 pytestmark = pytest.mark.anyio

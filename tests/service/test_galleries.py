@@ -29,8 +29,9 @@ from model_store.images import ImageLimits
 from model_store.retriever import Bundle, open_bundle
 from service.cache import ProcessCache
 from service.decoding import ThreadDecoder
-from service.engine import Asked, SearchEngine, Workplace
+from service.engine import SearchEngine, Workplace
 from service.galleries import Galleries
+from service.outcomes import Asked
 from service.telemetry import Telemetry
 
 pytestmark = pytest.mark.anyio

@@ -1,0 +1,105 @@
+"""What is asked of an engine, and what comes of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.decision import Assessment
+from model_store.gallery import Item
+from model_store.predictive import Predictive
+from model_store.quality import QualityHint
+from model_store.retriever import Answer
+from service.schemas import QueryImage
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a search is to answer; None for what the gallery was calibrated with.
+
+    Attributes
+    ----------
+    limit : items to describe.
+    alpha : rate of false alarms of the outlier flag.
+    coverage : of the result set.
+    """
+
+    limit: int
+    alpha: float | None = None
+    coverage: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An uploaded picture, decoded and embedded.
+
+    Attributes
+    ----------
+    query_id : hash of the uploaded bytes.
+    image, measures, predictive : what is known of the picture.
+    cache : whether that was known before.
+    seconds : of each stage.
+    """
+
+    query_id: str
+    image: QueryImage
+    measures: NDArray[np.float64]
+    predictive: Predictive
+    cache: Literal["hit", "miss"]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An answer, and how it came about.
+
+    Attributes
+    ----------
+    query_id : hash of the uploaded bytes.
+    seconds : of each stage, in their order, and ``total``.
+    at_ns : when the answer was there, nanoseconds since 1970.
+    """
+
+    query_id: str
+    image: QueryImage
+    answer: Answer
+    cache: Literal["hit", "miss"]
+    seconds: dict[str, float]
+    at_ns: int = field(default_factory=time.time_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Assessed:
+    """A picture looked at, and nothing searched."""
+
+    query_id: str
+    image: QueryImage
+    measures: NDArray[np.float64]
+    hints: list[QualityHint]
+    predictive: Predictive
+    assessment: Assessment
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A picture's embedding, and nothing searched."""
+
+    query_id: str
+    image: QueryImage
+    predictive: Predictive
+    assessment: Assessment
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
+class Similar:
+    """What is like an item, and how long it took."""
+
+    item: Item
+    answer: Answer
+    seconds: dict[str, float]
