@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
-.PHONY: install demo test lint bench bench-posteriors bench-zero-shot bench-decision bench-poison \
-  fuzz-images soak clean
+.PHONY: install demo test lint bench bench-posteriors bench-zero-shot bench-decision \
+  bench-throughput bench-poison fuzz-images soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make bench     measure, and write build/bench.json"
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
+	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
 	@echo "make bench-poison  good requests lost to a bad neighbour: here, and with LitServe; a minute"
 	@echo "make soak      a quarter of an hour of load, hot swaps and Redis restarts"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
@@ -34,7 +35,7 @@ lint: install
 bench: install
 	$(BIN)/python tests/benchmarks
 
-bench-posteriors bench-zero-shot bench-decision: bench-%: install
+bench-posteriors bench-zero-shot bench-decision bench-throughput: bench-%: install
 	$(BIN)/python tests/benchmarks/bench_$(subst -,_,$*).py
 
 fuzz-images: install bundles/digits/CURRENT

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.encoder import Embeddings, Encoder
-from model_store.errors import EncoderError, EncoderStopped
+from model_store.errors import EncoderStopped
 
 logger = logging.getLogger(__name__)
 
@@ -219,8 +219,8 @@ class MicroBatcher:
         while True:
             try:
                 await self._compute(canary)
-            except EncoderError as error:
-                logger.error("encoder does not start", exc_info=error)  # noqa: TRY400 - brief
+            except Exception:
+                logger.exception("encoder does not start")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
             else:
