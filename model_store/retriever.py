@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,15 +172,18 @@ class Retriever:
             coverage,
         )
         decided = time.perf_counter()
-        matches = _matches(self.gallery, neighbours, decision, limit)
+        shown = neighbours.rows[:limit]
         chosen = decision.result_set
-        members = [] if chosen is None else self.gallery.items(neighbours.rows[chosen.places])
+        members = neighbours.rows[:0] if chosen is None else neighbours.rows[chosen.places]
+        items = self.gallery.items(np.concatenate([shown, members]))  # one look-up for both
+        variances = self.gallery.dispersions(shown)
+        matches = _matches(items[: len(shown)], variances, neighbours, decision)
         seconds = {
             "search": searched - started,
             "decide": decided - searched,
             "items": time.perf_counter() - decided,
         }
-        return Answer(decision, predictive, alpha, matches, tuple(members), seconds)
+        return Answer(decision, predictive, alpha, matches, tuple(items[len(shown) :]), seconds)
 
     def similar(self, item_id: str, limit: int = 10) -> Answer:
         """Search with an item of the gallery, and leave it out; nothing is encoded.
@@ -297,11 +300,12 @@ def _staleness(calibration: Calibration, gallery: Gallery) -> str | None:
 
 
 def _matches(
-    gallery: Gallery, neighbours: Neighbours, decision: Decision, limit: int
+    items: Sequence[Item],
+    variances: NDArray[np.float32],
+    neighbours: Neighbours,
+    decision: Decision,
 ) -> tuple[Match, ...]:
-    """The first ``limit`` neighbours, with what is known of each."""
-    shown = neighbours.rows[:limit]
-    items, variances = gallery.items(shown), gallery.dispersions(shown)
+    """The first neighbours, with what is known of each; ``variances`` (n,) of the n ``items``."""
     probabilities, intervals = decision.match_probabilities, decision.match_intervals
     confidences = neighbours.rank_confidence
     return tuple(
