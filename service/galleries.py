@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from model_store.bundle import activate, bundle_ids, current_id, previous_id
 from model_store.errors import (
@@ -22,6 +23,8 @@ from model_store.retriever import Bundle
 from service.engine import SearchEngine
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 OpenBundle = Callable[[Path], Bundle]
 StartEngine = Callable[[Bundle], Awaitable[SearchEngine]]
@@ -82,7 +85,7 @@ class Galleries:
         self._served: dict[str, _Served] = {}
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.refused: dict[str, str] = {}
 
     async def add(self, bundle: Bundle) -> None:
@@ -123,13 +126,17 @@ class Galleries:
         """Serve another bundle of the gallery from now on.
 
         Nothing is exchanged before the new engine has answered a canary: whatever is wrong with the
-        new bundle, the old one is served on.
+        new bundle, the old one is served on. Once begun it is brought to its end, whether the
+        caller waits for it or not: a large bundle may take longer to open than a request may last.
 
         Raises
         ------
         GalleryNotFound, BundleNotFound
         ActivationRefused : there is only one bundle, or the new one cannot be served.
         """
+        return await asyncio.shield(self._spawn(self._activate(name, bundle_id, persist=persist)))
+
+    async def _activate(self, name: str, bundle_id: str, *, persist: bool) -> Switched:
         async with self._switching:
             served = self._find(name)
             now = served.engine.bundle
@@ -179,10 +186,11 @@ class Galleries:
                 root = engine.bundle.root
                 if root is None:
                     continue
-                named = await asyncio.to_thread(current_id, root)
+                named = await asyncio.to_thread(_named_by, root)
                 if named is not None and named != seen.get(root):
                     seen[root] = named
-                    await self._follow(engine.bundle.name, named)
+                    # Beside the canaries: while a bundle is opened the old one stays ready.
+                    self._spawn(self._follow(engine.bundle.name, named))
 
     def require_ready(self) -> None:
         """Raise `NotReady` unless every gallery has answered a canary lately."""
@@ -262,10 +270,11 @@ class Galleries:
         if served.retired and served.leases == 0:
             self._spawn(served.engine.close())
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def _send_canary(engine: SearchEngine, patience_s: float) -> None:
@@ -273,6 +282,15 @@ async def _send_canary(engine: SearchEngine, patience_s: float) -> None:
     with suppress(TimeoutError, VouchError):
         async with asyncio.timeout(patience_s):
             await engine.canary()
+
+
+def _named_by(root: Path) -> str | None:
+    """What `CURRENT` names; None too where it cannot be read at the moment."""
+    try:
+        return current_id(root)
+    except OSError:
+        logger.exception("CURRENT cannot be read")
+        return None
 
 
 def _persist(directory: Path) -> bool:

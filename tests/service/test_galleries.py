@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -213,6 +214,50 @@ async def test_what_is_named_itself_stays(
     assert galleries.bundles("digits") == [ids[0]]
     with pytest.raises(ActivationRefused, match="directory that holds its bundles"):
         await galleries.activate("digits", ids[1])
+
+
+async def test_an_activation_once_begun_is_brought_to_its_end(
+    galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if whoever asked for it has gone away, or was not answered in time."""
+    begun, may_open = threading.Event(), threading.Event()
+
+    def slowly(directory: Path) -> Bundle:
+        begun.set()
+        assert may_open.wait(10)
+        return open_here(directory)
+
+    monkeypatch.setattr(galleries, "_open_bundle", slowly)
+    asking = asyncio.create_task(galleries.activate("digits", ids[1]))
+    assert await asyncio.to_thread(begun.wait, 10)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert served(galleries).manifest.id == ids[0]
+    may_open.set()
+    await until(lambda: current_id(root) == ids[1])
+    assert served(galleries).manifest.id == ids[1]
+
+
+async def test_a_bundle_that_takes_long_to_open_leaves_the_old_one_ready(
+    galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_open = threading.Event()
+
+    def slowly(directory: Path) -> Bundle:
+        assert may_open.wait(10)
+        return open_here(directory)
+
+    monkeypatch.setattr(galleries, "_open_bundle", slowly)
+    watching = asyncio.create_task(galleries.watch())
+    activate(root, ids[1])
+    for _ in range(10):
+        await asyncio.sleep(PERIOD_S)
+        galleries.require_ready()
+    assert served(galleries).manifest.id == ids[0]
+    may_open.set()
+    await until(lambda: served(galleries).manifest.id == ids[1])
+    watching.cancel()
 
 
 async def until(condition: Callable[[], bool]) -> None:
