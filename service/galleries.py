@@ -86,6 +86,7 @@ class Galleries:
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._passed_over: dict[str, str | None] = {}  # what `CURRENT` names, and is not followed
         self.refused: dict[str, str] = {}
 
     async def add(self, bundle: Bundle) -> None:
@@ -122,8 +123,10 @@ class Galleries:
         bundle = self._find(name).engine.bundle
         return [bundle.manifest.id] if bundle.root is None else bundle_ids(bundle.root)
 
-    async def activate(self, name: str, bundle_id: str, *, persist: bool = True) -> Switched:
-        """Serve another bundle of the gallery from now on.
+    async def activate(self, name: str, bundle_id: str, *, follow: bool = False) -> Switched:
+        """Serve another bundle of the gallery from now on, and have `CURRENT` name it.
+
+        To ``follow`` `CURRENT` is to serve what it names, if it still does when its turn comes.
 
         Nothing is exchanged before the new engine has answered a canary: whatever is wrong with the
         new bundle, the old one is served on. Once begun it is brought to its end, whether the
@@ -134,18 +137,24 @@ class Galleries:
         GalleryNotFound, BundleNotFound
         ActivationRefused : there is only one bundle, or the new one cannot be served.
         """
-        return await asyncio.shield(self._spawn(self._activate(name, bundle_id, persist=persist)))
+        return await asyncio.shield(self._spawn(self._activate(name, bundle_id, follow=follow)))
 
-    async def _activate(self, name: str, bundle_id: str, *, persist: bool) -> Switched:
+    async def _activate(self, name: str, bundle_id: str, *, follow: bool) -> Switched:
         async with self._switching:
             served = self._find(name)
             now = served.engine.bundle
+            root = now.root
+            if follow and root and await asyncio.to_thread(_named_by, root) != bundle_id:
+                return Switched(now.manifest.id, now.manifest.id, persisted=True)
             try:
                 directory = self._directory(now, bundle_id)
                 opened = None if bundle_id == now.manifest.id else await self._open(now, directory)
             except VouchError:
                 self._observe(name, "refused")
                 raise
+            persisted = follow or await asyncio.to_thread(_persist, directory)
+            if not persisted:  # then `CURRENT` is overruled, not followed
+                self._passed_over[name] = await asyncio.to_thread(_named_by, directory.parent)
             if opened is not None:
                 self._served[name] = _Served(opened)
                 self._previous[name] = now.manifest.id
@@ -154,7 +163,6 @@ class Galleries:
                 fields = {"gallery": name, "bundle": bundle_id, "before": now.manifest.id}
                 logger.info("bundle activated", extra={"fields": fields})
                 self._observe(name, "activated")
-            persisted = persist and await asyncio.to_thread(_persist, directory)
             return Switched(bundle_id, now.manifest.id, persisted)
 
     async def rollback(self, name: str) -> Switched:
@@ -175,22 +183,13 @@ class Galleries:
 
     async def watch(self) -> None:
         """Send canaries and follow each `CURRENT`, for ever."""
-        seen: dict[Path, str | None] = {}
-        for engine in self.engines():
-            if engine.bundle.root is not None:
-                seen[engine.bundle.root] = engine.bundle.manifest.id
         while True:
             await asyncio.sleep(self._period_s)
             for engine in self.engines():
                 self._spawn(_send_canary(engine, STALE_AFTER_PERIODS * self._period_s))
-                root = engine.bundle.root
-                if root is None:
-                    continue
-                named = await asyncio.to_thread(_named_by, root)
-                if named is not None and named != seen.get(root):
-                    seen[root] = named
-                    # Beside the canaries: while a bundle is opened the old one stays ready.
-                    self._spawn(self._follow(engine.bundle.name, named))
+                if engine.bundle.root is not None:
+                    named = await asyncio.to_thread(_named_by, engine.bundle.root)
+                    self._consider(engine.bundle.name, named)
 
     def require_ready(self) -> None:
         """Raise `NotReady` unless every gallery has answered a canary lately."""
@@ -221,9 +220,21 @@ class Galleries:
             raise GalleryNotFound(f"There is no gallery {name!r} here. Served: {names}.")
         return found
 
+    def _consider(self, name: str, named: str | None) -> None:
+        """Follow `CURRENT` to the bundle that it names, unless that was tried or overruled."""
+        if named is None:
+            return
+        if named == self._find(name).engine.bundle.manifest.id:
+            self._passed_over.pop(name, None)
+            self.refused.pop(name, None)
+        elif named != self._passed_over.get(name):
+            self._passed_over[name] = named
+            # Beside the canaries: while a bundle is opened the old one stays ready.
+            self._spawn(self._follow(name, named))
+
     async def _follow(self, name: str, bundle_id: str) -> None:
         try:
-            await self.activate(name, bundle_id, persist=False)
+            await self.activate(name, bundle_id, follow=True)
             self.refused.pop(name, None)
         except VouchError as error:
             self.refused[name] = str(error)

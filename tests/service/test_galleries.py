@@ -216,6 +216,37 @@ async def test_what_is_named_itself_stays(
         await galleries.activate("digits", ids[1])
 
 
+async def test_current_is_followed_back_to_what_it_named_before(
+    galleries: Galleries, root: Path, ids: tuple[str, str]
+) -> None:
+    """However the service came to serve another bundle meanwhile, and whenever it looks."""
+    watching = asyncio.create_task(galleries.watch())
+    for _ in range(3):
+        await galleries.activate("digits", ids[1])
+        activate(root, ids[0])  # mostly before the watch has looked again
+        await until(lambda: served(galleries).manifest.id == ids[0])
+    watching.cancel()
+
+
+async def test_where_current_cannot_be_written_it_is_overruled_until_it_changes(
+    galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(root: Path, bundle_id: str) -> None:
+        raise OSError(30, "Read-only file system")
+
+    watching = asyncio.create_task(galleries.watch())
+    with monkeypatch.context() as patched:
+        patched.setattr("service.galleries.activate", read_only)
+        assert not (await galleries.activate("digits", ids[1])).persisted
+    await asyncio.sleep(5 * PERIOD_S)
+    assert served(galleries).manifest.id == ids[1]
+    activate(root, ids[1])
+    await asyncio.sleep(3 * PERIOD_S)
+    activate(root, ids[0])
+    await until(lambda: served(galleries).manifest.id == ids[0])
+    watching.cancel()
+
+
 async def test_an_activation_once_begun_is_brought_to_its_end(
     galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
