@@ -38,14 +38,15 @@ bench: install
 bench-posteriors bench-zero-shot bench-decision bench-throughput: bench-%: install
 	$(BIN)/python tests/benchmarks/bench_$(subst -,_,$*).py
 
+# The packages before tests/, which has folders of the same names.
 fuzz-images: install bundles/digits/CURRENT
-	$(BIN)/python tests/fuzz_images.py bundles/digits
+	PYTHONPATH=. $(BIN)/python tests/fuzz_images.py bundles/digits
 
 bench-poison: install bundles/digits/CURRENT
-	$(BIN)/python tests/poison.py bundles/digits
+	PYTHONPATH=. $(BIN)/python tests/poison.py bundles/digits
 
 soak: install bundles/digits/CURRENT
-	$(BIN)/python tests/soak.py bundles/digits
+	PYTHONPATH=. $(BIN)/python tests/soak.py bundles/digits
 
 clean:
 	rm -rf .venv build bundles runs

@@ -4,7 +4,7 @@ A `vouch-serve` gets every file of `hostile_images` over HTTP, several at a time
 answered with 200, or with 4xx and a problem document, within the deadline; the service must not
 grow, nor a decoder beyond its budget; and at the end a good image must be answered as at the start.
 
-    python tests/fuzz_images.py BUNDLE [--cases 10000] [--seed 0]
+    PYTHONPATH=. python tests/fuzz_images.py BUNDLE [--cases 10000] [--seed 0]
 
 Prints its figures, writes them to build/fuzz-images.json, and exits with 1 if anything was amiss;
 files that were answered wrongly are kept in build/fuzz-images/.

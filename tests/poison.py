@@ -4,7 +4,7 @@ The same 30 rounds of eight requests at once, one of them a truncated file, a bo
 all, then 100 good ones; sent to `vouch-serve` and to LitServe with the same encoder and
 ``max_batch_size=8``. LitServe comes from PyPI into a throw-away environment in build/.
 
-    python tests/poison.py BUNDLE
+    PYTHONPATH=. python tests/poison.py BUNDLE
 
 Prints its figures and writes them to build/poison.json; exits with 1 if Vouch lost a request.
 """

@@ -6,7 +6,7 @@ endpoint, by `CURRENT`, by rolling back) and Redis is killed and started again e
 good request must be answered with what its bundle answers when nothing else happens; memory, file
 descriptors and threads must not grow.
 
-    python tests/soak.py BUNDLE [--minutes 15]
+    PYTHONPATH=. python tests/soak.py BUNDLE [--minutes 15]
 
 Prints its figures, writes them to build/soak.json, and exits with 1 if anything was amiss.
 """
