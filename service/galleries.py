@@ -145,6 +145,8 @@ class Galleries:
             now = served.engine.bundle
             root = now.root
             if follow and root and await asyncio.to_thread(_named_by, root) != bundle_id:
+                if self._passed_over.get(name) == bundle_id:  # it was not tried
+                    del self._passed_over[name]
                 return Switched(now.manifest.id, now.manifest.id, persisted=True)
             try:
                 directory = self._directory(now, bundle_id)

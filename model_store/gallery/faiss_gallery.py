@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import faiss
@@ -21,7 +22,7 @@ NORMS_FILE = "norms.npy"
 VARIANCES_FILE = "variances.npy"
 ITEMS_FILE = "items.sqlite"
 
-_THREADS = min(faiss.omp_get_max_threads(), usable_processors())
+_USABLE_PROCESSORS = usable_processors()
 
 
 def write_faiss_gallery(
@@ -101,12 +102,10 @@ class FaissGallery:
             n_searched = int(allowed.sum())
             bits = np.packbits(allowed, bitorder="little")
             parameters = faiss.SearchParameters(sel=faiss.IDSelectorBitmap(bits))
-        # One query is not worth splitting: OpenMP's threads, waiting for each other, made it take
-        # three times as long on two cores. The setting is the calling thread's alone.
-        faiss.omp_set_num_threads(1 if len(directions) == 1 else _THREADS)
-        _, found = self._index.search(
-            np.ascontiguousarray(directions), min(n, n_searched), params=parameters
-        )
+        with _threads_for(len(directions)):
+            _, found = self._index.search(
+                np.ascontiguousarray(directions), min(n, n_searched), params=parameters
+            )
         rows = np.sort(found, axis=1)  # by row, so that the stable sort below ends ties by id
         exact = [
             _similarities(self._directions[r], d) for r, d in zip(rows, directions, strict=True)
@@ -151,6 +150,22 @@ class FaissGallery:
     def thumbnail(self, item_id: str) -> Thumbnail:
         """The picture of that item, or `ItemNotFound`."""
         return self._items.thumbnail(item_id)
+
+
+@contextmanager
+def _threads_for(n_queries: int) -> Iterator[None]:
+    """Give FAISS as many threads as that many queries are worth, and put back what was set.
+
+    One query is not worth splitting: OpenMP's threads, waiting for each other, made it take three
+    times as long on two cores. The setting is the calling thread's, but where torch was imported
+    first it is torch's too, and sums in another order would train another model.
+    """
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1 if n_queries == 1 else min(before, _USABLE_PROCESSORS))
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 def _similarities(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
@@ -47,6 +48,18 @@ class TestFaissGallery(GalleryLaws):
         with ThreadPoolExecutor(4) as pool:
             ids = list(pool.map(lambda row: gallery.items(np.array([row]))[0].id, range(50)))
         assert ids == sorted(item.id for item in new_items(50))
+
+    def test_a_search_leaves_the_number_of_threads_as_it_was(self, build: BuildGallery) -> None:
+        """Torch shares it, and trains another model with another number of threads."""
+        gallery = build(random_embeddings(50, 4, seed=0), new_items(50))
+        before = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(3)
+        try:
+            for n_queries in (1, 2):
+                gallery.candidates(np.eye(4, dtype=np.float32)[:n_queries], 5)
+                assert faiss.omp_get_max_threads() == 3
+        finally:
+            faiss.omp_set_num_threads(before)
 
     def test_files_of_different_length_are_refused(
         self, build: BuildGallery, tmp_path: Path

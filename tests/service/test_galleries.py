@@ -228,6 +228,26 @@ async def test_current_is_followed_back_to_what_it_named_before(
     watching.cancel()
 
 
+async def test_a_look_at_current_that_comes_late_is_forgotten(
+    galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read before an activation and considered after it, it names what nobody wants any more."""
+    await galleries.activate("digits", ids[1])
+    late, seen = [ids[0]], []
+
+    def named_by(root: Path) -> str | None:
+        seen.append(late.pop() if late else current_id(root))
+        return seen[-1]
+
+    monkeypatch.setattr("service.galleries._named_by", named_by)
+    watching = asyncio.create_task(galleries.watch())
+    await until(lambda: len(seen) > 1)  # it was looked at again before following it
+    assert served(galleries).manifest.id == ids[1]
+    activate(root, ids[0])
+    await until(lambda: served(galleries).manifest.id == ids[0])
+    watching.cancel()
+
+
 async def test_where_current_cannot_be_written_it_is_overruled_until_it_changes(
     galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
