@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 from index_builder.datasets import LabelledImages
 from index_builder.indexing import BATCH
 from index_builder.progress import track
-from model_store.decision import OUTLIER_SIGNALS, LabelMeans, OutlierDetector, signals
+from model_store.decision import OUTLIER_SIGNALS, LabelMeans, OutlierDetector, labels_found, signals
 from model_store.decision.outliers import unit_rows
 from model_store.encoder import Embeddings, Encoder
 from model_store.gallery import Gallery
-from model_store.predictive import spherical_variance
 from model_store.search import N_CANDIDATES
-from model_store.sphere import unit_direction
 
 _ROWS = 4096
 """Items whose directions are read at once."""
@@ -52,16 +50,22 @@ class Observed:
         """Some of the queries."""
         return Observed(*(getattr(self, field.name)[rows] for field in fields(self)))
 
-    def signals(self, ranks: NDArray[np.int64], outlier_scores: Floats) -> Floats:
-        """Signals (B, m, S) at ``ranks`` (m,), or (B, m) where they differ from query to query."""
-        return signals(
-            self.similarities,
-            self.label_codes,
-            self.mean_similarities,
-            self.spherical_variances,
-            outlier_scores,
-            np.broadcast_to(ranks, (len(self), ranks.shape[-1])),
+    def signals(self, row: int, outlier_score: float) -> tuple[NDArray[np.int64], Floats]:
+        """Places (g,) of the labels that one query finds, and their signals (g, S)."""
+        places, members = labels_found(self.label_codes[row])
+        return places, signals(
+            self.similarities[row],
+            places,
+            members,
+            self.mean_similarities[row, places],
+            float(self.spherical_variances[row]),
+            outlier_score,
         )
+
+    def first_signals(self, outlier_scores: Floats) -> Floats:
+        """Signals (B, S) of the first items; ``outlier_scores`` (B,)."""
+        first = [self.signals(row, score)[1][0] for row, score in enumerate(outlier_scores)]
+        return np.stack(first)
 
 
 def observe(
@@ -89,9 +93,9 @@ def observe(
     n_batches = -(-len(queries) // BATCH)
     for positions, images in track(batches, "calibration queries", n_batches):
         embeddings = encoder.encode(images)
-        variances[positions] = spherical_variance(embeddings.mean, embeddings.variance)
+        variances[positions] = embeddings.spherical_variances
         alien[positions] = detector.signals(embeddings)
-        directions[positions] = unit_direction(embeddings.mean)
+        directions[positions] = embeddings.directions
     return _looked_up(gallery, queries, directions, means, variances, alien, hide_label=hide_label)
 
 
@@ -114,13 +118,12 @@ def observe_left_out(
     """
     rows = np.arange(gallery.n_items)
     row_of = {item.id: row for row, item in zip(rows, gallery.items(rows), strict=True)}
-    directions = unit_direction(embeddings.mean)
     return _looked_up(
         gallery,
         items,
-        directions,
+        embeddings.directions,
         means,
-        spherical_variance(embeddings.mean, embeddings.variance),
+        embeddings.spherical_variances,
         outlier_signals,
         hide_label=hide_label,
         own=np.array([row_of[name] for name in items.ids]),

@@ -23,6 +23,7 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, Protocol
@@ -34,6 +35,7 @@ from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.images import Preprocessing
 from model_store.placement import Placement, profile_first_run, run_profiled
 from model_store.processors import usable_processors
+from model_store.sphere import spherical_variance, unit_direction
 
 # ONNX Runtime reports its use to its maker unless it is told not to before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -71,7 +73,7 @@ class EncoderMetadata:
         return cls(Preprocessing(**fields["preprocessing"]), fields["posterior"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Embeddings:
     """What the encoder says of B images.
 
@@ -88,6 +90,16 @@ class Embeddings:
 
     def __len__(self) -> int:
         return len(self.mean)
+
+    @cached_property
+    def directions(self) -> NDArray[np.float32]:
+        """Unit means (B, D); a `ValueError` where one has none."""
+        return unit_direction(self.mean)
+
+    @cached_property
+    def spherical_variances(self) -> NDArray[np.float64]:
+        """How uncertain each is, (B,); see `model_store.sphere.spherical_variance`."""
+        return spherical_variance(self.mean, self.variance)
 
     def __getitem__(self, images: slice) -> Embeddings:
         return Embeddings(self.mean[images], self.variance[images], self.features[images])

@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 
 from model_store.encoder import Embeddings
 from model_store.sphere import (
-    direction_and_concentration,
-    resultant_length_of_gaussian,
+    concentration_of,
     sample_projected_normal,
 )
 
 N_SAMPLES = 100
 """Predictive samples a query; the number the Laplace metric-learning paper evaluates with."""
 
-_HEADER = struct.Struct("<4sIIIddd")
-_MAGIC = b"VPD2"
+_HEADER = struct.Struct("<4sIIIdd")
+_MAGIC = b"VPD3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,6 @@ class Predictive:
     direction : (D,) float32, unit; where the distribution is centred.
     variance : (D,) float32; of the embedding before normalisation, relative to its squared norm, so
         that N(direction, diag variance) has the same directions.
-    concentration : κ of the von Mises-Fisher distribution with the same mean resultant length.
     spherical_variance : 1 − R in [0, 1], with R the mean resultant length; the uncertainty served.
     outlier_score : how alien the query is, NaN where the bundle has no detector.
     samples : (S, D) float32, unit; draws of the embedding.
@@ -40,10 +38,14 @@ class Predictive:
 
     direction: NDArray[np.float32]
     variance: NDArray[np.float32]
-    concentration: float
     spherical_variance: float
     outlier_score: float
     samples: NDArray[np.float32]
+
+    @property
+    def concentration(self) -> float:
+        """κ of the von Mises-Fisher distribution with the same mean resultant length."""
+        return float(concentration_of(1 - self.spherical_variance, len(self.direction)))
 
     def to_bytes(self) -> bytes:
         """Serialise to a fixed binary layout with a checksum; no pickle."""
@@ -55,7 +57,6 @@ class Predictive:
             dim,
             n_samples,
             zlib.crc32(body),
-            self.concentration,
             self.spherical_variance,
             self.outlier_score,
         )
@@ -75,26 +76,8 @@ class Predictive:
         ):
             return None
         values = np.frombuffer(body, "<f4").astype(np.float32, copy=False).reshape(-1, dim)
-        concentration, spread, score = moments
-        return cls(values[0], values[1], concentration, spread, score, values[2:])
-
-
-def spherical_variance(
-    mean: NDArray[np.float32], variance: NDArray[np.float32]
-) -> NDArray[np.float64]:
-    """Spherical variance 1 − R of normalised Gaussians N(mean, diag variance).
-
-    With the mean resultant length R ≈ ‖m‖ / √(‖m‖² + Σ_d v_d), exact as D grows; no sampling.
-
-    Parameters
-    ----------
-    mean, variance : (..., D), embedding units and their square.
-
-    Returns
-    -------
-    (...), in [0, 1]: 0 for a certain direction, 1 for none at all.
-    """
-    return 1 - resultant_length_of_gaussian(mean, variance)
+        spread, score = moments
+        return cls(values[0], values[1], spread, score, values[2:])
 
 
 def predict(
@@ -109,15 +92,13 @@ def predict(
     noise : (S, D) standard normal, fixed for an encoder (`model_store.sphere.base_noise`), so that
         the same image gives the same samples on every replica.
     """
-    directions, concentrations = direction_and_concentration(embeddings.mean, embeddings.variance)
-    variances = spherical_variance(embeddings.mean, embeddings.variance)
+    directions, variances = embeddings.directions, embeddings.spherical_variances
     squared_norms = (embeddings.mean**2).sum(axis=1, keepdims=True)
     relative = embeddings.variance / np.maximum(squared_norms, np.finfo(np.float32).tiny)
     return [
         Predictive(
             directions[row],
             relative[row],
-            float(concentrations[row]),
             float(variances[row]),
             float(outlier_scores[row]),
             sample_projected_normal(embeddings.mean[row], embeddings.variance[row], noise),

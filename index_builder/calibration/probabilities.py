@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedGroupKFold
 
 from index_builder.observation import Observed
-from model_store.decision import LogisticModel, VennAbers, labels_found
+from model_store.decision import LogisticModel, VennAbers
 
 N_FOLDS = 5
 
@@ -25,9 +25,6 @@ RIDGE = 2e-3
 
 _MOST_LOG_ODDS = 20.0
 """Of an intercept: where every query has a match the data set it no bound."""
-
-_ROWS = 256
-"""Queries whose signals are computed at once: all of them would take gigabytes."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -75,21 +72,15 @@ class Examples:
         """Everything that the queries find."""
         values, matches, counts = [], [], []
         for group in groups:
-            for start in range(0, len(group.observed), _ROWS):
-                rows = np.arange(start, min(start + _ROWS, len(group.observed)))
-                observed = group.observed.at(rows)
-                found = [labels_found(codes)[0] for codes in observed.label_codes]
-                widths = np.array([len(places) for places in found])
-                exists = np.arange(widths.max()) < widths[:, None]
-                places = np.zeros(exists.shape, dtype=np.int64)
-                places[exists] = np.concatenate(found)
-                values.append(observed.signals(places, group.outlier_scores[rows])[exists])
-                matches.append(np.take_along_axis(observed.matches, places, axis=1)[exists])
-                counts.append(widths)
+            for row, score in enumerate(group.outlier_scores):
+                places, of_labels = group.observed.signals(row, score)
+                values.append(of_labels)
+                matches.append(group.observed.matches[row, places])
+                counts.append(len(places))
         return cls(
             np.concatenate(values),
             np.concatenate(matches),
-            np.cumsum(np.r_[0, np.concatenate(counts)[:-1]]),
+            np.cumsum(np.r_[0, counts[:-1]]),
             np.concatenate([np.full(len(g.observed), g.weight) for g in groups]),
             np.concatenate([g.sources for g in groups]),
         )

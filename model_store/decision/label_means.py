@@ -36,8 +36,7 @@ class LabelMeans:
         label_codes : (n,) of the candidates; one without a label, -1, is its own mean.
         similarities : (n,) of the candidates.
         """
-        codes, members = np.unique(label_codes, return_inverse=True)
-        if codes[-1] < 0:
+        if not len(self.directions):
             return similarities
-        of_label = (self.directions[codes] @ direction).astype(np.float64)
-        return np.where(label_codes < 0, similarities, of_label[members])
+        of_label = (self.directions[label_codes] * direction).sum(axis=1)
+        return np.where(label_codes < 0, similarities, of_label)

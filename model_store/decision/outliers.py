@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.encoder import Embeddings
-from model_store.predictive import spherical_variance
-from model_store.sphere import unit_direction
 
 OUTLIER_SIGNALS = (
     "log_feature_distance",
@@ -20,6 +18,9 @@ OUTLIER_SIGNALS = (
     "length_deviation",
 )
 """The last axis of `OutlierDetector.signals`, in order."""
+
+_POWERS = np.array([0.5, 0.5, 1.0, 1.0, 0.5])
+"""What is squared when it is measured is a root in the signals."""
 
 _TINY = 1e-12
 """Keeps the logarithm of a distance or variance that is exactly zero finite."""
@@ -90,21 +91,21 @@ class OutlierDetector:
         residual = np.maximum((centred**2).sum(-1) - (coordinates**2).sum(-1), 0)
         nearest = _nearest_squared(coordinates, self.references, self._reference_lengths)
         whitened: NDArray[np.float32] = coordinates @ self.whitening
-        means = self._whitened_means
-        mahalanobis = _nearest_squared(whitened, means, (means**2).sum(-1))
-        cosines = (unit_direction(embeddings.mean) @ self.directions.T).max(axis=1)
-        variances = spherical_variance(embeddings.mean, embeddings.variance)
+        mahalanobis = _nearest_squared(whitened, self._whitened_means, self._whitened_lengths)
+        cosines = (embeddings.directions @ self.directions.T).max(axis=1).astype(np.float64)
         deviation = (log_lengths(embeddings.features) - self.length_centre) / self.length_scale
-        return np.stack(
+        values = np.stack(
             [
-                0.5 * np.log(nearest + residual + _TINY),
-                0.5 * np.log(mahalanobis + residual / self.residual_variance + _TINY),
-                np.log(np.maximum(1 - cosines.astype(np.float64), 0) + _FLOOR),
-                np.log(variances + _TINY),
-                0.5 * np.log1p(deviation**2),
+                nearest + residual + _TINY,
+                mahalanobis + residual / self.residual_variance + _TINY,
+                np.maximum(1 - cosines, 0) + _FLOOR,
+                embeddings.spherical_variances + _TINY,
+                1 + deviation**2,
             ],
             axis=-1,
         )
+        signals: NDArray[np.float64] = np.log(values) * _POWERS
+        return signals
 
     @cached_property
     def _reference_lengths(self) -> NDArray[np.float32]:
@@ -115,6 +116,11 @@ class OutlierDetector:
     def _whitened_means(self) -> NDArray[np.float32]:
         means: NDArray[np.float32] = self.label_means @ self.whitening
         return means
+
+    @cached_property
+    def _whitened_lengths(self) -> NDArray[np.float32]:
+        lengths: NDArray[np.float32] = (self._whitened_means**2).sum(-1)
+        return lengths
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
-"""What a result list knows about each of its items being a true match."""
+"""What a result list knows of each label in it being the true match."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,9 @@ SIGNALS = (
     "outlier_score",
 )
 """The last axis of `signals`, in order."""
+
+_NEAREST = (10, 50)
+"""Neighbours whose labels are counted."""
 
 _FLOOR = 1e-4
 """Added to cosine distances before their logarithm: the distance of an image to its exact copy
@@ -43,114 +48,6 @@ _TINY = 1e-12
 """Keeps the logarithm of a variance that is exactly zero finite, and the span of equal items."""
 
 
-def signals(
-    similarities: NDArray[np.float64],
-    label_codes: NDArray[np.int32],
-    mean_similarities: NDArray[np.float64],
-    spherical_variances: NDArray[np.float64],
-    outlier_scores: NDArray[np.float64],
-    ranks: NDArray[np.int64],
-) -> NDArray[np.float64]:
-    """Signals of the items at some places of B result lists.
-
-    All are logarithms or log-odds: a logistic regression weighs evidence by adding it.
-
-    Parameters
-    ----------
-    similarities : (B, n), descending.
-    label_codes : (B, n), -1 where an item has no label; such an item agrees with itself alone.
-    mean_similarities : (B, n), see `LabelMeans.similarities`.
-    spherical_variances, outlier_scores : (B,) of the queries.
-    ranks : (B, m) places in the lists, from 0.
-
-    Returns
-    -------
-    (B, m, len(SIGNALS)), with the cosine distance d = 1 − similarity:
-
-    - ``log_distance`` of the item to the query;
-    - ``log_distance_ratio``: log of the distance to the nearest item of another label, or to the
-      last candidate where all agree, over the item's own: negative below an item of another label;
-    - ``agreement_10``, ``agreement_50``: log-odds of the item's label among the nearest 10 and 50;
-    - ``weighted_agreement``: the same over all candidates, weighted by exp((s − s₁) / 0.02);
-    - ``narrow_agreement``, ``wide_agreement``: the same, weighted by exp((s − s₁) / h), with h 0.1
-      and 0.4 of the list's span s₁ − s_n;
-    - ``mean_margin``: by how much the mean of the item's label is more similar than that of the
-      most similar other label in the list, or than the last candidate where all agree;
-    - ``mean_agreement``: log-odds of that label among those in the list, weighted by
-      exp((c − c₁) / h) of their means' similarities c, with h 0.2 of the span of these;
-    - ``log_distance_50`` of the 50th neighbour, the density of the gallery here;
-    - ``log_uncertainty``: of the query, log of its spherical variance;
-    - ``outlier_score``: of the query.
-    """
-    n_queries, n_candidates = similarities.shape
-    rows = np.arange(n_queries)
-    at = rows[:, None], ranks
-    log_distances = np.log(np.maximum(1 - similarities, 0) + _FLOOR)
-    groups, nearest_of_label = _groups(label_codes)
-    n_groups = int(nearest_of_label.sum())
-    asked = groups[at]
-
-    def agreeing(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Weight (B, m) of the candidates that share the label of an item asked for."""
-        sums = np.bincount(groups.ravel(), weights.ravel(), n_groups).astype(np.float64)
-        return sums[asked]
-
-    def nearest(k: int) -> NDArray[np.float64]:
-        within = np.broadcast_to(np.arange(n_candidates) < k, groups.shape)
-        return _log_odds(agreeing(within.astype(np.float64)), min(k, n_candidates))
-
-    behind = similarities - similarities[:, :1]
-    weights = np.exp(behind / _BANDWIDTH)
-    span = -behind[:, -1:] + _TINY
-    # The nearest item of another label is the first of the list, or the first unlike that one.
-    unlike_first = groups != groups[:, :1]
-    place = np.where(unlike_first.any(axis=1), unlike_first.argmax(axis=1), n_candidates - 1)
-    nearest_other = np.where(
-        asked == groups[:, :1], log_distances[rows, place][:, None], log_distances[:, :1]
-    )
-    own = log_distances[at]
-    values = np.empty((*ranks.shape, len(SIGNALS)))
-    values[..., 0] = own
-    values[..., 1] = nearest_other - own
-    values[..., 2] = nearest(10)
-    values[..., 3] = nearest(50)
-    values[..., 4] = _log_odds(agreeing(weights), weights.sum(axis=1, keepdims=True))
-    for column, bandwidth in ((5, _NARROW), (6, _WIDE)):
-        weights = np.exp(behind / (bandwidth * span))
-        total = weights.sum(axis=1, keepdims=True)
-        values[..., column] = _log_odds(agreeing(weights), total, _SHARE_FLOOR * total)
-    values[..., 7:9] = _of_means(similarities, mean_similarities, groups, nearest_of_label, at)
-    values[..., 9] = log_distances[:, min(50, n_candidates) - 1, None]
-    values[..., 10] = np.log(spherical_variances + _TINY)[:, None]
-    values[..., 11] = outlier_scores[:, None]
-    return values
-
-
-def _of_means(
-    similarities: NDArray[np.float64],
-    mean_similarities: NDArray[np.float64],
-    groups: NDArray[np.int64],
-    nearest_of_label: NDArray[np.bool_],
-    at: tuple[NDArray[np.int64], NDArray[np.int64]],
-) -> NDArray[np.float64]:
-    """``mean_margin`` and ``mean_agreement`` (B, m, 2) ``at`` some places; see `_groups`."""
-    rows = np.arange(len(groups))
-    best = mean_similarities.argmax(axis=1)
-    highest = mean_similarities[rows, best]
-    is_best = groups == groups[rows, best][:, None]
-    others = np.where(is_best, -np.inf, mean_similarities).max(axis=1)
-    second = np.where(is_best.all(axis=1), similarities[:, -1], others)
-    own = mean_similarities[at]
-    rival = np.where(is_best[at], second[:, None], highest[:, None])
-    span = highest - mean_similarities.min(axis=1) + _TINY
-    bandwidth = (_OF_MEANS * span)[:, None]
-    weights = np.exp((mean_similarities - highest[:, None]) / bandwidth)
-    total = (weights * nearest_of_label).sum(axis=1, keepdims=True)
-    share = np.exp((own - highest[:, None]) / bandwidth)
-    agreement = _log_odds(share, total, _SHARE_FLOOR * total)
-    return np.stack([own - rival, agreement], axis=-1)
-
-
 def labels_found(
     label_codes: NDArray[np.int32],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -165,35 +62,112 @@ def labels_found(
     places : (g,) of the nearest item of each label, ascending.
     members : (n,) which of them each item belongs to.
     """
-    _, places, members = np.unique(_own_labels(label_codes), return_index=True, return_inverse=True)
-    order = np.argsort(places)
-    return places[order], np.argsort(order)[members]
+    places: list[int] = []
+    members: list[int] = []
+    seen: dict[int, int] = {}
+    # A list this short is passed through faster than it is sorted.
+    for place, code in enumerate(label_codes.tolist()):
+        label = seen.setdefault(code if code >= 0 else -1 - place, len(places))
+        if label == len(places):
+            places.append(place)
+        members.append(label)
+    return np.array(places), np.array(members)
 
 
-def _groups(label_codes: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """A number (B, n) for each label of each list, from 0; and the nearest items of labels."""
-    labels = _own_labels(label_codes)
-    labels -= labels.min()
-    keys = labels + (labels.max() + 1) * np.arange(len(labels))[:, None]
-    _, places, groups = np.unique(keys, return_index=True, return_inverse=True)
-    nearest_of_label = np.zeros(labels.size, dtype=bool)
-    nearest_of_label[places] = True
-    shape = labels.shape
-    return groups.reshape(shape).astype(np.int64), nearest_of_label.reshape(shape)
+def signals(
+    similarities: NDArray[np.float64],
+    places: NDArray[np.int64],
+    members: NDArray[np.int64],
+    mean_similarities: NDArray[np.float64],
+    spherical_variance: float,
+    outlier_score: float,
+) -> NDArray[np.float64]:
+    """Signals of the labels in the result list of one query, each by its nearest item.
+
+    All are logarithms or log-odds: a logistic regression weighs evidence by adding it.
+
+    Parameters
+    ----------
+    similarities : (n,), descending.
+    places, members : (g,) and (n,), see `labels_found`.
+    mean_similarities : (g,), see `LabelMeans.similarities`.
+    spherical_variance, outlier_score : of the query.
+
+    Returns
+    -------
+    (g, len(SIGNALS)), with the cosine distance d = 1 − similarity:
+
+    - ``log_distance`` of the item to the query;
+    - ``log_distance_ratio``: log of the distance to the nearest item of another label, or to the
+      last candidate where all agree, over the item's own: negative below an item of another label;
+    - ``agreement_10``, ``agreement_50``: log-odds of the label among the nearest 10 and 50;
+    - ``weighted_agreement``: the same over all candidates, weighted by exp((s − s₁) / 0.02);
+    - ``narrow_agreement``, ``wide_agreement``: the same, weighted by exp((s − s₁) / h), with h 0.1
+      and 0.4 of the list's span s₁ − s_n;
+    - ``mean_margin``: by how much the mean of the label is more similar than that of the most
+      similar other label in the list, or than the last candidate where all agree;
+    - ``mean_agreement``: log-odds of the label among those in the list, weighted by
+      exp((c − c₁) / h) of their means' similarities c, with h 0.2 of the span of these;
+    - ``log_distance_50`` of the 50th neighbour, the density of the gallery here;
+    - ``log_uncertainty``: of the query, log of its spherical variance;
+    - ``outlier_score``: of the query.
+    """
+    n_candidates, n_labels = len(similarities), len(places)
+    log_distances = np.log(np.maximum(1 - similarities, 0) + _FLOOR)
+    own = log_distances[places]
+    values = np.empty((n_labels, len(SIGNALS)))
+    values[:, 0] = own
+    values[:, 1] = log_distances[0] - own
+    values[0, 1] = log_distances[places[1] if n_labels > 1 else -1] - own[0]
+    votes = _votes(similarities)
+    total = votes.sum(axis=1)
+    added = np.full(len(votes), 0.5)
+    added[-2:] = _SHARE_FLOOR * total[-2:]
+    agreeing = np.empty((n_labels, len(votes)))
+    for column, weights in enumerate(votes):
+        agreeing[:, column] = np.bincount(members, weights, n_labels)
+    values[:, 2:7] = _log_odds(agreeing, total, added)
+    values[:, 7:9] = _of_means(mean_similarities, float(similarities[-1]))
+    values[:, 9] = log_distances[min(50, n_candidates) - 1]
+    values[:, 10] = math.log(spherical_variance + _TINY)
+    values[:, 11] = outlier_score
+    return values
 
 
-def _own_labels(label_codes: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Labels (..., n), a different one for each item that has none."""
-    unlabelled = -1 - np.arange(label_codes.shape[-1])
-    return np.where(label_codes < 0, unlabelled, label_codes.astype(np.int64))
+def _votes(similarities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights (5, n) of candidates: the nearest 10, the nearest 50, and at three bandwidths."""
+    behind = similarities - similarities[0]
+    span = float(_TINY - behind[-1])
+    votes = np.zeros((5, len(similarities)))
+    for weights, k in zip(votes, _NEAREST, strict=False):
+        weights[:k] = 1
+    bandwidths = np.array([[_BANDWIDTH], [_NARROW * span], [_WIDE * span]])
+    np.exp(behind / bandwidths, out=votes[len(_NEAREST) :])
+    return votes
+
+
+def _of_means(similarities: NDArray[np.float64], last: float) -> NDArray[np.float64]:
+    """``mean_margin`` and ``mean_agreement`` (g, 2), by the ``similarities`` (g,) of label means.
+
+    ``last`` is the similarity of the last candidate, to compare with where there is one label.
+    """
+    best = similarities.argmax()
+    highest = similarities[best]
+    rivals = np.full(len(similarities), highest)
+    rivals[best] = np.partition(similarities, -2)[-2] if len(similarities) > 1 else last
+    bandwidth = _OF_MEANS * (highest - similarities.min() + _TINY)
+    weights = np.exp((similarities - highest) / bandwidth)
+    total = weights.sum()
+    agreement = _log_odds(weights, total, _SHARE_FLOOR * total)
+    return np.stack([similarities - rivals, agreement], axis=-1)
 
 
 def _log_odds(
     agreeing: NDArray[np.float64],
-    of: NDArray[np.float64] | int,
-    added: NDArray[np.float64] | float = 0.5,
+    of: NDArray[np.float64],
+    added: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Log-odds of a share, with half a neighbour added to either side (Haldane & Anscombe)."""
+    """Log-odds of a share, with something added to either side (Haldane & Anscombe: a half)."""
     against = np.maximum(of - agreeing, 0)  # sums may differ in their last digit
     log_odds: NDArray[np.float64] = np.log((agreeing + added) / (against + added))
     return log_odds

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class VennAbers:
     """A fitted inductive Venn-Abers predictor (Vovk & Petej 2014), tabulated.
 
@@ -30,9 +31,16 @@ class VennAbers:
 
     def __call__(self, log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
         """Lower and upper probability (..., 2) of ``log_odds`` (...)."""
-        below = np.searchsorted(self.log_odds, log_odds, side="right") - 1
+        below = np.searchsorted(self.log_odds, log_odds, side="right")
         above = np.searchsorted(self.log_odds, log_odds, side="left")
-        last = len(self.log_odds) - 1
-        lower = np.where(below >= 0, self.lower[np.maximum(below, 0)], 0.0)
-        upper = np.where(above <= last, self.upper[np.minimum(above, last)], 1.0)
-        return np.stack([lower, upper], axis=-1)
+        return np.stack([self._lower_from[below], self._upper_from[above]], axis=-1)
+
+    @cached_property
+    def _lower_from(self) -> NDArray[np.float64]:
+        """`lower` (m + 1,), and before it what bounds the log-odds below the table."""
+        return np.concatenate([[0.0], self.lower])
+
+    @cached_property
+    def _upper_from(self) -> NDArray[np.float64]:
+        """`upper` (m + 1,), and after it what bounds the log-odds above the table."""
+        return np.concatenate([self.upper, [1.0]])

@@ -112,15 +112,15 @@ def decide(
         return Decision("not_calibrated", assess(calibration, predictive))
     places, members = labels_found(label_codes)
     values = signals(
-        neighbours.similarities[None],
-        label_codes[None],
-        calibration.means.similarities(predictive.direction, label_codes, neighbours.similarities)[
-            None
-        ],
-        np.array([predictive.spherical_variance]),
-        np.array([predictive.outlier_score]),
-        places[None],
-    )[0]
+        neighbours.similarities,
+        places,
+        members,
+        calibration.means.similarities(
+            predictive.direction, label_codes[places], neighbours.similarities[places]
+        ),
+        predictive.spherical_variance,
+        predictive.outlier_score,
+    )
     of_labels = choice_probabilities(calibration.match.log_odds(values))
     log_odds = bounded_logit(of_labels[members[:limit]])
     probabilities = calibration.feedback(log_odds)

@@ -37,6 +37,7 @@ from model_store.sphere.projected_normal import (
     direction_and_concentration,
     resultant_length_of_gaussian,
     sample_projected_normal,
+    spherical_variance,
 )
 from model_store.sphere.sampling import sample_von_mises_fisher
 from model_store.sphere.vectors import unit_direction
@@ -60,5 +61,6 @@ __all__ = [
     "resultant_length_of_gaussian",
     "sample_projected_normal",
     "sample_von_mises_fisher",
+    "spherical_variance",
     "unit_direction",
 ]

@@ -37,9 +37,22 @@ def resultant_length_of_gaussian(
     """
     # One unit for both, so that neither square can overflow or vanish.
     scale = np.linalg.norm(mean.astype(np.float64), axis=-1)
-    unit_direction(mean)  # refuses what has no direction
+    if not np.all((scale > 0) & np.isfinite(scale)):
+        unit_direction(mean)  # refuses what has no direction
     spread = np.sqrt(variance.sum(axis=-1, dtype=np.float64)) / scale
     return np.asarray(1 / np.hypot(1, spread))
+
+
+def spherical_variance(
+    mean: NDArray[np.floating[Any]], variance: NDArray[np.floating[Any]]
+) -> NDArray[np.float64]:
+    """Spherical variance 1 − R, with R of `resultant_length_of_gaussian`; no sampling.
+
+    Returns
+    -------
+    (...), in [0, 1]: 0 for a certain direction, 1 for none at all.
+    """
+    return 1 - resultant_length_of_gaussian(mean, variance)
 
 
 def direction_and_concentration(

@@ -40,7 +40,6 @@ from model_store.decision import (
     OUTLIER_SIGNALS,
     Calibration,
     choice_probabilities,
-    labels_found,
 )
 from model_store.decision.outliers import unit_rows
 from model_store.encoder import OnnxEncoder
@@ -99,7 +98,7 @@ class Measured:
         self.calibration, self.observed = calibration, observed
         self.outlier_scores = calibration.fusion(observed.outlier_signals)
         self.p_values = np.array([calibration.outlier_p_value(s) for s in self.outlier_scores])
-        first = observed.signals(np.array([0]), self.outlier_scores)[:, 0]
+        first = observed.first_signals(self.outlier_scores)
         self.labels = [self._labels(row) for row in range(len(observed))]
         self.probabilities = np.array([of_labels[0] for _, of_labels in self.labels])
         self.no_match = calibration.no_match(first)
@@ -108,10 +107,7 @@ class Measured:
 
     def _labels(self, row: int) -> tuple[NDArray[np.int64], Floats]:
         """Places of the labels that a query finds, and their match probabilities."""
-        places, _ = labels_found(self.observed.label_codes[row])
-        values = self.observed.at(np.array([row])).signals(
-            places[None], self.outlier_scores[[row]]
-        )[0]
+        places, values = self.observed.signals(row, self.outlier_scores[row])
         return places, choice_probabilities(self.calibration.match.log_odds(values))
 
     def gaps(self) -> Floats:

@@ -29,8 +29,7 @@ from index_builder.networks import MetricEncoder, load_encoder
 from index_builder.posteriors import Approximation, Posterior, Split, load_posterior
 from index_builder.run import Run
 from index_builder.steps import TRAINING_REPORT, fit_step, train_step
-from model_store.predictive import spherical_variance
-from model_store.sphere import unit_direction
+from model_store.sphere import spherical_variance, unit_direction
 
 RUNS = Path("build/posteriors")
 TRAINED: dict[str, dict[str, Any]] = {

@@ -30,8 +30,7 @@ from index_builder.networks import load_encoder
 from index_builder.posteriors import load_posterior
 from index_builder.run import Run
 from index_builder.steps import fit_step, train_step
-from model_store.predictive import spherical_variance
-from model_store.sphere import unit_direction
+from model_store.sphere import spherical_variance, unit_direction
 
 WEIGHTS = Path("backbones") / "mobilenet_v2_imagenet_int8.npz"
 UNSEEN = {"caltech101_half": 0.5, "cub_first10": 0.5, "omniglot": 659 / 1623}

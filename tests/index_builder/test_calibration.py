@@ -20,7 +20,7 @@ from index_builder.calibration.detector import FUSION_PRIOR, cross_fitted_scores
 from index_builder.configuration import CalibrationConfig
 from index_builder.metrics import auroc, expected_calibration_error
 from index_builder.observation import Observed
-from model_store.decision import Calibration, LabelMeans, choice_probabilities, labels_found
+from model_store.decision import Calibration, LabelMeans, choice_probabilities
 from model_store.decision.outliers import unit_rows
 from model_store.encoder import Embeddings
 from model_store.errors import CalibrationError
@@ -90,7 +90,7 @@ def calibrated(queries: CalibrationQueries = QUERIES, **changes: float) -> Calib
 def first_signals(fitted: Calibration, observed: Observed) -> NDArray[np.float64]:
     """What the fitted models see of the first items, (B, S)."""
     scores = fitted.fusion(observed.outlier_signals)
-    return observed.signals(np.array([0]), scores)[:, 0]
+    return observed.first_signals(scores)
 
 
 def choices(
@@ -99,9 +99,8 @@ def choices(
     """Places of the labels that each query finds, and their match probabilities."""
     scores = fitted.fusion(observed.outlier_signals)
     found = []
-    for row, codes in enumerate(observed.label_codes):
-        places, _ = labels_found(codes)
-        values = observed.at(np.array([row])).signals(places[None], scores[[row]])[0]
+    for row, score in enumerate(scores):
+        places, values = observed.signals(row, score)
         found.append((places, choice_probabilities(fitted.match.log_odds(values))))
     return found
 

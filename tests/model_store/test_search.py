@@ -24,7 +24,7 @@ def gallery(tmp_path: Path) -> FaissGallery:
 def query(direction: NDArray[Any], variance: NDArray[Any], n_samples: int) -> Predictive:
     direction, variance = direction.astype(np.float32), variance.astype(np.float32)
     samples = sample_projected_normal(direction, variance, base_noise("e", n_samples, 6))
-    return Predictive(direction, variance, 1.0, 0.1, 0.0, samples)
+    return Predictive(direction, variance, 0.1, 0.0, samples)
 
 
 def naive_stability(similarities: Sequence[Sequence[float]], k: int) -> list[float]:

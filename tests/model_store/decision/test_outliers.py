@@ -9,7 +9,7 @@ import pytest
 from model_store.decision import OUTLIER_SIGNALS, OutlierDetector
 from model_store.decision.outliers import unit_rows
 from model_store.encoder import Embeddings
-from model_store.predictive import spherical_variance
+from model_store.sphere import spherical_variance
 
 RNG = np.random.default_rng(0)
 

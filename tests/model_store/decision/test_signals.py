@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from model_store.decision import SIGNALS, labels_found, signals
 
@@ -11,7 +12,6 @@ SIMILARITIES = np.array([[0.9, 0.85, 0.8, 0.5], [0.7, 0.7, 0.1, 0.0]])
 LABELS = np.array([[1, 1, 2, 1], [3, 4, 4, 4]], dtype=np.int32)
 MEANS = np.array([[0.6, 0.6, 0.75, 0.6], [0.3, 0.5, 0.5, 0.5]])
 """Of labels 1 and 2 for the one query, 3 and 4 for the other."""
-RANKS = np.array([[0, 2], [0, 2]])
 UNCERTAINTIES, OUTLIER_SCORES = np.array([0.2, 0.4]), np.array([3.0, 5.0])
 
 
@@ -52,61 +52,55 @@ def by_hand(query: int, rank: int) -> dict[str, float]:
     }
 
 
-def test_agrees_with_the_definitions() -> None:
-    values = signals(SIMILARITIES, LABELS, MEANS, UNCERTAINTIES, OUTLIER_SCORES, RANKS)
-    for query in range(2):
-        for place, rank in enumerate(RANKS[query]):
-            expected = by_hand(query, rank)
-            assert list(expected) == list(SIGNALS)
-            np.testing.assert_allclose(values[query, place], list(expected.values()), rtol=1e-9)
+def of_labels(query: int) -> NDArray[np.float64]:
+    places, members = labels_found(LABELS[query])
+    return signals(
+        SIMILARITIES[query],
+        places,
+        members,
+        MEANS[query, places],
+        UNCERTAINTIES[query],
+        OUTLIER_SCORES[query],
+    )
 
 
-def test_an_item_without_a_label_agrees_with_itself_alone() -> None:
-    none = np.full((1, 4), -1, dtype=np.int32)
-    values = signals(SIMILARITIES[:1], none, SIMILARITIES[:1], np.ones(1), np.ones(1), RANKS[:1])
-    column = SIGNALS.index("agreement_10")
-    np.testing.assert_allclose(values[0, :, column], math.log(1.5 / 3.5))
+@pytest.mark.parametrize("query", [0, 1])
+def test_agrees_with_the_definitions(query: int) -> None:
+    places, _ = labels_found(LABELS[query])
+    for values, place in zip(of_labels(query), places, strict=True):
+        expected = by_hand(query, place)
+        assert list(expected) == list(SIGNALS)
+        np.testing.assert_allclose(values, list(expected.values()), rtol=1e-9)
 
 
-def test_an_item_without_a_label_is_its_own_mean() -> None:
-    none = np.full((1, 4), -1, dtype=np.int32)
-    values = signals(SIMILARITIES[:1], none, SIMILARITIES[:1], np.ones(1), np.ones(1), RANKS[:1])
-    margins = values[0, :, SIGNALS.index("mean_margin")]
-    np.testing.assert_allclose(margins, [0.9 - 0.85, 0.8 - 0.9])
+def test_an_item_without_a_label_agrees_with_itself_alone_and_is_its_own_mean() -> None:
+    places, members = labels_found(np.full(4, -1, dtype=np.int32))
+    values = signals(SIMILARITIES[0], places, members, SIMILARITIES[0], 1.0, 1.0)
+    np.testing.assert_allclose(values[:, SIGNALS.index("agreement_10")], math.log(1.5 / 3.5))
+    margins = values[:, SIGNALS.index("mean_margin")]
+    np.testing.assert_allclose(margins, [0.9 - 0.85, 0.85 - 0.9, 0.8 - 0.9, 0.5 - 0.9])
 
 
-def test_a_mean_without_a_rival_is_compared_with_the_last_candidate() -> None:
-    labels, means = np.zeros((1, 4), dtype=np.int32), np.full((1, 4), 0.7)
-    values = signals(SIMILARITIES[:1], labels, means, np.ones(1), np.ones(1), RANKS[:1])
-    np.testing.assert_allclose(values[0, :, SIGNALS.index("mean_margin")], 0.7 - 0.5)
+def test_one_label_is_compared_with_the_last_candidate() -> None:
+    places, members = labels_found(np.zeros(4, dtype=np.int32))
+    (values,) = signals(SIMILARITIES[0], places, members, np.array([0.7]), 1.0, 1.0)
+    assert values[SIGNALS.index("mean_margin")] == pytest.approx(0.7 - 0.5)
+    ratio = math.log(0.5 + 1e-4) - math.log(0.1 + 1e-4)
+    assert values[SIGNALS.index("log_distance_ratio")] == pytest.approx(ratio)
 
 
-def test_lists_do_not_change_each_other() -> None:
-    """To the last bit: the service asks one at a time what calibration asked at once."""
-    generator = np.random.default_rng(0)
-    similarities = -np.sort(-generator.uniform(-1, 1, (5, 60)), axis=1)
-    labels = generator.integers(-1, 6, (5, 60), dtype=np.int32)
-    means, ranks = generator.uniform(-1, 1, (5, 60)), np.tile(np.arange(60), (5, 1))
-    rest = generator.uniform(0.1, 1, (2, 5))
-    together = signals(similarities, labels, means, *rest, ranks)
-    for row in range(5):
-        one = slice(row, row + 1)
-        alone = signals(similarities[one], labels[one], means[one], *rest[:, one], ranks[one])
-        np.testing.assert_array_equal(alone[0], together[row])
+def test_a_list_of_one_item() -> None:
+    places, members = labels_found(np.array([3], dtype=np.int32))
+    values = signals(np.array([0.5]), places, members, np.array([0.6]), 0.1, 1.0)
+    assert values.shape == (1, len(SIGNALS))
+    assert np.isfinite(values).all()
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-30])
 def test_extremes_stay_finite(value: float) -> None:
-    ones, none = np.ones((1, 3)), np.array([value])
-    labels = np.array([[0, 0, 1]], dtype=np.int32)
-    ranks = np.array([[0, 1, 2]])
-    assert np.isfinite(signals(ones, labels, ones, none, none, ranks)).all()
-
-
-def test_places_may_differ_from_query_to_query() -> None:
-    ranks = np.array([[0, 2], [3, 1]])
-    values = signals(SIMILARITIES, LABELS, MEANS, UNCERTAINTIES, OUTLIER_SCORES, ranks)
-    np.testing.assert_allclose(values[1, 0], list(by_hand(1, 3).values()), rtol=1e-9)
+    places, members = labels_found(np.array([0, 0, 1], dtype=np.int32))
+    values = signals(np.ones(3), places, members, np.ones(2), value, value)
+    assert np.isfinite(values).all()
 
 
 def test_the_nearest_item_of_each_label_and_whose_the_others_are() -> None:
