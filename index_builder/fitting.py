@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,20 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from index_builder.configuration import (
-    BayesianTripletConfig,
-    BuildConfig,
-    LaplaceConfig,
-    OnlineLaplaceConfig,
-)
+from index_builder.configuration import BuildConfig
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.features import all_features, repeatable_blocks
 from index_builder.networks import MetricEncoder
+from index_builder.networks.dropout import dropout_masks
+from index_builder.networks.small_cnn import SmallCNN
 from index_builder.objectives import OnlineLaplaceLoss
+from index_builder.posterior_configuration import (
+    BayesianTripletConfig,
+    DeterministicConfig,
+    LaplaceConfig,
+    MonteCarloDropoutConfig,
+    OnlineLaplaceConfig,
+)
 from index_builder.posteriors import (
+    DropoutPosterior,
+    EnsemblePosterior,
     LaplaceFit,
+    PointPosterior,
     Posterior,
     VarianceHeadPosterior,
+    fit_ensemble,
     fit_laplace,
     laplace_of_curvature,
 )
@@ -36,6 +44,12 @@ N_VALIDATION = 1_000
 N_VOTERS = 10_000
 """Training images among which their neighbours are looked for, likewise."""
 
+N_ALIGNING = 10_000
+"""Training images that members of an ensemble are turned by: many times the D that it takes."""
+
+N_PASSES = 20
+"""Of Monte Carlo dropout within the trunk: the variance is then known to a third of itself."""
+
 
 def fit_posterior(
     config: BuildConfig, encoder: MetricEncoder, splits: Splits, learned: Mapping[str, Tensor]
@@ -44,6 +58,7 @@ def fit_posterior(
 
     Parameters
     ----------
+    config : of an encoder alone; the posterior of an ensemble is `fit_members`'.
     encoder : trained, in evaluation mode.
     splits : the data of the build.
     learned : what the training objective left, see `Objective.learned`.
@@ -53,9 +68,67 @@ def fit_posterior(
     CalibrationError : no prior precision can be chosen.
     """
     asked = config.posterior
+    if isinstance(asked, LaplaceConfig | OnlineLaplaceConfig):
+        return _laplace(asked, config, encoder, splits, learned)
     if isinstance(asked, BayesianTripletConfig):
         layer = encoder.last_layer.state_dict(prefix="last_layer.")
         return VarianceHeadPosterior.from_state({**layer, **learned}), {}
+    if isinstance(asked, MonteCarloDropoutConfig):
+        posterior = _dropout(asked, config, encoder)
+        return posterior, {"n_passes": len(posterior.masks)}
+    assert isinstance(asked, DeterministicConfig)  # noqa: S101 - an ensemble is no single encoder
+    return PointPosterior.of(encoder.last_layer), {}
+
+
+def fit_members(
+    members: Sequence[MetricEncoder], images: LabelledImages, seed: int
+) -> tuple[EnsemblePosterior, dict[str, Any]]:
+    """Return the posterior of an ensemble and a report of how it came about.
+
+    Parameters
+    ----------
+    members : trained, in evaluation mode.
+    images : that they were trained on; at most `N_ALIGNING` of them turn the members.
+    seed : chooses those.
+    """
+    chosen = images.subset(np.random.default_rng(seed).permutation(len(images))[:N_ALIGNING])
+    fitted = fit_ensemble(
+        [member.last_layer for member in members],
+        [all_features(member, chosen) for member in members],
+    )
+    before, after = zip(*fitted.agreement, strict=True)
+    return fitted.posterior, {
+        "n_members": len(members),
+        "agreement_with_first": {"as_trained": list(before), "turned": list(after)},
+    }
+
+
+def _dropout(
+    asked: MonteCarloDropoutConfig, config: BuildConfig, encoder: MetricEncoder
+) -> DropoutPosterior:
+    """Monte Carlo dropout, as the encoder was trained with it."""
+    inside = config.network.dropout_inside
+    return DropoutPosterior(
+        encoder.last_layer.weight.detach(),
+        encoder.last_layer.bias.detach(),
+        torch.tensor(config.network.dropout),
+        dropout_masks(
+            (asked.n_passes or N_PASSES) if inside else 0,
+            SmallCNN.hidden_shape if inside else (),
+            config.network.dropout,
+            torch.Generator().manual_seed(config.seed),
+        ),
+    )
+
+
+def _laplace(
+    asked: LaplaceConfig | OnlineLaplaceConfig,
+    config: BuildConfig,
+    encoder: MetricEncoder,
+    splits: Splits,
+    learned: Mapping[str, Tensor],
+) -> tuple[Posterior, dict[str, Any]]:
+    """The Laplace posterior, its prior precision chosen as the configuration says."""
     fitted = _fit_laplace(asked, config, encoder, splits.training, learned)
     by_validation = asked.prior_chosen_by == "validation" and len(splits.validation)
     if asked.prior_precision is None and by_validation:

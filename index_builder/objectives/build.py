@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from index_builder.configuration import BayesianTripletConfig, BuildConfig, OnlineLaplaceConfig
+from index_builder.configuration import BuildConfig
 from index_builder.networks import MetricEncoder
 from index_builder.objectives.bayesian_triplet import BayesianTripletLoss
 from index_builder.objectives.contrastive import ContrastiveLoss
 from index_builder.objectives.objective import Objective
 from index_builder.objectives.online_laplace import OnlineLaplaceLoss
+from index_builder.posterior_configuration import BayesianTripletConfig, OnlineLaplaceConfig
 from index_builder.posteriors import MinibatchPlan, VarianceHead
 
 
