@@ -16,10 +16,17 @@ from index_builder.features import all_features, repeatable_blocks
 from index_builder.networks import MetricEncoder
 from index_builder.networks.dropout import dropout_masks
 from index_builder.networks.small_cnn import SmallCNN
-from index_builder.objectives import OnlineLaplaceLoss
+from index_builder.objectives import (
+    HedgedInstanceLoss,
+    MutualLikelihoodLoss,
+    OnlineLaplaceLoss,
+    initial_module,
+)
 from index_builder.posterior_configuration import (
     BayesianTripletConfig,
     DeterministicConfig,
+    FaceEmbeddingConfig,
+    HedgedInstanceConfig,
     LaplaceConfig,
     MonteCarloDropoutConfig,
     OnlineLaplaceConfig,
@@ -30,6 +37,8 @@ from index_builder.posteriors import (
     LaplaceFit,
     PointPosterior,
     Posterior,
+    UncertaintyModule,
+    UncertaintyModulePosterior,
     VarianceHeadPosterior,
     fit_ensemble,
     fit_laplace,
@@ -37,6 +46,7 @@ from index_builder.posteriors import (
 )
 from index_builder.posteriors.validation import select_by_validation
 from index_builder.posteriors.votes import vote_log_likelihood
+from index_builder.training import train
 
 N_VALIDATION = 1_000
 """Validation images that vote on the prior precision: its optimum is flat, more hardly move it."""
@@ -73,6 +83,12 @@ def fit_posterior(
     if isinstance(asked, BayesianTripletConfig):
         layer = encoder.last_layer.state_dict(prefix="last_layer.")
         return VarianceHeadPosterior.from_state({**layer, **learned}), {}
+    if isinstance(asked, FaceEmbeddingConfig):
+        return _face_embeddings(asked, config, encoder, splits.training)
+    if isinstance(asked, HedgedInstanceConfig):
+        module = UncertaintyModule(encoder.trunk.n_features, encoder.last_layer.out_features)
+        module.load_state_dict(HedgedInstanceLoss.module_state(learned))
+        return UncertaintyModulePosterior(encoder.last_layer, module, unit_mean=False), {}
     if isinstance(asked, MonteCarloDropoutConfig):
         posterior = _dropout(asked, config, encoder)
         return posterior, {"n_passes": len(posterior.masks)}
@@ -119,6 +135,28 @@ def _dropout(
             torch.Generator().manual_seed(config.seed),
         ),
     )
+
+
+def _face_embeddings(
+    asked: FaceEmbeddingConfig, config: BuildConfig, encoder: MetricEncoder, images: LabelledImages
+) -> tuple[Posterior, dict[str, Any]]:
+    """Variances learned for a trained encoder, from the features of its training images."""
+    generator = torch.Generator().manual_seed(config.seed)
+    encoder.requires_grad_(requires_grad=False)
+    features = all_features(encoder, images)
+    module = initial_module(encoder, generator)
+    history = train(
+        encoder,
+        MutualLikelihoodLoss(module),
+        lambda rows: features[rows],
+        torch.from_numpy(images.label_codes()),
+        config.training.model_copy(
+            update={"epochs": asked.epochs, "learning_rate": asked.learning_rate}
+        ),
+        generator,
+    )
+    posterior = UncertaintyModulePosterior(encoder.last_layer, module, unit_mean=True)
+    return posterior, {"epochs": [asdict(epoch) for epoch in history]}
 
 
 def _laplace(

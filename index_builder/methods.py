@@ -74,6 +74,8 @@ METHODS: Mapping[str, Method] = {
         small_cnn={"dropout_inside": True},
     ),
     "ensemble": Method("deep ensemble", {"method": "ensemble"}),
+    "pfe": Method("probabilistic face embeddings", {"method": "pfe"}, post_hoc=True),
+    "hib": Method("hedged instance embeddings", {"method": "hib"}),
     **{
         name: method
         for split in _choices("split")

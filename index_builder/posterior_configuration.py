@@ -135,7 +135,33 @@ class EnsembleConfig(Section):
         return f"{self.method}_of_{self.n_members}"
 
 
-CONTRASTIVE = frozenset({"laplace", "deterministic", "mc_dropout"})
+class FaceEmbeddingConfig(Section):
+    """Probabilistic face embeddings: variances learned for an encoder that stays as it is."""
+
+    method: Literal["pfe"]
+    epochs: int = Field(5, ge=1, description="Of the variances, over the training images.")
+    learning_rate: float = Field(1e-3, gt=0)
+
+    @property
+    def name(self) -> str:
+        """What the served answer calls it."""
+        return self.method
+
+
+class HedgedInstanceConfig(Section):
+    """Hedged instance embeddings: means and variances learned together."""
+
+    method: Literal["hib"]
+    kl_weight: float = Field(1e-4, ge=0, description="Of the divergence from the prior.")
+    n_samples: int = Field(8, ge=1, description="Of each embedding, for a step of training.")
+
+    @property
+    def name(self) -> str:
+        """What the served answer calls it."""
+        return self.method
+
+
+CONTRASTIVE = frozenset({"laplace", "deterministic", "mc_dropout", "pfe"})
 """Methods whose encoder is trained with the contrastive loss alone, once; the rest comes after."""
 
 
@@ -152,7 +178,9 @@ PosteriorConfig = Annotated[
     | Annotated[BayesianTripletConfig, Tag("bayesian_triplet")]
     | Annotated[DeterministicConfig, Tag("deterministic")]
     | Annotated[MonteCarloDropoutConfig, Tag("mc_dropout")]
-    | Annotated[EnsembleConfig, Tag("ensemble")],
+    | Annotated[EnsembleConfig, Tag("ensemble")]
+    | Annotated[FaceEmbeddingConfig, Tag("pfe")]
+    | Annotated[HedgedInstanceConfig, Tag("hib")],
     Discriminator(_method),
 ]
 """What the encoder does not know, and how it comes to say so."""

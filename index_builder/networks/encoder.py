@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from index_builder.configuration import NetworkConfig
+from index_builder.networks.initialisation import drawn_from
 from index_builder.networks.small_cnn import SmallCNN
 from index_builder.networks.torchvision_trunk import (
     TorchvisionTrunk,
@@ -100,9 +101,7 @@ def build_encoder(config: NetworkConfig, generator: torch.Generator) -> MetricEn
 
     While it is trained, ``generator`` also decides what dropout within the trunk drops.
     """
-    seed = int(torch.randint(2**62, (), generator=generator))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with drawn_from(generator):
         return MetricEncoder(
             _trunk(config, generator),
             config.embedding_dim,

@@ -6,6 +6,7 @@ The map, from what is asked to what answers it:
 `laplace`              `fit_laplace`: a trained layer and its features → `LaplaceFit`
 `last_layer`           `LastLayerPosterior`: closed-form prediction, sampling, safetensors
 `variance_head`        `VarianceHeadPosterior`: the variance read off the features instead
+`uncertainty_module`   `UncertaintyModulePosterior`: the same of PFE and HIB
 `point`                `PointPosterior`: no posterior, the deterministic baseline
 `dropout`              `DropoutPosterior`: Monte Carlo dropout, the last layer's in closed form
 `ensemble`             `fit_ensemble`: encoders trained apart, brought into one space
@@ -35,6 +36,10 @@ from index_builder.posteriors.pairs import pair_curvature
 from index_builder.posteriors.point import PointPosterior
 from index_builder.posteriors.stored import Posterior, load_ensemble, load_posterior
 from index_builder.posteriors.targets import TargetScaling
+from index_builder.posteriors.uncertainty_module import (
+    UncertaintyModule,
+    UncertaintyModulePosterior,
+)
 from index_builder.posteriors.validation import nearest_neighbour_criterion, select_by_validation
 from index_builder.posteriors.variance_head import VarianceHead, VarianceHeadPosterior
 
@@ -53,6 +58,8 @@ __all__ = [
     "Posterior",
     "Split",
     "TargetScaling",
+    "UncertaintyModule",
+    "UncertaintyModulePosterior",
     "VarianceHead",
     "VarianceHeadPosterior",
     "fit_ensemble",

@@ -13,6 +13,10 @@ from index_builder.posteriors.dropout import DROPOUT_FORMAT, DropoutPosterior
 from index_builder.posteriors.ensemble import ENSEMBLE_FORMAT, EnsemblePosterior
 from index_builder.posteriors.last_layer import LAST_LAYER_FORMAT, LastLayerPosterior
 from index_builder.posteriors.point import POINT_FORMAT, PointPosterior
+from index_builder.posteriors.uncertainty_module import (
+    UNCERTAINTY_MODULE_FORMAT,
+    UncertaintyModulePosterior,
+)
 from index_builder.posteriors.variance_head import VARIANCE_HEAD_FORMAT, VarianceHeadPosterior
 
 
@@ -29,6 +33,7 @@ class Posterior(Protocol):
 _OF_ONE_ENCODER: Mapping[str, Callable[[dict[str, Tensor]], Posterior]] = {
     LAST_LAYER_FORMAT: lambda tensors: LastLayerPosterior(**tensors),
     VARIANCE_HEAD_FORMAT: VarianceHeadPosterior.from_state,
+    UNCERTAINTY_MODULE_FORMAT: UncertaintyModulePosterior.from_state,
     POINT_FORMAT: lambda tensors: PointPosterior(**tensors),
     DROPOUT_FORMAT: lambda tensors: DropoutPosterior(**tensors),
 }

@@ -71,6 +71,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
             "needs no passes",
         ),
         (DIGITS + "[network]\ndropout_inside = true", "and needs `dropout`"),
+        (DIGITS + '[posterior]\nmethod = "pfe"\nepochs = 0', "posterior.pfe.epochs"),
+        (DIGITS + '[posterior]\nmethod = "hib"\nn_samples = 0', "posterior.hib.n_samples"),
         (
             DIGITS + '[network]\ntrunk = "resnet18"\ndropout = 0.2\ndropout_inside = true',
             "is for trunk = 'small_cnn'",
@@ -110,6 +112,8 @@ def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
         ),
         ('method = "bayesian_triplet"', "bayesian_triplet_diagonal_gaussian"),
         ('method = "deterministic"', "deterministic"),
+        ('method = "pfe"', "pfe"),
+        ('method = "hib"\nkl_weight = 0.01', "hib"),
         ('method = "ensemble"\nn_members = 3', "ensemble_of_3"),
     ],
 )

@@ -186,6 +186,8 @@ def test_help_names_every_step(tmp_path: Path) -> None:
             },
             "bayesian_triplet_isotropic_von_mises_fisher",
         ),
+        ({"method": "pfe", "epochs": 2}, "pfe"),
+        ({"method": "hib"}, "hib"),
     ],
 )
 def test_every_posterior_becomes_a_bundle_that_answers(
