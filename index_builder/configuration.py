@@ -323,7 +323,7 @@ def load_config(source: str | Path) -> BuildConfig:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}.") from error
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_in_words(error)}") from error
+        raise ConfigError(f"{source}: {in_words(error)}") from error
 
 
 def photographs_config(
@@ -367,7 +367,7 @@ def photographs_config(
     try:
         return BuildConfig.model_validate(fields)
     except ValidationError as error:
-        raise ConfigError(_in_words(error)) from error
+        raise ConfigError(in_words(error)) from error
 
 
 def _gallery_name(folder: str) -> str:
@@ -375,7 +375,7 @@ def _gallery_name(folder: str) -> str:
     return name[:63] or "photographs"
 
 
-def _in_words(error: ValidationError) -> str:
+def in_words(error: ValidationError) -> str:
     """One line for each thing that is wrong."""
     lines = []
     for problem in error.errors():

@@ -10,10 +10,9 @@ decision layer: what the posterior itself knows. Minutes for each of the trained
 from __future__ import annotations
 
 import argparse
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import faiss
 import numpy as np
@@ -24,30 +23,16 @@ from torch import Tensor
 from index_builder.configuration import BuildConfig, load_config
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.features import feature_blocks
+from index_builder.methods import METHODS, configured
 from index_builder.metrics import auroc
 from index_builder.networks import MetricEncoder, load_encoder
-from index_builder.posteriors import Approximation, Posterior, Split, load_posterior
+from index_builder.posteriors import Posterior, load_posterior
 from index_builder.run import Run
 from index_builder.steps import TRAINING_REPORT, fit_step, train_step
 from model_store.predictive import spherical_variance
 from model_store.sphere import unit_direction
 
 RUNS = Path("build/posteriors")
-TRAINED: dict[str, dict[str, Any]] = {
-    "online Laplace": {"method": "online_laplace"},
-    "online Laplace, two drawn layers a step": {"method": "online_laplace", "n_samples": 2},
-    "Bayesian triplet, diagonal": {"method": "bayesian_triplet"},
-    "Bayesian triplet, isotropic": {"method": "bayesian_triplet", "variance": "isotropic"},
-    "Bayesian triplet, von Mises-Fisher prior": {
-        "method": "bayesian_triplet",
-        "variance": "isotropic",
-        "prior": "von_mises_fisher",
-    },
-}
-POST_HOC: dict[str, dict[str, Any]] = {
-    f"Laplace, {approximation}, {split}": {"approximation": approximation, "split": split}
-    for approximation, split in itertools.product(get_args(Approximation), get_args(Split))
-}
 
 
 @dataclass(frozen=True)
@@ -109,20 +94,6 @@ def _auroc(higher: NDArray[np.floating[Any]], lower: NDArray[np.floating[Any]]) 
     return float("nan") if area is None else area
 
 
-def config_of(
-    posterior: dict[str, Any], epochs: int | None, checkpoint: Path | None
-) -> BuildConfig:
-    """The built-in configuration with another posterior; from a trained encoder where given."""
-    fields = load_config("fashion-mnist").model_dump()
-    fields["posterior"] = posterior
-    if epochs is not None:
-        fields["training"]["epochs"] = epochs
-    if checkpoint is not None:
-        fields["network"] |= {"weights": str(checkpoint), "last_layer": "loaded"}
-        fields["training"]["epochs"] = 0
-    return BuildConfig.model_validate(fields)
-
-
 def trained(config: BuildConfig, run: Run) -> MetricEncoder:
     """The encoder of a run: kept where it was trained by the same configuration."""
     report = run.directory / TRAINING_REPORT
@@ -136,27 +107,27 @@ def trained(config: BuildConfig, run: Run) -> MetricEncoder:
 def main() -> None:
     """Train what is missing, fit, evaluate, print a row each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help=f"of: {', '.join([*POST_HOC, *TRAINED])}")
+    parser.add_argument("names", nargs="*", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--epochs", type=int, help="of each training, instead of the built-in")
     options = parser.parse_args()
-    config = config_of({}, options.epochs, None)
-    runs = RUNS / f"{config.training.epochs}-epochs"
+    base = load_config("fashion-mnist")
+    if options.epochs is not None:
+        training = base.training.model_copy(update={"epochs": options.epochs})
+        base = base.model_copy(update={"training": training})
+    runs = RUNS / f"{base.training.epochs}-epochs"
     deterministic = Run(runs / "deterministic")
-    encoder, splits = trained(config, deterministic), load_splits(config)
+    encoder, splits = trained(base, deterministic), load_splits(base)
     baseline = evaluated(encoder, Certain(encoder), splits)
     print("| posterior | " + " | ".join(baseline) + " |")
     print("|---|" + "---:|" * len(baseline))
     print_row("deterministic", baseline)
-    for name, posterior in {**POST_HOC, **TRAINED}.items():
-        if options.names and name not in options.names:
-            continue
-        run = Run(runs / name.replace(", ", "-").replace(" ", "-").lower())
-        checkpoint = deterministic.checkpoint if name in POST_HOC else None
-        config = config_of(posterior, options.epochs, checkpoint)
+    for name in options.names:
+        run = Run(runs / name)
+        config = configured(base, name, deterministic.checkpoint)
         encoder = trained(config, run)
         fit_step(config, run)
         row = evaluated(encoder, load_posterior(run.posterior), splits)
-        print_row(name, row)
+        print_row(METHODS[name].title, row)
         if row["recall at 1"] < baseline["recall at 1"] - 0.01:
             raise SystemExit(f"{name} costs more than one point of recall at 1")
 

@@ -1,0 +1,47 @@
+"""Methods by name: the configuration that each stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from index_builder.configuration import BuildConfig
+from index_builder.methods import METHODS, configured
+from model_store.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_a_valid_configuration_that_keeps_the_data(
+    name: str, digits_config: BuildConfig
+) -> None:
+    config = configured(digits_config, name)
+    assert config.posterior.method == METHODS[name].posterior["method"]
+    assert config.training == digits_config.training
+    assert (config.dataset, config.seed) == (digits_config.dataset, digits_config.seed)
+
+
+def test_no_two_methods_are_the_same(digits_config: BuildConfig) -> None:
+    configs = [configured(digits_config, name).model_dump_json() for name in METHODS]
+    assert len(set(configs)) == len(configs)
+    assert len({method.title for method in METHODS.values()}) == len(METHODS)
+
+
+def test_post_hoc_methods_take_an_encoder_that_is_there(digits_config: BuildConfig) -> None:
+    checkpoint = Path("run/checkpoint.safetensors")
+    taken = configured(digits_config, "lam_posthoc_full_arccos", checkpoint)
+    assert (taken.network.weights, taken.training.epochs) == (str(checkpoint), 0)
+    own = configured(digits_config, "btl", checkpoint)
+    assert own == configured(digits_config, "btl")
+
+
+def test_an_unknown_method_lists_the_known(digits_config: BuildConfig) -> None:
+    with pytest.raises(ConfigError, match=r"No method 'lam'. There are: .*lam_posthoc_fixed.*btl"):
+        configured(digits_config, "lam")
+
+
+def test_a_method_that_does_not_go_with_the_build_says_why(digits_config: BuildConfig) -> None:
+    network = digits_config.network.model_copy(update={"dropout": 0.1})
+    base = digits_config.model_copy(update={"network": network})
+    with pytest.raises(ConfigError, match=r"^lam_online_full: .*no dropout"):
+        configured(base, "lam_online_full")
