@@ -137,11 +137,8 @@ def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
             raise WeightsError(
                 f"{config.weights} does not fit the encoder. {shortened(error)}"
             ) from error
-    elif isinstance(encoder.trunk, TorchvisionTrunk) and config.trunk not in {
-        "small_cnn",
-        "colour_cnn",
-    }:
-        weights = load_weights(config.trunk, config.weights)
+    elif isinstance(encoder.trunk, TorchvisionTrunk):
+        weights = load_weights(encoder.trunk.name, config.weights)
         encoder.trunk.load_backbone(weights.state)
         encoder.pixel_mean.copy_(weights.pixel_mean[:, None, None])
         encoder.pixel_std.copy_(weights.pixel_std[:, None, None])

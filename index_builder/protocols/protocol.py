@@ -55,8 +55,11 @@ class Task:
             found = np.array([count_of.get(label, 0) for label in self.queries.labels])
         else:
             tree = KDTree(self.positions(self.gallery))
-            near = list(tree.query_ball_point(self.positions(self.queries), MATCH_DISTANCE))
-            found = np.array([len(items) for items in near])
+            found = np.asarray(
+                tree.query_ball_point(
+                    self.positions(self.queries), MATCH_DISTANCE, return_length=True
+                )
+            )
         return found - self.leave_one_out
 
     def matches(self, found: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.bool_]:

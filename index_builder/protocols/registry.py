@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from index_builder.configuration import BuildConfig, in_words
+from index_builder.configuration import BuildConfig, DatasetConfig, in_words
 from index_builder.datasets.idx import DATA_DIR_VARIABLE
 from index_builder.datasets.official import Origin
 from index_builder.protocols import published
@@ -220,7 +220,6 @@ def protocol_config(
         raise ConfigError(f"{name}: {in_words(error)}") from error
 
 
-@lru_cache(maxsize=1)
 def load_protocol(config: BuildConfig) -> ProtocolData:
     """Load the data of a protocol; the seed decides what is held out.
 
@@ -229,7 +228,12 @@ def load_protocol(config: BuildConfig) -> ProtocolData:
     DatasetError : it is missing, or not as published.
     ConfigError : nobody says where it lies.
     """
-    dataset = config.dataset
+    return _loaded(config.dataset, config.seed)
+
+
+@lru_cache(maxsize=1)
+def _loaded(dataset: DatasetConfig, seed: int) -> ProtocolData:
+    """All methods of a seed share what is loaded."""
     assert dataset.protocol is not None  # noqa: S101 - the configuration has checked it
     root = dataset.path or os.environ.get(DATA_DIR_VARIABLE)
     if root is None and dataset.protocol != "digits":
@@ -237,5 +241,5 @@ def load_protocol(config: BuildConfig) -> ProtocolData:
             f"Where does the data lie? Name the folder (--data), or set {DATA_DIR_VARIABLE}."
         )
     origin = Origin(Path(root or "."), dataset.allow_partial, dataset.download)
-    generator = np.random.default_rng([config.seed, 0])
+    generator = np.random.default_rng([seed, 0])
     return PROTOCOLS[dataset.protocol].load(origin, generator, dataset.validation_share)
