@@ -21,15 +21,42 @@ from model_store.errors import ConfigError
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
 
+ProtocolName = Literal[
+    "digits",
+    "fashion-mnist",
+    "fashion-mnist-authors",
+    "cifar-10",
+    "cub-200",
+    "cars-196",
+    "lfw",
+    "stanford-online-products",
+    "in-shop",
+    "msls",
+    "omniglot",
+]
+"""See `index_builder.protocols`."""
+
 
 class DatasetConfig(Section):
     """Which images, and what each is for."""
 
-    kind: Literal["digits", "fashion-mnist", "mnist", "folder"] = Field(
+    kind: Literal["digits", "fashion-mnist", "mnist", "folder", "protocol"] = Field(
         description="digits come with scikit-learn; fashion-mnist and mnist are read from "
-        "VOUCH_DATA_DIR or downloaded; a folder has one sub-folder of images for each label."
+        "VOUCH_DATA_DIR or downloaded; a folder has one sub-folder of images for each label; a "
+        "protocol is a published one, whose images, splits and outliers `protocol` names."
     )
-    path: Path | None = Field(None, description="The folder, for kind = 'folder'.")
+    path: Path | None = Field(
+        None,
+        description="The folder, for kind = 'folder'; for a protocol the one that its data sets "
+        "lie in. [default: VOUCH_DATA_DIR]",
+    )
+    protocol: ProtocolName | None = Field(None, description="For kind = 'protocol'.")
+    allow_partial: bool = Field(
+        False, description="Take a protocol's data even where it is not all of the official."
+    )
+    download: bool = Field(
+        False, description="Fetch a protocol's data that is missing, where torchvision can."
+    )
     labels: Literal["folders", "none"] = Field(
         "folders",
         description="none: nobody knows what belongs together. Every image is a thing of its own, "
@@ -62,8 +89,14 @@ class DatasetConfig(Section):
 
     @model_validator(mode="after")
     def _folder_has_path(self) -> DatasetConfig:
-        if (self.kind == "folder") != (self.path is not None):
-            raise ValueError("`path` goes with kind = 'folder', and only with it")
+        if (self.kind == "folder") > (self.path is not None) or (
+            self.path is not None and self.kind not in {"folder", "protocol"}
+        ):
+            raise ValueError("`path` goes with kind = 'folder', and only with it or a protocol")
+        if (self.kind == "protocol") != (self.protocol is not None):
+            raise ValueError("`protocol` goes with kind = 'protocol', and only with it")
+        if self.kind == "protocol" and (self.withheld_labels or self.unseen_share):
+            raise ValueError("a protocol has splits of its own; it leaves no labels to withhold")
         if self.labels == "none" and (
             self.kind != "folder" or self.withheld_labels or self.unseen_share
         ):
@@ -88,9 +121,17 @@ class NetworkConfig(Section):
     """The encoder: a trunk, and the linear last layer on its features."""
 
     trunk: Literal[
-        "small_cnn", "resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large", "vit_b_16"
+        "small_cnn",
+        "colour_cnn",
+        "resnet18",
+        "resnet50",
+        "mobilenet_v2",
+        "mobilenet_v3_large",
+        "vit_b_16",
     ] = Field(
-        "small_cnn", description="small_cnn is the papers' own; the others are torchvision's."
+        "small_cnn",
+        description="small_cnn (grey, 28 × 28) and colour_cnn (32 × 32) are the papers' own; the "
+        "others are torchvision's.",
     )
     weights: str | None = Field(
         None,
@@ -110,7 +151,7 @@ class NetworkConfig(Section):
         PHOTOGRAPH,
         ge=32,
         multiple_of=32,
-        description="Of torchvision's trunks, pixels; small_cnn has 28.",
+        description="Of torchvision's trunks, pixels; small_cnn has 28, colour_cnn 32.",
     )
     embedding_dim: int = Field(128, ge=2)
     dropout: float = Field(0.0, ge=0, lt=1, description="On the features, while training.")
@@ -122,10 +163,10 @@ class NetworkConfig(Section):
     def _nothing_is_ignored(self) -> NetworkConfig:
         if self.weights is None and (self.frozen or self.last_layer == "loaded"):
             raise ValueError("`frozen` and last_layer = 'loaded' need `weights`")
-        if self.trunk in {"small_cnn", "vit_b_16"} and self.pooling != "average":
+        if self.trunk in {"small_cnn", "colour_cnn", "vit_b_16"} and self.pooling != "average":
             raise ValueError(f"{self.trunk} has no feature map to pool: drop `pooling`")
-        if self.trunk == "small_cnn" and self.input_size != PHOTOGRAPH:
-            raise ValueError("small_cnn sees 28 × 28 pixels: drop `input_size`")
+        if self.trunk in {"small_cnn", "colour_cnn"} and self.input_size != PHOTOGRAPH:
+            raise ValueError(f"{self.trunk} has an input size of its own: drop `input_size`")
         if self.dropout_inside and (self.trunk != "small_cnn" or not self.dropout):
             raise ValueError("`dropout_inside` is for trunk = 'small_cnn', and needs `dropout`")
         return self

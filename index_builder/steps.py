@@ -51,6 +51,7 @@ from index_builder.observation import label_means, observe
 from index_builder.posterior_configuration import EnsembleConfig
 from index_builder.posteriors import EnsemblePosterior, Posterior
 from index_builder.progress import console, track
+from index_builder.protocols import load_protocol
 from index_builder.run import Run, write_json
 from index_builder.samples import write_samples
 from index_builder.training import feature_source, train
@@ -213,6 +214,11 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
             f"There is no feedback in {feedback}. Name the file that the service was started with "
             "(VOUCH_FEEDBACK), or calibrate without --feedback."
         )
+    if config.dataset.kind == "protocol":
+        raise ConfigError(
+            "A protocol is calibrated and measured by `vouch-build reproduce`: its held-out images "
+            "may have a gallery of their own, which is not the one that a bundle holds."
+        )
     encoder = _exported(run)
     gallery = _indexed(run)
     splits = _splits(config)
@@ -307,6 +313,8 @@ def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[
 @lru_cache(maxsize=1)
 def _splits(config: BuildConfig) -> Splits:
     """The data of a build: the steps of one process share it, since a folder is slow to check."""
+    if config.dataset.kind == "protocol":
+        return load_protocol(config).splits()
     return load_splits(config)
 
 

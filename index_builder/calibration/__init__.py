@@ -15,7 +15,7 @@ from index_builder.calibration.fit import (
     fit_calibration,
     operating_curve,
 )
-from index_builder.calibration.left_out import left_out_queries
+from index_builder.calibration.left_out import left_out_queries, out_of_fold_signals
 from index_builder.calibration.probabilities import (
     Examples,
     fit_choice,
@@ -37,4 +37,5 @@ __all__ = [
     "fit_venn_abers",
     "left_out_queries",
     "operating_curve",
+    "out_of_fold_signals",
 ]

@@ -54,7 +54,7 @@ def left_out_queries(
     chosen = paired[: max(ENOUGH - len(held_out), 0)]
     if len(chosen) == 0 or len(images) * (N_FOLDS - 1) // N_FOLDS < MIN_REFERENCES:
         return None, np.arange(len(held_out))
-    signals = _signals(embeddings, codes, seed)[chosen]
+    signals = out_of_fold_signals(embeddings, codes, seed)[chosen]
     some, of_some = images.subset(chosen), _at(embeddings, chosen)
     sources = pictures(held_out, some)
     no_match = None
@@ -74,13 +74,19 @@ def pictures(*collections: LabelledImages) -> NDArray[np.int64]:
     return np.unique(np.array(prints), return_inverse=True)[1].astype(np.int64)
 
 
-def _signals(
-    embeddings: Embeddings, codes: NDArray[np.integer[Any]], seed: int
+def out_of_fold_signals(
+    embeddings: Embeddings, codes: NDArray[np.integer[Any]], seed: int, n_folds: int = N_FOLDS
 ) -> NDArray[np.float64]:
-    """Outlier signals (N, S) of gallery images, by detectors that were not fitted on them."""
+    """Outlier signals (N, S) of gallery images, by detectors that were not fitted on them.
+
+    Parameters
+    ----------
+    embeddings, codes : N of them, in random order, with their labels.
+    seed : of the detectors.
+    """
     signals = np.empty((len(embeddings), len(OUTLIER_SIGNALS)))
-    folds = np.arange(len(embeddings)) % N_FOLDS
-    for fold in range(N_FOLDS):
+    folds = np.arange(len(embeddings)) % n_folds
+    for fold in range(n_folds):
         kept, left_out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
         fitted = fit_detector(_at(embeddings, kept), codes[kept], seed)
         signals[left_out] = fitted.signals(_at(embeddings, left_out))

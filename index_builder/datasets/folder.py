@@ -6,10 +6,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from index_builder.datasets.images import LabelledImages
+from index_builder.datasets.images import LabelledImages, from_files
 from index_builder.progress import track
 from model_store.errors import DatasetError, ImageError
 from model_store.images import decode_image
@@ -49,18 +46,8 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
             f"{root} holds no labelled images: wanted one sub-folder for each label, with images "
             f"({', '.join(sorted(SUFFIXES))}) in it."
         )
-    names = [path.relative_to(root) for path in found]
-    ids = tuple(name.as_posix() for name in names)
-
-    def read(row: int) -> NDArray[np.uint8]:
-        return decode_image(found[row].read_bytes()).pixels
-
-    return LabelledImages(
-        ids,
-        tuple(name.parts[0] for name in names) if labelled else ids,
-        read,
-        np.arange(len(found)),
-    )
+    names = [path.relative_to(root).as_posix() for path in found]
+    return from_files(root, names, [name.split("/")[0] for name in names] if labelled else names)
 
 
 def _is_readable(path: Path) -> bool:

@@ -30,18 +30,20 @@ _N_IMAGES = {"train": 60_000, "t10k": 10_000}
 
 
 def idx_dataset(
-    name: Literal["FashionMNIST", "MNIST"], part: Literal["train", "t10k"]
+    name: Literal["FashionMNIST", "MNIST"],
+    part: Literal["train", "t10k"],
+    raw: Path | None = None,
 ) -> LabelledImages:
     """One part of Fashion-MNIST or MNIST, 28 × 28 grey.
 
-    Read from ``$VOUCH_DATA_DIR/<name>/raw`` where that is set, and downloaded by torchvision
-    (into ``~/.cache/vouch``) otherwise.
+    Read from the folder ``raw``, or where none is named from ``$VOUCH_DATA_DIR/<name>/raw`` if that
+    is set, and downloaded by torchvision (into ``~/.cache/vouch``) otherwise.
 
     Raises
     ------
     DatasetError : the files are missing, incomplete or cannot be downloaded.
     """
-    raw = _raw_folder(name)
+    raw = raw or _raw_folder(name)
     images = _read_idx(raw / f"{part}-images-idx3-ubyte.gz")
     codes = _read_idx(raw / f"{part}-labels-idx1-ubyte.gz")
     if images.shape != (_N_IMAGES[part], 28, 28) or codes.shape != (_N_IMAGES[part],):

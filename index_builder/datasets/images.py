@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.images import Preprocessing
+from model_store.images import Preprocessing, decode_image
 
 Pixels = NDArray[np.uint8]
 
@@ -86,6 +87,15 @@ def joined(*parts: LabelledImages) -> LabelledImages:
         read,
         np.arange(starts[-1]),
     )
+
+
+def from_files(root: Path, names: Sequence[str], labels: Sequence[str]) -> LabelledImages:
+    """Image files below ``root``, decoded when asked for; an image's id is its name there."""
+
+    def read(row: int) -> Pixels:
+        return decode_image((root / names[row]).read_bytes()).pixels
+
+    return LabelledImages(tuple(names), tuple(labels), read, np.arange(len(names)))
 
 
 def from_arrays(prefix: str, images: Pixels, labels: Sequence[str]) -> LabelledImages:

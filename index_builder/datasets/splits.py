@@ -15,7 +15,7 @@ from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import LabelledImages, joined
 from index_builder.datasets.outliers import outliers
 from index_builder.datasets.views import views
-from model_store.errors import DatasetError
+from model_store.errors import ConfigError, DatasetError
 
 N_VALIDATION_VIEWS = 1000
 """Views of unlabelled images that the prior precision is chosen by."""
@@ -73,6 +73,8 @@ def load_splits(config: BuildConfig) -> Splits:
     DatasetError : data missing or damaged, an unknown withheld label, or too few images.
     """
     generator = np.random.default_rng([config.seed, 0])
+    if config.dataset.kind == "protocol":
+        raise ConfigError("A protocol has splits of its own: `index_builder.protocols` loads them.")
     if config.dataset.labels == "none":
         return _of_views(config, generator)
     learning, gallery, queries = _parts(config.dataset, generator)
@@ -83,22 +85,22 @@ def load_splits(config: BuildConfig) -> Splits:
             f"withheld_labels names {sorted(unknown)}, but the labels are "
             f"{sorted(set(gallery.labels))}."
         )
-    halves = _stratified(queries, 0.5, generator)
+    halves = stratified(queries, 0.5, generator)
     calibration, evaluation = (
         QuerySet(
-            half.subset(_with_label(half, withheld, wanted=False)),
-            half.subset(_with_label(half, withheld, wanted=True)),
+            half.subset(with_label(half, withheld, wanted=False)),
+            half.subset(with_label(half, withheld, wanted=True)),
             aliens,
         )
         for half, aliens in zip(halves, _outliers(config, generator), strict=True)
     )
-    kept = gallery.subset(_with_label(gallery, withheld, wanted=False))
+    kept = gallery.subset(with_label(gallery, withheld, wanted=False))
     if len(set(kept.labels)) < 2:
         raise DatasetError(
             f"Only {len(set(kept.labels))} label is left to train on; metric learning needs two."
         )
     share = config.dataset.validation_share
-    training, validation = _stratified(
+    training, validation = stratified(
         kept if learning is None else learning, 1 - share, generator, at_least_one_left=share > 0
     )
     return Splits(
@@ -166,12 +168,12 @@ def _parts(
                 f"unseen_share = {config.unseen_share} divides {len(names)} labels into "
                 f"{len(seen)} and {n_unseen}; each side needs two."
             )
-        learning = source.subset(_with_label(source, seen, wanted=True))
-        source = source.subset(_with_label(source, seen, wanted=False))
-    return learning, *_stratified(source, config.gallery_share, generator)
+        learning = source.subset(with_label(source, seen, wanted=True))
+        source = source.subset(with_label(source, seen, wanted=False))
+    return learning, *stratified(source, config.gallery_share, generator)
 
 
-def _stratified(
+def stratified(
     images: LabelledImages,
     share: float,
     generator: np.random.Generator,
@@ -193,8 +195,9 @@ def _stratified(
     return images.subset(np.flatnonzero(first)), images.subset(np.flatnonzero(~first))
 
 
-def _with_label(
+def with_label(
     images: LabelledImages, labels: Collection[str], *, wanted: bool
 ) -> NDArray[np.int64]:
+    """Positions of the images whose label is among ``labels``, or, not ``wanted``, is not."""
     member = np.array([label in labels for label in images.labels], dtype=bool)
     return np.flatnonzero(member == wanted)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from index_builder.configuration import NetworkConfig
+from index_builder.networks.colour_cnn import ColourCNN
 from index_builder.networks.initialisation import drawn_from
 from index_builder.networks.small_cnn import SmallCNN
 from index_builder.networks.torchvision_trunk import (
@@ -142,8 +143,8 @@ def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
             raise WeightsError(
                 f"{config.weights} does not fit the encoder. {shortened(error)}"
             ) from error
-    elif isinstance(encoder.trunk, TorchvisionTrunk) and config.trunk != "small_cnn":
-        weights = load_weights(config.trunk, config.weights)
+    elif isinstance(encoder.trunk, TorchvisionTrunk):
+        weights = load_weights(encoder.trunk.name, config.weights)
         encoder.trunk.load_backbone(weights.state)
         encoder.pixel_mean.copy_(weights.pixel_mean[:, None, None])
         encoder.pixel_std.copy_(weights.pixel_std[:, None, None])
@@ -151,8 +152,8 @@ def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
             _take_linear_layer(encoder, weights, config.weights)
     else:
         raise WeightsError(
-            f"{config.weights} is not the checkpoint.safetensors of a run; trunk = 'small_cnn' has "
-            "no other weights."
+            f"{config.weights} is not the checkpoint.safetensors of a run; trunk = "
+            f"{config.trunk!r} has no other weights."
         )
 
 
@@ -173,6 +174,8 @@ def _take_linear_layer(encoder: MetricEncoder, weights: PretrainedWeights, sourc
 def _trunk(config: NetworkConfig, generator: torch.Generator) -> Trunk:
     if config.trunk == "small_cnn":
         return SmallCNN(config.dropout if config.dropout_inside else 0.0, generator)
+    if config.trunk == "colour_cnn":
+        return ColourCNN()
     return TorchvisionTrunk(
         config.trunk,
         config.pooling,

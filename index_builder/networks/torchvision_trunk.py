@@ -54,6 +54,7 @@ class TorchvisionTrunk(Trunk):
     ) -> None:
         super().__init__()
         self.preprocessing = Preprocessing(input_size, input_size)
+        self.name: TorchvisionName = name
         self.n_features = _N_FEATURES[name]
         options = {"image_size": input_size} if name == "vit_b_16" else {}
         backbone = models.get_model(name, weights=None, **options)

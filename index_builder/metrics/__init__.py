@@ -1,0 +1,71 @@
+"""What an evaluation reports: pure functions of arrays, by what they look at.
+
+=================  ==============================================================================
+`ranking`          lists: recall at k, mAP at k, mAP at R, average precision
+`calibration`      probabilities: reliability, calibration error, Brier score, consensus
+`separation`       two kinds told apart by a number: AUROC, AUPRC, FPR at 95 %
+`selective`        answering only when sure: sparsification, AUSC, risk and coverage, AURC
+`open_set`         gallery and strangers at once: detection and identification
+`structure`        the embedding itself: NMI, feature and cluster diversity
+=================  ==============================================================================
+
+What is not defined, such as a rate over nothing, is None. NaN is no number to rank by, and a
+``ValueError``. Tied numbers are one threshold, or count as if in random order: a metric never
+depends on the order in which images are stored.
+"""
+
+from index_builder.metrics.calibration import (
+    ReliabilityBin,
+    brier,
+    consensus,
+    expected_calibration_error,
+    reliability,
+    reliability_by_width,
+    retrieval_calibration_error,
+)
+from index_builder.metrics.open_set import detection_and_identification_rate
+from index_builder.metrics.ranking import (
+    average_precision,
+    map_at_k,
+    map_at_r,
+    recall_at_k,
+)
+from index_builder.metrics.selective import (
+    aurc,
+    ausc,
+    risk_coverage,
+    sparsification,
+)
+from index_builder.metrics.separation import auprc, auroc, error_auroc, fpr_at_tpr, roc
+from index_builder.metrics.structure import (
+    cluster_diversity,
+    feature_diversity,
+    normalised_mutual_information,
+)
+
+__all__ = [
+    "ReliabilityBin",
+    "auprc",
+    "aurc",
+    "auroc",
+    "ausc",
+    "average_precision",
+    "brier",
+    "cluster_diversity",
+    "consensus",
+    "detection_and_identification_rate",
+    "error_auroc",
+    "expected_calibration_error",
+    "feature_diversity",
+    "fpr_at_tpr",
+    "map_at_k",
+    "map_at_r",
+    "normalised_mutual_information",
+    "recall_at_k",
+    "reliability",
+    "reliability_by_width",
+    "retrieval_calibration_error",
+    "risk_coverage",
+    "roc",
+    "sparsification",
+]

@@ -1,0 +1,132 @@
+"""Whether probabilities are true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ReliabilityBin:
+    """Predictions of about the same probability.
+
+    Attributes
+    ----------
+    n : how many.
+    probability : their mean.
+    share : of them that came true.
+    """
+
+    n: int
+    probability: float
+    share: float
+
+
+def reliability(probabilities: Floats, outcomes: Bools, n_bins: int = 15) -> list[ReliabilityBin]:
+    """Reliability diagram over bins that hold the same number of predictions.
+
+    Equal mass instead of equal width (Nixon et al. 2019); a probability of exactly 1 is counted
+    like any other.
+
+    Parameters
+    ----------
+    probabilities : (N,) in [0, 1].
+    outcomes : (N,) whether the predicted thing was so.
+    """
+    _require_finite(probabilities)
+    order = np.argsort(probabilities, kind="stable")
+    groups = np.array_split(order, min(n_bins, len(order)))
+    return _bins(probabilities, outcomes, groups)
+
+
+def reliability_by_width(
+    probabilities: Floats, outcomes: Bools, n_bins: int = 10
+) -> list[ReliabilityBin]:
+    """Reliability diagram over bins [0, 1/n), …, [(n − 1)/n, 1]; empty ones are left out.
+
+    The last bin holds a probability of exactly 1, which the authors' code of the Laplace
+    metric-learning paper drops.
+    """
+    _require_finite(probabilities)
+    place = np.minimum((probabilities * n_bins).astype(int), n_bins - 1)
+    groups = [np.flatnonzero(place == one) for one in np.unique(place)]
+    return _bins(probabilities, outcomes, groups)
+
+
+def expected_calibration_error(probabilities: Floats, outcomes: Bools, n_bins: int = 15) -> float:
+    """Σ_b |B_b|/N · |mean outcome − mean probability| over the bins of `reliability`.
+
+    Guo et al. 2017.
+    """
+    return _error(reliability(probabilities, outcomes, n_bins))
+
+
+def retrieval_calibration_error(confidences: Floats, correct: Bools, n_bins: int = 10) -> float:
+    """Calibration error of a consensus: Σ_b |B_b|/N · |accuracy − confidence|, bins of equal width.
+
+    Eq. 111 of the Laplace metric-learning paper (Warburg et al. 2023), which prints the weight of a
+    bin as 1/|B_b|.
+
+    Parameters
+    ----------
+    confidences, correct : (N,), of `consensus`.
+    """
+    return _error(reliability_by_width(confidences, correct, n_bins))
+
+
+def consensus(votes: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], Floats]:
+    """What most samples of each query say, and how many of them agree (Warburg et al. 2023, G.3).
+
+    Parameters
+    ----------
+    votes : (S, B) label codes ≥ 0, of the nearest neighbour of each of S samples.
+
+    Returns
+    -------
+    modes : (B,) the most frequent code; of equally frequent ones the smallest.
+    confidences : (B,) its share of the votes, in (0, 1].
+    """
+    n_codes = int(votes.max(initial=0)) + 1
+    modes = np.empty(votes.shape[1], dtype=np.int64)
+    counts = np.empty(votes.shape[1])
+    for query, of_query in enumerate(votes.T):
+        per_code = np.bincount(of_query, minlength=n_codes)
+        modes[query] = per_code.argmax()
+        counts[query] = per_code[modes[query]]
+    return modes, counts / len(votes)
+
+
+def brier(probabilities: Floats, outcomes: Bools) -> float:
+    """Mean squared difference of probability and outcome, in [0, 1] (Brier 1950).
+
+    Parameters
+    ----------
+    probabilities, outcomes : (N,).
+    """
+    return float(np.mean((probabilities - outcomes) ** 2))
+
+
+def _require_finite(probabilities: Floats) -> None:
+    if not len(probabilities) or not np.isfinite(probabilities).all():
+        raise ValueError("probabilities must be one finite number or more")
+
+
+def _bins(
+    probabilities: Floats, outcomes: Bools, groups: Sequence[NDArray[np.int64]]
+) -> list[ReliabilityBin]:
+    return [
+        ReliabilityBin(len(rows), float(probabilities[rows].mean()), float(outcomes[rows].mean()))
+        for rows in groups
+    ]
+
+
+def _error(bins: Sequence[ReliabilityBin]) -> float:
+    total = sum(one.n * abs(one.share - one.probability) for one in bins)
+    return total / sum(one.n for one in bins)

@@ -1,0 +1,64 @@
+"""How good ranked lists are. ``matches`` (B, n) says whether each place, nearest first, is true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bools = NDArray[np.bool_]
+Counts = NDArray[np.integer[Any]]
+
+
+def recall_at_k(matches: Bools, k: int) -> float:
+    """Share of queries with a true match among their first k; ``matches`` is (B, ≥ k)."""
+    return float(matches[:, :k].any(axis=1).mean())
+
+
+def map_at_k(matches: Bools, n_relevant: Counts, k: int) -> float | None:
+    """Mean over queries of AP@k = Σ_{i ≤ k} P(i) · rel(i) / min(R, k).
+
+    P(i) is the share of true matches among the first i, and R how many the gallery holds: the
+    definition of the code of the Laplace metric-learning paper, but that a query of which the
+    gallery holds no match counts 1 there, and is left out here.
+
+    Parameters
+    ----------
+    matches : (B, ≥ min(k, items)).
+    n_relevant : (B,) R of each query.
+    """
+    return _mean_precision(matches[:, :k], n_relevant, np.minimum(n_relevant, k))
+
+
+def map_at_r(matches: Bools, n_relevant: Counts) -> float | None:
+    """Mean over queries of MAP@R = Σ_{i ≤ R} P(i) · rel(i) / R (Musgrave et al. 2020).
+
+    Parameters
+    ----------
+    matches : (B, ≥ the largest R).
+    n_relevant : (B,) R of each query; one that has none is left out.
+    """
+    within = np.arange(matches.shape[1]) < n_relevant[:, None]
+    return _mean_precision(matches & within, n_relevant, n_relevant)
+
+
+def average_precision(matches: Bools) -> float | None:
+    """Mean over queries of AP = Σ_i P(i) · rel(i) / R, over whole rankings.
+
+    Parameters
+    ----------
+    matches : (B, n) over all n items; a query without any is left out.
+    """
+    n_relevant = matches.sum(axis=1)
+    return _mean_precision(matches, n_relevant, n_relevant)
+
+
+def _mean_precision(matches: Bools, n_relevant: Counts, divisor: Counts) -> float | None:
+    """Mean over the queries with R > 0 of Σ_i P(i) · rel(i) / divisor; None where none has."""
+    has = n_relevant > 0
+    if not has.any():
+        return None
+    hits = matches[has]
+    precision = np.cumsum(hits, axis=1) / np.arange(1, hits.shape[1] + 1)
+    return float(((precision * hits).sum(axis=1) / divisor[has]).mean())

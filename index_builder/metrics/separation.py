@@ -1,0 +1,68 @@
+"""How well a number tells two kinds of things apart: larger for positives, one hopes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | None:
+    """P(a positive has a larger value than a negative), ties counted half; None if either is empty.
+
+    The area under the receiver operating characteristic (Hanley & McNeil 1982).
+    """
+    if not len(values_of_positives) or not len(values_of_negatives):
+        return None
+    return float(roc_auc_score(*_joined(values_of_positives, values_of_negatives)))
+
+
+def error_auroc(uncertainties: Floats, correct: Bools) -> float | None:
+    """R-AUROC: whether a wrong first result is more uncertain than a right one.
+
+    Kirchhof et al. 2023 (URL benchmark). None where all are right, or all wrong.
+
+    Parameters
+    ----------
+    uncertainties, correct : (B,).
+    """
+    return auroc(uncertainties[~correct], uncertainties[correct])
+
+
+def auprc(values_of_positives: Floats, values_of_negatives: Floats) -> float | None:
+    """Area under precision over recall, as a step function; None if either is empty.
+
+    Average precision: no trapezium rule, which is optimistic (Davis & Goadrich 2006).
+    """
+    if not len(values_of_positives) or not len(values_of_negatives):
+        return None
+    return float(average_precision_score(*_joined(values_of_positives, values_of_negatives)))
+
+
+def fpr_at_tpr(
+    values_of_positives: Floats, values_of_negatives: Floats, tpr: float = 0.95
+) -> float | None:
+    """Least share of negatives taken for positives at a threshold that finds ``tpr`` of these.
+
+    FPR@95 of the literature on outliers; values that are equal are on one side together.
+    None if either is empty.
+    """
+    if not len(values_of_positives) or not len(values_of_negatives):
+        return None
+    false_rates, true_rates = roc(values_of_positives, values_of_negatives)
+    return float(false_rates[true_rates >= tpr - 1e-12].min())
+
+
+def roc(values_of_positives: Floats, values_of_negatives: Floats) -> tuple[Floats, Floats]:
+    """False and true positive rate at every threshold, from (0, 0) to (1, 1); neither is empty."""
+    truth, values = _joined(values_of_positives, values_of_negatives)
+    false_rates, true_rates, _ = roc_curve(truth, values, drop_intermediate=False)
+    return false_rates, true_rates
+
+
+def _joined(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:
+    truth = np.r_[np.ones(len(positives)), np.zeros(len(negatives))]
+    return truth, np.concatenate([positives, negatives])

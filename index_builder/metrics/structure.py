@@ -1,0 +1,76 @@
+"""What an embedding looks like, beyond single queries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import pdist
+from sklearn.cluster import KMeans
+from sklearn.metrics import normalized_mutual_info_score
+
+MAX_PER_LABEL = 500
+"""Items of a label whose distances are measured: 125,000 pairs say what all would."""
+
+Vectors = NDArray[np.floating[Any]]
+Codes = NDArray[np.integer[Any]]
+
+
+def normalised_mutual_information(vectors: Vectors, label_codes: Codes, seed: int) -> float | None:
+    """NMI of the labels and as many clusters of k-means as there are labels.
+
+    2 I(label; cluster) / (H(label) + H(cluster)), in [0, 1].
+
+    Parameters
+    ----------
+    vectors : (N, D) unit embeddings.
+    label_codes : (N,).
+    seed : of k-means.
+
+    Returns
+    -------
+    None where there is a single label, or none: there is nothing to find.
+    """
+    n_labels = len(np.unique(label_codes))
+    if n_labels < 2:
+        return None
+    clusters = KMeans(n_labels, n_init=1, random_state=seed).fit_predict(vectors)
+    return float(normalized_mutual_info_score(label_codes, clusters))
+
+
+def feature_diversity(vectors: Vectors) -> float:
+    """How evenly the embeddings use their dimensions: exp(−KL(uniform ‖ spectrum)).
+
+    The spectrum are the singular values of ``vectors`` (N, D), divided by their sum; the
+    divergence is the spectral decay of Roth et al. 2020, which the probabilistic proxy paper
+    (Kirchhof et al. 2022, L) takes for feature diversity. 1 if they are all equal, 0 if one is 0.
+    """
+    values = np.linalg.svd(np.asarray(vectors, dtype=np.float64), compute_uv=False)
+    if len(values) < vectors.shape[1] or values[-1] <= np.finfo(np.float64).eps * values[0]:
+        return 0.0
+    spectrum = values / values.sum()
+    divergence = -np.log(spectrum * len(spectrum)).mean()
+    return float(np.exp(-divergence))
+
+
+def cluster_diversity(vectors: Vectors, label_codes: Codes) -> float | None:
+    """Mean over labels of the variance of the distances between their items.
+
+    Kirchhof et al. 2022, L; of labels with more than `MAX_PER_LABEL` items the first are taken.
+
+    Parameters
+    ----------
+    vectors : (N, D).
+    label_codes : (N,); a label with a single item has no distance and is left out.
+
+    Returns
+    -------
+    Squared embedding units; None where no label has two items.
+    """
+    variances = []
+    for code in np.unique(label_codes):
+        members = np.flatnonzero(label_codes == code)[:MAX_PER_LABEL]
+        if len(members) > 1:
+            variances.append(pdist(vectors[members].astype(np.float64)).var())
+    return float(np.mean(variances)) if variances else None

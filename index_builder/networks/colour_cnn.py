@@ -1,0 +1,38 @@
+"""The small convolutional trunk that the Laplace metric-learning paper's code has for CIFAR-10."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from index_builder.networks.trunk import Trunk
+from model_store.images import Preprocessing
+
+
+class ColourCNN(Trunk):
+    """Three 3 × 3 convolutions and two poolings: RGB 32 × 32 in, 1,024 features out.
+
+    As the code has it. The paper's text (G.2) has one input channel and one pooling, of which
+    neither the images nor the size of its last layer make sense.
+    """
+
+    preprocessing = Preprocessing(height=32, width=32)
+    n_features = 64 * 4 * 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 32, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, 1024) of ``images`` (B, 3, 32, 32), standardised."""
+        features: Tensor = self.layers(images)
+        return features

@@ -1,0 +1,50 @@
+"""What ``vouch-build reproduce`` does: measure, then write everything down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from index_builder.protocols import protocol_config
+from index_builder.reproduction.cells import Plan, methods_named, run_cells
+from index_builder.reproduction.page import write_page
+from index_builder.reproduction.summary import markdown, report_of
+from index_builder.run import write_json
+
+
+def reproduce(
+    protocol: str,
+    methods: str,
+    n_seeds: int,
+    directory: Path,
+    *,
+    epochs: int | None = None,
+    data: Path | None = None,
+    weights: str | None = None,
+    allow_partial: bool = False,
+    download: bool = False,
+) -> str:
+    """Measure every method × seed that is not yet, and report all of them.
+
+    Returns
+    -------
+    The tables, in Markdown; ``directory`` then has them as table.md, and report.json, report.html.
+
+    Raises
+    ------
+    BuildError : an unknown name, missing data, or a step that cannot do what it was asked.
+    """
+    base = protocol_config(
+        protocol,
+        data=data,
+        epochs=epochs,
+        network=None if weights is None else {"weights": weights},
+        allow_partial=allow_partial,
+        download=download,
+    )
+    plan = Plan(base, methods_named(methods), range(n_seeds), directory)
+    report = report_of(plan, list(run_cells(plan)))
+    write_json(directory / "report.json", report)
+    write_page(report, directory / "report.html")
+    tables = markdown(report)
+    (directory / "table.md").write_text(tables, encoding="utf-8")
+    return tables

@@ -1,0 +1,203 @@
+"""Vouch's decision layer on a protocol: fitted to the rehearsal, judged on the test.
+
+What is learned is how signals of a list turn into probabilities, and how signals of an image fuse
+into an outlier score. What a gallery looks like, its label means and its features, is taken from
+the gallery that is searched, as a service does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.calibration import (
+    CalibrationQueries,
+    fit_calibration,
+    fit_detector,
+    out_of_fold_signals,
+)
+from index_builder.configuration import CalibrationConfig
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.corruption import corrupted
+from index_builder.indexing import BATCH, build_gallery
+from index_builder.observation import Observed, label_means, observe, observe_left_out
+from index_builder.progress import track
+from index_builder.protocols import ProtocolData, Task
+from model_store.decision import (
+    Calibration,
+    LabelMeans,
+    OutlierDetector,
+    choice_probabilities,
+)
+from model_store.encoder import Embeddings, Encoder
+from model_store.gallery import FaissGallery
+from model_store.retriever import search_settings
+
+N_DETECTOR_IMAGES = 10_000
+"""Gallery images that detectors are fitted on, as in a build."""
+
+N_CORRUPTED = 1_000
+"""Rehearsal queries that are spoilt, likewise."""
+
+N_FOLDS = 5
+"""Of a gallery that is asked among itself: outlier signals of an image come from detectors that
+have not seen it."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What the decision layer says of B queries.
+
+    Attributes
+    ----------
+    match_probabilities : (B,) of the first result.
+    correct : (B,) whether it is a true match.
+    likeliest_correct : (B,) whether the label of the highest probability is right.
+    outlier_scores : (B,).
+    """
+
+    match_probabilities: Floats
+    correct: NDArray[np.bool_]
+    likeliest_correct: NDArray[np.bool_]
+    outlier_scores: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A gallery as it is searched: its files opened, its features and labels learned."""
+
+    task: Task
+    gallery: FaissGallery
+    detector: OutlierDetector
+    means: LabelMeans
+
+
+def world_of(encoder: Encoder, task: Task, directory: Path, seed: int) -> World:
+    """Index the gallery of a task in ``directory`` and fit an outlier detector to it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    build_gallery(directory, encoder, task.gallery)
+    gallery = FaissGallery(directory)
+    order = np.random.default_rng(seed).permutation(len(task.gallery))[:N_DETECTOR_IMAGES]
+    some = task.gallery.subset(order)
+    detector = fit_detector(with_features(encoder, some), some.label_codes(), seed)
+    return World(task, gallery, detector, label_means(gallery))
+
+
+def fit_decision(
+    encoder: Encoder,
+    world: World,
+    data: ProtocolData,
+    config: CalibrationConfig,
+    seed: int,
+) -> Calibration:
+    """Fit the decision layer to the rehearsal, in its ``world``.
+
+    Raises
+    ------
+    CalibrationError : too few queries.
+    """
+    queries = data.rehearsal.queries
+    chosen = np.random.default_rng(seed).permutation(len(queries))[:N_CORRUPTED]
+
+    def look(images: LabelledImages, *, hide_label: bool = False) -> Observed:
+        return observe(
+            encoder, world.gallery, world.detector, world.means, images, hide_label=hide_label
+        )
+
+    observed = CalibrationQueries(
+        matched=look(queries),
+        no_match=look(queries, hide_label=True),
+        strangers=False,
+        are_views=False,
+        corrupted=look(corrupted(queries, seed).subset(chosen)),
+        corrupted_of=chosen,
+        outliers=look(data.rehearsal_outliers),
+        sources=np.arange(len(queries)),
+    )
+    return fit_calibration(
+        world.detector,
+        world.means,
+        observed,
+        encoder.fingerprint,
+        search_settings(world.gallery),
+        config,
+        seed,
+        {},
+    )
+
+
+def decide_test(
+    encoder: Encoder, world: World, calibration: Calibration, data: ProtocolData, seed: int
+) -> tuple[Decided, Mapping[str, Decided]]:
+    """What it says of the test's queries, and of every kind of outlier; ``world`` is the test's."""
+    task = data.test
+    if task.leave_one_out:
+        observed = _left_out(encoder, world, seed)
+    else:
+        observed = observe(encoder, world.gallery, world.detector, world.means, task.queries)
+    aliens = {
+        name: decided(
+            calibration,
+            observe(encoder, world.gallery, world.detector, world.means, kind.images),
+        )
+        for name, kind in data.test_outliers.items()
+    }
+    return decided(calibration, observed), aliens
+
+
+def decided(calibration: Calibration, observed: Observed) -> Decided:
+    """Probabilities and outlier scores of what was observed."""
+    scores = calibration.fusion(observed.outlier_signals)
+    first, likeliest = np.empty(len(observed)), np.empty(len(observed), dtype=bool)
+    for row, score in enumerate(scores):
+        places, values = observed.signals(row, score)
+        probabilities = choice_probabilities(calibration.match.log_odds(values))
+        first[row] = probabilities[0]
+        likeliest[row] = observed.matches[row, places[int(np.argmax(probabilities))]]
+    return Decided(first, observed.matches[:, 0], likeliest, scores)
+
+
+def with_features(encoder: Encoder, images: LabelledImages) -> Embeddings:
+    """Embeddings of ``images``, features included: for as many as fit into memory."""
+    batches = images.batches(encoder.metadata.preprocessing, BATCH)
+    n_batches = -(-len(images) // BATCH)
+    return Embeddings.concatenate(
+        [encoder.encode(batch) for _, batch in track(batches, "features", n_batches)]
+    )
+
+
+def _left_out(encoder: Encoder, world: World, seed: int) -> Observed:
+    """Queries that are items of their gallery, each hidden from list, means and detector.
+
+    Items are taken in blocks of random order, so that their features fit into memory.
+    """
+    queries = world.task.queries
+    order = np.random.default_rng(seed).permutation(len(queries))
+    blocks = np.array_split(order, max(1, -(-len(order) // N_DETECTOR_IMAGES)))
+    parts = []
+    for block in blocks:
+        items = queries.subset(block)
+        embeddings = with_features(encoder, items)
+        signals = out_of_fold_signals(embeddings, items.label_codes(), seed, N_FOLDS)
+        parts.append(observe_left_out(world.gallery, world.means, items, embeddings, signals))
+    back = np.argsort(order)
+    whole = Observed(
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in (
+                "spherical_variances",
+                "outlier_signals",
+                "similarities",
+                "label_codes",
+                "mean_similarities",
+                "matches",
+            )
+        )
+    )
+    return whole.at(back)

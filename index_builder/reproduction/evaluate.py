@@ -1,0 +1,168 @@
+"""One method, or the decision layer, on the test of a protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from index_builder.configuration import BuildConfig
+from index_builder.features import all_features
+from index_builder.indexing import embed_all
+from index_builder.networks import load_encoder
+from index_builder.posteriors import LastLayerPosterior, load_posterior
+from index_builder.protocols import PROTOCOLS, ProtocolData
+from index_builder.reproduction.decision import decide_test, fit_decision, world_of
+from index_builder.reproduction.measures import Result, Signals, curves, of_ranking, of_signals
+from index_builder.reproduction.pictures import pictures
+from index_builder.reproduction.searched import (
+    Searched,
+    consensus_of_queries,
+    consensus_of_samples,
+    independent_draws,
+    nearest,
+    search,
+)
+from index_builder.run import Run
+from model_store.bundle import ENCODER_FILE
+from model_store.encoder import Embeddings, OnnxEncoder
+from model_store.predictive import N_SAMPLES
+from model_store.sphere import spherical_variance, unit_direction
+
+Floats = NDArray[np.float64]
+Evaluation = dict[str, Any]
+
+
+def evaluate_method(config: BuildConfig, run: Run, data: ProtocolData) -> Evaluation:
+    """Metrics, curves and pictures of a method, by its own uncertainty alone."""
+    encoder = OnnxEncoder(run.staging / ENCODER_FILE)
+    searched = search(encoder, data.test)
+    outliers = {
+        name: embed_all(encoder, kind.images, name) for name, kind in data.test_outliers.items()
+    }
+    gallery = unit_direction(searched.gallery.mean)
+    similarities = {
+        name: nearest(unit_direction(one.mean), gallery, 1, None)[1][:, 0]
+        for name, one in outliers.items()
+    }
+    has_say = bool(searched.queries.variance.any())
+    aliens = {name: _spread(one) for name, one in outliers.items()}
+    confidences, agreed = None, None
+    if has_say:
+        confidences, agreed = _consensus(config, run, searched, encoder.fingerprint)
+    own = searched.uncertainties
+    first = next(iter(outliers))
+    signals = Signals(
+        own if has_say else None,
+        own if has_say else None,
+        aliens,
+        confidences,
+        agreed,
+        -own if has_say else searched.similarities[:, 0],
+        -aliens[first] if has_say else similarities[first],
+    )
+    metrics = of_ranking(searched, config.seed) | of_signals(signals, searched.correct)
+    metrics |= _of_similarity(searched, similarities)
+    if has_say:  # as the authors' code sorts: by the query's and its neighbour's
+        summed = own + searched.neighbour_uncertainties
+        both = Signals(summed, None, {}, None, None, -summed, np.empty(0))
+        metrics["ausc_with_neighbour"] = of_signals(both, searched.correct)["ausc"]
+    shown = own if has_say else 1 - searched.similarities[:, 0]
+    sure = 1 - shown if confidences is None else confidences
+    return {
+        "metrics": metrics,
+        "curves": curves(signals, searched.correct),
+        "pictures": pictures(searched, shown, sure),
+    }
+
+
+def evaluate_decision(
+    config: BuildConfig, run: Run, data: ProtocolData, directory: Path
+) -> Evaluation:
+    """The same for the decision layer on a method's encoder, fitted to the rehearsal first.
+
+    Parameters
+    ----------
+    directory : for the galleries that are searched.
+    """
+    encoder = OnnxEncoder(run.staging / ENCODER_FILE)
+    same = data.rehearsal.gallery is data.test.gallery
+    rehearsal = world_of(encoder, data.rehearsal, directory / "rehearsal", config.seed)
+    calibration = fit_decision(encoder, rehearsal, data, config.calibration, config.seed)
+    test = rehearsal if same else world_of(encoder, data.test, directory / "test", config.seed)
+    ordinary, aliens = decide_test(encoder, _asking(test, data), calibration, data, config.seed)
+    searched = search(encoder, data.test)
+    first = next(iter(aliens.values()))
+    signals = Signals(
+        1 - ordinary.match_probabilities,
+        ordinary.outlier_scores,
+        {name: one.outlier_scores for name, one in aliens.items()},
+        ordinary.match_probabilities,
+        ordinary.correct,
+        ordinary.match_probabilities,
+        first.match_probabilities,
+    )
+    metrics = of_ranking(searched, config.seed) | of_signals(signals, ordinary.correct)
+    metrics["recall_of_likeliest"] = float(ordinary.likeliest_correct.mean())
+    return {
+        "metrics": metrics,
+        "curves": curves(signals, ordinary.correct),
+        "pictures": pictures(
+            searched, 1 - ordinary.match_probabilities, ordinary.match_probabilities
+        ),
+    }
+
+
+def _asking(world: Any, data: ProtocolData) -> Any:  # noqa: ANN401 - a `World`
+    """The same gallery, asked by the test's queries."""
+    return type(world)(data.test, world.gallery, world.detector, world.means)
+
+
+def _spread(embeddings: Embeddings) -> Floats:
+    return spherical_variance(embeddings.mean, embeddings.variance)
+
+
+def _of_similarity(searched: Searched, outliers: dict[str, Floats]) -> Result:
+    """What the plain similarity of the first result tells, for comparison."""
+    doubt = 1 - searched.similarities[:, 0]
+    aliens = {name: 1 - values for name, values in outliers.items()}
+    nobody = np.empty(0)
+    told = of_signals(Signals(doubt, doubt, aliens, None, None, -doubt, nobody), searched.correct)
+    wanted = ("error_auroc", "ausc", "aurc", "ood_auroc", "ood_auprc")
+    return {f"similarity_{name}": told[name] for name in wanted}
+
+
+def _consensus(
+    config: BuildConfig, run: Run, searched: Searched, fingerprint: str
+) -> tuple[Floats, NDArray[np.bool_]]:
+    assert config.dataset.protocol is not None  # noqa: S101 - protocols alone come here
+    if not PROTOCOLS[config.dataset.protocol].shared_samples:
+        return consensus_of_queries(searched, fingerprint)
+    posterior = load_posterior(run.posterior)
+    if isinstance(posterior, LastLayerPosterior):
+        return consensus_of_samples(searched.task, _drawn_layers(config, run, searched, posterior))
+    draws = independent_draws(searched, np.random.default_rng(config.seed))
+    return consensus_of_samples(searched.task, draws)
+
+
+def _drawn_layers(
+    config: BuildConfig, run: Run, searched: Searched, posterior: LastLayerPosterior
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Embeddings of all images by one drawn last layer after the other."""
+    network = load_encoder(config.network, run.checkpoint)
+    features = all_features(network, searched.task.gallery)
+    own = searched.task.own_rows()
+    asked = None if own is not None else all_features(network, searched.task.queries)
+    generator = torch.Generator().manual_seed(config.seed)
+    for _ in range(N_SAMPLES):
+        weights, biases = posterior.sample(1, generator)
+        gallery = (features @ weights[0].T + biases[0]).numpy()
+        if own is not None:
+            yield gallery[own], gallery
+        else:
+            assert asked is not None  # noqa: S101 - one of the two
+            yield (asked @ weights[0].T + biases[0]).numpy(), gallery

@@ -1,0 +1,72 @@
+"""Small copies of queries for a report: the surest, the least sure, and those that are wrong."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from index_builder.datasets import LabelledImages
+from index_builder.reproduction.searched import Searched
+
+N_SHOWN = 12
+SIDE = 56
+"""Pixels: of a photograph it is enough to recognise, and a page of them stays small."""
+
+Floats = NDArray[np.float64]
+
+
+def pictures(searched: Searched, uncertainties: Floats, confidences: Floats) -> dict[str, Any]:
+    """The queries to show of a method.
+
+    Parameters
+    ----------
+    uncertainties, confidences : (B,) of the queries.
+
+    Returns
+    -------
+    ``surest``, ``least_sure`` and ``wrong``, the surest of these first; of each query its picture,
+    label and confidence, and where it is wrong what was found.
+    """
+    order = np.argsort(uncertainties, kind="stable")
+    wrong = order[~searched.correct[order]]
+    return {
+        "surest": [_shown(searched, row, uncertainties, confidences) for row in order[:N_SHOWN]],
+        "least_sure": [
+            _shown(searched, row, uncertainties, confidences) for row in order[::-1][:N_SHOWN]
+        ],
+        "wrong": [_shown(searched, row, uncertainties, confidences) for row in wrong[:N_SHOWN]],
+    }
+
+
+def _shown(
+    searched: Searched, row: np.int64, uncertainties: Floats, confidences: Floats
+) -> dict[str, Any]:
+    item = int(searched.found[row, 0])
+    return {
+        "picture": data_uri(searched.task.queries, int(row)),
+        "label": searched.task.queries.labels[row],
+        "found": data_uri(searched.task.gallery, item),
+        "found_label": searched.task.gallery.labels[item],
+        "correct": bool(searched.correct[row]),
+        "uncertainty": float(uncertainties[row]),
+        "confidence": float(confidences[row]),
+    }
+
+
+def data_uri(images: LabelledImages, position: int) -> str:
+    """An image as part of a page: PNG where it is small already, WebP of `SIDE` pixels else."""
+    image = Image.fromarray(images.pixels(position))
+    buffer = io.BytesIO()
+    if max(image.size) <= SIDE:
+        image.save(buffer, "PNG", optimize=True)
+        kind = "png"
+    else:
+        image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+        image.save(buffer, "WEBP", quality=80)
+        kind = "webp"
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

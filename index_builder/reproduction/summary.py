@@ -1,0 +1,251 @@
+"""From cells to a report: means over seeds, tables, what it was measured with."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from index_builder.protocols import PROTOCOLS
+from index_builder.reproduction.cells import Cell, Plan
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A metric of a table.
+
+    Attributes
+    ----------
+    larger_is_better : None where neither is.
+    meaning : a sentence for somebody who does not know it.
+    """
+
+    metric: str
+    title: str
+    larger_is_better: bool | None
+    meaning: str
+
+
+COLUMNS = (
+    Column("recall_at_1", "R@1", True, "Share of queries whose first result is right."),
+    Column("map_at_5", "mAP@5", True, "How many of the first five are right, and how early."),
+    Column("map_at_10", "mAP@10", True, "The same of the first ten."),
+    Column("map_at_r", "mAP@R", True, "The same of as many as there are to be found."),
+    Column("ood_auroc", "AUROC", True, "Outliers told from ordinary queries; 0.5 is chance."),
+    Column("ood_auprc", "AUPRC", True, "The same, by precision and recall."),
+    Column("ood_fpr95", "FPR@95", False, "Ordinary queries refused when 95 % of outliers are."),
+    Column("error_auroc", "error AUROC", True, "Wrong first results told from right ones."),
+    Column("ausc", "AUSC", True, "Accuracy as the least sure queries are left out, averaged."),
+    Column("aurc", "AURC", False, "Errors among the answered, averaged over how many are."),
+    Column("ece", "ECE", False, "How far confidence and accuracy are apart."),
+    Column("brier", "Brier", False, "Squared error of the confidence."),
+    Column("dir_at_far_0.1", "DIR", True, "Known ones found while 10 % of outliers are let in."),
+)
+
+STRUCTURE = (
+    Column("recall_at_5", "R@5", True, "A true match among the first five."),
+    Column("recall_at_10", "R@10", True, "A true match among the first ten."),
+    Column("average_precision", "AP", True, "Average precision over whole rankings."),
+    Column("nmi", "NMI", True, "Agreement of k-means clusters with labels."),
+    Column("feature_diversity", "feature div.", None, "How evenly dimensions are used."),
+    Column("cluster_diversity", "cluster div.", None, "Variance of distances within labels."),
+    Column("ausc_with_neighbour", "AUSC, both", True, "AUSC by query's and neighbour's variance."),
+    Column("similarity_ood_auroc", "AUROC, sim.", True, "AUROC of the plain similarity."),
+    Column("similarity_error_auroc", "error AUROC, sim.", True, "The same, of errors."),
+    Column("similarity_ausc", "AUSC, sim.", True, "AUSC of the plain similarity."),
+    Column("recall_of_likeliest", "likeliest", True, "Whether the likeliest label is right."),
+    Column("dir_at_far_0.01", "DIR at 1 %", True, "Known ones found; 1 % of outliers let in."),
+)
+
+_LIBRARIES = ("vouch", "torch", "torchvision", "numpy", "scikit-learn", "faiss-cpu")
+STAGES = ("training", "fit", "evaluation")
+
+
+def further_outliers(report: Report) -> tuple[Column, ...]:
+    """Columns of the kinds of outliers beside the main one."""
+    protocol = report["protocol"]
+    return tuple(
+        Column(
+            f"ood_auroc: {name}",
+            f"AUROC, {name}",
+            True,
+            f"Outliers told from ordinary queries: {name}, {one['kind']} ones.",
+        )
+        for name, one in protocol["outliers"].items()
+        if name != protocol["main_outliers"]
+    )
+
+
+def report_of(plan: Plan, cells: Sequence[Cell]) -> Report:
+    """Everything that was measured, method by method.
+
+    Returns
+    -------
+    A JSON object: ``protocol``, ``seeds``, ``methods`` (of each the mean, standard deviation over
+    seeds, and number of every metric; its costs; curves and pictures of the first seed), every
+    single cell's metrics, ``machine``, ``versions`` and ``config``.
+    """
+    assert plan.base.dataset.protocol is not None  # noqa: S101 - a protocol's plan
+    protocol = PROTOCOLS[plan.base.dataset.protocol]
+    first = cells[0]
+    of_method = {name: [cell for cell in cells if cell["method"] == name] for name in plan.methods}
+    return {
+        "protocol": {
+            "name": plan.base.dataset.protocol,
+            "title": protocol.title,
+            "notes": list(protocol.notes),
+            "published": {name: dict(row) for name, row in protocol.published.items()},
+            **{
+                key: first[key]
+                for key in (
+                    "n_queries",
+                    "n_gallery",
+                    "n_training",
+                    "n_rehearsal",
+                    "outliers",
+                    "main_outliers",
+                )
+            },
+            "partial": first["partial"],
+        },
+        "seeds": list(plan.seeds),
+        "epochs": plan.base.training.epochs,
+        "methods": [_method(of_one) for of_one in of_method.values()],
+        "machine": machine(),
+        "versions": {name: metadata.version(name) for name in _LIBRARIES},
+        "config": plan.base.model_dump(mode="json"),
+    }
+
+
+def _method(cells: Sequence[Cell]) -> dict[str, Any]:
+    names = {name: None for cell in cells for name in cell["metrics"]}
+    return {
+        "name": cells[0]["method"],
+        "title": cells[0]["title"],
+        "metrics": {
+            name: summarised([cell["metrics"].get(name) for cell in cells]) for name in names
+        },
+        "costs": {
+            stage: {
+                "seconds": summarised([cell["costs"][stage]["seconds"] for cell in cells]),
+                "peak_bytes": summarised([cell["costs"][stage]["peak_bytes"] for cell in cells]),
+                "peak_gpu_bytes": summarised(
+                    [cell["costs"][stage]["peak_gpu_bytes"] for cell in cells]
+                ),
+                "shared": bool(cells[0]["costs"][stage].get("shared", False)),
+            }
+            for stage in STAGES
+        },
+        "seeds": {str(cell["seed"]): cell["metrics"] for cell in cells},
+        "curves": cells[0]["curves"],
+        "pictures": cells[0]["pictures"],
+    }
+
+
+def summarised(values: Sequence[float | None]) -> dict[str, float | int | None]:
+    """Mean and standard deviation (of a sample, so undefined for one) of what is defined."""
+    known = [value for value in values if value is not None]
+    return {
+        "mean": float(np.mean(known)) if known else None,
+        "sd": float(np.std(known, ddof=1)) if len(known) > 1 else None,
+        "n": len(known),
+    }
+
+
+def markdown(report: Report) -> str:
+    """The main table, what it cost, and the papers' own figures where there are any."""
+    columns = (*COLUMNS, *further_outliers(report))
+    parts = [_table(report["methods"], columns), _costs(report["methods"])]
+    published = report["protocol"]["published"]
+    if published:
+        parts.append(_published(published, report["methods"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def figure(value: Mapping[str, Any] | None, digits: int = 3) -> str:
+    """Mean ± standard deviation as it is printed; a dash where it is not defined."""
+    if value is None or value["mean"] is None:
+        return "–"
+    mean = f"{value['mean']:.{digits}f}"
+    return mean if value["sd"] is None else f"{mean} ± {value['sd']:.{digits}f}"
+
+
+def _table(methods: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+    head = ["method", *(column.title for column in columns)]
+    rows = [
+        [method["title"], *(figure(method["metrics"].get(column.metric)) for column in columns)]
+        for method in methods
+    ]
+    return _lines(head, rows)
+
+
+def _costs(methods: Sequence[Mapping[str, Any]]) -> str:
+    head = ["method"]
+    for stage in STAGES:
+        head += [f"{stage}, s", "peak GiB"]
+    rows = []
+    for method in methods:
+        row = [method["title"]]
+        for stage in STAGES:
+            cost = method["costs"][stage]
+            shared = " (shared)" if cost["shared"] else ""
+            row += [f"{cost['seconds']['mean']:.1f}{shared}", gibibytes(cost["peak_bytes"])]
+        rows.append(row)
+    return _lines(head, rows)
+
+
+def gibibytes(value: Mapping[str, Any]) -> str:
+    """A number of bytes as it is printed."""
+    return "–" if value["mean"] is None else f"{value['mean'] / 2**30:.2f}"
+
+
+def _published(
+    published: Mapping[str, Mapping[str, str]], methods: Sequence[Mapping[str, Any]]
+) -> str:
+    columns = [
+        column for column in COLUMNS if any(column.metric in row for row in published.values())
+    ]
+    titles = {method["name"]: method["title"] for method in methods}
+    rows = [
+        [titles.get(name, name), *(row.get(column.metric, "–") for column in columns)]
+        for name, row in published.items()
+    ]
+    return _lines(["the papers' own", *(column.title for column in columns)], rows)
+
+
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured on."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

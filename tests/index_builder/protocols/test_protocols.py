@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_builder.configuration import BuildConfig, ProtocolName
+from index_builder.datasets.images import from_arrays
+from index_builder.protocols import PROTOCOLS, Task, load_protocol, protocol_config
+from index_builder.protocols.open_sets import inverted
+from index_builder.protocols.protocol import (
+    MATCH_DISTANCE,
+    all_against_all,
+    held_out_task,
+    without_some_labels,
+)
+from index_builder.run import Run
+from index_builder.steps import calibrate_step
+from model_store.errors import ConfigError
+
+
+def images(labels: str, prefix: str = "x"):
+    return from_arrays(prefix, np.arange(len(labels) * 4, dtype=np.uint8).reshape(-1, 2, 2), labels)
+
+
+def test_every_name_of_the_configuration_is_a_protocol() -> None:
+    assert set(ProtocolName.__args__) == set(PROTOCOLS)
+    for name in PROTOCOLS:
+        assert protocol_config(name).dataset.protocol == name
+
+
+def test_an_unknown_protocol_is_named() -> None:
+    with pytest.raises(ConfigError, match="'imagenet'"):
+        protocol_config("imagenet")
+
+
+def test_the_test_has_no_part_in_anything_else() -> None:
+    data = load_protocol(protocol_config("digits"))
+    test = {*data.test.queries.ids, *data.test_outliers["3 and 8"].images.ids}
+    learned = {*data.training.ids, *data.validation.ids, *data.rehearsal.queries.ids}
+    assert not test & learned
+    assert not {*data.training.ids, *data.validation.ids} & {*data.rehearsal.queries.ids}
+    assert {*data.training.ids, *data.validation.ids} == {*data.test.gallery.ids}
+    first = data.rehearsal_outliers.pixels(0)
+    assert not any(
+        np.array_equal(first, data.test_outliers["photographs"].images.pixels(row))
+        for row in range(100)
+    )
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["fashion-mnist-authors", "omniglot"])
+def test_no_test_image_is_learned_from(data_dir: Path, name: str) -> None:
+    data = load_protocol(protocol_config(name, data=data_dir))
+    test = {*data.test.queries.ids}
+    rehearsed = {*data.rehearsal.queries.ids, *data.rehearsal.gallery.ids}
+    assert not test & {*data.training.ids, *data.validation.ids, *rehearsed}
+    assert len(test) == (13_180 if name == "omniglot" else 10_000)
+    if name == "omniglot":
+        learned = {*data.training.labels, *data.validation.labels}
+        assert not learned & {*data.rehearsal.queries.labels}
+        assert not learned & {*data.test.queries.labels}
+
+
+def test_queries_that_are_items_are_not_their_own_match() -> None:
+    task = all_against_all(images("aabbbc"))
+    assert task.queries.labels == tuple("aabbb")  # the one of c has no other
+    assert task.n_relevant().tolist() == [1, 1, 2, 2, 2]
+    assert task.own_rows().tolist() == [0, 1, 2, 3, 4]
+    found = np.array([[1, 5], [4, 0]])
+    assert task.matches(found, np.array([0, 2])).tolist() == [[True, False], [True, False]]
+
+
+def test_a_match_may_be_a_distance() -> None:
+    places = {"q": np.array([[0.0, 0.0], [500.0, 0.0]]), "g": np.array([[15.0, 20.0], [15.1, 20]])}
+    task = Task(images("ab", "q"), images("cd", "g"), positions=lambda one: places[one.ids[0][0]])
+    assert np.hypot(*places["g"][0]) == MATCH_DISTANCE
+    assert task.n_relevant().tolist() == [1, 0]
+    assert task.matches(np.array([[0, 1]]), np.array([0])).tolist() == [[True, False]]
+
+
+def test_a_rehearsal_has_queries_and_a_gallery_of_the_same_labels() -> None:
+    task = held_out_task(images("aaaaabbbbb"), np.random.default_rng(0))
+    assert sorted(task.queries.labels) == ["a", "b"]
+    assert len(task.gallery) == 8
+    assert not {*task.queries.ids} & {*task.gallery.ids}
+
+
+def test_labels_are_held_out_whole() -> None:
+    kept, held_out = without_some_labels(images("aabbccddee"), 0.4, np.random.default_rng(0))
+    assert len(set(held_out.labels)) == 2
+    assert not {*kept.labels} & {*held_out.labels}
+    assert len(kept) + len(held_out) == 10
+
+
+def test_inverted_is_dark_for_bright() -> None:
+    source = images("ab")
+    np.testing.assert_array_equal(inverted(source).subset([1]).pixels(0), 255 - source.pixels(1))
+
+
+def test_the_seed_decides_what_is_held_out() -> None:
+    one, other = (load_protocol(protocol_config("digits", seed=seed)) for seed in (0, 1))
+    assert one.training.ids != other.training.ids
+
+
+def test_a_protocol_is_not_calibrated_as_a_bundle(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="vouch-build reproduce"):
+        calibrate_step(protocol_config("digits"), Run(tmp_path))
+
+
+def test_a_protocol_needs_its_kind() -> None:
+    with pytest.raises(ValueError, match="kind = 'protocol'"):
+        BuildConfig.model_validate({"name": "x", "dataset": {"kind": "protocol"}})

@@ -1,0 +1,128 @@
+"""``vouch-build reproduce`` from the command line to the page, on scikit-learn's digits."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from index_builder.__main__ import app
+from model_store.errors import ConfigError
+
+ARGUMENTS = ("reproduce", "--protocol", "digits", "--methods", "lam_posthoc_fixed", "--seeds", "1")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished reproduction, by the real command."""
+    directory = tmp_path_factory.mktemp("reproduce") / "digits"
+    command = [sys.executable, "-m", "index_builder", *ARGUMENTS, "--epochs", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*command, "--out", str(directory)], check=True, env=environment, capture_output=True
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def report(out: Path) -> dict:
+    return json.loads((out / "report.json").read_text(encoding="utf-8"))
+
+
+def test_every_method_and_the_decision_layer_are_measured(report: dict) -> None:
+    assert [method["name"] for method in report["methods"]] == ["lam_posthoc_fixed", "vouch"]
+    for method in report["methods"]:
+        known = {name for name, value in method["metrics"].items() if value["mean"] is not None}
+        assert {"recall_at_1", "map_at_r", "nmi", "ood_auroc", "ece", "ausc", "aurc"} <= known
+        assert {"ood_auroc: 3 and 8", "dir_at_far_0.1", "error_auroc", "brier"} <= known
+
+
+def test_both_rows_are_of_the_same_lists(report: dict) -> None:
+    alone, decided = (method["metrics"] for method in report["methods"])
+    assert alone["recall_at_1"] == decided["recall_at_1"]
+    assert alone["map_at_r"] == decided["map_at_r"]
+    assert decided["ood_auroc"]["mean"] > alone["ood_auroc"]["mean"]
+
+
+def test_time_and_memory_of_each_stage_are_reported(report: dict) -> None:
+    for method in report["methods"]:
+        for stage in ("training", "fit", "evaluation"):
+            assert method["costs"][stage]["seconds"]["mean"] > 0
+            assert 2**27 < method["costs"][stage]["peak_bytes"]["mean"] < 2**34
+
+
+def test_a_finished_cell_is_not_measured_again(out: Path, report: dict) -> None:
+    kept, lost = (out / "cells" / name / "seed-0.json" for name in ("lam_posthoc_fixed", "vouch"))
+    before = kept.stat().st_mtime_ns, lost.read_bytes()
+    lost.unlink()
+    trained = (out / "encoders" / "seed-0" / "checkpoint.safetensors").stat().st_mtime_ns
+    result = CliRunner().invoke(app, [*ARGUMENTS, "--epochs", "2", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert kept.stat().st_mtime_ns == before[0]
+    assert (out / "encoders" / "seed-0" / "checkpoint.safetensors").stat().st_mtime_ns == trained
+    again, first = json.loads(lost.read_bytes()), json.loads(before[1])
+    assert again["metrics"] == pytest.approx(first["metrics"])
+
+
+def test_cells_of_other_settings_are_not_mixed(out: Path) -> None:
+    result = CliRunner().invoke(app, [*ARGUMENTS, "--epochs", "3", "--out", str(out)])
+    assert isinstance(result.exception, ConfigError)
+    assert "another `training`" in str(result.exception)
+
+
+def test_an_unknown_method_is_named() -> None:
+    result = CliRunner().invoke(app, [*ARGUMENTS[:3], "--methods", "magic"])
+    assert isinstance(result.exception, ConfigError)
+    assert "'magic'" in str(result.exception)
+
+
+def test_the_table_holds_what_the_report_does(out: Path, report: dict) -> None:
+    table = (out / "table.md").read_text(encoding="utf-8")
+    for method in report["methods"]:
+        assert f"| {method['title']} | {method['metrics']['recall_at_1']['mean']:.3f} |" in table
+
+
+class Page(HTMLParser):
+    """What a page asks its reader's browser to fetch, and whether its tags are closed."""
+
+    VOID = frozenset({"meta", "link", "img", "input", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.images: list[dict[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        values = dict(attrs)
+        self.addresses += [values[name] for name in ("src", "href") if values.get(name)]
+        if tag == "img":
+            self.images.append(values)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """An element of an SVG that holds nothing."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_fetches_nothing(out: Path, report: dict) -> None:
+    text = (out / "report.html").read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert all(address.startswith(("data:", "#")) for address in page.addresses)
+    assert "http" not in re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL)
+    assert page.images
+    assert all(image["alt"] for image in page.images)
+    paths = re.findall(r'<path class="line line-(\d)" d="M[\d. L-]+"', text)
+    assert len(paths) == 2 * (2 + len(report["protocol"]["outliers"]))
