@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from model_store.encoder import Embeddings
 from model_store.errors import BundleMismatch
+from model_store.gallery.filters import Filter
 from model_store.gallery.items import Items, write_items
 from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
 from model_store.processors import usable_processors
@@ -102,6 +103,9 @@ class FaissGallery:
             n_searched = int(allowed.sum())
             bits = np.packbits(allowed, bitorder="little")
             parameters = faiss.SearchParameters(sel=faiss.IDSelectorBitmap(bits))
+        if n_searched == 0:
+            nothing = np.empty((len(directions), 0))
+            return Candidates(nothing.astype(np.int64), nothing)
         with _threads_for(len(directions)):
             _, found = self._index.search(
                 np.ascontiguousarray(directions), min(n, n_searched), params=parameters
@@ -116,6 +120,10 @@ class FaissGallery:
             np.take_along_axis(rows, order, axis=1),
             np.take_along_axis(similarities, order, axis=1),
         )
+
+    def matching(self, part: Filter) -> NDArray[np.bool_]:
+        """Which rows a filter lets through, (N,), as `candidates` takes it; not to be written."""
+        return self._items.matching(part, self.n_items)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from model_store.errors import ItemNotFound
+from model_store.gallery.filter_sql import metadata_json, to_sql
+from model_store.gallery.filters import Filter, Scalar
 from model_store.gallery.protocol import Item, NewItem, Thumbnail
 
 _SCHEMA = """
@@ -33,7 +39,7 @@ def write_items(path: Path, items: Iterable[NewItem], encoder_fingerprint: str) 
             for row, item in enumerate(items):
                 connection.execute(
                     "INSERT INTO items VALUES (?, ?, ?, ?)",
-                    (row, item.id, item.label, json.dumps(dict(item.metadata), sort_keys=True)),
+                    (row, item.id, item.label, metadata_json(item.metadata)),
                 )
                 connection.execute(
                     "INSERT INTO thumbnails VALUES (?, ?, ?)",
@@ -43,12 +49,19 @@ def write_items(path: Path, items: Iterable[NewItem], encoder_fingerprint: str) 
         connection.close()
 
 
+REMEMBERED_FILTERS = 16
+"""Whose rows are kept: a byte an item each. A filter looks at every item, and pages ask again."""
+
+
 class Items:
     """Read access to the file that `write_items` wrote, from any thread."""
 
     def __init__(self, path: Path) -> None:
         self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         self._connections = threading.local()
+        self._matching: OrderedDict[tuple[str, tuple[Scalar, ...]], NDArray[np.bool_]]
+        self._matching = OrderedDict()
+        self._lock = threading.Lock()
         self.encoder_fingerprint: str = self._connection.execute(
             "SELECT value FROM meta WHERE key = 'encoder'"
         ).fetchone()[0]
@@ -86,6 +99,24 @@ class Items:
             "SELECT media_type, data FROM thumbnails WHERE row = ?", (self.row(item_id),)
         ).fetchone()
         return Thumbnail(data, media_type)
+
+    def matching(self, part: Filter, n_items: int) -> NDArray[np.bool_]:
+        """Which of the ``n_items`` rows the filter lets through, (n_items,), not to be written."""
+        text, values = to_sql(part)
+        key = (text, tuple(values))
+        with self._lock:
+            if key in self._matching:
+                self._matching.move_to_end(key)
+                return self._matching[key]
+        found = self._connection.execute(f"SELECT row FROM items WHERE {text}", values)  # noqa: S608
+        matching = np.zeros(n_items, dtype=bool)
+        matching[np.fromiter((row for (row,) in found), dtype=np.int64)] = True
+        matching.flags.writeable = False
+        with self._lock:
+            self._matching[key] = matching
+            if len(self._matching) > REMEMBERED_FILTERS:
+                self._matching.popitem(last=False)
+        return matching
 
     def row(self, item_id: str) -> int:
         """The row of the item of that id, or `ItemNotFound`."""

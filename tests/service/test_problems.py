@@ -64,6 +64,7 @@ STATUSES = {
     "Forbidden": 403,
     "RateLimited": 429,
     "InvalidCursor": 422,
+    "InvalidFilter": 422,
     "OutdatedCursor": 409,
     "UnsupportedMediaType": 415,
     "NotFound": 404,
