@@ -6,6 +6,8 @@
 
 from model_store.gallery.faiss_gallery import FaissGallery, write_faiss_gallery
 from model_store.gallery.filters import Filter, parse_filter, read_filter
+from model_store.gallery.index_build import IndexReport
+from model_store.gallery.index_choice import IndexSettings
 from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
 
 __all__ = [
@@ -13,6 +15,8 @@ __all__ = [
     "FaissGallery",
     "Filter",
     "Gallery",
+    "IndexReport",
+    "IndexSettings",
     "Item",
     "NewItem",
     "Thumbnail",

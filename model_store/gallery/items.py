@@ -25,13 +25,20 @@ CREATE TABLE items (
   label TEXT,
   metadata TEXT NOT NULL
 );
+CREATE TABLE labels (label TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE thumbnails (row INTEGER PRIMARY KEY, media_type TEXT NOT NULL, data BLOB NOT NULL);
 """
 
 
-def write_items(path: Path, items: Iterable[NewItem], encoder_fingerprint: str) -> None:
-    """Write ``items``, whose order is their row, to a new file at ``path``."""
+def write_items(path: Path, items: Iterable[NewItem], encoder_fingerprint: str) -> list[str]:
+    """Write ``items``, whose order is their row, to a new file at ``path``.
+
+    Returns
+    -------
+    The distinct labels, sorted.
+    """
     connection = sqlite3.connect(path)
+    labels: set[str] = set()
     try:
         connection.executescript(_SCHEMA)
         with connection:
@@ -41,12 +48,18 @@ def write_items(path: Path, items: Iterable[NewItem], encoder_fingerprint: str) 
                     "INSERT INTO items VALUES (?, ?, ?, ?)",
                     (row, item.id, item.label, metadata_json(item.metadata)),
                 )
+                if item.label is not None:
+                    labels.add(item.label)
                 connection.execute(
                     "INSERT INTO thumbnails VALUES (?, ?, ?)",
                     (row, item.thumbnail.media_type, item.thumbnail.data),
                 )
+            connection.executemany(
+                "INSERT INTO labels VALUES (?)", ((label,) for label in sorted(labels))
+            )
     finally:
         connection.close()
+    return sorted(labels)
 
 
 REMEMBERED_FILTERS = 16
@@ -74,10 +87,16 @@ class Items:
         connection: sqlite3.Connection = self._connections.current
         return connection
 
-    def labels(self) -> list[str | None]:
-        """The label of every row, in row order."""
-        rows = self._connection.execute("SELECT label FROM items ORDER BY row")
-        return [label for (label,) in rows]
+    def labels(self) -> list[str]:
+        """The distinct labels, sorted."""
+        found = self._connection.execute("SELECT label FROM labels")
+        return sorted(label for (label,) in found)
+
+    def count(self) -> int:
+        """How many rows there are: they are numbered from 0."""
+        return int(
+            self._connection.execute("SELECT coalesce(max(row) + 1, 0) FROM items").fetchone()[0]
+        )
 
     def at(self, rows: Sequence[int]) -> list[Item]:
         """The items at ``rows``, in that order."""

@@ -40,6 +40,9 @@ def new_items(n: int, labels: str = "abc") -> list[NewItem]:
 class GalleryLaws:
     """Inherit, and supply a fixture `build` that makes a gallery."""
 
+    variance_error = 1e-5
+    """Relative, of the variances that a gallery keeps."""
+
     def test_finds_what_brute_force_finds(self, build: BuildGallery) -> None:
         embeddings, items = random_embeddings(90, 5, seed=0), new_items(90)
         gallery = build(embeddings, items)
@@ -64,9 +67,10 @@ class GalleryLaws:
             norm = np.linalg.norm(embeddings.mean[i])
             np.testing.assert_allclose(directions[row], embeddings.mean[i] / norm, atol=1e-6)
             expected = embeddings.variance[i].sum() / norm**2
-            np.testing.assert_allclose(dispersions[row], expected, rtol=1e-5)
+            np.testing.assert_allclose(dispersions[row], expected, rtol=self.variance_error)
             relative = embeddings.variance[i] / norm**2
-            np.testing.assert_allclose(gallery.variances(rows)[row], relative, rtol=1e-5)
+            stored_variances = gallery.variances(rows)[row]
+            np.testing.assert_allclose(stored_variances, relative, rtol=self.variance_error)
             assert gallery.row(stored.id) == row
             assert (stored.label, stored.metadata) == (items[i].label, items[i].metadata)
             assert (gallery.labels[codes[row]] if codes[row] >= 0 else None) == items[i].label
