@@ -11,8 +11,8 @@ Each size is measured in a process of its own, on one thread, after a pass that 
 
     python tests/benchmarks/bench_gallery.py [BUNDLE] [--peers] [--sizes 10000 100000]
 
-Writes build/bench-gallery.json. `--peers` measures hnswlib, usearch, milvus-lite and qdrant-client's
-local mode too (extra `bench`), on the 10⁵ items: see `bench_peers`.
+Writes build/bench-gallery.json. `--peers` measures hnswlib, usearch, milvus-lite and
+qdrant-client's local mode too (extra `bench`), on the 10⁵ items: see `bench_peers`.
 """
 
 from __future__ import annotations

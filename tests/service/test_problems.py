@@ -315,6 +315,12 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         "invalid_request",
         "could not be read",
     ),
+    "a filter that is none": (
+        upload(b"", filter='{"label": {"like": "x"}}'),
+        422,
+        "invalid_filter",
+        "the comparison 'like'; wanted eq",
+    ),
     "limit too small": (upload(b"", limit=0), 422, "invalid_request", "/body/limit: .*1"),
     "limit too large": (upload(b"", limit=101), 422, "invalid_request", "/body/limit: .*100"),
     "limit no number": (upload(b"", limit="ten"), 422, "invalid_request", "/body/limit: .*integer"),
