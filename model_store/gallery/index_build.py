@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from model_store.errors import ConfigError
 from model_store.gallery.index_choice import IndexKind, IndexPlan, IndexSettings
 from model_store.gallery.threads import faiss_threads
+from model_store.sphere import unit_direction
 
 REPORT_FILE = "index.json"
 
@@ -23,7 +24,7 @@ FETCHED = 200
 what a search asks for by itself."""
 
 N_QUERIES = 500
-"""Items that recall is measured with: 5,000 neighbours tell 0.98 from 0.99."""
+"""That recall is measured with: 5,000 neighbours tell 0.98 from 0.99."""
 
 N_NEIGHBOURS = 10
 
@@ -32,6 +33,9 @@ POINTS_PER_LIST = 40
 
 EFFORTS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
 """Of lists, or of an HNSW's queue: each about a half more than the one before."""
+
+_NEIGHBOURHOOD_EFFORT = 32
+"""For neighbours that queries are made of, and need not be the nearest."""
 
 _TIE = 1e-7
 """Similarities closer than float32 tells apart are of equal neighbours."""
@@ -45,8 +49,8 @@ class IndexReport:
     ----------
     kind, factory : what it is, in our words and in FAISS's.
     parameters : how it is searched: ``nprobe`` or ``efSearch``; of an exact one, nothing.
-    recall_at_10 : share of the ten nearest items that a search finds, mean over ``n_queries``
-        items of the gallery, each left out of its own list; after ranking again.
+    recall_at_10 : share of the ten nearest items that a search finds, after ranking again; mean
+        over ``n_queries`` made of the gallery's items (`_queries`).
     n_bytes : that stay in memory, by arithmetic.
     """
 
@@ -116,8 +120,8 @@ def build_index(
         n_points = min(n_items, POINTS_PER_LIST * getattr(index, "nlist", 1024))
         index.train(directions[np.sort(generator.permutation(n_items)[:n_points])])
         index.add(directions)
+        effort, recall, n_queries = _tuned(index, directions, plan, settings, generator)
     name = "efSearch" if plan.kind == "hnsw" else "nprobe"
-    effort, recall, n_queries = _tuned(index, directions, plan, settings, generator)
     set_effort(index, effort)
     parameters = {name: effort}
     report = IndexReport(plan.kind, plan.factory, parameters, recall, n_queries, plan.n_bytes)
@@ -151,23 +155,19 @@ def _tuned(
     generator: np.random.Generator,
 ) -> tuple[int, float, int]:
     """The least effort that reaches the recall, that recall, and on how many queries."""
-    n_items = len(directions)
-    rows = np.sort(generator.permutation(n_items)[:N_QUERIES])
-    tenth = _exact_tenth(directions, rows)
+    queries = _queries(index, directions, generator)
+    tenth = _tenth(directions, queries)
     recall = 0.0
     for effort in _efforts(index):
         set_effort(index, effort)
-        _, found = index.search(directions[rows], min(FETCHED + 1, n_items))
-        recall = float(
-            np.mean(
-                [
-                    _recall(directions, row, candidates, least)
-                    for row, candidates, least in zip(rows, found, tenth, strict=True)
-                ]
-            )
-        )
+        _, found = index.search(queries, min(FETCHED, len(directions)))
+        shares = [
+            _share_found(directions, query, candidates, least)
+            for query, candidates, least in zip(queries, found, tenth, strict=True)
+        ]
+        recall = float(np.mean(shares))
         if recall >= settings.min_recall:
-            return effort, recall, len(rows)
+            return effort, recall, len(queries)
     raise ConfigError(
         f"The index {plan.factory} finds {recall:.3f} of the ten nearest items at most, wanted "
         f"{settings.min_recall}. Raise index.memory_budget_bytes, so that items are stored in more "
@@ -182,21 +182,44 @@ def _efforts(index: Any) -> Sequence[int]:  # noqa: ANN401 - FAISS has no types
     return [*(effort for effort in EFFORTS if effort < n_lists), n_lists]
 
 
-def _exact_tenth(directions: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Similarity of the tenth nearest item to each of ``rows``, itself left out; or of the last."""
-    k = min(N_NEIGHBOURS + 1, len(directions))
-    similarities, found = faiss.knn(directions[rows], directions, k, faiss.METRIC_INNER_PRODUCT)
-    # Where equal items crowd it out of its own list, the last one takes its place.
-    similarities[found == rows[:, None]] = np.inf
-    nearest: NDArray[np.float32] = np.sort(similarities, axis=1)[:, 0]
-    return nearest
+def _queries(
+    index: Any,  # noqa: ANN401 - FAISS has no types
+    directions: NDArray[np.float32],
+    generator: np.random.Generator,
+) -> NDArray[np.float32]:
+    """Unit vectors that lie among the items without being any, (n, D).
+
+    Each is an item moved by the difference of two of its neighbours. An item itself would be too
+    easy a query: where copies crowd, its ten nearest are copies of it and lie in one list. On a
+    million Fashion-MNIST embeddings with copies, recall with items was 0.997 where that with images
+    kept out was 0.85; with these it is 0.985 for 0.985, or 0.996 for 0.997.
+    """
+    n_items = len(directions)
+    rows = np.sort(generator.permutation(n_items)[:N_QUERIES])
+    set_effort(index, _efforts(index)[-1] if n_items <= FETCHED else _NEIGHBOURHOOD_EFFORT)
+    _, found = index.search(directions[rows], min(FETCHED, n_items))
+    near = np.where(found < 0, rows[:, None], found)
+    places = generator.integers(0, near.shape[1], (2, len(rows)))
+    one, other = near[np.arange(len(rows)), places]
+    moved = directions[rows] + directions[one] - directions[other]
+    return unit_direction(moved)
 
 
-def _recall(
-    directions: NDArray[np.float32], row: int, candidates: NDArray[np.int64], least: float
+def _tenth(directions: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Similarity of the tenth nearest item to each of the queries; or of the last."""
+    k = min(N_NEIGHBOURS, len(directions))
+    similarities, _ = faiss.knn(queries, directions, k, faiss.METRIC_INNER_PRODUCT)
+    tenth: NDArray[np.float32] = similarities[:, -1]
+    return tenth
+
+
+def _share_found(
+    directions: NDArray[np.float32],
+    query: NDArray[np.float32],
+    candidates: NDArray[np.int64],
+    least: float,
 ) -> float:
-    """Share of the ten nearest items of ``row`` among ``candidates``, −1 where there is none."""
-    others = candidates[(candidates >= 0) & (candidates != row)]
-    near = directions[others] @ directions[row] >= least - _TIE
-    n_wanted = min(N_NEIGHBOURS, len(directions) - 1)
-    return min(1.0, int(near.sum()) / n_wanted) if n_wanted else 1.0
+    """Share of the ten nearest items among ``candidates``, which hold −1 where there is none."""
+    similarities = directions[candidates[candidates >= 0]] @ query
+    n_found = int((similarities >= least - _TIE).sum())
+    return min(1.0, n_found / min(N_NEIGHBOURS, len(directions)))

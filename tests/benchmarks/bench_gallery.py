@@ -3,7 +3,8 @@
 Directions, norms and variances are those of a real bundle (Fashion-MNIST, 128 dimensions). A
 thousand of its items are kept out as queries. Where items run out, copies of them are moved by
 Gaussian noise of half the distance to the tenth nearest item, and keep their variance and label.
-Each size is measured in a process of its own, on one thread, after a pass that warms up:
+Each size is measured in a process of its own, after a pass that warms up, on one thread and by the
+time that this thread computes, the kinds of search in turn: a busy machine falls on all or none.
 
 - *plain*: FAISS alone, the same index and parameters, as many candidates;
 - *uncertain*: `two_stage_search`: candidates once, a hundred predictive samples against them;
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -34,7 +36,13 @@ from numpy.typing import NDArray
 
 from model_store.bundle import locate
 from model_store.encoder import Embeddings
-from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
+from model_store.gallery import (
+    FaissGallery,
+    NewItem,
+    Thumbnail,
+    parse_filter,
+    write_faiss_gallery,
+)
 from model_store.gallery.faiss_gallery import GALLERY_FILES
 from model_store.gallery.index_search import INDEX_FILE
 from model_store.predictive import Predictive, predict
@@ -49,6 +57,11 @@ N_QUERIES = 1_000
 N_ALL_SAMPLES = 200
 """Queries whose every sample is searched, which takes a hundred times as long."""
 K = 10
+FILTERS: dict[str, dict[str, Any]] = {
+    "wide": {"copy_of": {"gte": 20_000}},
+    "narrow": {"copy_of": {"lt": 3_000}},
+    "very_narrow": {"copy_of": {"in": [7, 70, 700]}},
+}
 
 Floats = NDArray[np.float32]
 
@@ -61,7 +74,10 @@ def measure(bundle: Path = BUNDLE, sizes: tuple[int, ...] = SIZES) -> dict[str, 
         if not (directory / "truth.npy").exists():
             _build(bundle, directory, n_items)
         command = [sys.executable, __file__, "--measure", str(directory)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, env=environment
+        )
         found |= {
             f"gallery_{n_items}_{name}": value for name, value in json.loads(done.stdout).items()
         }
@@ -148,14 +164,18 @@ def _measure_one(directory: Path) -> dict[str, Any]:
         two_stage_search(gallery, predictive, K)
     after = process.memory_info().rss - before
     plain = faiss.read_index(str(directory / INDEX_FILE))
-    seconds = {
-        "plain": _median(lambda at: plain.search(queries[at : at + 1], N_CANDIDATES)),
-        "plain_10": _median(lambda at: plain.search(queries[at : at + 1], K)),
-        "candidates": _median(lambda at: gallery.candidates(queries[at : at + 1], N_CANDIDATES)),
-        "uncertain": _median(lambda at: two_stage_search(gallery, predictives[at], K)),
-        "all_samples": _median(lambda at: plain.search(predictives[at].samples, K), N_ALL_SAMPLES),
-    }
+    seconds = _medians(
+        N_QUERIES,
+        plain=lambda at: plain.search(queries[at : at + 1], N_CANDIDATES),
+        plain_10=lambda at: plain.search(queries[at : at + 1], K),
+        candidates=lambda at: gallery.candidates(queries[at : at + 1], N_CANDIDATES),
+        uncertain=lambda at: two_stage_search(gallery, predictives[at], K),
+    )
+    seconds |= _medians(
+        N_ALL_SAMPLES, all_samples=lambda at: plain.search(predictives[at].samples, K)
+    )
     found |= {f"{name}_ms": 1000 * median for name, median in seconds.items()}
+    found |= _filtered(gallery, queries[:N_ALL_SAMPLES])
     arithmetic = _arithmetic(gallery)
     return found | {
         "engine": gallery.index_type,
@@ -208,13 +228,38 @@ def _overlap(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
     return float(np.mean([len(set(a) & set(b)) / K for a, b in zip(found, truth, strict=True)]))
 
 
-def _median(search: Callable[[int], object], n: int = N_QUERIES) -> float:
-    seconds = []
+def _medians(n: int, **searches: Callable[[int], object]) -> dict[str, float]:
+    """Median seconds of each kind of search over ``n`` queries."""
+    seconds: dict[str, list[float]] = {name: [] for name in searches}
     for at in range(n):
+        for name, search in searches.items():
+            started = time.thread_time()
+            search(at)
+            seconds[name].append(time.thread_time() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _filtered(gallery: FaissGallery, queries: Floats) -> dict[str, float]:
+    """Filters that let much, little and very little through: their rows, recall and search time."""
+    found = {}
+    for name, where in FILTERS.items():
         started = time.perf_counter()
-        search(at)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
+        allowed = gallery.matching(parse_filter(where))
+        found[f"filter_{name}_matching_ms"] = 1000 * (time.perf_counter() - started)
+        rows = np.flatnonzero(allowed)
+        [median] = _medians(
+            len(queries),
+            search=lambda at, allowed=allowed: gallery.candidates(queries[at : at + 1], K, allowed),
+        ).values()
+        _, truth = faiss.knn(queries, gallery.directions(rows), K, faiss.METRIC_INNER_PRODUCT)
+        found |= {
+            f"filter_{name}_share": len(rows) / gallery.n_items,
+            f"filter_{name}_ms": 1000 * median,
+            f"filter_{name}_recall_at_10": _overlap(
+                gallery.candidates(queries, K, allowed).rows, rows[truth]
+            ),
+        }
+    return found
 
 
 def main() -> None:
