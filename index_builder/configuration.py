@@ -18,6 +18,7 @@ from index_builder.posterior_configuration import (
     Section,
 )
 from model_store.errors import ConfigError
+from model_store.gallery.index_choice import DEFAULT_SETTINGS, IndexKind
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
 
@@ -187,6 +188,27 @@ class TrainingConfig(Section):
     shift: int = Field(0, ge=0, description="Move training images by up to so many pixels.")
 
 
+class IndexConfig(Section):
+    """How the gallery is searched."""
+
+    kind: Literal["auto"] | IndexKind = Field(
+        DEFAULT_SETTINGS.kind,
+        description="auto: exact while the directions take at most 32 MiB; then inverted lists of "
+        "8 bits a dimension (ivf_sq8) or, where those do not fit the budget, of product codes "
+        "(ivf_pq). hnsw: a graph, for as fast a search in more memory.",
+    )
+    memory_budget_bytes: int = Field(
+        DEFAULT_SETTINGS.memory_budget_bytes, gt=0, description="Of what stays in memory."
+    )
+    min_recall: float = Field(
+        DEFAULT_SETTINGS.min_recall,
+        gt=0,
+        le=1,
+        description="Share of the ten nearest items that a search is to find; the index is "
+        "searched no wider than that takes.",
+    )
+
+
 class CalibrationConfig(Section):
     """What the answers promise."""
 
@@ -221,6 +243,7 @@ class BuildConfig(Section):
     network: NetworkConfig = NetworkConfig()
     training: TrainingConfig = TrainingConfig()
     posterior: PosteriorConfig = LaplaceConfig()
+    index: IndexConfig = IndexConfig()
     calibration: CalibrationConfig = CalibrationConfig()
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@
     <bundle id>/
       manifest.json       what is here, sha256 of each file; canonical JSON
       encoder.onnx        images in, Gaussian embeddings out
-      gallery.faiss …     directions, norms, variances, items
+      gallery.faiss …     index, directions, norms, variances, labels, items
       calibration.json …  the fitted decision layer (absent: nothing is calibrated)
       samples/            query images a visitor can try
       evaluation.json     how the bundle did on queries it has never seen
@@ -29,7 +29,7 @@ from typing import Any
 
 from model_store.errors import BundleMismatch, BundleNotFound, BundleTampered
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST_FILE = "manifest.json"
 ENCODER_FILE = "encoder.onnx"
 EVALUATION_FILE = "evaluation.json"
@@ -65,7 +65,7 @@ class Manifest:
 
     Attributes
     ----------
-    gallery : name, description, n_items, kind of index.
+    gallery : name, description, n_items, how it is searched, the index and its recall.
     encoder : fingerprint, posterior, preprocessing, dim, n_features.
     calibration : a summary, or None where nothing is calibrated.
     metrics : what evaluation measured on queries used for nothing else, or None.

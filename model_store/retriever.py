@@ -20,10 +20,16 @@ from model_store.bundle import (
 from model_store.decision import Calibration, Decision, decide
 from model_store.encoder import Embeddings, Encoder, OnnxEncoder, ProviderChoice
 from model_store.errors import BundleMismatch
-from model_store.gallery import FaissGallery, Gallery, Item
+from model_store.gallery import FaissGallery, Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
 from model_store.predictive import N_SAMPLES, Predictive, predict
-from model_store.search import N_CANDIDATES, Neighbours, two_stage_search
+from model_store.search import (
+    EVERYTHING,
+    N_CANDIDATES,
+    Diversity,
+    Neighbours,
+    two_stage_search,
+)
 from model_store.sphere import base_noise
 
 DEFAULT_ALPHA = 0.05
@@ -73,7 +79,8 @@ class Answer:
     ----------
     decision, predictive : the verdict and the numbers behind it.
     alpha : the rate of false alarms that was accepted.
-    matches : the first items, nearest first.
+    matches : the first items of the list, nearest first.
+    n_listed : how many items the list has, of which the candidates are made.
     result_set : items of `Decision.result_set`, nearest first; some may stand below the matches.
     seconds : of each stage.
     """
@@ -82,6 +89,7 @@ class Answer:
     predictive: Predictive
     alpha: float
     matches: tuple[Match, ...]
+    n_listed: int
     result_set: tuple[Item, ...]
     seconds: dict[str, float]
 
@@ -147,32 +155,51 @@ class Retriever:
         alpha: float | None = None,
         coverage: float | None = None,
         left_out: int | None = None,
+        where: Filter | None = None,
+        diversity: Diversity = EVERYTHING,
     ) -> Answer:
         """Search and decide for one query.
+
+        Under a filter there are neither match probabilities nor a result set, and the verdict is
+        ``not_calibrated``, or ``out_of_distribution`` where the query is: the calibration holds for
+        the whole gallery. A diverse list changes no probability and no verdict; it is made of the
+        `N_CANDIDATES` nearest items, and ends with them.
 
         Parameters
         ----------
         limit : how many items to describe, at most `N_CANDIDATES`.
         alpha, coverage : None for what the calibration says.
         left_out : row of an item not to find.
+        where : which items may be found.
+        diversity : which are not listed because a nearer one stands for them.
         """
         if not 1 <= limit <= N_CANDIDATES:
             raise ValueError(f"{limit=}, wanted 1 to {N_CANDIDATES}")
         alpha = self.alpha if alpha is None else alpha
         started = time.perf_counter()
-        neighbours = two_stage_search(self.gallery, predictive, limit, left_out=left_out)
+        allowed = None if where is None else self.gallery.matching(where)
+        neighbours = two_stage_search(
+            self.gallery,
+            predictive,
+            limit,
+            left_out=left_out,
+            allowed=allowed,
+            diversity=diversity,
+        )
+        places = neighbours.listed[:limit]
         searched = time.perf_counter()
         decision = decide(
             self.calibration,
             predictive,
             neighbours,
             self.gallery.label_codes(neighbours.rows),
-            limit,
+            int(places[-1]) + 1 if len(places) else limit,
             alpha,
             coverage,
+            whole_gallery=where is None,
         )
         decided = time.perf_counter()
-        shown = neighbours.rows[:limit]
+        shown = neighbours.rows[places]
         chosen = decision.result_set
         members = neighbours.rows[:0] if chosen is None else neighbours.rows[chosen.places]
         items = self.gallery.items(np.concatenate([shown, members]))  # one look-up for both
@@ -183,9 +210,17 @@ class Retriever:
             "decide": decided - searched,
             "items": time.perf_counter() - decided,
         }
-        return Answer(decision, predictive, alpha, matches, tuple(items[len(shown) :]), seconds)
+        others = tuple(items[len(shown) :])
+        n_listed = len(neighbours.listed)
+        return Answer(decision, predictive, alpha, matches, n_listed, others, seconds)
 
-    def similar(self, item_id: str, limit: int = 10) -> Answer:
+    def similar(
+        self,
+        item_id: str,
+        limit: int = 10,
+        where: Filter | None = None,
+        diversity: Diversity = EVERYTHING,
+    ) -> Answer:
         """Search with an item of the gallery, and leave it out; nothing is encoded.
 
         What is stored of an item is its embedding, not the features that an outlier score comes
@@ -197,7 +232,8 @@ class Retriever:
         ItemNotFound : the gallery has no such item.
         """
         row = self.gallery.row(item_id)
-        return self.find(self._stored(row), limit, left_out=row)
+        stored = self._stored(row)
+        return self.find(stored, limit, left_out=row, where=where, diversity=diversity)
 
     def _stored(self, row: int) -> Predictive:
         """The predictive distribution of an item: of m / ‖m‖ and v / ‖m‖², as of m and v."""
@@ -212,15 +248,18 @@ class Retriever:
         limit: int = 10,
         alpha: float | None = None,
         coverage: float | None = None,
+        where: Filter | None = None,
+        diversity: Diversity = EVERYTHING,
     ) -> Answer:
-        """Answer for the bytes of an image file.
+        """Answer for the bytes of an image file; see `find`.
 
         Raises
         ------
         ImageError : the bytes cannot be searched with.
         """
         prepared = self.prepare(decode_image(data))
-        return self.find(self.embed(prepared[None])[0], limit, alpha, coverage)
+        predictive = self.embed(prepared[None])[0]
+        return self.find(predictive, limit, alpha, coverage, where=where, diversity=diversity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,21 +344,21 @@ def _matches(
     neighbours: Neighbours,
     decision: Decision,
 ) -> tuple[Match, ...]:
-    """The first neighbours, with what is known of each; ``variances`` (n,) of the n ``items``."""
+    """The first of the list, with what is known of each; ``variances`` (n,) of the n ``items``."""
     probabilities, intervals = decision.match_probabilities, decision.match_intervals
     confidences = neighbours.rank_confidence
     return tuple(
         Match(
-            rank=place + 1,
+            rank=rank + 1,
             item=item,
             similarity=float(neighbours.similarities[place]),
             match_probability=None if probabilities is None else float(probabilities[place]),
             match_interval=None
             if intervals is None
             else (float(intervals[place, 0]), float(intervals[place, 1])),
-            rank_stability=float(neighbours.rank_stability[place]),
-            rank_confidence=float(confidences[place]) if place < len(confidences) else None,
-            variance=float(variances[place]),
+            rank_stability=float(neighbours.rank_stability[rank]),
+            rank_confidence=float(confidences[rank]) if rank < len(confidences) else None,
+            variance=float(variances[rank]),
         )
-        for place, item in enumerate(items)
+        for rank, (place, item) in enumerate(zip(neighbours.listed, items, strict=False))
     )

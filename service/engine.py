@@ -275,7 +275,7 @@ class SearchEngine:
             self._retriever.alpha if alpha is None else alpha,
         )
 
-    async def similar(self, item_id: str, limit: int) -> Similar:
+    async def similar(self, item_id: str, asked: Asked) -> Similar:
         """What is like an item of the gallery; nothing is encoded.
 
         Raises
@@ -285,7 +285,9 @@ class SearchEngine:
         started = time.perf_counter()
         retriever = self._retriever
         item = await self.compute(lambda: retriever.gallery.item(item_id))
-        answer = await self.compute(lambda: retriever.similar(item_id, limit))
+        answer = await self.compute(
+            lambda: retriever.similar(item_id, asked.limit, asked.where, asked.diversity)
+        )
         return Similar(item, answer, answer.seconds | {"total": time.perf_counter() - started})
 
     async def items(self, start: int, limit: int) -> list[Item]:
@@ -365,7 +367,14 @@ class SearchEngine:
         return (await self.compute(lambda: self._retriever.predictives(embeddings)))[0]
 
     def _find(self, predictive: Predictive, asked: Asked) -> Answer:
-        return self._retriever.find(predictive, asked.limit, asked.alpha, asked.coverage)
+        return self._retriever.find(
+            predictive,
+            asked.limit,
+            asked.alpha,
+            asked.coverage,
+            where=asked.where,
+            diversity=asked.diversity,
+        )
 
     def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float, float]:
         """Rank, match probability and its uncorrected log-odds of an item a query found."""

@@ -1,17 +1,26 @@
 """The gallery: what a query is compared with.
 
 `Gallery` is the seam; `FaissGallery` (FAISS and SQLite in a directory) is the embedded default.
+`read_filter` reads which items a search may find, and `Gallery.matching` finds them.
 """
 
 from model_store.gallery.faiss_gallery import FaissGallery, write_faiss_gallery
+from model_store.gallery.filters import Filter, parse_filter, read_filter
+from model_store.gallery.index_build import IndexReport
+from model_store.gallery.index_choice import IndexSettings
 from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
 
 __all__ = [
     "Candidates",
     "FaissGallery",
+    "Filter",
     "Gallery",
+    "IndexReport",
+    "IndexSettings",
     "Item",
     "NewItem",
     "Thumbnail",
+    "parse_filter",
+    "read_filter",
     "write_faiss_gallery",
 ]
