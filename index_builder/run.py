@@ -21,6 +21,7 @@ class Run:
           checkpoint.safetensors  training.json     train
           objective.safetensors
           posterior.safetensors   posterior.json    fit
+          index/                                    index, while it works
           bundle/                                   export, index, calibrate, evaluate
     """
 

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from functools import lru_cache, partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,9 @@ from index_builder.evaluation import evaluate
 from index_builder.export import PARITY_BATCHES, ProbabilisticEncoder, export_encoder
 from index_builder.features import feature_blocks
 from index_builder.fitting import fit_posterior
-from index_builder.indexing import BATCH, build_gallery
+from index_builder.indexing import BATCH
+from index_builder.indexing.embedding import open_encoder
+from index_builder.indexing.gallery import build_gallery
 from index_builder.networks import (
     MetricEncoder,
     build_encoder,
@@ -44,13 +45,13 @@ from index_builder.objectives import build_objective
 from index_builder.observation import label_means, observe
 from index_builder.posteriors import load_posterior
 from index_builder.progress import console, track
+from index_builder.publishing import describe
 from index_builder.run import Run, write_json
 from index_builder.samples import write_samples
 from index_builder.training import feature_source, train
 from model_store.bundle import (
     ENCODER_FILE,
     EVALUATION_FILE,
-    Manifest,
     publish,
 )
 from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder
@@ -59,7 +60,7 @@ from model_store.feedback import FeedbackLog
 from model_store.gallery import FaissGallery
 from model_store.gallery.faiss_gallery import ITEMS_FILE
 from model_store.quality import ordinary_limits, quality_measures
-from model_store.retriever import Retriever, open_parts, search_settings
+from model_store.retriever import open_parts, search_settings
 
 N_DETECTOR_IMAGES = 10_000
 """Gallery images whose features the outlier detector is fitted on; beyond it nothing is gained and
@@ -75,8 +76,6 @@ MIN_POSITIVES = 2
 
 TRAINING_REPORT = "training.json"
 POSTERIOR_REPORT = "posterior.json"
-
-_LIBRARIES = ("vouch", "torch", "torchvision", "onnx", "numpy", "scikit-learn", "faiss-cpu")
 
 
 def train_step(config: BuildConfig, run: Run) -> None:
@@ -153,7 +152,8 @@ def export_step(config: BuildConfig, run: Run) -> None:
 def index_step(config: BuildConfig, run: Run) -> None:
     """encoder.onnx and gallery images → the gallery's files."""
     splits = _splits(config)
-    build_gallery(run.staging, _exported(run), splits.gallery, labelled=splits.labelled)
+    encoder = open_encoder(run.require(run.staging / ENCODER_FILE, "export"))
+    build_gallery(run.directory / "index", run.staging, encoder, splits)
 
 
 def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) -> None:
@@ -225,25 +225,8 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
     report = run.require(run.staging / EVALUATION_FILE, "evaluate")
     retriever = open_parts(run.staging, "cpu")
     samples = write_samples(run.staging, _splits(config))
-    manifest = Manifest(
-        gallery={
-            "name": config.name,
-            "description": config.description,
-            "n_items": retriever.gallery.n_items,
-            "search": search_settings(retriever.gallery),
-        },
-        encoder={
-            "fingerprint": retriever.encoder.fingerprint,
-            "posterior": retriever.encoder.metadata.posterior,
-            "preprocessing": asdict(retriever.encoder.metadata.preprocessing),
-            "dim": retriever.encoder.dim,
-            "n_features": retriever.encoder.n_features,
-        },
-        calibration=_calibration_summary(retriever),
-        metrics=json.loads(report.read_text(encoding="utf-8")),
-        samples=samples,
-        library_versions={name: metadata.version(name) for name in _LIBRARIES},
-    )
+    metrics = json.loads(report.read_text(encoding="utf-8"))
+    manifest = describe(retriever, config.name, config.description, metrics, samples)
     return publish(run.staging, manifest, bundles)
 
 
@@ -334,15 +317,3 @@ def _some_of_the_gallery(
         encoder.encode(batch) for _, batch in track(batches, "features of the gallery", n_batches)
     ]
     return images, Embeddings.concatenate(parts)
-
-
-def _calibration_summary(retriever: Retriever) -> dict[str, Any] | None:
-    calibration = retriever.calibration
-    if calibration is None:
-        return None
-    return {
-        "n_queries": calibration.n_queries,
-        "alpha": calibration.alpha,
-        "match_threshold": calibration.match_threshold,
-        "report": dict(calibration.report),
-    }
