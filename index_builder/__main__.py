@@ -188,6 +188,25 @@ def activate_command(
     activate(directory, bundle_id)
 
 
+@app.command("doctor")
+def doctor_command(
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="A bundle, a directory of bundles, or the run of an indexing."),
+    ] = None,
+) -> None:
+    """Look at an installation, bundles or a run; say what to do, and fail if anything is wrong."""
+    examine = importlib.import_module("index_builder.doctor").examine
+    states = set()
+    for finding in examine(path):
+        states.add(finding.state)
+        print(f"{finding.state:5} {finding.what}")
+        if finding.advice:
+            print(f"      {finding.advice}")
+    if "wrong" in states:
+        raise typer.Exit(1)
+
+
 @app.command("rollback")
 def rollback_command(directory: DirectoryArgument) -> None:
     """Make the bundle the current one again that was before."""
