@@ -36,12 +36,13 @@ class Command:
     source: Path
     encoder: Path
     place: Path
+    options: tuple[str, ...] = ()
 
     def start(self) -> subprocess.Popen[bytes]:
         """Begin, or go on, in a group of processes of its own."""
         return subprocess.Popen(
             [sys.executable, "-m", "index_builder", "index", self.source, "--encoder", self.encoder,
-             "--name", "crash", "--provider", "cpu", "--workers", "2"],
+             "--name", "crash", "--provider", "cpu", "--workers", "2", *self.options],
             cwd=self.place,
             start_new_session=True,
             stdout=subprocess.DEVNULL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -115,14 +116,10 @@ def index_collection(indexing: Indexing) -> Outcome:
         try:
             with writing(f"the run directory {work.directory}"):
                 write_summary(work, {**summary, "state": "embedding"})
-            embed_catalogue(
-                catalogue,
-                work.store,
-                encoder,
-                _engine(indexing, encoder),
-                indexing.tolerance,
-                progress,
-            )
+            with closing(_engine(indexing, encoder)) as engine:
+                embed_catalogue(
+                    catalogue, work.store, encoder, engine, indexing.tolerance, progress
+                )
         except TooManyBadImages:
             write_quarantine(work, progress.failures)
             raise

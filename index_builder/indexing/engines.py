@@ -22,6 +22,9 @@ class Engine(Protocol):
     def shards(self, tasks: Iterable[Task]) -> Iterator[Shard]:
         """The shard of each task, in whatever order they are done."""
 
+    def close(self) -> None:
+        """End what was started for the work."""
+
 
 class LocalEngine:
     """The machine itself: some decoders, and as many batches encoded at once.
@@ -63,5 +66,10 @@ class LocalEngine:
                     encoding.remove(encoded)
                     yield encoded.result()
         finally:
-            self._decoders.close()
+            for future in decoding:
+                future.cancel()
             encoders.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        """End the decoders."""
+        self._decoders.close()

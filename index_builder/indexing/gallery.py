@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from index_builder.datasets import LabelledImages, Splits
@@ -45,9 +46,9 @@ def build_gallery(directory: Path, staging: Path, encoder: Encoder, splits: Spli
         work.begin(resume=False)
         catalogue = Catalogue(work.catalogue, _entries(images, labelled=splits.labelled))
         n = usable_processors()
-        engine = LocalEngine(DecoderThreads(prepare, n), encoder, n)
         progress = Progress(len(images))
-        embed_catalogue(catalogue, work.store, encoder, engine, NONE, progress)
+        with closing(LocalEngine(DecoderThreads(prepare, n), encoder, n)) as engine:
+            embed_catalogue(catalogue, work.store, encoder, engine, NONE, progress)
         assemble(work, catalogue.n_blocks, encoder.dim, encoder.fingerprint)
         catalogue.close()
         for path in work.bundle.iterdir():
