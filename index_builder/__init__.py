@@ -15,6 +15,9 @@ evaluate    other held-out queries → table and JSON                     `evalu
 publish     all of it → a verified bundle, by one rename                `model_store.bundle`
 ==========  ==========================================================  =========================
 
+`vouch-build index SOURCE` indexes any collection with an encoder that exists, and publishes it;
+`doctor` says what is wrong.
+
 `configuration` is what a TOML file may say, `datasets` what the images are, `networks` what the
 encoder is, `steps` ties files to functions, and ``vouch-build all`` runs the lot.
 """

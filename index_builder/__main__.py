@@ -20,6 +20,7 @@ from index_builder.configuration import (
     load_config,
     photographs_config,
 )
+from index_builder.index_command import index_command
 from index_builder.progress import console
 from index_builder.run import Run
 from model_store.bundle import activate, bundle_ids, current_id, previous_id, read_manifest
@@ -91,7 +92,7 @@ def _add_step(name: str, help_text: str) -> None:
 _add_step("train", "Train the encoder: images → checkpoint.safetensors.")
 _add_step("fit", "Fit the posterior: checkpoint → posterior.safetensors.")
 _add_step("export", "Export to ONNX, refused unless it agrees with torch.")
-_add_step("index", "Embed the gallery: images → FAISS, variances, items.")
+app.command("index")(index_command)
 
 
 @app.command("calibrate")
@@ -231,6 +232,25 @@ def activate_command(
         )
     read_manifest(directory / bundle_id)
     activate(directory, bundle_id)
+
+
+@app.command("doctor")
+def doctor_command(
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="A bundle, a directory of bundles, or the run of an indexing."),
+    ] = None,
+) -> None:
+    """Look at an installation, bundles or a run; say what to do, and fail if anything is wrong."""
+    examine = importlib.import_module("index_builder.doctor").examine
+    states = set()
+    for finding in examine(path):
+        states.add(finding.state)
+        print(f"{finding.state:5} {finding.what}")
+        if finding.advice:
+            print(f"      {finding.advice}")
+    if "wrong" in states:
+        raise typer.Exit(1)
 
 
 @app.command("rollback")

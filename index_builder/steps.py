@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from functools import lru_cache, partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from index_builder.calibration import (
 from index_builder.configuration import BuildConfig
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.datasets.corruption import corrupted
+from index_builder.embedding import embed_with_features
 from index_builder.evaluation import evaluate
 from index_builder.export import PARITY_BATCHES, export_encoder
 from index_builder.features import feature_blocks
@@ -38,7 +38,8 @@ from index_builder.fitted import (
     trained_members,
 )
 from index_builder.fitting import fit_members, fit_posterior
-from index_builder.indexing import BATCH, build_gallery
+from index_builder.indexing.embedding import open_encoder
+from index_builder.indexing.gallery import build_gallery
 from index_builder.networks import (
     MetricEncoder,
     build_encoder,
@@ -52,13 +53,13 @@ from index_builder.posterior_configuration import EnsembleConfig
 from index_builder.posteriors import EnsemblePosterior, Posterior
 from index_builder.progress import console, track
 from index_builder.protocols import load_protocol
+from index_builder.publishing import describe
 from index_builder.run import Run, write_json
 from index_builder.samples import write_samples
 from index_builder.training import feature_source, train
 from model_store.bundle import (
     ENCODER_FILE,
     EVALUATION_FILE,
-    Manifest,
     publish,
 )
 from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder
@@ -67,7 +68,7 @@ from model_store.feedback import FeedbackLog
 from model_store.gallery import FaissGallery, IndexReport, IndexSettings
 from model_store.gallery.faiss_gallery import ITEMS_FILE
 from model_store.quality import ordinary_limits, quality_measures
-from model_store.retriever import Retriever, open_parts, search_settings
+from model_store.retriever import open_parts, search_settings
 
 N_DETECTOR_IMAGES = 10_000
 """Gallery images whose features the outlier detector is fitted on; beyond it nothing is gained and
@@ -82,8 +83,6 @@ MIN_POSITIVES = 2
 """Images of a label that make a positive pair."""
 
 POSTERIOR_REPORT = "posterior.json"
-
-_LIBRARIES = ("vouch", "torch", "torchvision", "onnx", "numpy", "scikit-learn", "faiss-cpu")
 
 
 def train_step(config: BuildConfig, run: Run) -> None:
@@ -199,8 +198,10 @@ def export_step(config: BuildConfig, run: Run) -> None:
 def index_step(config: BuildConfig, run: Run) -> None:
     """encoder.onnx and gallery images → the gallery's files."""
     splits = _splits(config)
+    encoder = open_encoder(run.require(run.staging / ENCODER_FILE, "export"))
     settings = IndexSettings(**config.index.model_dump(), seed=config.seed)
-    build_gallery(run.staging, _exported(run), splits.gallery, settings, labelled=splits.labelled)
+    work = run.directory / "index"
+    build_gallery(work, run.staging, encoder, splits.gallery, settings, labelled=splits.labelled)
 
 
 def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) -> None:
@@ -277,26 +278,9 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
     report = run.require(run.staging / EVALUATION_FILE, "evaluate")
     retriever = open_parts(run.staging, "cpu")
     samples = write_samples(run.staging, _splits(config))
-    manifest = Manifest(
-        gallery={
-            "name": config.name,
-            "description": config.description,
-            "n_items": retriever.gallery.n_items,
-            "search": search_settings(retriever.gallery),
-            "index": asdict(IndexReport.load(run.staging)),
-        },
-        encoder={
-            "fingerprint": retriever.encoder.fingerprint,
-            "posterior": retriever.encoder.metadata.posterior,
-            "preprocessing": asdict(retriever.encoder.metadata.preprocessing),
-            "dim": retriever.encoder.dim,
-            "n_features": retriever.encoder.n_features,
-        },
-        calibration=_calibration_summary(retriever),
-        metrics=json.loads(report.read_text(encoding="utf-8")),
-        samples=samples,
-        library_versions={name: metadata.version(name) for name in _LIBRARIES},
-    )
+    metrics = json.loads(report.read_text(encoding="utf-8"))
+    index = IndexReport.load(run.staging)
+    manifest = describe(retriever, index, config.name, config.description, metrics, samples)
     return publish(run.staging, manifest, bundles)
 
 
@@ -362,21 +346,4 @@ def _some_of_the_gallery(
     images = gallery.subset(
         np.random.default_rng(seed).permutation(len(gallery))[:N_DETECTOR_IMAGES]
     )
-    batches = images.batches(encoder.metadata.preprocessing, BATCH)
-    n_batches = -(-len(images) // BATCH)
-    parts = [
-        encoder.encode(batch) for _, batch in track(batches, "features of the gallery", n_batches)
-    ]
-    return images, Embeddings.concatenate(parts)
-
-
-def _calibration_summary(retriever: Retriever) -> dict[str, Any] | None:
-    calibration = retriever.calibration
-    if calibration is None:
-        return None
-    return {
-        "n_queries": calibration.n_queries,
-        "alpha": calibration.alpha,
-        "match_threshold": calibration.match_threshold,
-        "report": dict(calibration.report),
-    }
+    return images, embed_with_features(encoder, images, "features of the gallery")

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.encoder import ProviderChoice
 from model_store.images import ImageLimits
-from service.decoder import DecodingBudget
+from model_store.images.budget import DecodingBudget
 from service.rates import RateText
 
 

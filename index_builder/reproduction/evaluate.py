@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from index_builder.configuration import BuildConfig
+from index_builder.embedding import embed_all
 from index_builder.features import all_features
-from index_builder.indexing import embed_all
 from index_builder.networks import load_encoder
 from index_builder.posteriors import LastLayerPosterior, load_posterior
 from index_builder.protocols import PROTOCOLS, ProtocolData

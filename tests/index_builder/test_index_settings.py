@@ -9,7 +9,7 @@ from fakes import FakeEncoder
 
 from index_builder.configuration import load_config
 from index_builder.datasets.images import from_arrays
-from index_builder.indexing import build_gallery
+from index_builder.indexing.gallery import build_gallery
 from model_store.gallery import FaissGallery, IndexSettings
 from model_store.gallery.faiss_gallery import GALLERY_FILES
 
@@ -22,10 +22,12 @@ IMAGES = from_arrays(
 
 def test_an_index_of_another_kind_leaves_nothing_of_the_one_before(tmp_path: Path) -> None:
     encoder = FakeEncoder()
-    build_gallery(tmp_path, encoder, IMAGES, IndexSettings("ivf_sq8"))
+    work, tmp_path = tmp_path / "work", tmp_path / "staging"
+    tmp_path.mkdir()
+    build_gallery(work, tmp_path, encoder, IMAGES, IndexSettings("ivf_sq8"))
     assert FaissGallery(tmp_path).index.kind == "ivf_sq8"
     assert {path.name for path in tmp_path.iterdir()} == set(GALLERY_FILES)
-    build_gallery(tmp_path, encoder, IMAGES)
+    build_gallery(work, tmp_path, encoder, IMAGES)
     assert FaissGallery(tmp_path).index.kind == "flat"
     assert set(GALLERY_FILES) - {path.name for path in tmp_path.iterdir()} == {
         "directions.npy",
