@@ -244,6 +244,9 @@ def test_an_ensemble_is_trained_member_by_member_and_goes_on_where_it_was_left(
     alone = configured(digits_config.model_copy(update={"training": short}), "deterministic")
     assert first.read_json("training.json")["config"] == alone.model_dump(mode="json")
     assert first.checkpoint.read_bytes() != second.checkpoint.read_bytes()
+    # Pixels are standardised by the training images: both members had those of the build.
+    theirs, ours = load_file(first.checkpoint), load_file(second.checkpoint)
+    assert torch.equal(theirs["pixel_mean"], ours["pixel_mean"])
     written, lost = first.checkpoint.stat().st_mtime_ns, second.checkpoint.read_bytes()
     (run.directory / "training.json").unlink()  # as if interrupted in the second
     (second.directory / "training.json").unlink()
