@@ -6,18 +6,17 @@ import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
+from pydantic import Field, ValidationError, model_validator
+
+from index_builder.posterior_configuration import (
+    CONTRASTIVE,
+    LaplaceConfig,
+    MonteCarloDropoutConfig,
+    PosteriorConfig,
+    Section,
 )
-
 from model_store.errors import ConfigError
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
@@ -38,13 +37,7 @@ ProtocolName = Literal[
 """See `index_builder.protocols`."""
 
 
-class _Section(BaseModel):
-    """A frozen table of the file; unknown keys are errors, so a typing slip is not ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DatasetConfig(_Section):
+class DatasetConfig(Section):
     """Which images, and what each is for."""
 
     kind: Literal["digits", "fashion-mnist", "mnist", "folder", "protocol"] = Field(
@@ -113,7 +106,7 @@ class DatasetConfig(_Section):
         return self
 
 
-class OutlierConfig(_Section):
+class OutlierConfig(Section):
     """Images from another world: one kind to calibrate with, another to be tested on."""
 
     calibration: OutlierKind = "photographs"
@@ -124,7 +117,7 @@ PHOTOGRAPH = 224
 """Height and width that ImageNet's networks were trained at, pixels."""
 
 
-class NetworkConfig(_Section):
+class NetworkConfig(Section):
     """The encoder: a trunk, and the linear last layer on its features."""
 
     trunk: Literal[
@@ -162,6 +155,9 @@ class NetworkConfig(_Section):
     )
     embedding_dim: int = Field(128, ge=2)
     dropout: float = Field(0.0, ge=0, lt=1, description="On the features, while training.")
+    dropout_inside: bool = Field(
+        False, description="The same share between the convolutions of small_cnn as well."
+    )
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> NetworkConfig:
@@ -171,10 +167,12 @@ class NetworkConfig(_Section):
             raise ValueError(f"{self.trunk} has no feature map to pool: drop `pooling`")
         if self.trunk in {"small_cnn", "colour_cnn"} and self.input_size != PHOTOGRAPH:
             raise ValueError(f"{self.trunk} has an input size of its own: drop `input_size`")
+        if self.dropout_inside and (self.trunk != "small_cnn" or not self.dropout):
+            raise ValueError("`dropout_inside` is for trunk = 'small_cnn', and needs `dropout`")
         return self
 
 
-class TrainingConfig(_Section):
+class TrainingConfig(Section):
     """Training: of the encoder, and of whatever the posterior's objective learns beside it."""
 
     epochs: int = Field(10, ge=0, description="0 takes the encoder as it is loaded or whitened.")
@@ -189,105 +187,7 @@ class TrainingConfig(_Section):
     shift: int = Field(0, ge=0, description="Move training images by up to so many pixels.")
 
 
-class _LaplaceConfig(_Section):
-    """What both ways to a Laplace posterior share."""
-
-    method: str
-    approximation: Literal["full", "positives", "fixed"] = Field(
-        "fixed", description="How the curvature that negatives make indefinite is kept positive."
-    )
-    split: Literal["euclidean", "arccos"] = Field(
-        "euclidean", description="Whether normalisation counts to the network or to the loss."
-    )
-    prior_precision: float | None = Field(
-        None, gt=0, description="Left out: chosen as `prior_chosen_by` says."
-    )
-    prior_chosen_by: Literal["validation", "marginal_likelihood"] = Field(
-        "validation",
-        description="validation: by how well sampled neighbours predict the label of images that "
-        "the encoder was not trained on. marginal_likelihood: by the evidence of the training "
-        "images, which leaves a last layer with more weights than images far too uncertain.",
-    )
-
-    @property
-    def name(self) -> str:
-        """What the served answer calls it."""
-        return f"{self.method}_{self.approximation}_{self.split}"
-
-
-class LaplaceConfig(_LaplaceConfig):
-    """The Laplace posterior of the last layer, fitted once training is over."""
-
-    method: Literal["laplace"] = "laplace"
-
-
-class OnlineLaplaceConfig(_LaplaceConfig):
-    """The Laplace posterior of the last layer, kept up while training."""
-
-    method: Literal["online_laplace"]
-    memory_factor: float = Field(
-        1e-3, gt=0, le=1, description="Share of a minibatch in the average of the curvature."
-    )
-    n_samples: int = Field(
-        0, ge=0, description="Last layers drawn for each step; 0 takes the step at the mean."
-    )
-    initial_precision: float = Field(
-        1e6, ge=0, description="Keeps drawn layers near the mean at first; forgotten in training."
-    )
-    training_prior_precision: float = Field(
-        1.0, gt=0, description="While training; afterwards the prior is chosen as above."
-    )
-
-
-class BayesianTripletConfig(_Section):
-    """A variance head on the features, trained with the Bayesian triplet loss."""
-
-    method: Literal["bayesian_triplet"]
-    variance: Literal["isotropic", "diagonal"] = Field(
-        "diagonal", description="One variance an image, or one for each dimension."
-    )
-    prior: Literal["gaussian", "von_mises_fisher"] = Field(
-        "gaussian", description="What the embedding's distribution is pulled towards."
-    )
-    prior_variance: float | None = Field(
-        None, gt=0, description="Of each dimension; left out: 1 / embedding_dim."
-    )
-    kl_weight: float = Field(1e-6, ge=0, description="Of the divergence from the prior.")
-    margin: float = Field(0.0, ge=0, description="In squared distance, by which positives lead.")
-    mining: Literal["all", "semihard", "hard"] = Field(
-        "all", description="Which triplets within the miner's margin train."
-    )
-    n_triplets: int = Field(5000, ge=1, description="Drawn from a minibatch, at most.")
-
-    @model_validator(mode="after")
-    def _von_mises_fisher_is_isotropic(self) -> BayesianTripletConfig:
-        if self.prior == "von_mises_fisher" and self.variance == "diagonal":
-            raise ValueError("the von Mises-Fisher prior needs variance = 'isotropic'")
-        return self
-
-    @property
-    def name(self) -> str:
-        """What the served answer calls it."""
-        return f"{self.method}_{self.variance}_{self.prior}"
-
-
-def _method(value: Any) -> str:  # noqa: ANN401 - a table of the file, or a section already made
-    """Method of a posterior table; one that names none is the post-hoc Laplace posterior."""
-    if isinstance(value, dict):
-        return str(value.get("method", "laplace"))
-    return str(getattr(value, "method", None))
-
-
-PosteriorConfig = Annotated[
-    Annotated[LaplaceConfig, Tag("laplace")]
-    | Annotated[OnlineLaplaceConfig, Tag("online_laplace")]
-    | Annotated[BayesianTripletConfig, Tag("bayesian_triplet")],
-    Discriminator(_method),
-]
-"""What the encoder does not know, and how it comes to say so."""
-
-
-class CalibrationConfig(_Section):
+class CalibrationConfig(Section):
     """What the answers promise."""
 
     alpha: float = Field(
@@ -310,7 +210,7 @@ class CalibrationConfig(_Section):
     )
 
 
-class BuildConfig(_Section):
+class BuildConfig(Section):
     """A whole build."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Of the gallery.")
@@ -332,8 +232,21 @@ class BuildConfig(_Section):
                 raise ValueError("online_laplace takes the curvature of whole features: no dropout")
         elif self.network.last_layer == "random":
             raise ValueError("with training.epochs = 0, network.last_layer must not be 'random'")
-        elif self.posterior.method != "laplace":
+        elif self.posterior.method not in CONTRASTIVE:
             raise ValueError(f"posterior.method = '{self.posterior.method}' needs training.epochs")
+        return self
+
+    @model_validator(mode="after")
+    def _dropout_says_something(self) -> BuildConfig:
+        asked = self.posterior
+        if isinstance(asked, MonteCarloDropoutConfig):
+            if not self.network.dropout:
+                raise ValueError("posterior.method = 'mc_dropout' needs network.dropout, e.g. 0.2")
+            if (asked.n_passes is not None) and not self.network.dropout_inside:
+                raise ValueError(
+                    "dropout before the last layer alone needs no passes, its moments are exact: "
+                    "drop posterior.n_passes, or set network.dropout_inside"
+                )
         return self
 
 

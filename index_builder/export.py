@@ -21,6 +21,7 @@ from model_store.encoder import (
     OnnxEncoder,
 )
 from model_store.errors import ParityError
+from model_store.images import Preprocessing
 
 PARITY_BATCHES = (1, 2, 5)
 """Batch sizes at which the exported file must agree with torch: the exporter's own (2), one below
@@ -38,6 +39,11 @@ class ProbabilisticEncoder(nn.Module):
         self.encoder = encoder
         self.posterior = posterior
 
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How an upright RGB image becomes the input."""
+        return self.encoder.preprocessing
+
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
         features = self.encoder.features(images)
@@ -46,7 +52,7 @@ class ProbabilisticEncoder(nn.Module):
 
 
 def export_encoder(
-    encoder: ProbabilisticEncoder,
+    encoder: nn.Module,
     path: Path,
     metadata: EncoderMetadata,
     images: NDArray[np.uint8],
@@ -55,6 +61,8 @@ def export_encoder(
 
     Parameters
     ----------
+    encoder : images (B, H, W, 3) uint8 to embedding mean, embedding variance and features, such as
+        `ProbabilisticEncoder`.
     images : at least 5 real ones, (n, H, W, 3) uint8, on which parity is measured.
 
     Raises
@@ -91,9 +99,7 @@ def export_encoder(
     return difference
 
 
-def parity(
-    encoder: ProbabilisticEncoder, exported: OnnxEncoder, images: NDArray[np.uint8]
-) -> float:
+def parity(encoder: nn.Module, exported: OnnxEncoder, images: NDArray[np.uint8]) -> float:
     """Largest difference between torch and the file, relative to each output's largest value."""
     worst = 0.0
     for size in PARITY_BATCHES:

@@ -32,7 +32,12 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
 
 def all_features(encoder: MetricEncoder, images: LabelledImages) -> Tensor:
     """Features (N, F) of ``images``; the encoder must be in evaluation mode."""
-    return torch.cat(list(feature_blocks(encoder, images)))
+    features = torch.empty(len(images), encoder.trunk.n_features)
+    start = 0
+    for block in feature_blocks(encoder, images):
+        features[start : start + len(block)] = block
+        start += len(block)
+    return features
 
 
 def repeatable_blocks(encoder: MetricEncoder, images: LabelledImages) -> FeatureBlocks:

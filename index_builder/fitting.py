@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,31 +10,55 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from index_builder.configuration import (
-    BayesianTripletConfig,
-    BuildConfig,
-    LaplaceConfig,
-    OnlineLaplaceConfig,
-)
+from index_builder.configuration import BuildConfig
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.features import all_features, repeatable_blocks
 from index_builder.networks import MetricEncoder
-from index_builder.objectives import OnlineLaplaceLoss
+from index_builder.networks.dropout import dropout_masks
+from index_builder.networks.small_cnn import SmallCNN
+from index_builder.objectives import (
+    HedgedInstanceLoss,
+    MutualLikelihoodLoss,
+    OnlineLaplaceLoss,
+    initial_module,
+)
+from index_builder.posterior_configuration import (
+    BayesianTripletConfig,
+    DeterministicConfig,
+    FaceEmbeddingConfig,
+    HedgedInstanceConfig,
+    LaplaceConfig,
+    MonteCarloDropoutConfig,
+    OnlineLaplaceConfig,
+)
 from index_builder.posteriors import (
+    DropoutPosterior,
+    EnsemblePosterior,
     LaplaceFit,
+    PointPosterior,
     Posterior,
+    UncertaintyModule,
+    UncertaintyModulePosterior,
     VarianceHeadPosterior,
+    fit_ensemble,
     fit_laplace,
     laplace_of_curvature,
 )
 from index_builder.posteriors.validation import select_by_validation
 from index_builder.posteriors.votes import vote_log_likelihood
+from index_builder.training import train
 
 N_VALIDATION = 1_000
 """Validation images that vote on the prior precision: its optimum is flat, more hardly move it."""
 
 N_VOTERS = 10_000
 """Training images among which their neighbours are looked for, likewise."""
+
+N_ALIGNING = 10_000
+"""Training images that members of an ensemble are turned by: many times the D that it takes."""
+
+N_PASSES = 20
+"""Of Monte Carlo dropout within the trunk: the variance is then known to a third of itself."""
 
 
 def fit_posterior(
@@ -44,6 +68,7 @@ def fit_posterior(
 
     Parameters
     ----------
+    config : of an encoder alone; the posterior of an ensemble is `fit_members`'.
     encoder : trained, in evaluation mode.
     splits : the data of the build.
     learned : what the training objective left, see `Objective.learned`.
@@ -53,9 +78,95 @@ def fit_posterior(
     CalibrationError : no prior precision can be chosen.
     """
     asked = config.posterior
+    if isinstance(asked, LaplaceConfig | OnlineLaplaceConfig):
+        return _laplace(asked, config, encoder, splits, learned)
     if isinstance(asked, BayesianTripletConfig):
         layer = encoder.last_layer.state_dict(prefix="last_layer.")
         return VarianceHeadPosterior.from_state({**layer, **learned}), {}
+    if isinstance(asked, FaceEmbeddingConfig):
+        return _face_embeddings(asked, config, encoder, splits.training)
+    if isinstance(asked, HedgedInstanceConfig):
+        module = UncertaintyModule(encoder.trunk.n_features, encoder.last_layer.out_features)
+        module.load_state_dict(HedgedInstanceLoss.module_state(learned))
+        return UncertaintyModulePosterior(encoder.last_layer, module, unit_mean=False), {}
+    if isinstance(asked, MonteCarloDropoutConfig):
+        posterior = _dropout(asked, config, encoder)
+        return posterior, {"n_passes": len(posterior.masks)}
+    assert isinstance(asked, DeterministicConfig)  # noqa: S101 - an ensemble is no single encoder
+    return PointPosterior.of(encoder.last_layer), {}
+
+
+def fit_members(
+    members: Sequence[MetricEncoder], images: LabelledImages, seed: int
+) -> tuple[EnsemblePosterior, dict[str, Any]]:
+    """Return the posterior of an ensemble and a report of how it came about.
+
+    Parameters
+    ----------
+    members : trained, in evaluation mode.
+    images : that they were trained on; at most `N_ALIGNING` of them turn the members.
+    seed : chooses those.
+    """
+    chosen = images.subset(np.random.default_rng(seed).permutation(len(images))[:N_ALIGNING])
+    fitted = fit_ensemble(
+        [member.last_layer for member in members],
+        [all_features(member, chosen) for member in members],
+    )
+    before, after = zip(*fitted.agreement, strict=True)
+    return fitted.posterior, {
+        "n_members": len(members),
+        "agreement_with_first": {"as_trained": list(before), "turned": list(after)},
+    }
+
+
+def _dropout(
+    asked: MonteCarloDropoutConfig, config: BuildConfig, encoder: MetricEncoder
+) -> DropoutPosterior:
+    """Monte Carlo dropout, as the encoder was trained with it."""
+    inside = config.network.dropout_inside
+    return DropoutPosterior(
+        encoder.last_layer.weight.detach(),
+        encoder.last_layer.bias.detach(),
+        torch.tensor(config.network.dropout),
+        dropout_masks(
+            (asked.n_passes or N_PASSES) if inside else 0,
+            SmallCNN.hidden_shape if inside else (),
+            config.network.dropout,
+            torch.Generator().manual_seed(config.seed),
+        ),
+    )
+
+
+def _face_embeddings(
+    asked: FaceEmbeddingConfig, config: BuildConfig, encoder: MetricEncoder, images: LabelledImages
+) -> tuple[Posterior, dict[str, Any]]:
+    """Variances learned for a trained encoder, from the features of its training images."""
+    generator = torch.Generator().manual_seed(config.seed)
+    encoder.requires_grad_(requires_grad=False)
+    features = all_features(encoder, images)
+    module = initial_module(encoder, generator)
+    history = train(
+        encoder,
+        MutualLikelihoodLoss(module),
+        lambda rows: features[rows],
+        torch.from_numpy(images.label_codes()),
+        config.training.model_copy(
+            update={"epochs": asked.epochs, "learning_rate": asked.learning_rate}
+        ),
+        generator,
+    )
+    posterior = UncertaintyModulePosterior(encoder.last_layer, module, unit_mean=True)
+    return posterior, {"epochs": [asdict(epoch) for epoch in history]}
+
+
+def _laplace(
+    asked: LaplaceConfig | OnlineLaplaceConfig,
+    config: BuildConfig,
+    encoder: MetricEncoder,
+    splits: Splits,
+    learned: Mapping[str, Tensor],
+) -> tuple[Posterior, dict[str, Any]]:
+    """The Laplace posterior, its prior precision chosen as the configuration says."""
     fitted = _fit_laplace(asked, config, encoder, splits.training, learned)
     by_validation = asked.prior_chosen_by == "validation" and len(splits.validation)
     if asked.prior_precision is None and by_validation:

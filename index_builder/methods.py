@@ -13,7 +13,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from index_builder.configuration import BuildConfig, LaplaceConfig, in_words
+from index_builder.configuration import BuildConfig, in_words
+from index_builder.posterior_configuration import LaplaceConfig
 from model_store.errors import ConfigError
 
 
@@ -26,13 +27,15 @@ class Method:
     title : for a table.
     posterior : the whole table `[posterior]`.
     network : keys of `[network]`.
-    post_hoc : nothing but the encoder that ``lam_posthoc_fixed`` trains as well is needed: where
-        its checkpoint is given, no training is repeated.
+    small_cnn : further keys of `[network]`, where the trunk is the papers' own.
+    post_hoc : the encoder is that of ``deterministic``: where its checkpoint is given, no training
+        is repeated.
     """
 
     title: str
     posterior: Mapping[str, Any]
     network: Mapping[str, Any] = field(default_factory=dict)
+    small_cnn: Mapping[str, Any] = field(default_factory=dict)
     post_hoc: bool = False
 
 
@@ -62,6 +65,17 @@ def _choices(key: str) -> tuple[str, ...]:
 
 
 METHODS: Mapping[str, Method] = {
+    "deterministic": Method("deterministic", {"method": "deterministic"}, post_hoc=True),
+    # A share of 0.2 between all trainable layers, which a pretrained trunk is spared (LAM, G.4).
+    "mc_dropout": Method(
+        "MC dropout",
+        {"method": "mc_dropout"},
+        network={"dropout": 0.2},
+        small_cnn={"dropout_inside": True},
+    ),
+    "ensemble": Method("deep ensemble", {"method": "ensemble"}),
+    "pfe": Method("probabilistic face embeddings", {"method": "pfe"}, post_hoc=True),
+    "hib": Method("hedged instance embeddings", {"method": "hib"}),
     **{
         name: method
         for split in _choices("split")
@@ -87,7 +101,7 @@ def configured(base: BuildConfig, name: str, checkpoint: Path | None = None) -> 
     ----------
     base : of data, network, training and calibration; its posterior is replaced.
     name : of `METHODS`.
-    checkpoint : of an encoder that was trained by ``base`` and a post-hoc method. A method that is
+    checkpoint : of an encoder that ``deterministic`` has trained. A method that is
         post-hoc as well takes it as it is; others train their own.
 
     Raises
@@ -100,6 +114,8 @@ def configured(base: BuildConfig, name: str, checkpoint: Path | None = None) -> 
     fields = base.model_dump()
     fields["posterior"] = dict(method.posterior)
     fields["network"] |= method.network
+    if base.network.trunk == "small_cnn":
+        fields["network"] |= method.small_cnn
     if method.post_hoc and checkpoint is not None:
         fields["network"] |= {"weights": str(checkpoint), "last_layer": "loaded"}
         fields["training"]["epochs"] = 0

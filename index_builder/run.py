@@ -20,6 +20,7 @@ class Run:
         <run>/
           checkpoint.safetensors  training.json     train
           objective.safetensors
+          members/<number>/                         train, of an ensemble, instead
           posterior.safetensors   posterior.json    fit
           bundle/                                   export, index, calibrate, evaluate
     """
@@ -40,6 +41,15 @@ class Run:
     def posterior(self) -> Path:
         """What turns features into a distribution."""
         return self.directory / "posterior.safetensors"
+
+    def member(self, number: int) -> Run:
+        """Where a member of an ensemble is trained, as an encoder alone would be."""
+        return Run(self.members / str(number))
+
+    @property
+    def members(self) -> Path:
+        """Of an ensemble."""
+        return self.directory / "members"
 
     @property
     def staging(self) -> Path:

@@ -28,21 +28,28 @@ from index_builder.configuration import BuildConfig
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.datasets.corruption import corrupted
 from index_builder.evaluation import evaluate
-from index_builder.export import PARITY_BATCHES, ProbabilisticEncoder, export_encoder
+from index_builder.export import PARITY_BATCHES, export_encoder
 from index_builder.features import feature_blocks
-from index_builder.fitting import fit_posterior
+from index_builder.fitted import (
+    TRAINING_REPORT,
+    load_fitted,
+    member_configs,
+    trained_encoder,
+    trained_members,
+)
+from index_builder.fitting import fit_members, fit_posterior
 from index_builder.indexing import BATCH, build_gallery
 from index_builder.networks import (
     MetricEncoder,
     build_encoder,
     learned_whitening,
-    load_encoder,
     load_pretrained,
     save_checkpoint,
 )
 from index_builder.objectives import build_objective
 from index_builder.observation import label_means, observe
-from index_builder.posteriors import load_posterior
+from index_builder.posterior_configuration import EnsembleConfig
+from index_builder.posteriors import EnsemblePosterior, Posterior
 from index_builder.progress import console, track
 from index_builder.protocols import load_protocol
 from index_builder.run import Run, write_json
@@ -74,14 +81,49 @@ N_PARITY_IMAGES = max(PARITY_BATCHES)
 MIN_POSITIVES = 2
 """Images of a label that make a positive pair."""
 
-TRAINING_REPORT = "training.json"
 POSTERIOR_REPORT = "posterior.json"
 
 _LIBRARIES = ("vouch", "torch", "torchvision", "onnx", "numpy", "scikit-learn", "faiss-cpu")
 
 
 def train_step(config: BuildConfig, run: Run) -> None:
-    """Images → checkpoint.safetensors, objective.safetensors and training.json."""
+    """Images → checkpoint.safetensors, objective.safetensors and training.json.
+
+    Of an ensemble each member has them. One that was interrupted goes on with the member that it
+    was at.
+    """
+    if isinstance(config.posterior, EnsembleConfig):
+        _train_members(config, run)
+    else:
+        _train_alone(config, run)
+
+
+def _train_members(config: BuildConfig, run: Run) -> None:
+    """Train what is missing of an ensemble; one that is whole is trained anew."""
+    started = time.perf_counter()
+    report = run.directory / TRAINING_REPORT
+    if report.exists():
+        report.unlink()
+        shutil.rmtree(run.members, ignore_errors=True)
+    for number, member in enumerate(member_configs(config)):
+        place = run.member(number)
+        finished = place.directory / TRAINING_REPORT
+        asked = member.model_dump(mode="json")
+        if finished.exists() and place.read_json(TRAINING_REPORT)["config"] == asked:
+            continue
+        console.print(f"member {number + 1}")
+        _train_alone(member, place)
+    run.write_json(
+        TRAINING_REPORT,
+        {
+            "config": config.model_dump(mode="json"),
+            "n_images": len(_splits(config).training),
+            "seconds": time.perf_counter() - started,
+        },
+    )
+
+
+def _train_alone(config: BuildConfig, run: Run) -> None:
     started = time.perf_counter()
     images = _splits(config).training
     _require_enough(images)
@@ -119,10 +161,14 @@ def train_step(config: BuildConfig, run: Run) -> None:
 def fit_step(config: BuildConfig, run: Run) -> None:
     """Checkpoint, objective and training images → posterior.safetensors and posterior.json."""
     started = time.perf_counter()
-    encoder = _trained(config, run)
     splits = _splits(config)
-    learned = load_file(run.require(run.objective, "train"))
-    posterior, report = fit_posterior(config, encoder, splits, learned)
+    posterior: Posterior | EnsemblePosterior
+    if isinstance(config.posterior, EnsembleConfig):
+        posterior, report = fit_members(trained_members(config, run), splits.training, config.seed)
+    else:
+        encoder = trained_encoder(config, run)
+        learned = load_file(run.require(run.objective, "train"))
+        posterior, report = fit_posterior(config, encoder, splits, learned)
     posterior.save(run.posterior)
     run.write_json(
         POSTERIOR_REPORT,
@@ -138,15 +184,14 @@ def fit_step(config: BuildConfig, run: Run) -> None:
 
 def export_step(config: BuildConfig, run: Run) -> None:
     """Checkpoint and posterior → encoder.onnx."""
-    encoder = _trained(config, run)
-    posterior = load_posterior(run.require(run.posterior, "fit"))
+    fitted = load_fitted(config, run)
     run.staging.mkdir(parents=True, exist_ok=True)
-    images = _splits(config).training.subset(range(N_PARITY_IMAGES)).prepared(encoder.preprocessing)
+    images = _splits(config).training.subset(range(N_PARITY_IMAGES))
     difference = export_encoder(
-        ProbabilisticEncoder(encoder, posterior),
+        fitted,
         run.staging / ENCODER_FILE,
-        EncoderMetadata(encoder.preprocessing, run.read_json(POSTERIOR_REPORT)["method"]),
-        images,
+        EncoderMetadata(fitted.preprocessing, run.read_json(POSTERIOR_REPORT)["method"]),
+        images.prepared(fitted.preprocessing),
     )
     console.print(f"encoder.onnx agrees with torch to {difference:.1e} of the largest value")
 
@@ -295,27 +340,6 @@ def _whiten(encoder: MetricEncoder, images: LabelledImages, labels: Tensor) -> N
     with torch.no_grad():
         encoder.last_layer.weight.copy_(weight)
         encoder.last_layer.bias.zero_()
-
-
-def _trained(config: BuildConfig, run: Run) -> MetricEncoder:
-    """The encoder that `train_step` left.
-
-    Raises
-    ------
-    ConfigError : it was trained with another configuration.
-    """
-    checkpoint = run.require(run.checkpoint, "train")
-    then, now = run.read_json(TRAINING_REPORT)["config"], config.model_dump(mode="json")
-    parts = ["dataset", "network", "training", "seed"]
-    if not then["posterior"]["method"] == now["posterior"]["method"] == "laplace":
-        parts.append("posterior")
-    changed = [part for part in parts if then[part] != now[part]]
-    if changed:
-        raise ConfigError(
-            f"{run.directory} was trained with another `{'`, `'.join(changed)}` than the "
-            "configuration has now. Run `vouch-build train` again, or name another --run."
-        )
-    return load_encoder(config.network, checkpoint)
 
 
 def _exported(run: Run) -> OnnxEncoder:

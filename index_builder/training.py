@@ -15,6 +15,7 @@ from index_builder.configuration import TrainingConfig
 from index_builder.datasets import LabelledImages
 from index_builder.features import all_features
 from index_builder.networks import MetricEncoder
+from index_builder.networks.dropout import dropped_out
 from index_builder.objectives import Objective
 from index_builder.progress import console, track
 from model_store.errors import TrainingDiverged
@@ -133,14 +134,6 @@ def _parameter_groups(
         {"params": [p for p in learned if p not in exempt], "weight_decay": weight_decay},
         {"params": [p for p in learned if p in exempt], "weight_decay": 0.0},
     ]
-
-
-def dropped_out(features: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Set a ``share`` of the features (B, F) to zero and scale up the rest (Srivastava 2014)."""
-    if not share:
-        return features
-    kept = torch.rand(features.shape, generator=generator) >= share
-    return features * kept / (1 - share)
 
 
 def rate_at(step: int, n_steps: int) -> float:

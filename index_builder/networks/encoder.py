@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from index_builder.configuration import NetworkConfig
 from index_builder.networks.colour_cnn import ColourCNN
+from index_builder.networks.initialisation import drawn_from
 from index_builder.networks.small_cnn import SmallCNN
 from index_builder.networks.torchvision_trunk import (
     TorchvisionTrunk,
@@ -73,9 +74,13 @@ class MetricEncoder(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Penultimate activations (B, F) of ``images`` (B, H, W, 3) uint8."""
-        scaled = images.permute(0, 3, 1, 2).to(torch.float32) / 255
-        features: Tensor = self.trunk((scaled - self.pixel_mean) / self.pixel_std)
+        features: Tensor = self.trunk(self.standardised(images))
         return features
+
+    def standardised(self, images: Tensor) -> Tensor:
+        """What the trunk takes, (B, 3, H, W), of ``images`` (B, H, W, 3) uint8."""
+        scaled = images.permute(0, 3, 1, 2).to(torch.float32) / 255
+        return (scaled - self.pixel_mean) / self.pixel_std
 
     def standardise(self, images: Tensor) -> None:
         """Bring pixels to mean 0 and deviation 1 over ``images`` (N, H, W, 3) uint8."""
@@ -93,12 +98,13 @@ class MetricEncoder(nn.Module):
 
 
 def build_encoder(config: NetworkConfig, generator: torch.Generator) -> MetricEncoder:
-    """An untrained encoder: each layer's own initialisation, drawn from ``generator`` alone."""
-    seed = int(torch.randint(2**62, (), generator=generator))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    """An untrained encoder: each layer's own initialisation, drawn from ``generator`` alone.
+
+    While it is trained, ``generator`` also decides what dropout within the trunk drops.
+    """
+    with drawn_from(generator):
         return MetricEncoder(
-            _trunk(config),
+            _trunk(config, generator),
             config.embedding_dim,
             pretrained=config.weights is not None,
             frozen=config.frozen,
@@ -165,9 +171,9 @@ def _take_linear_layer(encoder: MetricEncoder, weights: PretrainedWeights, sourc
         encoder.last_layer.bias.copy_(layer[1])
 
 
-def _trunk(config: NetworkConfig) -> Trunk:
+def _trunk(config: NetworkConfig, generator: torch.Generator) -> Trunk:
     if config.trunk == "small_cnn":
-        return SmallCNN()
+        return SmallCNN(config.dropout if config.dropout_inside else 0.0, generator)
     if config.trunk == "colour_cnn":
         return ColourCNN()
     return TorchvisionTrunk(

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from index_builder.networks.dropout import dropped_out, kept
 from index_builder.networks.trunk import Trunk
 from model_store.images import Preprocessing
+
+_FIRST = 2
+"""Layers before the dropout: the first convolution, and its activation."""
 
 
 class SmallCNN(Trunk):
     """Two 3 × 3 convolutions and one pooling: grey 28 × 28 in, 9,216 features out.
 
     Colour is averaged away: the images it is meant for are grey.
+
+    Parameters
+    ----------
+    dropout : share of the activations between the convolutions that is lost in training.
+    generator : decides which.
     """
 
     preprocessing = Preprocessing(height=28, width=28)
     n_features = 64 * 12 * 12
+    hidden_shape = (32, 26, 26)
+    """Of the activations between the convolutions."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(1, 32, 3),
@@ -27,8 +39,22 @@ class SmallCNN(Trunk):
             nn.MaxPool2d(2),
             nn.Flatten(),
         )
+        self.dropout = dropout
+        self.generator = generator
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (B, 9216) of ``images`` (B, 3, 28, 28), standardised."""
-        features: Tensor = self.layers(images.mean(dim=1, keepdim=True))
+        hidden = self._hidden(images)
+        if self.training and self.generator is not None:
+            hidden = dropped_out(hidden, self.dropout, self.generator)
+        features: Tensor = self.layers[_FIRST:](hidden)
         return features
+
+    def masked_features(self, images: Tensor, masks: Tensor) -> list[Tensor]:
+        """Features (B, 9216) once for each mask of ``masks`` (T, *hidden_shape), bool."""
+        hidden = self._hidden(images)
+        return [self.layers[_FIRST:](kept(hidden, mask, self.dropout)) for mask in masks]
+
+    def _hidden(self, images: Tensor) -> Tensor:
+        hidden: Tensor = self.layers[:_FIRST](images.mean(dim=1, keepdim=True))
+        return hidden

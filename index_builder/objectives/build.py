@@ -5,13 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from index_builder.configuration import BayesianTripletConfig, BuildConfig, OnlineLaplaceConfig
+from index_builder.configuration import BuildConfig
 from index_builder.networks import MetricEncoder
+from index_builder.networks.initialisation import drawn_from
 from index_builder.objectives.bayesian_triplet import BayesianTripletLoss
 from index_builder.objectives.contrastive import ContrastiveLoss
+from index_builder.objectives.hedged_instance import HedgedInstanceLoss
 from index_builder.objectives.objective import Objective
 from index_builder.objectives.online_laplace import OnlineLaplaceLoss
-from index_builder.posteriors import MinibatchPlan, VarianceHead
+from index_builder.posterior_configuration import (
+    BayesianTripletConfig,
+    HedgedInstanceConfig,
+    OnlineLaplaceConfig,
+)
+from index_builder.posteriors import MinibatchPlan, UncertaintyModule, VarianceHead
 
 
 def build_objective(
@@ -60,4 +67,21 @@ def build_objective(
             n_samples=asked.n_samples,
             generator=generator,
         )
+    if isinstance(asked, HedgedInstanceConfig):
+        return HedgedInstanceLoss(
+            initial_module(encoder, generator),
+            kl_weight=asked.kl_weight,
+            n_samples=asked.n_samples,
+            generator=generator,
+        )
     return ContrastiveLoss(config.training.margin)
+
+
+def initial_module(encoder: MetricEncoder, generator: torch.Generator) -> UncertaintyModule:
+    """An untrained uncertainty module for ``encoder``, drawn from ``generator``.
+
+    Its variances add up to ½ at first, as Shi & Jain's e⁻⁷ in each of 512 dimensions do.
+    """
+    dim = encoder.last_layer.out_features
+    with drawn_from(generator):
+        return UncertaintyModule(encoder.trunk.n_features, dim, initial_variance=0.5 / dim)

@@ -6,7 +6,11 @@ The map, from what is asked to what answers it:
 `laplace`              `fit_laplace`: a trained layer and its features → `LaplaceFit`
 `last_layer`           `LastLayerPosterior`: closed-form prediction, sampling, safetensors
 `variance_head`        `VarianceHeadPosterior`: the variance read off the features instead
-`stored`               either of the two, from its file
+`uncertainty_module`   `UncertaintyModulePosterior`: the same of PFE and HIB
+`point`                `PointPosterior`: no posterior, the deterministic baseline
+`dropout`              `DropoutPosterior`: Monte Carlo dropout, the last layer's in closed form
+`ensemble`             `fit_ensemble`: encoders trained apart, brought into one space
+`stored`               any of them, from its file
 `online`               `OnlineLaplace`, `online_step`: the same while training
 `prior`                the prior precision by the marginal likelihood
 `validation`           the prior precision by what it does to held-out queries
@@ -21,32 +25,47 @@ The map, from what is asked to what answers it:
 """
 
 from index_builder.posteriors.curvature import Approximation, Curvature, Split
+from index_builder.posteriors.dropout import DropoutPosterior
+from index_builder.posteriors.ensemble import EnsembleFit, EnsemblePosterior, fit_ensemble
 from index_builder.posteriors.feature_blocks import FeatureBlocks
 from index_builder.posteriors.laplace import LaplaceFit, fit_laplace, laplace_of_curvature
 from index_builder.posteriors.last_layer import LastLayerPosterior
 from index_builder.posteriors.minibatches import MinibatchPlan, minibatch_curvature, minibatch_loss
 from index_builder.posteriors.online import OnlineLaplace, online_step
 from index_builder.posteriors.pairs import pair_curvature
-from index_builder.posteriors.stored import Posterior, load_posterior
+from index_builder.posteriors.point import PointPosterior
+from index_builder.posteriors.stored import Posterior, load_ensemble, load_posterior
 from index_builder.posteriors.targets import TargetScaling
+from index_builder.posteriors.uncertainty_module import (
+    UncertaintyModule,
+    UncertaintyModulePosterior,
+)
 from index_builder.posteriors.validation import nearest_neighbour_criterion, select_by_validation
 from index_builder.posteriors.variance_head import VarianceHead, VarianceHeadPosterior
 
 __all__ = [
     "Approximation",
     "Curvature",
+    "DropoutPosterior",
+    "EnsembleFit",
+    "EnsemblePosterior",
     "FeatureBlocks",
     "LaplaceFit",
     "LastLayerPosterior",
     "MinibatchPlan",
     "OnlineLaplace",
+    "PointPosterior",
     "Posterior",
     "Split",
     "TargetScaling",
+    "UncertaintyModule",
+    "UncertaintyModulePosterior",
     "VarianceHead",
     "VarianceHeadPosterior",
+    "fit_ensemble",
     "fit_laplace",
     "laplace_of_curvature",
+    "load_ensemble",
     "load_posterior",
     "minibatch_curvature",
     "minibatch_loss",

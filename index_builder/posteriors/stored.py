@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from safetensors import safe_open
 from torch import Tensor
 
+from index_builder.posteriors.dropout import DROPOUT_FORMAT, DropoutPosterior
+from index_builder.posteriors.ensemble import ENSEMBLE_FORMAT, EnsemblePosterior
 from index_builder.posteriors.last_layer import LAST_LAYER_FORMAT, LastLayerPosterior
+from index_builder.posteriors.point import POINT_FORMAT, PointPosterior
+from index_builder.posteriors.uncertainty_module import (
+    UNCERTAINTY_MODULE_FORMAT,
+    UncertaintyModulePosterior,
+)
 from index_builder.posteriors.variance_head import VARIANCE_HEAD_FORMAT, VarianceHeadPosterior
 
 
 class Posterior(Protocol):
-    """Whatever turns features into a distribution of the embedding."""
+    """Whatever turns the features of one encoder into a distribution of the embedding."""
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the embedding, (B, D) each, of ``features`` (B, F)."""
@@ -22,20 +30,43 @@ class Posterior(Protocol):
         """Write it as safetensors."""
 
 
+_OF_ONE_ENCODER: Mapping[str, Callable[[dict[str, Tensor]], Posterior]] = {
+    LAST_LAYER_FORMAT: lambda tensors: LastLayerPosterior(**tensors),
+    VARIANCE_HEAD_FORMAT: VarianceHeadPosterior.from_state,
+    UNCERTAINTY_MODULE_FORMAT: UncertaintyModulePosterior.from_state,
+    POINT_FORMAT: lambda tensors: PointPosterior(**tensors),
+    DROPOUT_FORMAT: lambda tensors: DropoutPosterior(**tensors),
+}
+
+
 def load_posterior(path: Path) -> Posterior:
-    """Read a posterior of either kind.
+    """Read a posterior of one encoder, of whatever kind.
 
     Raises
     ------
-    ValueError : the file is of neither.
+    ValueError : the file is of none.
     """
+    kind, tensors = _read(path)
+    if kind not in _OF_ONE_ENCODER:
+        known = ", ".join(_OF_ONE_ENCODER)
+        raise ValueError(f"{path.name} is a file of format {kind!r}, wanted one of {known}")
+    return _OF_ONE_ENCODER[kind](tensors)
+
+
+def load_ensemble(path: Path) -> EnsemblePosterior:
+    """Read the posterior of an ensemble.
+
+    Raises
+    ------
+    ValueError : the file is of another kind.
+    """
+    kind, tensors = _read(path)
+    if kind != ENSEMBLE_FORMAT:
+        raise ValueError(f"{path.name} is a file of format {kind!r}, wanted {ENSEMBLE_FORMAT}")
+    return EnsemblePosterior(**tensors)
+
+
+def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     with safe_open(path, framework="pt") as file:
-        kind = dict(file.metadata() or {}).get("format")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-    if kind == LAST_LAYER_FORMAT:
-        return LastLayerPosterior(**tensors)
-    if kind == VARIANCE_HEAD_FORMAT:
-        return VarianceHeadPosterior.from_state(tensors)
-    raise ValueError(
-        f"{path.name} is not a {LAST_LAYER_FORMAT} file, nor a {VARIANCE_HEAD_FORMAT} one"
-    )
+        kind = dict(file.metadata() or {}).get("format", "")
+        return kind, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict

@@ -29,7 +29,10 @@ DECISION = "vouch"
 DECISION_TITLE = "Vouch's decision layer"
 
 BASE_METHOD = "lam_posthoc_fixed"
-"""The method whose encoder the decision layer and all post-hoc methods share."""
+"""The method that the decision layer is on."""
+
+TRAINED_METHOD = "deterministic"
+"""The method whose encoder all post-hoc methods share."""
 
 Cell = dict[str, Any]
 
@@ -175,7 +178,7 @@ def _shared_training(plan: Plan, seed: int) -> dict[str, Any]:
     if not costs_file.exists():
         base = plan.base.model_copy(update={"seed": seed})
         with measured() as cost:
-            train_step(configured(base, BASE_METHOD), run)
+            train_step(configured(base, TRAINED_METHOD), run)
         _write(costs_file, {**asdict(cost), "shared": True})
     return dict(json.loads(costs_file.read_text(encoding="utf-8")))
 

@@ -14,6 +14,7 @@ from index_builder.configuration import BuildConfig
 from index_builder.features import all_features
 from index_builder.indexing import embed_all
 from index_builder.networks import load_encoder
+from index_builder.posterior_configuration import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.posteriors import LastLayerPosterior, load_posterior
 from index_builder.protocols import PROTOCOLS, ProtocolData
 from index_builder.reproduction.decision import decide_test, fit_decision, world_of
@@ -142,8 +143,9 @@ def _consensus(
     assert config.dataset.protocol is not None  # noqa: S101 - protocols alone come here
     if not PROTOCOLS[config.dataset.protocol].shared_samples:
         return consensus_of_queries(searched, fingerprint)
-    posterior = load_posterior(run.posterior)
-    if isinstance(posterior, LastLayerPosterior):
+    if isinstance(config.posterior, LaplaceConfig | OnlineLaplaceConfig):
+        posterior = load_posterior(run.posterior)
+        assert isinstance(posterior, LastLayerPosterior)  # noqa: S101 - of these two methods
         return consensus_of_samples(searched.task, _drawn_layers(config, run, searched, posterior))
     draws = independent_draws(searched, np.random.default_rng(config.seed))
     return consensus_of_samples(searched.task, draws)

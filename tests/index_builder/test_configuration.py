@@ -63,7 +63,25 @@ def test_a_file_is_read(tmp_path: Path) -> None:
             DIGITS + '[network]\ndropout = 0.1\n[posterior]\nmethod = "online_laplace"',
             "no dropout",
         ),
-        (DIGITS + '[posterior]\nmethod = "ensemble"', "posterior"),
+        (DIGITS + '[posterior]\nmethod = "astrology"', "posterior"),
+        (DIGITS + '[posterior]\nmethod = "ensemble"\nn_members = 1', "n_members"),
+        (DIGITS + '[posterior]\nmethod = "mc_dropout"', "needs network.dropout, e.g. 0.2"),
+        (
+            DIGITS + '[network]\ndropout = 0.2\n[posterior]\nmethod = "mc_dropout"\nn_passes = 9',
+            "needs no passes",
+        ),
+        (DIGITS + "[network]\ndropout_inside = true", "and needs `dropout`"),
+        (DIGITS + '[posterior]\nmethod = "pfe"\nepochs = 0', "posterior.pfe.epochs"),
+        (DIGITS + '[posterior]\nmethod = "hib"\nn_samples = 0', "posterior.hib.n_samples"),
+        (
+            DIGITS + '[network]\ntrunk = "resnet18"\ndropout = 0.2\ndropout_inside = true',
+            "is for trunk = 'small_cnn'",
+        ),
+        (
+            DIGITS + '[network]\nlast_layer = "whitening"\n[training]\nepochs = 0\n'
+            '[posterior]\nmethod = "ensemble"',
+            "'ensemble' needs training.epochs",
+        ),
         (DIGITS + "[posterior]\nmemory_factor = 0.1", "memory_factor: Extra inputs"),
         (
             DIGITS + '[posterior]\nmethod = "bayesian_triplet"\nprior = "von_mises_fisher"',
@@ -93,6 +111,10 @@ def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
             "online_laplace_positives_euclidean",
         ),
         ('method = "bayesian_triplet"', "bayesian_triplet_diagonal_gaussian"),
+        ('method = "deterministic"', "deterministic"),
+        ('method = "pfe"', "pfe"),
+        ('method = "hib"\nkl_weight = 0.01', "hib"),
+        ('method = "ensemble"\nn_members = 3', "ensemble_of_3"),
     ],
 )
 def test_the_posterior_is_chosen_by_its_method(tmp_path: Path, table: str, name: str) -> None:

@@ -17,12 +17,23 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 from index_builder.configuration import BuildConfig, photographs_config
+from index_builder.methods import configured
+from index_builder.posterior_configuration import EnsembleConfig, MonteCarloDropoutConfig
 from index_builder.posteriors import load_posterior
 from index_builder.run import Run
-from index_builder.steps import build_all, fit_step, train_step
+from index_builder.steps import (
+    build_all,
+    calibrate_step,
+    evaluate_step,
+    export_step,
+    fit_step,
+    index_step,
+    publish_step,
+    train_step,
+)
 from model_store import open_bundle
 from model_store.bundle import read_manifest
-from model_store.errors import ConfigError, DatasetError
+from model_store.errors import ConfigError, DatasetError, StepNotReady
 
 CONFIG = """
 name = "folder"
@@ -175,6 +186,8 @@ def test_help_names_every_step(tmp_path: Path) -> None:
             },
             "bayesian_triplet_isotropic_von_mises_fisher",
         ),
+        ({"method": "pfe", "epochs": 2}, "pfe"),
+        ({"method": "hib"}, "hib"),
     ],
 )
 def test_every_posterior_becomes_a_bundle_that_answers(
@@ -184,19 +197,83 @@ def test_every_posterior_becomes_a_bundle_that_answers(
     bundle, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
     assert report["recall_at_1"] > 0.9
     assert report["outlier_auroc"]["far"]["outlier_score"] > 0.95
-    opened = open_bundle(bundle)
-    assert opened.retriever.encoder.metadata.posterior == method
-    answers = [
-        opened.retriever.search((bundle / sample.file).read_bytes())
-        for sample in opened.manifest.samples
-    ]
-    variances = [answer.predictive.spherical_variance for answer in answers]
-    assert all(0 < variance < 1 for variance in variances)
-    assert len(set(variances)) == len(variances) > 1  # a property of the query, not a constant
+    _sure_of_some_more_than_of_others(bundle, method)
     written = json.loads((tmp_path / "run" / "posterior.json").read_text())
     assert written["method"] == method
     if "laplace" in method:
         assert 0 < written["curvature"]["mean"] < written["curvature"]["largest"]
+
+
+def test_without_a_posterior_answers_are_certain(
+    digits_config: BuildConfig, digits_bundle: Path, digits_run: Path, tmp_path: Path
+) -> None:
+    """The deterministic baseline: the same neighbours, and nothing but distances to judge by."""
+    config = configured(digits_config, "deterministic", Run(digits_run).checkpoint)
+    bundle, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
+    assert report["error_auroc"]["uncertainty"] == 0.5
+    assert report["error_auroc"]["match_probability"] > 0.7
+    opened, other = open_bundle(bundle).retriever, open_bundle(digits_bundle).retriever
+    assert opened.encoder.metadata.posterior == "deterministic"
+    query = (bundle / open_bundle(bundle).manifest.samples[0].file).read_bytes()
+    answer, theirs = opened.search(query), other.search(query)
+    assert answer.predictive.spherical_variance == 0
+    assert answer.matches[0].item.id == theirs.matches[0].item.id
+    assert answer.matches[0].similarity == pytest.approx(theirs.matches[0].similarity, abs=1e-4)
+
+
+def test_dropout_and_its_passes_become_a_bundle_that_answers(
+    digits_config: BuildConfig, tmp_path: Path
+) -> None:
+    config = configured(digits_config, "mc_dropout")
+    few = MonteCarloDropoutConfig(method="mc_dropout", n_passes=3)
+    config = config.model_copy(update={"posterior": few})
+    bundle, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
+    assert report["recall_at_1"] > 0.9
+    _sure_of_some_more_than_of_others(bundle, "mc_dropout")
+
+
+def test_an_ensemble_is_trained_member_by_member_and_goes_on_where_it_was_left(
+    digits_config: BuildConfig, digits_run: Path, digits_bundle: Path, tmp_path: Path
+) -> None:
+    pair = EnsembleConfig(method="ensemble", n_members=2)
+    config, run = digits_config.model_copy(update={"posterior": pair}), Run(tmp_path / "run")
+    short = digits_config.training.model_copy(update={"epochs": 1})
+    train_step(config.model_copy(update={"training": short}), run)
+    train_step(config, run)
+    first, second = (run.member(number).checkpoint for number in range(2))
+    # The first member is the encoder alone; the second has a seed of its own.
+    alone = load_file(Run(digits_run).checkpoint)["last_layer.weight"]
+    assert torch.equal(load_file(first)["last_layer.weight"], alone)
+    assert not torch.equal(load_file(second)["last_layer.weight"], alone)
+    written, lost = first.stat().st_mtime_ns, second.read_bytes()
+    (run.directory / "training.json").unlink()  # as if interrupted in the second
+    (run.member(1).directory / "training.json").unlink()
+    second.unlink()
+    with pytest.raises(StepNotReady, match="vouch-build train"):
+        fit_step(config, run)
+    train_step(config, run)
+    assert first.stat().st_mtime_ns == written
+    assert second.read_bytes() == lost
+    for step in (fit_step, export_step, index_step, calibrate_step, evaluate_step):
+        step(config, run)
+    bundle = publish_step(config, run, tmp_path / "bundles")
+    agreement = json.loads((run.directory / "posterior.json").read_text())["agreement_with_first"]
+    assert agreement["turned"][0] == pytest.approx(1)
+    assert agreement["turned"][1] > agreement["as_trained"][1] + 0.5
+    assert json.loads((run.directory / "evaluation.json").read_text())["recall_at_1"] > 0.95
+    _sure_of_some_more_than_of_others(bundle, "ensemble_of_2")
+
+
+def _sure_of_some_more_than_of_others(bundle: Path, method: str) -> None:
+    """Uncertainty is a property of the query, not a constant."""
+    opened = open_bundle(bundle)
+    assert opened.retriever.encoder.metadata.posterior == method
+    variances = [
+        opened.retriever.search((bundle / sample.file).read_bytes()).predictive.spherical_variance
+        for sample in opened.manifest.samples
+    ]
+    assert all(0 < variance < 1 for variance in variances)
+    assert len(set(variances)) == len(variances) > 1
 
 
 @pytest.mark.usefixtures("digits_bundle")

@@ -13,13 +13,13 @@ from torchvision import models
 from index_builder.configuration import NetworkConfig, TrainingConfig
 from index_builder.datasets.digits import digits
 from index_builder.networks import build_encoder, load_pretrained
+from index_builder.networks.dropout import dropped_out
 from index_builder.objectives import ContrastiveLoss, contrastive_loss
 from index_builder.training import (
     WARM_UP_STEPS,
     _parameter_groups,
     augment,
     balanced_batches,
-    dropped_out,
     feature_source,
     rate_at,
     train,

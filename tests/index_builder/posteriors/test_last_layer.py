@@ -65,7 +65,7 @@ def test_what_is_saved_is_loaded(posterior: LastLayerPosterior, tmp_path: Path) 
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     save_file({"weight_mean": torch.ones(2, 2)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="is not a last-layer-posterior/1 file"):
+    with pytest.raises(ValueError, match="of format '', wanted one of last-layer-posterior/1"):
         load_posterior(tmp_path / "other.safetensors")
 
 

@@ -1,0 +1,39 @@
+"""Dropout whose masks come from a generator: in training drawn anew, for an answer fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def dropped_out(values: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Set a ``share`` of ``values`` to zero and scale up the rest (Srivastava 2014).
+
+    Parameters
+    ----------
+    values : (B, ...), each entry dropped independently of the others.
+    share : in [0, 1).
+    """
+    if not share:
+        return values
+    return kept(values, torch.rand(values.shape, generator=generator) >= share, share)
+
+
+def kept(values: Tensor, mask: Tensor, share: float) -> Tensor:
+    """Where ``mask`` is true ``values``, scaled up as if a ``share`` of them was dropped; else 0.
+
+    Parameters
+    ----------
+    values : (B, ...).
+    mask : bool, broadcast against it.
+    """
+    return values * mask / (1 - share)
+
+
+def dropout_masks(
+    n_passes: int, shape: Sequence[int], share: float, generator: torch.Generator
+) -> Tensor:
+    """Masks (T, *shape), bool, true where something is kept."""
+    return torch.rand(n_passes, *shape, generator=generator) >= share

@@ -1,0 +1,57 @@
+"""Probabilistic face embeddings: variances under which images of one label may be the same."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from index_builder.objectives.objective import Objective
+from index_builder.posteriors import UncertaintyModule
+
+
+class MutualLikelihoodLoss(Objective):
+    """Minus the mutual likelihood score of all pairs of one label, averaged (Shi & Jain 2019).
+
+    The encoder stays as it is: no gradient reaches the last layer, and the means that are compared
+    are its directions. Only variances are learned, and only from pairs that do match.
+
+    Parameters
+    ----------
+    module : gives the variances.
+    """
+
+    def __init__(self, module: UncertaintyModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch of ``features`` (B, F); 0 where no two have the same label."""
+        with torch.no_grad():
+            mean = nn.functional.normalize(last_layer(features))
+        variance = self.module(features)
+        first, second = torch.triu(labels[:, None] == labels, diagonal=1).nonzero(as_tuple=True)
+        if not len(first):
+            nothing: Tensor = 0 * variance.sum()
+            return nothing
+        delta, spread = mean[first] - mean[second], variance[first] + variance[second]
+        return -mutual_likelihood_score(delta, spread).mean()
+
+
+def mutual_likelihood_score(delta: Tensor, variance: Tensor) -> Tensor:
+    """Log p(z_i = z_j) for independent Gaussian z_i, z_j (Shi & Jain 2019, Eq. 3), in nats.
+
+    −½ Σ_d [Δ_d² / s_d + log s_d] − D/2 log 2π: the log density of z_i − z_j at zero.
+
+    Parameters
+    ----------
+    delta : (..., D), Δ = μ_i − μ_j.
+    variance : (..., D), s = σ²_i + σ²_j, above zero.
+
+    Returns
+    -------
+    (...), of either sign.
+    """
+    terms = delta.square() / variance + variance.log() + math.log(2 * math.pi)
+    return -0.5 * terms.sum(-1)

@@ -1,0 +1,186 @@
+"""What the table `[posterior]` of a configuration may say."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+
+class Section(BaseModel):
+    """A frozen table of the file; unknown keys are errors, so a typing slip is not ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _LaplaceConfig(Section):
+    """What both ways to a Laplace posterior share."""
+
+    method: str
+    approximation: Literal["full", "positives", "fixed"] = Field(
+        "fixed", description="How the curvature that negatives make indefinite is kept positive."
+    )
+    split: Literal["euclidean", "arccos"] = Field(
+        "euclidean", description="Whether normalisation counts to the network or to the loss."
+    )
+    prior_precision: float | None = Field(
+        None, gt=0, description="Left out: chosen as `prior_chosen_by` says."
+    )
+    prior_chosen_by: Literal["validation", "marginal_likelihood"] = Field(
+        "validation",
+        description="validation: by how well sampled neighbours predict the label of images that "
+        "the encoder was not trained on. marginal_likelihood: by the evidence of the training "
+        "images, which leaves a last layer with more weights than images far too uncertain.",
+    )
+
+    @property
+    def name(self) -> str:
+        """What the served answer calls it."""
+        return f"{self.method}_{self.approximation}_{self.split}"
+
+
+class LaplaceConfig(_LaplaceConfig):
+    """The Laplace posterior of the last layer, fitted once training is over."""
+
+    method: Literal["laplace"] = "laplace"
+
+
+class OnlineLaplaceConfig(_LaplaceConfig):
+    """The Laplace posterior of the last layer, kept up while training."""
+
+    method: Literal["online_laplace"]
+    memory_factor: float = Field(
+        1e-3, gt=0, le=1, description="Share of a minibatch in the average of the curvature."
+    )
+    n_samples: int = Field(
+        0, ge=0, description="Last layers drawn for each step; 0 takes the step at the mean."
+    )
+    initial_precision: float = Field(
+        1e6, ge=0, description="Keeps drawn layers near the mean at first; forgotten in training."
+    )
+    training_prior_precision: float = Field(
+        1.0, gt=0, description="While training; afterwards the prior is chosen as above."
+    )
+
+
+class BayesianTripletConfig(Section):
+    """A variance head on the features, trained with the Bayesian triplet loss."""
+
+    method: Literal["bayesian_triplet"]
+    variance: Literal["isotropic", "diagonal"] = Field(
+        "diagonal", description="One variance an image, or one for each dimension."
+    )
+    prior: Literal["gaussian", "von_mises_fisher"] = Field(
+        "gaussian", description="What the embedding's distribution is pulled towards."
+    )
+    prior_variance: float | None = Field(
+        None, gt=0, description="Of each dimension; left out: 1 / embedding_dim."
+    )
+    kl_weight: float = Field(1e-6, ge=0, description="Of the divergence from the prior.")
+    margin: float = Field(0.0, ge=0, description="In squared distance, by which positives lead.")
+    mining: Literal["all", "semihard", "hard"] = Field(
+        "all", description="Which triplets within the miner's margin train."
+    )
+    n_triplets: int = Field(5000, ge=1, description="Drawn from a minibatch, at most.")
+
+    @model_validator(mode="after")
+    def _von_mises_fisher_is_isotropic(self) -> BayesianTripletConfig:
+        if self.prior == "von_mises_fisher" and self.variance == "diagonal":
+            raise ValueError("the von Mises-Fisher prior needs variance = 'isotropic'")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What the served answer calls it."""
+        return f"{self.method}_{self.variance}_{self.prior}"
+
+
+class DeterministicConfig(Section):
+    """No posterior: every image's embedding is certain."""
+
+    method: Literal["deterministic"]
+
+    @property
+    def name(self) -> str:
+        """What the served answer calls it."""
+        return self.method
+
+
+class MonteCarloDropoutConfig(Section):
+    """Dropout that stays on: what the network says with parts of it missing (Gal 2016)."""
+
+    method: Literal["mc_dropout"]
+    n_passes: int | None = Field(
+        None,
+        ge=2,
+        description="Through small_cnn, with network.dropout_inside; left out: 20. Dropout on the "
+        "features alone needs none.",
+    )
+
+    @property
+    def name(self) -> str:
+        """What the served answer calls it."""
+        return self.method
+
+
+class EnsembleConfig(Section):
+    """Encoders trained apart from each other, and how far they disagree."""
+
+    method: Literal["ensemble"]
+    n_members: int = Field(5, ge=2, description="Each trained as the encoder alone would be.")
+
+    @property
+    def name(self) -> str:
+        """What the served answer calls it."""
+        return f"{self.method}_of_{self.n_members}"
+
+
+class FaceEmbeddingConfig(Section):
+    """Probabilistic face embeddings: variances learned for an encoder that stays as it is."""
+
+    method: Literal["pfe"]
+    epochs: int = Field(5, ge=1, description="Of the variances, over the training images.")
+    learning_rate: float = Field(1e-3, gt=0)
+
+    @property
+    def name(self) -> str:
+        """What the served answer calls it."""
+        return self.method
+
+
+class HedgedInstanceConfig(Section):
+    """Hedged instance embeddings: means and variances learned together."""
+
+    method: Literal["hib"]
+    kl_weight: float = Field(1e-4, ge=0, description="Of the divergence from the prior.")
+    n_samples: int = Field(8, ge=1, description="Of each embedding, for a step of training.")
+
+    @property
+    def name(self) -> str:
+        """What the served answer calls it."""
+        return self.method
+
+
+CONTRASTIVE = frozenset({"laplace", "deterministic", "mc_dropout", "pfe"})
+"""Methods whose encoder is trained with the contrastive loss alone, once; the rest comes after."""
+
+
+def _method(value: Any) -> str:  # noqa: ANN401 - a table of the file, or a section already made
+    """Method of a posterior table; one that names none is the post-hoc Laplace posterior."""
+    if isinstance(value, dict):
+        return str(value.get("method", "laplace"))
+    return str(getattr(value, "method", None))
+
+
+PosteriorConfig = Annotated[
+    Annotated[LaplaceConfig, Tag("laplace")]
+    | Annotated[OnlineLaplaceConfig, Tag("online_laplace")]
+    | Annotated[BayesianTripletConfig, Tag("bayesian_triplet")]
+    | Annotated[DeterministicConfig, Tag("deterministic")]
+    | Annotated[MonteCarloDropoutConfig, Tag("mc_dropout")]
+    | Annotated[EnsembleConfig, Tag("ensemble")]
+    | Annotated[FaceEmbeddingConfig, Tag("pfe")]
+    | Annotated[HedgedInstanceConfig, Tag("hib")],
+    Discriminator(_method),
+]
+"""What the encoder does not know, and how it comes to say so."""

@@ -1,0 +1,91 @@
+"""The network beside the last layer that PFE and HIB read an image's variance from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+UNCERTAINTY_MODULE_FORMAT = "uncertainty-module/1"
+_UNIT_MEAN = "unit_mean"
+
+_LOG_LIMIT = 18.0
+"""Of a log variance to either side: e⁻¹⁸ is what float32 can tell of a direction, and e¹⁸ squared
+is still far from its largest number."""
+
+
+class UncertaintyModule(nn.Module):
+    """Variances by linear, batch norm, ReLU, linear, batch norm (Warburg et al. 2023, G.4).
+
+    What comes out is the logarithm of the variance. The last normalisation has one scale and one
+    shift for all dimensions, as Shi & Jain 2019 have it and Warburg et al. found slightly better:
+    it begins with next to no scale, so that every image has the same variance at first.
+
+    Parameters
+    ----------
+    n_features : F.
+    embedding_dim : D, also of the hidden layer.
+    initial_variance : what every image begins with, in each dimension.
+    """
+
+    def __init__(self, n_features: int, embedding_dim: int, initial_variance: float = 1.0) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(n_features, embedding_dim)
+        self.hidden_norm = nn.BatchNorm1d(embedding_dim)
+        self.output = nn.Linear(embedding_dim, embedding_dim)
+        self.output_norm = nn.BatchNorm1d(embedding_dim, affine=False)
+        self.scale = nn.Parameter(torch.tensor(1e-4))
+        self.shift = nn.Parameter(torch.tensor(math.log(initial_variance)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Variances (B, D) of ``features`` (B, F)."""
+        hidden = torch.relu(self.hidden_norm(self.hidden(features)))
+        log_variance: Tensor = self.scale * self.output_norm(self.output(hidden)) + self.shift
+        return log_variance.clamp(-_LOG_LIMIT, _LOG_LIMIT).exp()
+
+
+class UncertaintyModulePosterior(nn.Module):
+    """A last layer and its uncertainty module: predicts like a `LastLayerPosterior`.
+
+    Parameters
+    ----------
+    unit_mean : whether the variance belongs beside a mean of unit length, as PFE trains it, or
+        beside the last layer's output as it is, as HIB does.
+    """
+
+    def __init__(
+        self, last_layer: nn.Linear, module: UncertaintyModule, *, unit_mean: bool
+    ) -> None:
+        super().__init__()
+        self.last_layer = last_layer
+        self.module = module
+        self.unit_mean = unit_mean
+        self.eval().requires_grad_(requires_grad=False)
+
+    def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the embedding, (B, D) each, of ``features`` (B, F)."""
+        mean = self.last_layer(features)
+        return nn.functional.normalize(mean) if self.unit_mean else mean, self.module(features)
+
+    def save(self, path: Path) -> None:
+        """Write layer and module as safetensors."""
+        tensors = {name: value.contiguous() for name, value in self.state_dict().items()}
+        tensors[_UNIT_MEAN] = torch.tensor(self.unit_mean)
+        save_file(tensors, path, metadata={"format": UNCERTAINTY_MODULE_FORMAT})
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> UncertaintyModulePosterior:
+        """The posterior that `save` wrote."""
+        layers = {name: value for name, value in state.items() if name != _UNIT_MEAN}
+        dim, n_features = state["last_layer.weight"].shape
+        posterior = cls(
+            nn.Linear(n_features, dim),
+            UncertaintyModule(n_features, dim),
+            unit_mean=bool(state[_UNIT_MEAN]),
+        )
+        posterior.load_state_dict(layers)
+        return posterior
