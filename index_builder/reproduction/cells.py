@@ -157,7 +157,6 @@ def _built(plan: Plan, method: str, config: BuildConfig, run: Run) -> dict[str, 
     post_hoc = METHODS[BASE_METHOD if method == DECISION else method].post_hoc
     if post_hoc:
         training = _shared_training(plan, config.seed)
-    config = plan.config(method, config.seed)  # now that the checkpoint is there
     with measured() as own_training:
         train_step(config, run)
     with measured() as fit:
