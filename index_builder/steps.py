@@ -93,13 +93,16 @@ def train_step(config: BuildConfig, run: Run) -> None:
     was at.
     """
     if isinstance(config.posterior, EnsembleConfig):
-        _train_members(config, run)
+        _train_members(config, _splits(config).training, run)
     else:
-        _train_alone(config, run)
+        _train_alone(config, _splits(config).training, run)
 
 
-def _train_members(config: BuildConfig, run: Run) -> None:
-    """Train what is missing of an ensemble; one that is whole is trained anew."""
+def _train_members(config: BuildConfig, images: LabelledImages, run: Run) -> None:
+    """Train what is missing of an ensemble; one that is whole is trained anew.
+
+    All members have the same ``images``: a member's seed decides how it is trained, not on what.
+    """
     started = time.perf_counter()
     report = run.directory / TRAINING_REPORT
     if report.exists():
@@ -112,20 +115,20 @@ def _train_members(config: BuildConfig, run: Run) -> None:
         if finished.exists() and place.read_json(TRAINING_REPORT)["config"] == asked:
             continue
         console.print(f"member {number + 1}")
-        _train_alone(member, place)
+        _train_alone(member, images, place)
     run.write_json(
         TRAINING_REPORT,
         {
             "config": config.model_dump(mode="json"),
-            "n_images": len(_splits(config).training),
+            "n_images": len(images),
             "seconds": time.perf_counter() - started,
         },
     )
 
 
-def _train_alone(config: BuildConfig, run: Run) -> None:
+def _train_alone(config: BuildConfig, images: LabelledImages, run: Run) -> None:
+    """Train one encoder on ``images``."""
     started = time.perf_counter()
-    images = _splits(config).training
     _require_enough(images)
     generator = torch.Generator().manual_seed(config.seed)
     encoder = build_encoder(config.network, generator)
