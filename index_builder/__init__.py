@@ -21,4 +21,7 @@ publish     all of it → a verified bundle, by one rename                `model
 `configuration` is what a TOML file may say, `datasets` what the images are, `networks` what the
 encoder is, `methods` what the papers compare, by name, `steps` ties files to functions, `fitted`
 reads back what they left, and ``vouch-build all`` runs the lot.
+
+``vouch-build reproduce`` runs the first three for each of the papers' methods on a published
+protocol (`protocols`), and measures them beside the decision layer (`reproduction`).
 """

@@ -181,6 +181,9 @@ def reproduce_command(
         str | None,
         typer.Option(help="Of the protocol's pretrained trunk, instead of torchvision's."),
     ] = None,
+    device: Annotated[
+        str, typer.Option(help="To train on: auto, cpu or cuda; mixed precision on a GPU.")
+    ] = "auto",
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Take less data than was published.")
     ] = False,
@@ -202,6 +205,7 @@ def reproduce_command(
         epochs=epochs,
         data=data,
         weights=weights,
+        device=device,
         allow_partial=allow_partial,
         download=download,
     )

@@ -184,6 +184,11 @@ class TrainingConfig(Section):
     margin: float = Field(
         1.0, gt=0, lt=2, description="Contrastive loss: distance beyond which negatives rest."
     )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description="Where the trunk is trained and its features are computed, with mixed "
+        "precision on a GPU; auto takes one where there is one.",
+    )
     flip: bool = Field(False, description="Mirror half of the training images.")
     shift: int = Field(0, ge=0, description="Move training images by up to so many pixels.")
 

@@ -56,7 +56,7 @@ from index_builder.protocols import load_protocol
 from index_builder.publishing import describe
 from index_builder.run import Run, write_json
 from index_builder.samples import write_samples
-from index_builder.training import feature_source, train
+from index_builder.training import feature_source, train, trunk_device
 from model_store.bundle import (
     ENCODER_FILE,
     EVALUATION_FILE,
@@ -142,10 +142,12 @@ def _train_alone(config: BuildConfig, images: LabelledImages, run: Run) -> None:
     objective = build_objective(config, encoder, labels, generator)
     history = []
     if config.training.epochs:
+        encoder.place_trunk(trunk_device(config.training))
         source = feature_source(encoder, images, config.training, generator)
         history = train(
             encoder, objective, source, labels, config.training, generator, config.network.dropout
         )
+        encoder.place_trunk(torch.device("cpu"))
     run.directory.mkdir(parents=True, exist_ok=True)
     save_checkpoint(encoder.state_dict(), run.checkpoint, config.network.weights)
     save_file(objective.learned(), run.objective)
@@ -166,9 +168,13 @@ def fit_step(config: BuildConfig, run: Run) -> None:
     splits = _splits(config)
     posterior: Posterior | EnsemblePosterior
     if isinstance(config.posterior, EnsembleConfig):
-        posterior, report = fit_members(trained_members(config, run), splits.training, config.seed)
+        members = trained_members(config, run)
+        for member in members:
+            member.place_trunk(trunk_device(config.training))
+        posterior, report = fit_members(members, splits.training, config.seed)
     else:
         encoder = trained_encoder(config, run)
+        encoder.place_trunk(trunk_device(config.training))
         learned = load_file(run.require(run.objective, "train"))
         posterior, report = fit_posterior(config, encoder, splits, learned)
     posterior.save(run.posterior)
