@@ -276,13 +276,18 @@ def main() -> None:
         print(json.dumps(_measure_one(options.measure)))
         return
     found = measure(options.bundle, tuple(options.sizes))
+    _write(found)
     if options.peers:
         import bench_peers
 
         found["peers"] = bench_peers.measure(WORK / str(bench_peers.N_ITEMS))
+        _write(found)
+
+
+def _write(found: dict[str, Any]) -> None:
     text = json.dumps(found, indent=1, sort_keys=True)
     REPORT.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    print(text, flush=True)
 
 
 if __name__ == "__main__":
