@@ -41,7 +41,7 @@ from index_builder.networks import (
     save_checkpoint,
 )
 from index_builder.objectives import build_objective
-from index_builder.observation import label_means, observe
+from index_builder.observation import observe
 from index_builder.posteriors import load_posterior
 from index_builder.progress import console, track
 from index_builder.run import Run, write_json
@@ -53,6 +53,7 @@ from model_store.bundle import (
     Manifest,
     publish,
 )
+from model_store.decision import label_means
 from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder
 from model_store.errors import ConfigError, DatasetError
 from model_store.feedback import FeedbackLog

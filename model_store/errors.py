@@ -33,6 +33,13 @@ nothing that a client of the service may not see.
     ├── DeadlineExceeded         no answer within the time a request may take
     ├── NotReady                 the service cannot answer at the moment
     ├── ActivationRefused        a bundle cannot take the place of the one that is served
+    ├── WriteError               a change of a gallery was not kept, and nothing of it
+    │   ├── WriteRefused         the gallery takes no changes, or not this one
+    │   ├── KeyReused            the Idempotency-Key was sent before with another request
+    │   ├── GallerySuperseded    another bundle has become current meanwhile
+    │   ├── StorageBusy          another process is writing
+    │   ├── StorageFull          there is no room for it
+    │   └── StorageFailed        the disk does not take it, or does not give it back
     ├── KeysError                the file of API keys cannot be used
     │   └── KeysRequired         others could reach a service that asks for no key
     ├── EncoderError             the encoder cannot be used
@@ -146,6 +153,34 @@ class PathNotFound(NotFound):
 
 class MethodNotAllowed(VouchError):
     """The path exists, the method does not."""
+
+
+class WriteError(VouchError):
+    """A change of a gallery was not kept, and nothing of it."""
+
+
+class WriteRefused(WriteError):
+    """The gallery takes no changes, or not this one."""
+
+
+class KeyReused(WriteError):
+    """The Idempotency-Key was sent before, with another request."""
+
+
+class GallerySuperseded(WriteError):
+    """Another bundle of the gallery has become current meanwhile."""
+
+
+class StorageBusy(WriteError):
+    """Another process is writing to the gallery."""
+
+
+class StorageFull(WriteError):
+    """There is no room to keep the change."""
+
+
+class StorageFailed(WriteError):
+    """The disk does not take the change, or does not give it back."""
 
 
 class KeysError(VouchError):

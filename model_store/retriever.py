@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from model_store.bundle import (
 )
 from model_store.decision import Calibration, Decision, decide
 from model_store.encoder import Embeddings, Encoder, OnnxEncoder, ProviderChoice
-from model_store.errors import BundleMismatch
-from model_store.gallery import FaissGallery, Gallery, Item
+from model_store.errors import BundleMismatch, VouchError
+from model_store.gallery import FaissGallery, Gallery, Item, LiveGallery
 from model_store.images import DecodedImage, decode_image
+from model_store.live_bundles import open_live
 from model_store.predictive import N_SAMPLES, Predictive, predict
 from model_store.search import N_CANDIDATES, Neighbours, two_stage_search
 from model_store.sphere import base_noise
@@ -37,6 +39,11 @@ def search_settings(gallery: Gallery) -> dict[str, Any]:
         "n_items": gallery.n_items,
         "n_candidates": N_CANDIDATES,
     }
+
+
+TOLERATED_CHANGES = 0.1
+"""Share of the calibrated items that may have changed. Which items there are moves probabilities by
+and by, no single one of many does; index and candidates must be what they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +121,17 @@ class Retriever:
                     "`vouch-build calibrate` with this encoder."
                 )
         self.encoder = encoder
-        self.gallery = gallery
+        self.gallery: Gallery = gallery
         self.calibration = calibration
         self.stale = None if calibration is None else _staleness(calibration, gallery)
         self._noise = base_noise(encoder.fingerprint, N_SAMPLES, encoder.dim)
+
+    def with_gallery(self, gallery: Gallery) -> Retriever:
+        """The same encoder and decision layer, with another state of the gallery."""
+        other = copy(self)
+        other.gallery = gallery
+        other.stale = None if self.calibration is None else _staleness(self.calibration, gallery)
+        return other
 
     @property
     def alpha(self) -> float:
@@ -230,17 +244,36 @@ class Bundle:
     Attributes
     ----------
     root : the directory of bundles whose `CURRENT` named it; None where it was named itself.
+    live : takes changes of the gallery, which lie in ``root``; None where there is no root.
     """
 
     directory: Path
     manifest: Manifest
     retriever: Retriever
     root: Path | None = None
+    live: LiveGallery | None = None
 
     @property
     def name(self) -> str:
         """Name of the gallery."""
         return str(self.manifest.gallery["name"])
+
+    def within(self, root: Path) -> Bundle:
+        """The bundle as one of ``root``, with the changes of its gallery that lie there."""
+        opened = self.retriever.gallery
+        base = opened if isinstance(opened, FaissGallery) else None
+        live = open_live(root, self.directory, base)
+        retriever = self.retriever.with_gallery(live.snapshot())
+        return replace(self, retriever=retriever, root=root, live=live)
+
+    def renewed(self) -> Bundle:
+        """The bundle with its gallery as it is now."""
+        if self.live is None:
+            return self
+        snapshot = self.live.snapshot()
+        if snapshot is self.retriever.gallery:
+            return self
+        return replace(self, retriever=self.retriever.with_gallery(snapshot))
 
 
 OpenEncoder = Callable[[Path, ProviderChoice, int], Encoder]
@@ -286,17 +319,32 @@ def open_bundle(
             f"{str(manifest.encoder['fingerprint'])[:12]}, the file is "
             f"{retriever.encoder.fingerprint[:12]}. Build the bundle again."
         )
-    return Bundle(directory, manifest, retriever, None if directory == path else path)
+    bundle = Bundle(directory, manifest, retriever)
+    if directory == path:
+        return bundle
+    try:
+        return bundle.within(path)
+    except VouchError:
+        retriever.encoder.close()
+        raise
 
 
 def _staleness(calibration: Calibration, gallery: Gallery) -> str | None:
-    settings = search_settings(gallery)
-    if calibration.search == settings:
-        return None
-    return (
-        f"Calibrated with the search settings {dict(calibration.search)}, searched with "
-        f"{settings}. Run `vouch-build calibrate` again."
-    )
+    settings, calibrated = search_settings(gallery), dict(calibration.search)
+    n_calibrated = int(calibrated["n_items"])
+    built = settings | {"n_items": n_calibrated}
+    if calibrated != built or abs(gallery.n_items - n_calibrated) > gallery.n_changed:
+        return (
+            f"Calibrated with the search settings {calibrated}, searched with {settings}. Run "
+            "`vouch-build calibrate` again."
+        )
+    if gallery.n_changed > TOLERATED_CHANGES * n_calibrated:
+        return (
+            f"{gallery.n_changed} items have been added, replaced or removed since the gallery was "
+            f"calibrated with {n_calibrated}; up to {TOLERATED_CHANGES:.0%} are tolerated. Build "
+            "and calibrate it again."
+        )
+    return None
 
 
 def _matches(

@@ -21,12 +21,18 @@ INDEX_FILE = "gallery.faiss"
 NORMS_FILE = "norms.npy"
 VARIANCES_FILE = "variances.npy"
 ITEMS_FILE = "items.sqlite"
+GALLERY_FILES = (INDEX_FILE, NORMS_FILE, VARIANCES_FILE, ITEMS_FILE)
+"""What `write_faiss_gallery` writes."""
 
 _USABLE_PROCESSORS = usable_processors()
 
 
 def write_faiss_gallery(
-    directory: Path, embeddings: Embeddings, items: Sequence[NewItem], encoder_fingerprint: str
+    directory: Path,
+    embeddings: Embeddings,
+    items: Sequence[NewItem],
+    encoder_fingerprint: str,
+    n_changed: int = 0,
 ) -> None:
     """Write a gallery into ``directory``.
 
@@ -38,6 +44,7 @@ def write_faiss_gallery(
         items make the same gallery in whatever order they come, and equal similarities can be
         ordered by row.
     encoder_fingerprint : of the encoder that made ``embeddings``.
+    n_changed : see `Gallery`.
 
     Raises
     ------
@@ -54,7 +61,8 @@ def write_faiss_gallery(
     faiss.write_index(index, str(directory / INDEX_FILE))
     np.save(directory / NORMS_FILE, np.linalg.norm(mean, axis=1))
     np.save(directory / VARIANCES_FILE, embeddings.variance[order].astype(np.float32))
-    write_items(directory / ITEMS_FILE, (items[row] for row in order), encoder_fingerprint)
+    ordered = (items[row] for row in order)
+    write_items(directory / ITEMS_FILE, ordered, encoder_fingerprint, n_changed)
 
 
 class FaissGallery:
@@ -72,7 +80,8 @@ class FaissGallery:
         self._items = Items(directory / ITEMS_FILE)
         self.encoder_fingerprint = self._items.encoder_fingerprint
         self.index_type = type(self._index).__name__
-        self.n_items = int(self._index.ntotal)
+        self.n_changed = self._items.n_changed
+        self.n_items = self.n_rows = int(self._index.ntotal)
         self.dim = int(self._index.d)
         # A view of the vectors FAISS holds, not a second copy.
         stored = faiss.rev_swig_ptr(self._index.get_xb(), self.n_items * self.dim)
@@ -108,7 +117,7 @@ class FaissGallery:
             )
         rows = np.sort(found, axis=1)  # by row, so that the stable sort below ends ties by id
         exact = [
-            _similarities(self._directions[r], d) for r, d in zip(rows, directions, strict=True)
+            similarities_of(self._directions[r], d) for r, d in zip(rows, directions, strict=True)
         ]
         similarities = np.round(exact, SIMILARITY_DECIMALS)
         order = np.argsort(-similarities, axis=1, kind="stable")
@@ -134,6 +143,21 @@ class FaissGallery:
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Codes of the rows' labels, -1 where an item has none, shape (...)."""
         return self._label_codes[rows]
+
+    def embeddings(self, rows: NDArray[np.int64]) -> Embeddings:
+        """What `write_faiss_gallery` was given of ``rows`` (n,), to rounding; without features."""
+        mean = self._directions[rows] * self._norms[rows][:, None]
+        return Embeddings(mean, self._variances[rows], np.empty((len(rows), 0), dtype=np.float32))
+
+    def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
+        """Rows of at most ``limit`` items by id, from the one after the row ``after`` on."""
+        first = 0 if after is None else after + 1
+        return np.arange(first, max(first, min(first + limit, self.n_items)))
+
+    def next_row(self, item_id: str) -> int:
+        """The first row whose id comes after ``item_id``; the number of rows after the last."""
+        found = self._items.next_row(item_id)
+        return self.n_items if found is None else found
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
         """The items at ``rows`` (n,), in that order."""
@@ -168,7 +192,7 @@ def _threads_for(n_queries: int) -> Iterator[None]:
         faiss.omp_set_num_threads(before)
 
 
-def _similarities(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
+def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
     """Inner products of unit ``items`` (n, D) with a unit ``query`` (D,), as 1 − ½ ‖z − q‖².
 
     Near neighbours differ in the digits that the inner product itself loses to rounding.

@@ -23,13 +23,20 @@ CREATE TABLE thumbnails (row INTEGER PRIMARY KEY, media_type TEXT NOT NULL, data
 """
 
 
-def write_items(path: Path, items: Iterable[NewItem], encoder_fingerprint: str) -> None:
-    """Write ``items``, whose order is their row, to a new file at ``path``."""
+def write_items(
+    path: Path, items: Iterable[NewItem], encoder_fingerprint: str, n_changed: int = 0
+) -> None:
+    """Write ``items``, whose order is their row, to a new file at ``path``.
+
+    ``n_changed``: see `model_store.gallery.Gallery`.
+    """
     connection = sqlite3.connect(path)
     try:
         connection.executescript(_SCHEMA)
         with connection:
             connection.execute("INSERT INTO meta VALUES ('encoder', ?)", (encoder_fingerprint,))
+            if n_changed:
+                connection.execute("INSERT INTO meta VALUES ('changed', ?)", (str(n_changed),))
             for row, item in enumerate(items):
                 connection.execute(
                     "INSERT INTO items VALUES (?, ?, ?, ?)",
@@ -49,9 +56,9 @@ class Items:
     def __init__(self, path: Path) -> None:
         self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         self._connections = threading.local()
-        self.encoder_fingerprint: str = self._connection.execute(
-            "SELECT value FROM meta WHERE key = 'encoder'"
-        ).fetchone()[0]
+        meta = dict(self._connection.execute("SELECT key, value FROM meta"))
+        self.encoder_fingerprint: str = meta["encoder"]
+        self.n_changed = int(meta.get("changed", 0))
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -75,6 +82,13 @@ class Items:
             for row, item_id, label, metadata in self._connection.execute(query, list(rows))
         }
         return [found[row] for row in rows]
+
+    def next_row(self, item_id: str) -> int | None:
+        """The row of the first item whose id comes after ``item_id``; None after the last."""
+        found = self._connection.execute(
+            "SELECT row FROM items WHERE id > ? ORDER BY id LIMIT 1", (item_id,)
+        ).fetchone()
+        return None if found is None else int(found[0])
 
     def item(self, item_id: str) -> Item:
         """The item of that id."""
