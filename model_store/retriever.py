@@ -20,8 +20,8 @@ from model_store.bundle import (
 )
 from model_store.decision import Calibration, Decision, decide
 from model_store.encoder import Embeddings, Encoder, OnnxEncoder, ProviderChoice
-from model_store.errors import BundleMismatch, VouchError
-from model_store.gallery import FaissGallery, Gallery, Item, LiveGallery
+from model_store.errors import BundleMismatch, VouchError, WriteRefused
+from model_store.gallery import FaissGallery, Gallery, GallerySnapshot, Item, LiveGallery
 from model_store.images import DecodedImage, decode_image
 from model_store.live_bundles import open_live
 from model_store.predictive import N_SAMPLES, Predictive, predict
@@ -257,6 +257,32 @@ class Bundle:
     def name(self) -> str:
         """Name of the gallery."""
         return str(self.manifest.gallery["name"])
+
+    @property
+    def version(self) -> int:
+        """How many changes the gallery has seen; 0 of one that takes none."""
+        gallery = self.retriever.gallery
+        return gallery.version if isinstance(gallery, GallerySnapshot) else 0
+
+    @property
+    def n_pending(self) -> int:
+        """Items that came after the base, each of which every search goes through."""
+        gallery = self.retriever.gallery
+        return gallery.n_appended if isinstance(gallery, GallerySnapshot) else 0
+
+    def require_live(self) -> LiveGallery:
+        """What takes changes of the gallery.
+
+        Raises
+        ------
+        WriteRefused : nothing does.
+        """
+        if self.live is None:
+            raise WriteRefused(
+                f"The gallery {self.name!r} is served from one bundle, which never changes. To "
+                "change it, name the directory that holds its bundles."
+            )
+        return self.live
 
     def within(self, root: Path) -> Bundle:
         """The bundle as one of ``root``, with the changes of its gallery that lie there."""

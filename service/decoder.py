@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import sys
+from base64 import b64encode
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -29,6 +30,7 @@ from model_store.images import (
     ImageLimits,
     Preprocessing,
     decode_image,
+    encode_thumbnail,
 )
 from model_store.quality import quality_measures
 
@@ -69,12 +71,12 @@ def main() -> None:
     _send(channel, {})
     while True:
         fields, data = _receive(channel)
-        fields, picture = _within(budget, data, Preprocessing(**fields), limits)
+        fields, picture = _within(budget, data, fields, limits)
         _send(channel, fields, picture)
 
 
 def _within(
-    budget: DecodingBudget, data: bytes, preprocessing: Preprocessing, limits: ImageLimits
+    budget: DecodingBudget, data: bytes, asked: dict[str, Any], limits: ImageLimits
 ) -> tuple[dict[str, Any], bytes]:
     """The answer to a request, unless its decoding ends this process.
 
@@ -83,7 +85,9 @@ def _within(
     signal.setitimer(signal.ITIMER_PROF, budget.cpu_s)
     _limit_memory(budget.memory_bytes)
     try:
-        return _answer(data, preprocessing, limits)
+        return _answer(
+            data, Preprocessing(**asked["preprocessing"]), limits, thumbnail=asked["thumbnail"]
+        )
     except ImageError as error:
         return {"error": type(error).__name__, "detail": str(error)}, b""
     finally:
@@ -92,12 +96,15 @@ def _within(
 
 
 def _answer(
-    data: bytes, preprocessing: Preprocessing, limits: ImageLimits
+    data: bytes, preprocessing: Preprocessing, limits: ImageLimits, *, thumbnail: bool
 ) -> tuple[dict[str, Any], bytes]:
     decoded = decode_image(data, limits)
+    small = None
     try:
         picture = preprocessing(decoded.pixels).tobytes()
         measures = quality_measures(decoded.pixels)
+        if thumbnail:
+            small, _ = encode_thumbnail(decoded.pixels)
     except MemoryError as error:
         raise ImageTooCostly(TOO_MUCH_MEMORY) from error
     fields = {
@@ -107,6 +114,8 @@ def _answer(
         "height": decoded.height,
         "warnings": decoded.warnings,
     }
+    if small is not None:
+        fields["thumbnail"] = b64encode(small).decode()
     return fields, picture
 
 
@@ -140,7 +149,7 @@ def _warm_up(limits: ImageLimits) -> None:
     for name in FORMATS:
         file = BytesIO()
         Image.new("RGB", (16, 16)).save(file, name)
-        _answer(file.getvalue(), preprocessing, limits)
+        _answer(file.getvalue(), preprocessing, limits, thumbnail=True)
 
 
 def _send(channel: socket.socket, fields: dict[str, Any], data: bytes = b"") -> None:

@@ -234,6 +234,10 @@ class Transaction:
         """The changes after ``sequence``, in order."""
         return _changes_after(self._connection, sequence)
 
+    def start(self) -> int:
+        """The sequence number at which the log begins."""
+        return _first_sequence(self._connection)
+
     def outcome(self, retry: Retry) -> str | None:
         """What came of a request, if it has been answered; or `KeyReused`."""
         return _outcome(self._connection, retry)

@@ -87,7 +87,7 @@ class LiveGallery:
         StorageFailed : the log cannot be read.
         """
         with self._lock:
-            self._apply(self.log.after(self._version))
+            self._catch_up(self.log)
             return self._snapshot
 
     def commit(
@@ -117,7 +117,7 @@ class LiveGallery:
             if before is not None:
                 return before
             with self._lock:
-                self._apply(turn.after(self._version))
+                self._catch_up(turn)
                 outcome = told(self._judged(writes))
             changes = turn.add(writes)
             if retry is not None:
@@ -161,6 +161,13 @@ class LiveGallery:
                 "item into it first."
             )
         return outcomes
+
+    def _catch_up(self, log: ChangesFile | Transaction) -> None:
+        """Take in what is in the log; it may have been begun after this was opened."""
+        start = log.start()
+        if self._version < start:
+            self._version, self._snapshot = start, self._at(start)
+        self._apply(log.after(self._version))
 
     def _apply(self, changes: Sequence[Change]) -> None:
         """Take in changes that are in the log, in order."""

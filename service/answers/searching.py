@@ -47,7 +47,13 @@ def search_answer(
     end = len(answer.matches)
     more = not refused and end < min(N_CANDIDATES, bundle.retriever.gallery.n_items)
     cursor = (
-        SearchCursor(bundle=bundle.manifest.id, query_id=found.query_id, start=end, options=options)
+        SearchCursor(
+            bundle=bundle.manifest.id,
+            version=bundle.version,
+            query_id=found.query_id,
+            start=end,
+            options=options,
+        )
         if more
         else None
     )
