@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model_store.errors import InvalidCursor
 from model_store.gallery import Item
 from model_store.retriever import Bundle
 
@@ -23,17 +22,12 @@ class Page:
 
 
 def page_of(bundle: Bundle, after: int | None, limit: int) -> Page:
-    """At most ``limit`` items by id, from the one after the row ``after`` on.
-
-    Raises
-    ------
-    InvalidCursor : there is no such row.
-    """
+    """At most ``limit`` items by id, from the one after the row ``after`` on."""
     gallery = bundle.retriever.gallery
     if after is not None and after >= gallery.n_rows and bundle.live is not None:
         gallery = bundle.live.refresh()  # another replica was asked first, and is ahead
     if after is not None and after >= gallery.n_rows:
-        raise InvalidCursor("The cursor is beyond the list. Ask for its first page again.")
+        return Page([], None)
     rows = gallery.page(after, limit + 1)  # one more, to see whether there is one
     shown = rows[:limit]
     return Page(gallery.items(shown), int(shown[-1]) if len(rows) > limit else None)

@@ -20,7 +20,7 @@ from model_store.errors import (
 from service import answers, schemas
 from service.access import Caller, requires
 from service.problems import problem_document, responses
-from service.routes.dependencies import StateOf, gallery_router
+from service.routes.dependencies import EngineOf, StateOf, gallery_router
 from service.routes.searching import BODY_ERRORS, IMAGE_ERRORS, ONE_IMAGE
 from service.schemas.changes import MAX_CHANGES, BatchOptions, ItemId, ItemOptions
 from service.uploads import MULTIPART, body_of
@@ -59,10 +59,10 @@ class BatchForm(BatchOptions):
     )
 
 
-async def asked_for(request: Request, gallery: str, key: IdempotencyKey = None) -> Asked:
+async def asked_for(request: Request, engine: EngineOf, key: IdempotencyKey = None) -> Asked:
     """Who asks for a change of the gallery in the path."""
     caller: Caller = request.state.caller
-    return Asked(gallery, request.state.request_id, caller.id, key)
+    return Asked(engine.bundle.name, request.state.request_id, caller.id, key)
 
 
 AskedOf = Annotated[Asked, Depends(asked_for)]

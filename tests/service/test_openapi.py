@@ -455,6 +455,10 @@ def test_it_says_which_scope_is_needed_and_whether_a_key_is(
             continue
         scope = {
             "give_feedback": "write",
+            "put_item": "write",
+            "put_items": "write",
+            "delete_item": "write",
+            "compact_gallery": "admin",
             "activate_bundle": "admin",
             "rollback_bundle": "admin",
         }.get(name, "read")
