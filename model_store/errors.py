@@ -47,6 +47,7 @@ nothing that a client of the service may not see.
     │   ├── ProviderUnavailable  the execution provider that was asked for does not run here
     │   ├── EncoderStopped       it stopped while it worked, and is started again
     │   └── EncodingFailed       it runs, but cannot embed this image
+    ├── ArchiveError             a backup cannot be made, or cannot be restored
     ├── BundleError              the bundle cannot be served
     │   ├── BundleNotFound       nothing there
     │   ├── BundleTampered       a file differs from the manifest
@@ -225,6 +226,10 @@ class NotReady(VouchError):
 
 class ActivationRefused(VouchError):
     """The bundle cannot take the place of the one that is served, which is served on."""
+
+
+class ArchiveError(VouchError):
+    """A backup cannot be made, or cannot be restored."""
 
 
 class BundleError(VouchError):

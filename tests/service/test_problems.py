@@ -82,6 +82,7 @@ STATUSES = {
     "BundleError": 503,
     "BundleNotFound": 404,
     "ActivationRefused": 409,
+    "ArchiveError": 500,
     "WriteError": 503,
     "WriteRefused": 409,
     "KeyReused": 422,
