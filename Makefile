@@ -4,7 +4,7 @@ BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
 .PHONY: install demo test lint bench bench-posteriors bench-zero-shot bench-decision \
-  bench-throughput bench-poison crash-writes fuzz-images soak clean
+  bench-throughput bench-gallery bench-poison crash-writes fuzz-images soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make bench     measure, and write build/bench.json"
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
+	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
 	@echo "make bench-poison  good requests lost to a bad neighbour: here, and with LitServe; a minute"
 	@echo "make soak      a quarter of an hour of load, hot swaps and Redis restarts"
 	@echo "make crash-writes  a service killed 50 times while it is written to; ten minutes"
@@ -38,6 +39,10 @@ bench: install
 
 bench-posteriors bench-zero-shot bench-decision bench-throughput: bench-%: install
 	$(BIN)/python tests/benchmarks/bench_$(subst -,_,$*).py
+
+bench-gallery: install
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[bench]'
+	PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_gallery.py --peers
 
 # The packages before tests/, which has folders of the same names.
 fuzz-images: install bundles/digits/CURRENT

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from model_store.errors import ConfigError
+from model_store.gallery.index_choice import DEFAULT_SETTINGS, IndexKind
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
 
@@ -246,6 +247,27 @@ PosteriorConfig = Annotated[
 """What the encoder does not know, and how it comes to say so."""
 
 
+class IndexConfig(_Section):
+    """How the gallery is searched."""
+
+    kind: Literal["auto"] | IndexKind = Field(
+        DEFAULT_SETTINGS.kind,
+        description="auto: exact while the directions take at most 32 MiB; then inverted lists of "
+        "8 bits a dimension (ivf_sq8) or, where those do not fit the budget, of product codes "
+        "(ivf_pq). hnsw: a graph, for as fast a search in more memory.",
+    )
+    memory_budget_bytes: int = Field(
+        DEFAULT_SETTINGS.memory_budget_bytes, gt=0, description="Of what stays in memory."
+    )
+    min_recall: float = Field(
+        DEFAULT_SETTINGS.min_recall,
+        gt=0,
+        le=1,
+        description="Share of the ten nearest items that a search is to find; the index is "
+        "searched no wider than that takes.",
+    )
+
+
 class CalibrationConfig(_Section):
     """What the answers promise."""
 
@@ -280,6 +302,7 @@ class BuildConfig(_Section):
     network: NetworkConfig = NetworkConfig()
     training: TrainingConfig = TrainingConfig()
     posterior: PosteriorConfig = LaplaceConfig()
+    index: IndexConfig = IndexConfig()
     calibration: CalibrationConfig = CalibrationConfig()
 
     @model_validator(mode="after")

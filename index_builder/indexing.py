@@ -10,7 +10,9 @@ import numpy as np
 from index_builder.datasets import LabelledImages
 from index_builder.progress import track
 from model_store.encoder import Embeddings, Encoder
-from model_store.gallery import NewItem, Thumbnail, write_faiss_gallery
+from model_store.gallery import IndexSettings, NewItem, Thumbnail, write_faiss_gallery
+from model_store.gallery.faiss_gallery import GALLERY_FILES
+from model_store.gallery.index_choice import DEFAULT_SETTINGS
 from model_store.images import encode_thumbnail
 
 BATCH = 128
@@ -28,7 +30,12 @@ def embed_all(encoder: Encoder, images: LabelledImages, description: str) -> Emb
 
 
 def build_gallery(
-    directory: Path, encoder: Encoder, images: LabelledImages, *, labelled: bool = True
+    directory: Path,
+    encoder: Encoder,
+    images: LabelledImages,
+    settings: IndexSettings = DEFAULT_SETTINGS,
+    *,
+    labelled: bool = True,
 ) -> None:
     """Embed ``images`` and write the gallery's files into ``directory``, labels if ``labelled``."""
     embeddings = embed_all(encoder, images, "embedding the gallery")
@@ -40,7 +47,9 @@ def build_gallery(
     partial = directory / "gallery.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    write_faiss_gallery(partial, embeddings, items, encoder.fingerprint)
+    write_faiss_gallery(partial, embeddings, items, encoder.fingerprint, settings)
+    for name in GALLERY_FILES:  # of an earlier index, of another kind perhaps
+        (directory / name).unlink(missing_ok=True)
     for path in partial.iterdir():
         path.replace(directory / path.name)
     partial.rmdir()

@@ -57,10 +57,11 @@ from model_store.decision import label_means
 from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder
 from model_store.errors import ConfigError, DatasetError
 from model_store.feedback import FeedbackLog
-from model_store.gallery import FaissGallery
+from model_store.gallery import FaissGallery, IndexReport, IndexSettings
 from model_store.gallery.faiss_gallery import ITEMS_FILE
 from model_store.quality import ordinary_limits, quality_measures
-from model_store.retriever import Retriever, open_parts, search_settings
+from model_store.retriever import Retriever, open_parts
+from model_store.staleness import search_settings
 
 N_DETECTOR_IMAGES = 10_000
 """Gallery images whose features the outlier detector is fitted on; beyond it nothing is gained and
@@ -154,7 +155,8 @@ def export_step(config: BuildConfig, run: Run) -> None:
 def index_step(config: BuildConfig, run: Run) -> None:
     """encoder.onnx and gallery images → the gallery's files."""
     splits = _splits(config)
-    build_gallery(run.staging, _exported(run), splits.gallery, labelled=splits.labelled)
+    settings = IndexSettings(**config.index.model_dump(), seed=config.seed)
+    build_gallery(run.staging, _exported(run), splits.gallery, settings, labelled=splits.labelled)
 
 
 def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) -> None:
@@ -232,6 +234,7 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
             "description": config.description,
             "n_items": retriever.gallery.n_items,
             "search": search_settings(retriever.gallery),
+            "index": asdict(IndexReport.load(run.staging)),
         },
         encoder={
             "fingerprint": retriever.encoder.fingerprint,

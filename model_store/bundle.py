@@ -5,7 +5,7 @@
     <bundle id>/
       manifest.json       what is here, sha256 of each file; canonical JSON
       encoder.onnx        images in, Gaussian embeddings out
-      gallery.faiss …     directions, norms, variances, items
+      gallery.faiss …     index, directions, norms, variances, labels, items
       calibration.json …  the fitted decision layer (absent: nothing is calibrated)
       samples/            query images a visitor can try
       evaluation.json     how the bundle did on queries it has never seen
@@ -22,14 +22,16 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from model_store.errors import BundleMismatch, BundleNotFound, BundleTampered
+from model_store.processors import usable_processors
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST_FILE = "manifest.json"
 ENCODER_FILE = "encoder.onnx"
 EVALUATION_FILE = "evaluation.json"
@@ -65,7 +67,7 @@ class Manifest:
 
     Attributes
     ----------
-    gallery : name, description, n_items, kind of index.
+    gallery : name, description, n_items, how it is searched, the index and its recall.
     encoder : fingerprint, posterior, preprocessing, dim, n_features.
     calibration : a summary, or None where nothing is calibrated.
     metrics : what evaluation measured on queries used for nothing else, or None.
@@ -221,8 +223,11 @@ def _verify_files(directory: Path, manifest: Manifest) -> None:
             f"The bundle {directory.name} does not hold what its manifest lists: "
             f"missing {missing}, added {added}. Build or copy the bundle again."
         )
+    with ThreadPoolExecutor(usable_processors()) as pool:  # hashing lets go of the interpreter
+        found = pool.map(_describe, [directory / name for name in manifest.files])
+        described = dict(zip(manifest.files, found, strict=True))
     for name, wanted in manifest.files.items():
-        if _describe(directory / name) != wanted:
+        if described[name] != wanted:
             raise BundleTampered(
                 f"{directory.name}/{name} differs from its manifest: it was changed or damaged "
                 "after the bundle was published. Build or copy the bundle again."

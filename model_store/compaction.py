@@ -16,11 +16,11 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from model_store.bundle import (
     MANIFEST_FILE,
@@ -33,11 +33,18 @@ from model_store.bundle import (
 )
 from model_store.decision import Calibration, label_means
 from model_store.errors import StorageBusy
-from model_store.gallery import FaissGallery, GallerySnapshot, LiveGallery, write_faiss_gallery
+from model_store.gallery import (
+    FaissGallery,
+    GallerySnapshot,
+    IndexSettings,
+    LiveGallery,
+    write_faiss_gallery,
+)
 from model_store.gallery.faiss_gallery import GALLERY_FILES
+from model_store.gallery.index_choice import IndexKind
 from model_store.gallery.storage import of_the_system
 from model_store.live_bundles import changes_path
-from model_store.retriever import search_settings
+from model_store.staleness import search_settings
 
 LOCK_FILE = ".compacting"
 """Held by the compaction that goes on; names the bundle that it has prepared."""
@@ -170,8 +177,13 @@ class Compaction:
 def _write(staging: Path, manifest: Manifest, snapshot: GallerySnapshot) -> Manifest:
     """Write the gallery of a snapshot, and what is said of it; returns the new manifest."""
     embeddings, items = snapshot.contents()
-    write_faiss_gallery(
-        staging, embeddings, items, snapshot.encoder_fingerprint, snapshot.n_changed
+    report = write_faiss_gallery(
+        staging,
+        embeddings,
+        items,
+        snapshot.encoder_fingerprint,
+        IndexSettings(kind=_next_kind(snapshot.index_kind)),
+        snapshot.n_changed,
     )
     gallery = FaissGallery(staging)
     calibration = Calibration.load(staging)
@@ -180,11 +192,17 @@ def _write(staging: Path, manifest: Manifest, snapshot: GallerySnapshot) -> Mani
     said = {
         "n_items": gallery.n_items,
         "search": search_settings(gallery),
+        "index": asdict(report),
         "n_changed": gallery.n_changed,
         "compacted_from": manifest.id,
         "compacted_at": datetime.now(UTC).isoformat(),  # the like of it may have been served before
     }
     return described(staging, replace(manifest, gallery={**manifest.gallery, **said}))
+
+
+def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:
+    """An approximate index stays of its kind; an exact one may have grown too large to be exact."""
+    return "auto" if kind == "flat" else kind
 
 
 def _remove(path: Path) -> None:

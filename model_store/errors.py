@@ -15,6 +15,7 @@ nothing that a client of the service may not see.
     │   └── CorruptImage         an accepted format, but truncated or damaged
     ├── InvalidRequest           an option of the request is missing or out of range
     │   ├── InvalidCursor        not a cursor that the service gave for this list
+    │   ├── InvalidFilter        not a filter of items
     │   └── UnsupportedMediaType a body of a kind that the path does not read
     ├── AccessError              the caller may not do that, or not now
     │   ├── Unauthenticated      there is no key, or not a good one
@@ -98,6 +99,10 @@ class InvalidRequest(VouchError):
 
 class InvalidCursor(InvalidRequest):
     """Not a cursor that the service gave for this list."""
+
+
+class InvalidFilter(InvalidRequest):
+    """Not a filter of items."""
 
 
 class UnsupportedMediaType(InvalidRequest):

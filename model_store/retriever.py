@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,55 +20,29 @@ from model_store.bundle import (
 from model_store.decision import Calibration, Decision, decide
 from model_store.encoder import Embeddings, Encoder, OnnxEncoder, ProviderChoice
 from model_store.errors import BundleMismatch, VouchError, WriteRefused
-from model_store.gallery import FaissGallery, Gallery, GallerySnapshot, Item, LiveGallery
+from model_store.gallery import (
+    FaissGallery,
+    Filter,
+    Gallery,
+    GallerySnapshot,
+    Item,
+    LiveGallery,
+)
 from model_store.images import DecodedImage, decode_image
 from model_store.live_bundles import open_live
+from model_store.matches import Match, matches_of
 from model_store.predictive import N_SAMPLES, Predictive, predict
-from model_store.search import N_CANDIDATES, Neighbours, two_stage_search
+from model_store.search import (
+    EVERYTHING,
+    N_CANDIDATES,
+    Diversity,
+    two_stage_search,
+)
 from model_store.sphere import base_noise
+from model_store.staleness import staleness
 
 DEFAULT_ALPHA = 0.05
 """Rate of false alarms where neither the request nor a calibration names one."""
-
-
-def search_settings(gallery: Gallery) -> dict[str, Any]:
-    """What a calibration depends on beside the encoder: what is searched, and how."""
-    return {
-        "index": gallery.index_type,
-        "n_items": gallery.n_items,
-        "n_candidates": N_CANDIDATES,
-    }
-
-
-TOLERATED_CHANGES = 0.1
-"""Share of the calibrated items that may have changed. Which items there are moves probabilities by
-and by, no single one of many does; index and candidates must be what they were."""
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """One ranked neighbour.
-
-    Attributes
-    ----------
-    rank : from 1.
-    item : whom the gallery's owner knows.
-    similarity : cosine of the directions, in [−1, 1].
-    match_probability : calibrated P(true match), None without calibration.
-    match_interval : what that probability lies between, None without calibration.
-    rank_stability : share of predictive samples under which it stays in the list.
-    rank_confidence : P(it is nearer to the query than the next item), None of the gallery's last.
-    variance : of the item's own embedding, relative to its squared norm.
-    """
-
-    rank: int
-    item: Item
-    similarity: float
-    match_probability: float | None
-    match_interval: tuple[float, float] | None
-    rank_stability: float
-    rank_confidence: float | None
-    variance: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +53,8 @@ class Answer:
     ----------
     decision, predictive : the verdict and the numbers behind it.
     alpha : the rate of false alarms that was accepted.
-    matches : the first items, nearest first.
+    matches : the first items of the list, nearest first.
+    n_listed : how many items the list has, of which the candidates are made.
     result_set : items of `Decision.result_set`, nearest first; some may stand below the matches.
     seconds : of each stage.
     """
@@ -89,6 +63,7 @@ class Answer:
     predictive: Predictive
     alpha: float
     matches: tuple[Match, ...]
+    n_listed: int
     result_set: tuple[Item, ...]
     seconds: dict[str, float]
 
@@ -123,14 +98,14 @@ class Retriever:
         self.encoder = encoder
         self.gallery: Gallery = gallery
         self.calibration = calibration
-        self.stale = None if calibration is None else _staleness(calibration, gallery)
+        self.stale = None if calibration is None else staleness(calibration, gallery)
         self._noise = base_noise(encoder.fingerprint, N_SAMPLES, encoder.dim)
 
     def with_gallery(self, gallery: Gallery) -> Retriever:
         """The same encoder and decision layer, with another state of the gallery."""
         other = copy(self)
         other.gallery = gallery
-        other.stale = None if self.calibration is None else _staleness(self.calibration, gallery)
+        other.stale = None if self.calibration is None else staleness(self.calibration, gallery)
         return other
 
     @property
@@ -161,45 +136,72 @@ class Retriever:
         alpha: float | None = None,
         coverage: float | None = None,
         left_out: int | None = None,
+        where: Filter | None = None,
+        diversity: Diversity = EVERYTHING,
     ) -> Answer:
         """Search and decide for one query.
+
+        Under a filter there are neither match probabilities nor a result set, and the verdict is
+        ``not_calibrated``, or ``out_of_distribution`` where the query is: the calibration holds for
+        the whole gallery. A diverse list changes no probability and no verdict; it is made of the
+        `N_CANDIDATES` nearest items, and ends with them.
 
         Parameters
         ----------
         limit : how many items to describe, at most `N_CANDIDATES`.
         alpha, coverage : None for what the calibration says.
         left_out : row of an item not to find.
+        where : which items may be found.
+        diversity : which are not listed because a nearer one stands for them.
         """
         if not 1 <= limit <= N_CANDIDATES:
             raise ValueError(f"{limit=}, wanted 1 to {N_CANDIDATES}")
         alpha = self.alpha if alpha is None else alpha
         started = time.perf_counter()
-        neighbours = two_stage_search(self.gallery, predictive, limit, left_out=left_out)
+        allowed = None if where is None else self.gallery.matching(where)
+        neighbours = two_stage_search(
+            self.gallery,
+            predictive,
+            limit,
+            left_out=left_out,
+            allowed=allowed,
+            diversity=diversity,
+        )
+        places = neighbours.listed[:limit]
         searched = time.perf_counter()
         decision = decide(
             self.calibration,
             predictive,
             neighbours,
             self.gallery.label_codes(neighbours.rows),
-            limit,
+            int(places[-1]) + 1 if len(places) else limit,
             alpha,
             coverage,
+            whole_gallery=where is None,
         )
         decided = time.perf_counter()
-        shown = neighbours.rows[:limit]
+        shown = neighbours.rows[places]
         chosen = decision.result_set
         members = neighbours.rows[:0] if chosen is None else neighbours.rows[chosen.places]
         items = self.gallery.items(np.concatenate([shown, members]))  # one look-up for both
         variances = self.gallery.dispersions(shown)
-        matches = _matches(items[: len(shown)], variances, neighbours, decision)
+        matches = matches_of(items[: len(shown)], variances, neighbours, decision)
         seconds = {
             "search": searched - started,
             "decide": decided - searched,
             "items": time.perf_counter() - decided,
         }
-        return Answer(decision, predictive, alpha, matches, tuple(items[len(shown) :]), seconds)
+        others = tuple(items[len(shown) :])
+        n_listed = len(neighbours.listed)
+        return Answer(decision, predictive, alpha, matches, n_listed, others, seconds)
 
-    def similar(self, item_id: str, limit: int = 10) -> Answer:
+    def similar(
+        self,
+        item_id: str,
+        limit: int = 10,
+        where: Filter | None = None,
+        diversity: Diversity = EVERYTHING,
+    ) -> Answer:
         """Search with an item of the gallery, and leave it out; nothing is encoded.
 
         What is stored of an item is its embedding, not the features that an outlier score comes
@@ -211,7 +213,8 @@ class Retriever:
         ItemNotFound : the gallery has no such item.
         """
         row = self.gallery.row(item_id)
-        return self.find(self._stored(row), limit, left_out=row)
+        stored = self._stored(row)
+        return self.find(stored, limit, left_out=row, where=where, diversity=diversity)
 
     def _stored(self, row: int) -> Predictive:
         """The predictive distribution of an item: of m / ‖m‖ and v / ‖m‖², as of m and v."""
@@ -226,15 +229,18 @@ class Retriever:
         limit: int = 10,
         alpha: float | None = None,
         coverage: float | None = None,
+        where: Filter | None = None,
+        diversity: Diversity = EVERYTHING,
     ) -> Answer:
-        """Answer for the bytes of an image file.
+        """Answer for the bytes of an image file; see `find`.
 
         Raises
         ------
         ImageError : the bytes cannot be searched with.
         """
         prepared = self.prepare(decode_image(data))
-        return self.find(self.embed(prepared[None])[0], limit, alpha, coverage)
+        predictive = self.embed(prepared[None])[0]
+        return self.find(predictive, limit, alpha, coverage, where=where, diversity=diversity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,47 +359,3 @@ def open_bundle(
     except VouchError:
         retriever.encoder.close()
         raise
-
-
-def _staleness(calibration: Calibration, gallery: Gallery) -> str | None:
-    settings, calibrated = search_settings(gallery), dict(calibration.search)
-    n_calibrated = int(calibrated["n_items"])
-    built = settings | {"n_items": n_calibrated}
-    if calibrated != built or abs(gallery.n_items - n_calibrated) > gallery.n_changed:
-        return (
-            f"Calibrated with the search settings {calibrated}, searched with {settings}. Run "
-            "`vouch-build calibrate` again."
-        )
-    if gallery.n_changed > TOLERATED_CHANGES * n_calibrated:
-        return (
-            f"{gallery.n_changed} items have been added, replaced or removed since the gallery was "
-            f"calibrated with {n_calibrated}; up to {TOLERATED_CHANGES:.0%} are tolerated. Build "
-            "and calibrate it again."
-        )
-    return None
-
-
-def _matches(
-    items: Sequence[Item],
-    variances: NDArray[np.float32],
-    neighbours: Neighbours,
-    decision: Decision,
-) -> tuple[Match, ...]:
-    """The first neighbours, with what is known of each; ``variances`` (n,) of the n ``items``."""
-    probabilities, intervals = decision.match_probabilities, decision.match_intervals
-    confidences = neighbours.rank_confidence
-    return tuple(
-        Match(
-            rank=place + 1,
-            item=item,
-            similarity=float(neighbours.similarities[place]),
-            match_probability=None if probabilities is None else float(probabilities[place]),
-            match_interval=None
-            if intervals is None
-            else (float(intervals[place, 0]), float(intervals[place, 1])),
-            rank_stability=float(neighbours.rank_stability[place]),
-            rank_confidence=float(confidences[place]) if place < len(confidences) else None,
-            variance=float(variances[place]),
-        )
-        for place, item in enumerate(items)
-    )

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import Any, BinaryIO, Literal, Self, TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -33,6 +33,9 @@ Image = Path | bytes | BinaryIO
 """An image file: where it is, what it holds, or opened for reading bytes."""
 
 Fields = Mapping[str, str | int | float]
+
+Filter = Mapping[str, Any]
+"""Which items may be found, such as ``{"label": "shoe", "year": {"gte": 2000}}``."""
 
 MAX_ATTEMPTS = 3
 MAX_WAIT_S = 10.0
@@ -122,14 +125,27 @@ class VouchClient:
         alpha: float | None = None,
         coverage: float | None = None,
         on_uncertain: schemas.OnUncertain = "answer",
+        filter: Filter | None = None,  # noqa: A002 - the service's own word
+        group_by: Literal["label"] | None = None,
+        duplicate_similarity: float | None = None,
     ) -> schemas.SearchAnswer:
         """Find the items most like an image, and how sure that is.
+
+        Under a ``filter`` there are no probabilities: `SearchAnswer.reason` says why.
 
         Raises
         ------
         VouchProblem : such as ``corrupt_image``, or an option out of range.
         """
-        options = _options(limit, alpha, coverage, on_uncertain)
+        options = _options(
+            limit=limit,
+            alpha=alpha,
+            coverage=coverage,
+            on_uncertain=on_uncertain,
+            filter=filter,
+            group_by=group_by,
+            duplicate_similarity=duplicate_similarity,
+        )
         path = _path(gallery, "search")
         return self._upload(path, schemas.SearchAnswer, options, [("image", _file(image))])
 
@@ -149,9 +165,20 @@ class VouchClient:
         alpha: float | None = None,
         coverage: float | None = None,
         on_uncertain: schemas.OnUncertain = "answer",
+        filter: Filter | None = None,  # noqa: A002 - the service's own word
+        group_by: Literal["label"] | None = None,
+        duplicate_similarity: float | None = None,
     ) -> list[schemas.BatchItem]:
         """An answer or a problem for each image, in their order; a bad image harms no other."""
-        options = _options(limit, alpha, coverage, on_uncertain)
+        options = _options(
+            limit=limit,
+            alpha=alpha,
+            coverage=coverage,
+            on_uncertain=on_uncertain,
+            filter=filter,
+            group_by=group_by,
+            duplicate_similarity=duplicate_similarity,
+        )
         files = [("images", _file(image)) for image in images]
         path = _path(gallery, "search", "batch")
         return self._upload(path, schemas.BatchAnswer, options, files).items
@@ -184,10 +211,25 @@ class VouchClient:
         """One item."""
         return self._get(_path(gallery, "items", item_id), schemas.ItemDetail)
 
-    def similar(self, gallery: str, item_id: str, *, limit: int = 10) -> schemas.SimilarAnswer:
+    def similar(
+        self,
+        gallery: str,
+        item_id: str,
+        *,
+        limit: int = 10,
+        filter: Filter | None = None,  # noqa: A002 - the service's own word
+        group_by: Literal["label"] | None = None,
+        duplicate_similarity: float | None = None,
+    ) -> schemas.SimilarAnswer:
         """What is like an item of the gallery, itself left out."""
         path = _path(gallery, "items", item_id, "similar")
-        return self._get(path, schemas.SimilarAnswer, {"limit": limit})
+        options = _options(
+            limit=limit,
+            filter=filter,
+            group_by=group_by,
+            duplicate_similarity=duplicate_similarity,
+        )
+        return self._get(path, schemas.SimilarAnswer, options)
 
     def put_item(
         self,
@@ -342,15 +384,13 @@ def _file(image: Image) -> tuple[str, bytes]:
     return Path(str(getattr(image, "name", "image"))).name, image.read()
 
 
-def _options(
-    limit: int | None = None,
-    alpha: float | None = None,
-    coverage: float | None = None,
-    on_uncertain: schemas.OnUncertain | None = None,
-) -> Fields:
-    """What a form says beside its images."""
-    named = {"limit": limit, "alpha": alpha, "coverage": coverage, "on_uncertain": on_uncertain}
-    return {name: value for name, value in named.items() if value is not None}
+def _options(**named: str | float | Filter | None) -> Fields:
+    """What a form or an address says beside its images: what was named, a filter as JSON."""
+    return {
+        name: json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else value
+        for name, value in named.items()
+        if value is not None
+    }
 
 
 def _path(*parts: str) -> str:

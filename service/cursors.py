@@ -20,8 +20,8 @@ from service.schemas import SearchOptions
 
 _CHECKSUM_BYTES = 12
 
-MAX_LENGTH = 1024
-"""Characters of a cursor; those of the service are shorter."""
+MAX_LENGTH = 6_000
+"""Characters of a cursor; those of the service are shorter, whatever filter they carry."""
 
 
 class ItemsCursor(BaseModel):

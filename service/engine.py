@@ -117,10 +117,7 @@ class SearchEngine:
             await asyncio.to_thread(self.bundle.live.close)
 
     def pinned(self, version: int | None = None) -> SearchEngine:
-        """A copy whose gallery stays as it is now: what a request works with to its end.
-
-        Or as it was after an earlier change of the gallery: ``version``.
-        """
+        """A copy whose gallery stays as it is now, or was after the change ``version``."""
         pinned = copy(self)
         live = self.bundle.live
         if live is not None and version not in {None, self.bundle.version}:
@@ -285,7 +282,7 @@ class SearchEngine:
             self._retriever.alpha if alpha is None else alpha,
         )
 
-    async def similar(self, item_id: str, limit: int) -> Similar:
+    async def similar(self, item_id: str, asked: Asked) -> Similar:
         """What is like an item of the gallery; nothing is encoded.
 
         Raises
@@ -295,17 +292,13 @@ class SearchEngine:
         started = time.perf_counter()
         retriever = self._retriever
         item = await self.compute(lambda: retriever.gallery.item(item_id))
-        answer = await self.compute(lambda: retriever.similar(item_id, limit))
+        answer = await self.compute(
+            lambda: retriever.similar(item_id, asked.limit, asked.where, asked.diversity)
+        )
         return Similar(item, answer, answer.seconds | {"total": time.perf_counter() - started})
 
     async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail]:
-        """The embedding and the picture of an image that is to become an item.
-
-        Raises
-        ------
-        ImageError : the bytes cannot be embedded.
-        EncoderError : the encoder stopped over it, or cannot embed it.
-        """
+        """The embedding and the picture of an image that is to become an item; see `encoded`."""
         preprocessing = self._retriever.encoder.metadata.preprocessing
         prepared = await self._decoder.decode(data, preprocessing, thumbnail=True)
         embeddings = await self._batcher.encode(prepared.pixels)
@@ -384,7 +377,14 @@ class SearchEngine:
         return (await self.compute(lambda: self._retriever.predictives(embeddings)))[0]
 
     def _find(self, predictive: Predictive, asked: Asked) -> Answer:
-        return self._retriever.find(predictive, asked.limit, asked.alpha, asked.coverage)
+        return self._retriever.find(
+            predictive,
+            asked.limit,
+            asked.alpha,
+            asked.coverage,
+            where=asked.where,
+            diversity=asked.diversity,
+        )
 
     def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float, float]:
         """Rank, match probability and its uncorrected log-odds of an item a query found."""

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.decision import Assessment
-from model_store.gallery import Item
+from model_store.gallery import Filter, Item
 from model_store.predictive import Predictive
 from model_store.quality import QualityHint
 from model_store.retriever import Answer
+from model_store.search import EVERYTHING, Diversity
 from service.schemas import QueryImage
 
 
@@ -26,11 +27,15 @@ class Asked:
     limit : items to describe.
     alpha : rate of false alarms of the outlier flag.
     coverage : of the result set.
+    where : which items may be found.
+    diversity : which are not listed because a nearer one stands for them.
     """
 
     limit: int
     alpha: float | None = None
     coverage: float | None = None
+    where: Filter | None = None
+    diversity: Diversity = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,13 +93,17 @@ def decide(
     limit: int,
     alpha: float,
     coverage: float | None,
+    *,
+    whole_gallery: bool = True,
 ) -> Decision:
     """Decide on one query.
 
     In this order: an alien query is ``out_of_distribution``; a first item above the operating
     threshold is a ``match``; a query more likely than not to have no match is ``no_match``; the
     rest is ``ambiguous``. A query whose outlier score is unknown, such as an item of the
-    gallery, is not of the kind that the calibration was fitted on: it is ``not_calibrated``.
+    gallery, is not of the kind that the calibration was fitted on: it is ``not_calibrated``. So is
+    a search of a part of the gallery only: whether a match is there, and how near the others
+    lie, is another matter in each part. What holds of the query alone is said all the same.
 
     Parameters
     ----------
@@ -107,7 +111,12 @@ def decide(
     limit : how many items get a probability.
     alpha : rate of false alarms to accept.
     coverage : of the result set; None for what the gallery was calibrated with.
+    whole_gallery : whether every item could have been found.
     """
+    if calibration is not None and not whole_gallery:
+        assessment = assess(calibration, predictive)
+        alien = assessment.is_alien(alpha)
+        return Decision("out_of_distribution" if alien else "not_calibrated", assessment)
     if calibration is None or math.isnan(predictive.outlier_score):
         return Decision("not_calibrated", assess(calibration, predictive))
     places, members = labels_found(label_codes)

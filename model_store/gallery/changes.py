@@ -22,6 +22,8 @@ import numpy as np
 
 from model_store.bundle import flush
 from model_store.errors import BundleMismatch, KeyReused
+from model_store.gallery.filter_sql import metadata_json, to_sql
+from model_store.gallery.filters import Filter
 from model_store.gallery.protocol import Item, NewItem, Thumbnail
 from model_store.gallery.storage import connect, errors_in_words, of_the_system
 from model_store.gallery.writes import Change, Delete, Retry, Upsert, Vector
@@ -111,6 +113,15 @@ class ChangesFile:
         query = "SELECT media_type, thumbnail FROM changes WHERE sequence = ?"
         ((media_type, data),) = self._rows(query, [sequence])
         return Thumbnail(data, media_type)
+
+    def matching(self, part: Filter, until: int) -> list[int]:
+        """Where items were written, up to ``until``, that a filter lets through."""
+        condition, values = to_sql(part)
+        query = (
+            "SELECT sequence FROM changes WHERE mean IS NOT NULL AND sequence <= ? "  # noqa: S608
+            f"AND {condition}"
+        )
+        return [sequence for (sequence,) in self._rows(query, [until, *values])]
 
     def upserts(self, sequences: Sequence[int]) -> Iterator[Upsert]:
         """What was written at ``sequences``, whole, one after another."""
@@ -260,7 +271,7 @@ class Transaction:
                 sequence,
                 item.id,
                 item.label,
-                json.dumps(dict(item.metadata), sort_keys=True),
+                metadata_json(item.metadata),
                 item.thumbnail.media_type,
                 item.thumbnail.data,
                 vector.mean.astype(_FLOATS).tobytes(),

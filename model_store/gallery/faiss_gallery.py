@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import faiss
@@ -12,19 +11,34 @@ from numpy.typing import NDArray
 
 from model_store.encoder import Embeddings
 from model_store.errors import BundleMismatch
+from model_store.gallery.filters import Filter
+from model_store.gallery.index_build import REPORT_FILE, IndexReport, build_index
+from model_store.gallery.index_choice import DEFAULT_SETTINGS, IndexSettings, plan_index
+from model_store.gallery.index_search import DIRECTIONS_FILE, INDEX_FILE, open_index
 from model_store.gallery.items import Items, write_items
 from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
-from model_store.processors import usable_processors
+from model_store.gallery.variances import (
+    NORMS_FILE,
+    SCALES_FILE,
+    VARIANCES_FILE,
+    Variances,
+    write_variances,
+)
 from model_store.sphere import unit_direction
 
-INDEX_FILE = "gallery.faiss"
-NORMS_FILE = "norms.npy"
-VARIANCES_FILE = "variances.npy"
+LABELS_FILE = "labels.npy"
 ITEMS_FILE = "items.sqlite"
-GALLERY_FILES = (INDEX_FILE, NORMS_FILE, VARIANCES_FILE, ITEMS_FILE)
-"""What `write_faiss_gallery` writes."""
-
-_USABLE_PROCESSORS = usable_processors()
+GALLERY_FILES = (
+    INDEX_FILE,
+    REPORT_FILE,
+    DIRECTIONS_FILE,
+    NORMS_FILE,
+    VARIANCES_FILE,
+    SCALES_FILE,
+    LABELS_FILE,
+    ITEMS_FILE,
+)
+"""Every file that a gallery may have; not each has all."""
 
 
 def write_faiss_gallery(
@@ -32,23 +46,31 @@ def write_faiss_gallery(
     embeddings: Embeddings,
     items: Sequence[NewItem],
     encoder_fingerprint: str,
+    settings: IndexSettings = DEFAULT_SETTINGS,
     n_changed: int = 0,
-) -> None:
-    """Write a gallery into ``directory``.
+) -> IndexReport:
+    """Write a gallery into ``directory``; same input, same bytes.
 
     Parameters
     ----------
     embeddings : N of them, in the order of ``items``; ``mean`` = norm × direction is kept whole
-        (directions in the FAISS index, norms beside it), and so is ``variance``.
+        (directions in an exact FAISS index or, beside an approximate one, by themselves), and so is
+        ``variance``, but beside an approximate index in float16.
     items : N of them, with distinct ids; rows are given in the order of the ids, so that the same
         items make the same gallery in whatever order they come, and equal similarities can be
         ordered by row.
     encoder_fingerprint : of the encoder that made ``embeddings``.
+    settings : what is asked of the index.
     n_changed : see `Gallery`.
+
+    Returns
+    -------
+    The index that was built.
 
     Raises
     ------
     ValueError : lengths differ or ids repeat.
+    ConfigError : no index is small or good enough for the settings.
     """
     if len(items) != len(embeddings):
         raise ValueError(f"{len(items)} items and {len(embeddings)} embeddings, wanted as many")
@@ -56,13 +78,23 @@ def write_faiss_gallery(
         raise ValueError("item ids repeat; each item needs an id of its own")
     order = sorted(range(len(items)), key=lambda row: items[row].id)
     mean = np.ascontiguousarray(embeddings.mean[order], dtype=np.float32)
-    index = faiss.IndexFlatIP(mean.shape[1])
-    index.add(unit_direction(mean))
+    directions = unit_direction(mean)
+    index, report = build_index(
+        directions, plan_index(len(mean), mean.shape[1], settings), settings
+    )
     faiss.write_index(index, str(directory / INDEX_FILE))
-    np.save(directory / NORMS_FILE, np.linalg.norm(mean, axis=1))
-    np.save(directory / VARIANCES_FILE, embeddings.variance[order].astype(np.float32))
+    report.save(directory)
+    exact = report.kind == "flat"
+    if not exact:
+        np.save(directory / DIRECTIONS_FILE, directions)
+    norms = np.linalg.norm(mean, axis=1)
+    write_variances(directory, norms, embeddings.variance[order], half=not exact)
     ordered = (items[row] for row in order)
-    write_items(directory / ITEMS_FILE, ordered, encoder_fingerprint, n_changed)
+    labels = write_items(directory / ITEMS_FILE, ordered, encoder_fingerprint, n_changed)
+    code = {label: place for place, label in enumerate(labels)} | {None: -1}
+    codes = np.array([code[items[row].label] for row in order], dtype=np.int32)
+    np.save(directory / LABELS_FILE, codes)
+    return report
 
 
 class FaissGallery:
@@ -74,27 +106,23 @@ class FaissGallery:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._index = faiss.read_index(str(directory / INDEX_FILE))
-        self._norms = np.load(directory / NORMS_FILE)
-        self._variances = np.load(directory / VARIANCES_FILE, mmap_mode="r")
+        self.index = IndexReport.load(directory)
+        self.index_type = self.index.engine
+        self._index = open_index(directory, self.index)
+        self._directions = self._index.directions
+        self.n_items, self.dim = self._directions.shape
+        self._variances = Variances(directory)
         self._items = Items(directory / ITEMS_FILE)
         self.encoder_fingerprint = self._items.encoder_fingerprint
-        self.index_type = type(self._index).__name__
         self.n_changed = self._items.n_changed
-        self.n_items = self.n_rows = int(self._index.ntotal)
-        self.dim = int(self._index.d)
-        # A view of the vectors FAISS holds, not a second copy.
-        stored = faiss.rev_swig_ptr(self._index.get_xb(), self.n_items * self.dim)
-        self._directions: NDArray[np.float32] = stored.reshape(self.n_items, self.dim)
-        row_labels = self._items.labels()
-        self.labels: Sequence[str] = sorted({label for label in row_labels if label is not None})
-        code = {label: place for place, label in enumerate(self.labels)} | {None: -1}
-        self._label_codes = np.array([code[label] for label in row_labels], dtype=np.int32)
+        self.n_rows: int = self.n_items
+        self.labels: Sequence[str] = self._items.labels()
+        self._label_codes = np.load(directory / LABELS_FILE, mmap_mode="r")
         sizes = {
             INDEX_FILE: self.n_items,
-            NORMS_FILE: len(self._norms),
-            VARIANCES_FILE: len(self._variances),
-            ITEMS_FILE: len(row_labels),
+            **self._variances.lengths(),
+            LABELS_FILE: len(self._label_codes),
+            ITEMS_FILE: self._items.count(),
         }
         if len(set(sizes.values())) != 1:
             raise BundleMismatch(
@@ -105,26 +133,28 @@ class FaissGallery:
         self, directions: NDArray[np.float32], n: int, allowed: NDArray[np.bool_] | None = None
     ) -> Candidates:
         """Find the n items nearest to each of ``directions`` (B, D), among the ``allowed`` rows."""
-        parameters = None
-        n_searched = self.n_items
-        if allowed is not None:
-            n_searched = int(allowed.sum())
-            bits = np.packbits(allowed, bitorder="little")
-            parameters = faiss.SearchParameters(sel=faiss.IDSelectorBitmap(bits))
-        with _threads_for(len(directions)):
-            _, found = self._index.search(
-                np.ascontiguousarray(directions), min(n, n_searched), params=parameters
-            )
-        rows = np.sort(found, axis=1)  # by row, so that the stable sort below ends ties by id
-        exact = [
-            similarities_of(self._directions[r], d) for r, d in zip(rows, directions, strict=True)
+        found = self._index.nearest(directions, n, allowed)
+        ranked = [
+            self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
         ]
-        similarities = np.round(exact, SIMILARITY_DECIMALS)
-        order = np.argsort(-similarities, axis=1, kind="stable")
         return Candidates(
-            np.take_along_axis(rows, order, axis=1),
-            np.take_along_axis(similarities, order, axis=1),
+            np.stack([rows for rows, _ in ranked]),
+            np.stack([similarities for _, similarities in ranked]),
         )
+
+    def _ranked(
+        self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The ``n`` nearest of ``rows``, nearest first, and their similarities."""
+        rows = np.sort(rows)  # so that the stable sort below ends ties by id
+        exact = similarities_of(self._directions[rows], query)
+        similarities = np.round(exact, SIMILARITY_DECIMALS)
+        order = np.argsort(-similarities, kind="stable")[:n]
+        return rows[order], similarities[order]
+
+    def matching(self, part: Filter) -> NDArray[np.bool_]:
+        """Which rows a filter lets through, (N,), as `candidates` takes it; not to be written."""
+        return self._items.matching(part, self.n_items)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""
@@ -132,22 +162,21 @@ class FaissGallery:
 
     def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
-        total: NDArray[np.float32] = self._variances[rows].sum(-1) / self._norms[rows] ** 2
-        return total
+        return self._variances.dispersions(rows)
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""
-        relative: NDArray[np.float32] = self._variances[rows] / self._norms[rows][..., None] ** 2
-        return relative
+        return self._variances.relative(rows)
 
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Codes of the rows' labels, -1 where an item has none, shape (...)."""
-        return self._label_codes[rows]
+        return np.asarray(self._label_codes[rows])
 
     def embeddings(self, rows: NDArray[np.int64]) -> Embeddings:
         """What `write_faiss_gallery` was given of ``rows`` (n,), to rounding; without features."""
-        mean = self._directions[rows] * self._norms[rows][:, None]
-        return Embeddings(mean, self._variances[rows], np.empty((len(rows), 0), dtype=np.float32))
+        norms = self._variances.norms(rows)[:, None]
+        mean, variance = self._directions[rows] * norms, self._variances.relative(rows) * norms**2
+        return Embeddings(mean, variance, np.empty((len(rows), 0), dtype=np.float32))
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
         """Rows of at most ``limit`` items by id, from the one after the row ``after`` on."""
@@ -174,22 +203,6 @@ class FaissGallery:
     def thumbnail(self, item_id: str) -> Thumbnail:
         """The picture of that item, or `ItemNotFound`."""
         return self._items.thumbnail(item_id)
-
-
-@contextmanager
-def _threads_for(n_queries: int) -> Iterator[None]:
-    """Give FAISS as many threads as that many queries are worth, and put back what was set.
-
-    One query is not worth splitting: OpenMP's threads, waiting for each other, made it take three
-    times as long on two cores. The setting is the calling thread's, but where torch was imported
-    first it is torch's too, and sums in another order would train another model.
-    """
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1 if n_queries == 1 else min(before, _USABLE_PROCESSORS))
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
 
 
 def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from model_store.errors import ItemNotFound
+from model_store.gallery.filter_sql import metadata_json, to_sql
+from model_store.gallery.filters import Filter, Scalar
 from model_store.gallery.protocol import Item, NewItem, Thumbnail
 
 _SCHEMA = """
@@ -19,18 +25,24 @@ CREATE TABLE items (
   label TEXT,
   metadata TEXT NOT NULL
 );
+CREATE TABLE labels (label TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE thumbnails (row INTEGER PRIMARY KEY, media_type TEXT NOT NULL, data BLOB NOT NULL);
 """
 
 
 def write_items(
     path: Path, items: Iterable[NewItem], encoder_fingerprint: str, n_changed: int = 0
-) -> None:
+) -> list[str]:
     """Write ``items``, whose order is their row, to a new file at ``path``.
 
     ``n_changed``: see `model_store.gallery.Gallery`.
+
+    Returns
+    -------
+    The distinct labels, sorted.
     """
     connection = sqlite3.connect(path)
+    labels: set[str] = set()
     try:
         connection.executescript(_SCHEMA)
         with connection:
@@ -40,14 +52,24 @@ def write_items(
             for row, item in enumerate(items):
                 connection.execute(
                     "INSERT INTO items VALUES (?, ?, ?, ?)",
-                    (row, item.id, item.label, json.dumps(dict(item.metadata), sort_keys=True)),
+                    (row, item.id, item.label, metadata_json(item.metadata)),
                 )
+                if item.label is not None:
+                    labels.add(item.label)
                 connection.execute(
                     "INSERT INTO thumbnails VALUES (?, ?, ?)",
                     (row, item.thumbnail.media_type, item.thumbnail.data),
                 )
+            connection.executemany(
+                "INSERT INTO labels VALUES (?)", ((label,) for label in sorted(labels))
+            )
     finally:
         connection.close()
+    return sorted(labels)
+
+
+REMEMBERED_FILTERS = 16
+"""Whose rows are kept: a byte an item each. A filter looks at every item, and pages ask again."""
 
 
 class Items:
@@ -59,6 +81,9 @@ class Items:
         meta = dict(self._connection.execute("SELECT key, value FROM meta"))
         self.encoder_fingerprint: str = meta["encoder"]
         self.n_changed = int(meta.get("changed", 0))
+        self._matching: OrderedDict[tuple[str, tuple[Scalar, ...]], NDArray[np.bool_]]
+        self._matching = OrderedDict()
+        self._lock = threading.Lock()
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -68,10 +93,16 @@ class Items:
         connection: sqlite3.Connection = self._connections.current
         return connection
 
-    def labels(self) -> list[str | None]:
-        """The label of every row, in row order."""
-        rows = self._connection.execute("SELECT label FROM items ORDER BY row")
-        return [label for (label,) in rows]
+    def labels(self) -> list[str]:
+        """The distinct labels, sorted."""
+        found = self._connection.execute("SELECT label FROM labels")
+        return sorted(label for (label,) in found)
+
+    def count(self) -> int:
+        """How many rows there are: they are numbered from 0."""
+        return int(
+            self._connection.execute("SELECT coalesce(max(row) + 1, 0) FROM items").fetchone()[0]
+        )
 
     def at(self, rows: Sequence[int]) -> list[Item]:
         """The items at ``rows``, in that order."""
@@ -100,6 +131,24 @@ class Items:
             "SELECT media_type, data FROM thumbnails WHERE row = ?", (self.row(item_id),)
         ).fetchone()
         return Thumbnail(data, media_type)
+
+    def matching(self, part: Filter, n_items: int) -> NDArray[np.bool_]:
+        """Which of the ``n_items`` rows the filter lets through, (n_items,), not to be written."""
+        text, values = to_sql(part)
+        key = (text, tuple(values))
+        with self._lock:
+            if key in self._matching:
+                self._matching.move_to_end(key)
+                return self._matching[key]
+        found = self._connection.execute(f"SELECT row FROM items WHERE {text}", values)  # noqa: S608
+        matching = np.zeros(n_items, dtype=bool)
+        matching[np.fromiter((row for (row,) in found), dtype=np.int64)] = True
+        matching.flags.writeable = False
+        with self._lock:
+            self._matching[key] = matching
+            if len(self._matching) > REMEMBERED_FILTERS:
+                self._matching.popitem(last=False)
+        return matching
 
     def row(self, item_id: str) -> int:
         """The row of the item of that id, or `ItemNotFound`."""

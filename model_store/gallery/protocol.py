@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.gallery.filters import Filter
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -106,6 +108,9 @@ class Gallery(Protocol):
         ``allowed`` (N,) restricts the search to some rows; fewer than ``n`` are returned only
         where fewer are allowed.
         """
+
+    def matching(self, part: Filter) -> NDArray[np.bool_]:
+        """Which rows a filter lets through, (N,), as `candidates` takes it; not to be written."""
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

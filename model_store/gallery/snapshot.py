@@ -15,6 +15,7 @@ from model_store.encoder import Embeddings
 from model_store.errors import ItemNotFound
 from model_store.gallery.changes import ChangesFile
 from model_store.gallery.faiss_gallery import FaissGallery, similarities_of
+from model_store.gallery.filters import Filter
 from model_store.gallery.protocol import (
     SIMILARITY_DECIMALS,
     Candidates,
@@ -87,6 +88,7 @@ class GallerySnapshot:
         self.labels = labels
         self.version = version
         self.encoder_fingerprint, self.index_type = base.encoder_fingerprint, base.index_type
+        self.index_kind = base.index.kind
         self.dim = base.dim
         self.n_rows = len(removed)
         self.n_items = self.n_rows - int(removed.sum())
@@ -157,6 +159,13 @@ class GallerySnapshot:
         ordered = rows.copy()
         ordered[tied] = rows[tied[order]]
         return ordered
+
+    def matching(self, part: Filter) -> NDArray[np.bool_]:
+        """Which rows a filter lets through, (N,), as `candidates` takes it; not to be written."""
+        wanted = self._log.matching(part, self.version)
+        since = np.isin(self._appended.sequences, wanted)
+        found: NDArray[np.bool_] = np.concatenate([self._base.matching(part), since])
+        return found & ~self._removed
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

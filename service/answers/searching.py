@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from model_store.decision import Assessment
+from model_store.matches import Match
 from model_store.predictive import Predictive
 from model_store.quality import MEASURES
-from model_store.retriever import Answer, Bundle, Match
-from model_store.search import N_CANDIDATES
+from model_store.retriever import Answer, Bundle
 from service import schemas
 from service.answers.bundles import bundle_state
 from service.answers.items import item_detail, thumbnail_url
@@ -19,6 +19,11 @@ from service.request_record import SearchRecord, current_record
 from service.telemetry import Telemetry
 
 OUTLIER_METHOD = "conformal_fused"
+
+NOT_UNDER_A_FILTER = (
+    "Probabilities are calibrated for searches of the whole gallery; under a filter, whether it "
+    "holds a match, and how near the others lie, is another matter."
+)
 
 NOT_OF_ITEMS = (
     "Probabilities are calibrated for queries that are not in the gallery, and of an item its "
@@ -42,10 +47,11 @@ def search_answer(
     """
     bundle, answer = engine.bundle, found.answer
     decision = answer.decision
+    filtered, calibrated = options.filter is not None, bundle.retriever.calibration is not None
     refused = options.on_uncertain == "refuse" and decision.verdict != "match"
     shown = () if refused else answer.matches[skipped:]
     end = len(answer.matches)
-    more = not refused and end < min(N_CANDIDATES, bundle.retriever.gallery.n_items)
+    more = not refused and end < answer.n_listed
     cursor = (
         SearchCursor(
             bundle=bundle.manifest.id,
@@ -61,6 +67,7 @@ def search_answer(
         request_id=request_id,
         gallery=bundle.name,
         verdict=decision.verdict,
+        reason=NOT_UNDER_A_FILTER if filtered and calibrated else None,
         query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
         results=[_result(bundle.name, match) for match in shown],
         result_set=None if refused else _result_set(answer, engine.stale),

@@ -8,8 +8,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 
 from model_store.errors import InternalError
+from model_store.gallery import read_filter
+from model_store.search import Diversity
+from service import schemas
 from service.access import GuardedRoute, requires
 from service.engine import SearchEngine
+from service.outcomes import Asked
 from service.problems import responses
 from service.request_record import current_record
 from service.state import State
@@ -42,6 +46,20 @@ async def engine_of(gallery: str, state: StateOf) -> AsyncIterator[SearchEngine]
         if record is not None:
             record.gallery = gallery
         yield engine
+
+
+def asked_of(options: schemas.ListOptions) -> Asked:
+    """What the options of a request ask of an engine.
+
+    Raises
+    ------
+    InvalidFilter : the filter is not one.
+    """
+    where = None if options.filter is None else read_filter(options.filter)
+    diversity = Diversity(options.group_by == "label", options.duplicate_similarity)
+    if isinstance(options, schemas.SearchOptions):
+        return Asked(options.limit, options.alpha, options.coverage, where, diversity)
+    return Asked(options.limit, where=where, diversity=diversity)
 
 
 EngineOf = Annotated[SearchEngine, Depends(engine_of)]

@@ -10,6 +10,7 @@ from fastapi.responses import FileResponse
 from model_store.errors import (
     GalleryNotFound,
     InvalidCursor,
+    InvalidFilter,
     InvalidRequest,
     ItemNotFound,
     OutdatedCursor,
@@ -18,7 +19,7 @@ from model_store.errors import (
 from service import answers, cursors, schemas
 from service.listing import page_of
 from service.problems import responses
-from service.routes.dependencies import EngineOf, gallery_router
+from service.routes.dependencies import EngineOf, asked_of, gallery_router
 
 IMMUTABLE = "public, max-age=86400"
 """Samples belong to a bundle, and a bundle never changes."""
@@ -57,20 +58,20 @@ async def list_items(
 @router.get(
     "/{gallery}/items/{item_id:path}/similar",
     operation_id="get_similar",
-    responses=responses(GalleryNotFound, ItemNotFound, InvalidRequest),
+    responses=responses(GalleryNotFound, ItemNotFound, InvalidRequest, InvalidFilter),
 )
 async def get_similar(
     request: Request,
     engine: EngineOf,
     item_id: str,
-    limit: Annotated[int, Query(ge=1, le=100, description="How many neighbours to return.")] = 10,
+    options: Annotated[schemas.ListOptions, Query()],
 ) -> schemas.SimilarAnswer:
     """What is like an item of the gallery, itself left out; nothing is encoded.
 
     Without probabilities and with verdict `not_calibrated`: a calibration holds for queries that
     are not in the gallery.
     """
-    similar = await engine.similar(item_id, limit)
+    similar = await engine.similar(item_id, asked_of(options))
     return answers.similar_answer(engine, similar, request.state.request_id)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, File, Form, Query, Request, UploadFile
@@ -16,6 +17,7 @@ from model_store.errors import (
     ImageTooCostly,
     ImageTooLarge,
     InvalidCursor,
+    InvalidFilter,
     InvalidRequest,
     OutdatedCursor,
     QueryNotFound,
@@ -25,9 +27,8 @@ from model_store.errors import (
 from model_store.search import N_CANDIDATES
 from service import answers, cursors, schemas
 from service.engine import SearchEngine
-from service.outcomes import Asked
 from service.problems import problem_document, responses
-from service.routes.dependencies import EngineOf, StateOf, gallery_router
+from service.routes.dependencies import EngineOf, StateOf, asked_of, gallery_router
 from service.state import State
 from service.uploads import JSON, MULTIPART, RAW, body_of, from_base64
 
@@ -39,7 +40,7 @@ MAX_BATCH = 32
 BATCH_CONCURRENCY = 4
 """Images of a batch that are worked on at the same time, so that single queries find their turn."""
 
-BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType, InvalidRequest)
+BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType, InvalidRequest, InvalidFilter)
 IMAGE_ERRORS = (EmptyImage, UnsupportedImage, ImageTooCostly, CorruptImage, EncoderStopped)
 UPLOAD_ERRORS = responses(GalleryNotFound, *BODY_ERRORS, *IMAGE_ERRORS)
 
@@ -151,6 +152,7 @@ async def search_batch(
 
     The answer is 200 whatever the files hold: each has a status, and an answer or a problem.
     """
+    asked_of(form)  # what is wrong with the options is wrong with all
     turns = asyncio.Semaphore(BATCH_CONCURRENCY)
 
     async def one(index: int, image: UploadFile) -> schemas.BatchItem:
@@ -197,7 +199,7 @@ async def search_next(
     engine = await engine.compute(lambda: engine.pinned(page.version))
     options = page.options
     limit = min(page.start + options.limit, N_CANDIDATES)
-    found = await engine.again(page.query_id, Asked(limit, options.alpha, options.coverage))
+    found = await engine.again(page.query_id, replace(asked_of(options), limit=limit))
     request_id = request.state.request_id
     return answers.search_answer(engine, found, request_id, options, skipped=page.start)
 
@@ -248,8 +250,7 @@ async def _answer(
     options: schemas.SearchOptions,
 ) -> schemas.SearchAnswer:
     """Search with the bytes of an image file, and count what comes of it."""
-    asked = Asked(options.limit, options.alpha, options.coverage)
-    found = await engine.search(data, asked)
+    found = await engine.search(data, asked_of(options))
     answer = answers.search_answer(engine, found, request.state.request_id, options)
     answers.record(state.telemetry, answer, found)
     return answer

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from model_store.decision.verdict import Level, Verdict
+from model_store.gallery.filters import MAX_BYTES
 from service.schemas.bundles import BundleState
 from service.schemas.galleries import EncoderState
 from service.schemas.items import ItemDetail
@@ -26,10 +28,47 @@ Alpha = Annotated[
 ]
 
 
-class SearchOptions(BaseModel):
-    """How to search."""
+def _as_text(value: object) -> object:
+    """A filter as the text of its JSON, whether it came as that or as an object."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+
+
+FilterText = Annotated[str | None, BeforeValidator(_as_text)]
+
+FILTER_DESCRIPTION = (
+    'Which items may be found, as JSON: `{"label": "shoe", "year": {"gte": 2000}}`. Fields are '
+    "`id`, `label` and keys of the metadata, with dots into objects; a bare value means `eq`, the "
+    "other comparisons are `ne`, `in`, `gt`, `gte`, `lt`, `lte`, `has` (a list holds it) and "
+    "`exists`; `and`, `or` and `not` join filters. Under a filter there are no probabilities: see "
+    "`reason`."
+)
+
+
+class ListOptions(BaseModel):
+    """Which items to list."""
 
     limit: int = Field(10, ge=1, le=100, description="How many neighbours to return.")
+    filter: FilterText = Field(
+        None,
+        max_length=MAX_BYTES,
+        description=FILTER_DESCRIPTION,
+        examples=['{"label": "shoe", "year": {"gte": 2000}}'],
+    )
+    group_by: Literal["label"] | None = Field(
+        None, description="`label`: of each label the nearest item only, of the nearest 200 items."
+    )
+    duplicate_similarity: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Leave out items at least this similar to a nearer result, such as 0.98, of "
+        "the nearest 200 items.",
+    )
+
+
+class SearchOptions(ListOptions):
+    """How to search."""
+
     alpha: Alpha = None
     coverage: float | None = Field(
         None,
@@ -46,6 +85,20 @@ class SearchOptions(BaseModel):
 class SearchRequest(SearchOptions):
     """A search with an image in base64."""
 
+    filter: Annotated[
+        FilterText,
+        WithJsonSchema(
+            {
+                "anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}],
+                "maxLength": MAX_BYTES,
+            }
+        ),
+    ] = Field(
+        None,
+        max_length=MAX_BYTES,
+        description=FILTER_DESCRIPTION,
+        examples=[{"label": "shoe", "year": {"gte": 2000}}],
+    )
     image_base64: str = Field(
         description="An image file in base64 (RFC 4648 section 4), alone or in a `data:` URI. URLs "
         "are not fetched."
@@ -156,6 +209,9 @@ class SearchAnswer(BaseModel):
     request_id: str
     gallery: str
     verdict: Verdict = Field(description="What a front end switches on.")
+    reason: str | None = Field(
+        description="Why there are no probabilities though the gallery is calibrated; else null."
+    )
     query: Query
     results: list[Result] = Field(
         description="By similarity, equal ones by id; none where `on_uncertain=refuse` refused."

@@ -4,7 +4,8 @@ The HTTP benchmark wants the Fashion-MNIST bundle. Where bundles/fashion-mnist h
 epoch that `bench_fit` trains is made into one, which changes no shape and no time; it needs the
 images (VOUCH_DATA_DIR, or a download) and some minutes. The throughput benchmark wants photographs
 (VOUCH_DATA_DIR), of which it builds a bundle once. Left out, because they take an hour and
-print tables: `make bench-posteriors`, `make bench-zero-shot`, `make bench-decision`.
+print tables: `make bench-posteriors`, `make bench-zero-shot`, `make bench-decision`; and because it
+builds a gallery of a million items: `make bench-gallery`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ def main() -> None:
     bundle = _fashion_bundle()
     results |= bench_http.measure(bundle)
     results |= bench_overhead.measure(bundle)
-    results["meta"]["left_out"] = ["bench-posteriors", "bench-zero-shot", "bench-decision"]
+    results["meta"]["left_out"] = [
+        "bench-posteriors",
+        "bench-zero-shot",
+        "bench-decision",
+        "bench-gallery",
+    ]
     if "VOUCH_DATA_DIR" in os.environ:
         results |= bench_throughput.measure()
     else:

@@ -90,6 +90,17 @@ class TestAtAService:
         refused = vouch.search("digits", photograph, alpha=0.99999, on_uncertain="refuse")
         assert (refused.verdict, refused.results) == ("out_of_distribution", [])
 
+    def test_filters_and_groups_reach_the_service(
+        self, vouch: VouchClient, photograph: Path
+    ) -> None:
+        where = {"label": {"in": ["1", "7"]}}
+        answer = vouch.search("digits", photograph, filter=where, group_by="label")
+        assert {result.label for result in answer.results} == {"1", "7"}
+        similar = vouch.similar("digits", answer.results[0].id, filter=where, limit=3)
+        assert {result.label for result in similar.results} <= {"1", "7"}
+        with pytest.raises(VouchProblem, match="invalid_filter"):
+            vouch.search_batch("digits", [photograph], filter={"label": []})
+
     def test_it_goes_on_page_by_page(self, vouch: VouchClient, photograph: Path) -> None:
         page: schemas.SearchAnswer | None = vouch.search("digits", photograph, limit=90)
         ranks = []

@@ -9,7 +9,7 @@ import pytest
 
 from model_store.encoder import Embeddings
 from model_store.errors import ItemNotFound
-from model_store.gallery import Gallery, NewItem, Thumbnail
+from model_store.gallery import Gallery, NewItem, Thumbnail, parse_filter
 
 BuildGallery = Callable[[Embeddings, Sequence[NewItem]], Gallery]
 
@@ -40,6 +40,9 @@ def new_items(n: int, labels: str = "abc") -> list[NewItem]:
 class GalleryLaws:
     """Inherit, and supply a fixture `build` that makes a gallery."""
 
+    variance_error = 1e-5
+    """Relative, of the variances that a gallery keeps."""
+
     def test_finds_what_brute_force_finds(self, build: BuildGallery) -> None:
         embeddings, items = random_embeddings(90, 5, seed=0), new_items(90)
         gallery = build(embeddings, items)
@@ -64,9 +67,10 @@ class GalleryLaws:
             norm = np.linalg.norm(embeddings.mean[i])
             np.testing.assert_allclose(directions[row], embeddings.mean[i] / norm, atol=1e-6)
             expected = embeddings.variance[i].sum() / norm**2
-            np.testing.assert_allclose(dispersions[row], expected, rtol=1e-5)
+            np.testing.assert_allclose(dispersions[row], expected, rtol=self.variance_error)
             relative = embeddings.variance[i] / norm**2
-            np.testing.assert_allclose(gallery.variances(rows)[row], relative, rtol=1e-5)
+            stored_variances = gallery.variances(rows)[row]
+            np.testing.assert_allclose(stored_variances, relative, rtol=self.variance_error)
             assert gallery.row(stored.id) == row
             assert (stored.label, stored.metadata) == (items[i].label, items[i].metadata)
             assert (gallery.labels[codes[row]] if codes[row] >= 0 else None) == items[i].label
@@ -100,6 +104,20 @@ class GalleryLaws:
         query = gallery.directions(np.array([5, 6]))
         assert set(gallery.candidates(query, 5, allowed).rows[0]) == {3, 17, 18, 44, 59}
         assert gallery.candidates(query, 50, allowed).rows.shape == (2, 5)
+
+    def test_a_filter_names_the_rows_that_it_lets_through(self, build: BuildGallery) -> None:
+        items = new_items(60)
+        gallery = build(random_embeddings(60, 4, seed=9), items)
+        allowed = gallery.matching(parse_filter({"label": "b", "place": {"gte": 20}}))
+        named = {item.id for i, item in enumerate(items) if item.label == "b" and i >= 20}
+        assert {item.id for item in gallery.items(np.flatnonzero(allowed))} == named
+        rows = gallery.candidates(gallery.directions(np.array([3])), 60, allowed).rows[0]
+        assert {item.id for item in gallery.items(rows)} == named
+
+    def test_a_filter_that_lets_nothing_through_finds_nothing(self, build: BuildGallery) -> None:
+        gallery = build(random_embeddings(9, 4, seed=9), new_items(9))
+        allowed = gallery.matching(parse_filter({"label": "no such label"}))
+        assert gallery.candidates(gallery.directions(np.array([3])), 5, allowed).rows.size == 0
 
     def test_more_than_all_is_all(self, build: BuildGallery) -> None:
         gallery = build(random_embeddings(3, 4, seed=7), new_items(3))

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from model_store.gallery import FaissGallery, write_faiss_gallery
 from model_store.predictive import Predictive
-from model_store.search import rank_confidence, rank_stability, two_stage_search
+from model_store.search import (
+    Diversity,
+    distinct,
+    rank_confidence,
+    rank_stability,
+    two_stage_search,
+)
 from model_store.sphere import base_noise, sample_projected_normal
 
 
@@ -108,3 +114,41 @@ def test_an_item_left_out_is_as_if_it_had_never_been(
     far = int(whole.rows[-1])
     others = two_stage_search(gallery, asked, 4, n_candidates, left_out=far)
     np.testing.assert_array_equal(others.rows, whole.rows[:-1])
+
+
+@pytest.mark.parametrize(
+    "diversity", [Diversity(), Diversity(True), Diversity(False, 0.7), Diversity(True, 0.7)]
+)
+def test_no_listed_item_stands_for_another(diversity: Diversity) -> None:
+    directions = np.random.default_rng(8).standard_normal((60, 4)).astype(np.float32)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    codes = np.random.default_rng(9).integers(-1, 9, 60).astype(np.int32)
+    kept: list[int] = []
+    for place in range(60):
+        same_label = diversity.one_per_label and codes[place] >= 0 and codes[place] in codes[kept]
+        near = diversity.duplicate_similarity is not None and any(
+            directions[place] @ directions[other] >= diversity.duplicate_similarity
+            for other in kept
+        )
+        if not same_label and not near:
+            kept.append(place)
+    np.testing.assert_array_equal(distinct(diversity, directions, codes), kept)
+
+
+def test_the_numbers_of_a_diverse_list_are_of_the_list(gallery: FaissGallery) -> None:
+    asked = query(gallery.directions(np.array([7]))[0], np.full(6, 0.05), 80)
+    found = two_stage_search(gallery, asked, 2, 90, diversity=Diversity(one_per_label=True))
+    directions = gallery.directions(found.rows[found.listed])
+    similarities = (asked.samples @ directions.T).tolist()
+    np.testing.assert_allclose(found.rank_stability, naive_stability(similarities, 2))
+    expected = rank_confidence(asked.direction, asked.variance, directions[:3])
+    np.testing.assert_array_equal(found.rank_confidence, expected)
+
+
+def test_only_allowed_rows_are_found(gallery: FaissGallery) -> None:
+    asked = query(gallery.directions(np.array([7]))[0], np.full(6, 0.05), 10)
+    allowed = np.arange(400) % 5 == 1
+    found = two_stage_search(gallery, asked, 3, 50, left_out=11, allowed=allowed)
+    assert len(found.rows) == 50
+    assert (found.rows % 5 == 1).all()
+    assert 11 not in found.rows

@@ -86,7 +86,9 @@ def query(spherical_variance: float = 0.35, outlier_score: float = 2.5) -> Predi
 
 def neighbours(*similarities: float) -> Neighbours:
     n = len(similarities)
-    return Neighbours(np.arange(n), np.array(similarities), np.ones(n), np.ones(n - 1))
+    return Neighbours(
+        np.arange(n), np.array(similarities), np.arange(n), np.ones(n), np.ones(n - 1)
+    )
 
 
 LABELS = np.zeros(3, dtype=np.int32)

@@ -1,0 +1,231 @@
+"""Filters: which items a search may find, by their id, label and metadata.
+
+A filter is JSON. An object names fields and what is asked of each; all of it must hold:
+
+::
+
+    {"label": "shoe"}                             the label is "shoe"
+    {"year": {"gte": 2000, "lt": 2010}}           a number of the metadata, within a range
+    {"brand.name": {"in": ["Ono", "Ylva"]}}       a value in an object, one of several
+    {"tags": {"has": "red"}}                      a list that holds "red"
+    {"sold": {"exists": false}}                   the metadata has no such field
+    {"or": [{"label": "shoe"}, {"not": {"price": {"gt": 50}}}]}
+
+Fields are ``id``, ``label`` and the metadata's keys, with dots into objects; ``metadata.label`` is
+a key of the metadata named like one of those, or like ``and``, ``or``, ``not``. Comparisons:
+``eq`` (what a bare value means), ``ne``, ``in``, ``gt``, ``gte``, ``lt``, ``lte``, ``has``,
+``exists``. Values are compared within their kind (text by code point, numbers, true and false,
+null): of another kind, or where the field is missing, nothing but ``ne`` and ``exists: false``
+holds; ``ne`` holds exactly where ``eq`` does not. An item without a label has the label null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast, get_args
+
+from model_store.errors import InvalidFilter
+
+Scalar: TypeAlias = str | int | float | bool | None
+Comparison = Literal["eq", "ne", "in", "gt", "gte", "lt", "lte", "has", "exists"]
+
+MAX_BYTES = 2_000
+"""Of a filter's text: room for a hundred ids, and a cursor that carries it still fits a URL."""
+
+MAX_DEPTH = 8
+MAX_CONDITIONS = 32
+"""Each is looked at once for every item of the gallery."""
+
+_ORDERED = frozenset({"gt", "gte", "lt", "lte"})
+_MAX_INTEGER = 2**63
+_UNNAMEABLE = frozenset('"\\') | {chr(code) for code in range(32)}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where a value is: ``id``, ``label``, or a path of keys into the metadata."""
+
+    column: Literal["id", "label", "metadata"]
+    path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One comparison; ``values`` has one, but of ``in`` any number."""
+
+    field: Field
+    comparison: Comparison
+    values: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """All parts hold; of no parts, always."""
+
+    parts: tuple[Filter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Some:
+    """At least one part holds; of no parts, never."""
+
+    parts: tuple[Filter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The part does not hold."""
+
+    part: Filter
+
+
+Filter: TypeAlias = Condition | Every | Some | Not
+
+
+def read_filter(text: str) -> Filter:
+    """Read a filter from its JSON.
+
+    Raises
+    ------
+    InvalidFilter : it is not JSON, too large, or not a filter.
+    """
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise InvalidFilter(
+            f"The filter has {len(text)} characters; at most {MAX_BYTES} bytes are read. Ask for "
+            "less at once."
+        )
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidFilter(
+            f"The filter is not JSON: {text[:80]!r}. Wanted an object such as "
+            '{"label": "shoe", "year": {"gte": 2000}}.'
+        ) from None
+    return parse_filter(value)
+
+
+def parse_filter(value: object) -> Filter:
+    """Understand a filter that JSON was read of.
+
+    Raises
+    ------
+    InvalidFilter : it is not a filter, or has more than `MAX_CONDITIONS` or `MAX_DEPTH`.
+    """
+    parsed = _filter(value, "the filter", MAX_DEPTH)
+    if (n := _n_conditions(parsed)) > MAX_CONDITIONS:
+        raise InvalidFilter(
+            f"The filter has {n} conditions, at most {MAX_CONDITIONS} are taken. Use `in` for "
+            "several values of a field, or ask in turn."
+        )
+    return parsed
+
+
+def _n_conditions(part: Filter) -> int:
+    match part:
+        case Condition():
+            return 1
+        case Not(inner):
+            return _n_conditions(inner)
+        case Every(parts) | Some(parts):
+            return sum(map(_n_conditions, parts))
+
+
+def _filter(value: object, place: str, depth: int) -> Filter:
+    if not isinstance(value, dict) or not value:
+        raise InvalidFilter(
+            f"{place} is {_shown(value)}; wanted an object that names fields, such as "
+            '{"label": "shoe"}.'
+        )
+    if depth == 0:
+        raise InvalidFilter(f"The filter is nested deeper than {MAX_DEPTH}. Write it flatter.")
+    return _joined(
+        [_entry(name, asked, f"{place}.{name}", depth - 1) for name, asked in value.items()]
+    )
+
+
+def _joined(parts: list[Filter]) -> Filter:
+    return parts[0] if len(parts) == 1 else Every(tuple(parts))
+
+
+def _entry(name: str, asked: object, place: str, depth: int) -> Filter:
+    """One name of an object, and what is asked of it."""
+    if name == "not":
+        return Not(_filter(asked, place, depth))
+    if name in {"and", "or"}:
+        if not isinstance(asked, list) or not asked:
+            raise InvalidFilter(f"{place} is {_shown(asked)}; wanted a list of filters.")
+        parts = tuple(_filter(part, f"{place}[{n}]", depth) for n, part in enumerate(asked))
+        return Every(parts) if name == "and" else Some(parts)
+    field = _field(name)
+    if not isinstance(asked, dict):
+        return Condition(field, "eq", (_scalar(asked, place),))
+    if not asked:
+        raise InvalidFilter(f"{place} asks nothing; wanted such as {{{_COMPARISONS}: …}}.")
+    return _joined([_condition(field, how, wanted, place) for how, wanted in asked.items()])
+
+
+_COMPARISONS = " | ".join(get_args(Comparison))
+
+
+def _field(name: str) -> Field:
+    if name in {"id", "label"}:
+        return Field(cast("Literal['id', 'label']", name))
+    path = tuple(name.removeprefix("metadata.").split("."))
+    if not all(path) or _UNNAMEABLE & set(name):
+        raise InvalidFilter(
+            f"The field {name[:80]!r} cannot be named; wanted id, label, or keys of the metadata "
+            "with dots in between, without quotation marks, backslashes and control characters."
+        )
+    _encodable(name, "the name of a field")
+    return Field("metadata", path)
+
+
+def _condition(field: Field, how: str, wanted: object, place: str) -> Condition:
+    if how not in get_args(Comparison):
+        raise InvalidFilter(
+            f"{place} has the comparison {how[:80]!r}; wanted {_COMPARISONS}. A key of an "
+            "object is named with a dot."
+        )
+    place = f"{place}.{how}"
+    if how == "in":
+        if not isinstance(wanted, list):
+            raise InvalidFilter(f"{place} is {_shown(wanted)}; wanted a list of values.")
+        values = tuple(_scalar(one, f"{place}[{n}]") for n, one in enumerate(wanted))
+    else:
+        values = (_scalar(wanted, place),)
+    if how == "exists" and not isinstance(values[0], bool):
+        raise InvalidFilter(f"{place} is {_shown(wanted)}; wanted true or false.")
+    if how in _ORDERED and (isinstance(values[0], bool) or values[0] is None):
+        raise InvalidFilter(f"{place} is {_shown(wanted)}; wanted a number or text.")
+    return Condition(field, cast("Comparison", how), values)
+
+
+def _scalar(value: object, place: str) -> Scalar:
+    if isinstance(value, str):
+        _encodable(value, place)
+        return value
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and -_MAX_INTEGER <= value < _MAX_INTEGER:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    raise InvalidFilter(
+        f"{place} is {_shown(value)}; wanted text, a finite number (an integer of at most 64 "
+        "bits), true, false or null."
+    )
+
+
+def _encodable(text: str, place: str) -> None:
+    """Refuse halves of surrogate pairs, which are no text, and the character NUL, which ends it."""
+    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise InvalidFilter(f"{place} has a NUL or half of a surrogate pair. Leave it out.")
+
+
+def _shown(value: object) -> str:
+    """A value as a message may quote it."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) and value else f"{value!r:.40}"
+    return f"{value!r:.80}"

@@ -1,0 +1,289 @@
+"""Galleries of 10⁴, 10⁵ and 10⁶ items: recall, search time, memory, and what uncertainty costs.
+
+Directions, norms and variances are those of a real bundle (Fashion-MNIST, 128 dimensions). A
+thousand of its items are kept out as queries. Where items run out, copies of them are moved by
+Gaussian noise of half the distance to the tenth nearest item, and keep their variance and label.
+Each size is measured in a process of its own, after a pass that warms up, on one thread and by the
+time that this thread computes, the kinds of search in turn: a busy machine falls on all or none.
+
+- *plain*: FAISS alone, the same index and parameters, as many candidates;
+- *uncertain*: `two_stage_search`: candidates once, a hundred predictive samples against them;
+- *all samples*: FAISS alone, with every predictive sample (the vote of their nearest labels).
+
+    python tests/benchmarks/bench_gallery.py [BUNDLE] [--peers] [--sizes 10000 100000]
+
+Writes build/bench-gallery.json. `--peers` measures hnswlib, usearch, milvus-lite and
+qdrant-client's local mode too (extra `bench`), on the 10⁵ items: see `bench_peers`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from model_store.bundle import locate
+from model_store.encoder import Embeddings
+from model_store.gallery import (
+    FaissGallery,
+    NewItem,
+    Thumbnail,
+    parse_filter,
+    write_faiss_gallery,
+)
+from model_store.gallery.faiss_gallery import GALLERY_FILES
+from model_store.gallery.index_search import INDEX_FILE
+from model_store.predictive import Predictive, predict
+from model_store.search import N_CANDIDATES, two_stage_search
+from model_store.sphere import base_noise
+
+BUNDLE = Path("bundles/fashion-mnist")
+WORK = Path("build/bench-gallery")
+REPORT = Path("build/bench-gallery.json")
+SIZES = (10_000, 100_000, 1_000_000)
+N_QUERIES = 1_000
+N_ALL_SAMPLES = 200
+"""Queries whose every sample is searched, which takes a hundred times as long."""
+K = 10
+FILTERS: dict[str, dict[str, Any]] = {
+    "wide": {"thousandth": {"gte": 500}},
+    "narrow": {"thousandth": {"lt": 50}},
+    "very_narrow": {"thousandth": 7},
+}
+
+Floats = NDArray[np.float32]
+
+
+def measure(bundle: Path = BUNDLE, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
+    """Build and measure each size; the named ratios, and what lies behind them."""
+    found: dict[str, Any] = {}
+    for n_items in sizes:
+        directory = WORK / str(n_items)
+        if not (directory / "truth.npy").exists():
+            _build(bundle, directory, n_items)
+        command = [sys.executable, __file__, "--measure", str(directory)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        found |= {
+            f"gallery_{n_items}_{name}": value for name, value in json.loads(done.stdout).items()
+        }
+    least, most = (f"gallery_{n}_" for n in (min(sizes), max(sizes)))
+    every = [f"gallery_{n}_" for n in sizes]
+    if sizes == SIZES:
+        found["recall_at_10_1e6"] = found[f"{most}recall_at_10"]
+        found["search_growth_1e4_1e6"] = (
+            found[f"{most}uncertain_ms"] / found[f"{least}uncertain_ms"]
+        )
+    for ratio in ("uncertain_over_plain_search", "two_stage_over_all_samples"):
+        found[ratio] = max(found[size + ratio] for size in every)
+    found["same_vote_share"] = min(found[f"{size}same_label_vote"] for size in every)
+    return found
+
+
+def _build(bundle: Path, directory: Path, n_items: int) -> None:
+    """A gallery, the queries kept out of it, and their nearest items by exact search."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in GALLERY_FILES:
+        (directory / name).unlink(missing_ok=True)
+    source = FaissGallery(locate(bundle))
+    rows = np.random.default_rng(0).permutation(source.n_items)
+    kept_out, rows = rows[:N_QUERIES], rows[N_QUERIES:]
+    of = rows[np.arange(n_items) % len(rows)]
+    directions = _moved_copies(source.directions(rows), n_items)
+    codes = source.label_codes(of)
+    picture = Thumbnail(b"a picture" * 60, "image/png")
+    items = [
+        NewItem(f"{row:08d}", source.labels[code], {"thousandth": row % 1000}, picture)
+        for row, code in enumerate(codes)
+    ]
+    nothing = np.empty((n_items, 0), dtype=np.float32)
+    started = time.perf_counter()
+    write_faiss_gallery(
+        directory, Embeddings(directions, source.variances(of), nothing), items, "benchmark"
+    )
+    np.save(directory / "build_s.npy", time.perf_counter() - started)
+    queries = source.directions(kept_out)
+    np.save(directory / "queries.npy", queries)
+    np.save(directory / "query_variances.npy", source.variances(kept_out))
+    _, truth = faiss.knn(queries, directions, K, faiss.METRIC_INNER_PRODUCT)
+    np.save(directory / "truth.npy", truth)
+
+
+def _moved_copies(real: Floats, n_items: int) -> Floats:
+    """``n_items`` unit vectors: the real ones first, then moved copies of them in turn."""
+    if n_items <= len(real):
+        return real[:n_items]
+    generator = np.random.default_rng(1)
+    lists = faiss.IndexIVFFlat(
+        faiss.IndexFlatIP(real.shape[1]), real.shape[1], 256, faiss.METRIC_INNER_PRODUCT
+    )
+    lists.train(real)
+    lists.add(real)
+    lists.nprobe = 8
+    similarities, _ = lists.search(real, K + 1)
+    reach = np.sqrt(np.maximum(2 - 2 * similarities[:, -1], 0)) / 2
+    made = np.empty((n_items, real.shape[1]), dtype=np.float32)
+    made[: len(real)] = real
+    for start in range(len(real), n_items, len(real)):
+        of = slice(0, min(len(real), n_items - start))
+        noise = generator.standard_normal(real[of].shape, dtype=np.float32)
+        moved = real[of] + (reach[of] / np.sqrt(real.shape[1]))[:, None] * noise
+        made[start : start + len(moved)] = moved / np.linalg.norm(moved, axis=1, keepdims=True)
+    return made
+
+
+def _measure_one(directory: Path) -> dict[str, Any]:
+    """Open a gallery in this process, and search it on one thread."""
+    faiss.omp_set_num_threads(1)
+    queries = np.load(directory / "queries.npy")
+    predictives = _predictives(queries, np.load(directory / "query_variances.npy"))
+    truth = np.load(directory / "truth.npy")
+    process = psutil.Process()
+    before = process.memory_info().rss
+    started = time.perf_counter()
+    gallery = FaissGallery(directory)
+    found: dict[str, Any] = {"open_s": time.perf_counter() - started}
+    found["opened_mib"] = (process.memory_info().rss - before) / 2**20
+    rows = gallery.candidates(queries, K).rows  # warms up
+    found["recall_at_10"] = _overlap(rows, truth)
+    for predictive in predictives:
+        two_stage_search(gallery, predictive, K)
+    after = process.memory_info().rss - before
+    plain = faiss.read_index(str(directory / INDEX_FILE))
+    seconds = _medians(
+        N_QUERIES,
+        plain=lambda at: plain.search(queries[at : at + 1], N_CANDIDATES),
+        plain_10=lambda at: plain.search(queries[at : at + 1], K),
+        candidates=lambda at: gallery.candidates(queries[at : at + 1], N_CANDIDATES),
+        uncertain=lambda at: two_stage_search(gallery, predictives[at], K),
+    )
+    seconds |= _medians(
+        N_ALL_SAMPLES, all_samples=lambda at: plain.search(predictives[at].samples, K)
+    )
+    found |= {f"{name}_ms": 1000 * median for name, median in seconds.items()}
+    found |= _filtered(gallery, queries[:N_ALL_SAMPLES])
+    arithmetic = _arithmetic(gallery)
+    return found | {
+        "engine": gallery.index_type,
+        "build_s": float(np.load(directory / "build_s.npy")),
+        "recall_written_down": gallery.index.recall_at_10,
+        "searched_mib": after / 2**20,
+        "arithmetic_mib": arithmetic / 2**20,
+        "resident_over_arithmetic": after / arithmetic,
+        "disk_mib": sum(
+            (directory / n).stat().st_size for n in GALLERY_FILES if (directory / n).exists()
+        )
+        / 2**20,
+        "uncertain_over_plain_search": seconds["uncertain"] / seconds["plain"],
+        "two_stage_over_all_samples": seconds["uncertain"] / seconds["all_samples"],
+        **_votes(gallery, plain, predictives[:N_ALL_SAMPLES]),
+    }
+
+
+def _predictives(queries: Floats, variances: Floats) -> list[Predictive]:
+    nothing = np.empty((len(queries), 0), dtype=np.float32)
+    noise = base_noise("benchmark", 100, queries.shape[1])
+    return predict(Embeddings(queries, variances, nothing), np.full(len(queries), np.nan), noise)
+
+
+def _arithmetic(gallery: FaissGallery) -> int:
+    """Bytes of the index and, where it is approximate, of the directions it ranks again by."""
+    directions = 4 * gallery.n_items * gallery.dim
+    return gallery.index.n_bytes + (0 if gallery.index.kind == "flat" else directions)
+
+
+def _votes(gallery: FaissGallery, plain: Any, predictives: list[Predictive]) -> dict[str, float]:
+    """How often two stages and searching every sample agree on what most samples are nearest to."""
+    same = {"label": 0, "item": 0}
+    for predictive in predictives:
+        rows = two_stage_search(gallery, predictive, K).rows
+        ours = rows[(predictive.samples @ gallery.directions(rows).T).argmax(axis=1)]
+        theirs = plain.search(predictive.samples, 1)[1][:, 0]
+        same["item"] += _winner(ours) == _winner(theirs)
+        labels = gallery.label_codes(ours), gallery.label_codes(theirs)
+        same["label"] += _winner(labels[0]) == _winner(labels[1])
+    return {f"same_{of}_vote": count / len(predictives) for of, count in same.items()}
+
+
+def _winner(votes: NDArray[Any]) -> int:
+    values, counts = np.unique(votes, return_counts=True)
+    return int(values[counts.argmax()])
+
+
+def _overlap(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
+    shares = [len(set(a) & set(b)) / len(b) for a, b in zip(found, truth, strict=True)]
+    return float(np.mean(shares))
+
+
+def _medians(n: int, **searches: Callable[[int], object]) -> dict[str, float]:
+    """Median seconds of each kind of search over ``n`` queries."""
+    seconds: dict[str, list[float]] = {name: [] for name in searches}
+    for at in range(n):
+        for name, search in searches.items():
+            started = time.thread_time()
+            search(at)
+            seconds[name].append(time.thread_time() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _filtered(gallery: FaissGallery, queries: Floats) -> dict[str, float]:
+    """Filters that let much, little and very little through: their rows, recall and search time."""
+    found = {}
+    for name, where in FILTERS.items():
+        started = time.perf_counter()
+        allowed = gallery.matching(parse_filter(where))
+        found[f"filter_{name}_matching_ms"] = 1000 * (time.perf_counter() - started)
+        rows = np.flatnonzero(allowed)
+        [median] = _medians(
+            len(queries),
+            search=lambda at, allowed=allowed: gallery.candidates(queries[at : at + 1], K, allowed),
+        ).values()
+        k = min(K, len(rows))
+        _, truth = faiss.knn(queries, gallery.directions(rows), k, faiss.METRIC_INNER_PRODUCT)
+        found |= {
+            f"filter_{name}_share": len(rows) / gallery.n_items,
+            f"filter_{name}_ms": 1000 * median,
+            f"filter_{name}_recall_at_10": _overlap(
+                gallery.candidates(queries, K, allowed).rows, rows[truth]
+            ),
+        }
+    return found
+
+
+def main() -> None:
+    """Print, and write the report."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bundle", nargs="?", type=Path, default=BUNDLE)
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--measure", type=Path, help="one gallery that was built, in this process")
+    options = parser.parse_args()
+    if options.measure is not None:
+        print(json.dumps(_measure_one(options.measure)))
+        return
+    found = measure(options.bundle, tuple(options.sizes))
+    if options.peers:
+        import bench_peers
+
+        found["peers"] = bench_peers.measure(WORK / str(bench_peers.N_ITEMS))
+    text = json.dumps(found, indent=1, sort_keys=True)
+    REPORT.write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Approximate indexes: chosen by arithmetic, measured, deterministic, and never short of items."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import faiss
+import numpy as np
+import pytest
+from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
+
+from model_store.encoder import Embeddings
+from model_store.errors import BundleMismatch, ConfigError
+from model_store.gallery import (
+    FaissGallery,
+    IndexReport,
+    IndexSettings,
+    NewItem,
+    Thumbnail,
+    index_build,
+    index_search,
+    write_faiss_gallery,
+)
+from model_store.gallery.index_choice import IndexKind, plan_index
+from model_store.gallery.variances import HALF_ROUNDING
+from model_store.staleness import search_settings
+
+APPROXIMATE: list[IndexKind] = [kind for kind in get_args(IndexKind) if kind != "flat"]
+N, DIM = 3_000, 16
+MIB = 2**20
+
+
+def clustered(n: int = N, dim: int = DIM, seed: int = 0) -> Embeddings:
+    """Embeddings around sixty centres, as those of an encoder are."""
+    generator = np.random.default_rng(seed)
+    centres = 3 * generator.standard_normal((60, dim))
+    mean = centres[generator.integers(0, 60, n)] + generator.standard_normal((n, dim))
+    variance = generator.uniform(1e-4, 2, (n, dim)) * generator.uniform(1e-3, 1e3, (n, 1))
+    return Embeddings(
+        mean.astype(np.float32), variance.astype(np.float32), np.empty((n, 0), np.float32)
+    )
+
+
+def plain_items(n: int = N) -> list[NewItem]:
+    picture = Thumbnail(b"", "image/png")
+    return [NewItem(f"{i:05d}", "abc"[i % 3], {"place": i}, picture) for i in range(n)]
+
+
+def unit(values: np.ndarray) -> np.ndarray:
+    return values / np.linalg.norm(values, axis=-1, keepdims=True)
+
+
+@pytest.fixture(scope="module", params=APPROXIMATE)
+def gallery(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> FaissGallery:
+    directory = tmp_path_factory.mktemp(request.param)
+    settings = IndexSettings(kind=request.param, min_recall=0.97)
+    write_faiss_gallery(directory, clustered(), plain_items(), "e", settings)
+    return FaissGallery(directory)
+
+
+@pytest.mark.parametrize(
+    ("n_items", "dim", "budget", "factory"),
+    [
+        (60_000, 128, 64 * MIB, "Flat"),
+        (100_000, 128, 4096 * MIB, "IVF512,SQ8"),
+        (1_000_000, 128, 4096 * MIB, "IVF2048,SQ8"),
+        (1_000_000, 128, 100 * MIB, "IVF2048,PQ64"),
+        (1_000_000, 128, 32 * MIB, "IVF2048,PQ16"),
+        (60_000, 128, 16 * MIB, "IVF512,SQ8"),
+    ],
+)
+def test_size_and_budget_choose(n_items: int, dim: int, budget: int, factory: str) -> None:
+    plan = plan_index(n_items, dim, IndexSettings(memory_budget_bytes=budget))
+    assert plan.factory == factory
+    assert plan.n_bytes <= budget
+
+
+def test_what_fits_nowhere_is_refused_with_the_arithmetic() -> None:
+    with pytest.raises(ConfigError, match=r"takes at least 25,1\d\d,\d\d\d bytes of memory"):
+        plan_index(1_000_000, 128, IndexSettings(memory_budget_bytes=MIB))
+
+
+@pytest.mark.parametrize("kind", get_args(IndexKind))
+def test_the_arithmetic_is_that_of_the_file(kind: IndexKind, tmp_path: Path) -> None:
+    write_faiss_gallery(
+        tmp_path, clustered(), plain_items(), "e", IndexSettings(kind, min_recall=0.9)
+    )
+    written = (tmp_path / index_search.INDEX_FILE).stat().st_size
+    assert written == pytest.approx(IndexReport.load(tmp_path).n_bytes, rel=0.05)
+
+
+def test_the_recall_that_is_written_down_is_what_new_queries_see(gallery: FaissGallery) -> None:
+    queries = unit(clustered(200, seed=0).mean + 0.3 * clustered(200, seed=1).mean).astype("f4")
+    exact = np.argsort(-queries @ gallery.directions(np.arange(N)).T, axis=1)[:, :10]
+    found = gallery.candidates(queries, 10).rows
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, exact, strict=True)])
+    assert gallery.index.recall_at_10 >= 0.97
+    assert recall >= 0.93
+    assert gallery.index.n_queries == index_build.N_QUERIES
+
+
+def test_recall_below_what_is_asked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_build, "FETCHED", 10)  # codes alone decide
+    settings = IndexSettings("ivf_pq", min_recall=1.0)
+    with pytest.raises(ConfigError, match=r"of the ten nearest items at most, wanted 1\.0"):
+        write_faiss_gallery(tmp_path, clustered(), plain_items(), "e", settings)
+
+
+def test_a_query_of_an_approximate_index_is_answered_alone_as_among_others(
+    gallery: FaissGallery,
+) -> None:
+    queries = unit(clustered(64, seed=3).mean).astype("f4")
+    together = gallery.candidates(queries, 25)
+    for i in (0, 31, 63):
+        alone = gallery.candidates(queries[i : i + 1], 25)
+        np.testing.assert_array_equal(alone.rows[0], together.rows[i])
+        np.testing.assert_array_equal(alone.similarities[0], together.similarities[i])
+
+
+@pytest.mark.parametrize("exact_rows", [0, index_search.EXACT_ROWS])
+@pytest.mark.parametrize("share", [0.001, 0.02, 0.5, 1.0])
+def test_never_fewer_than_there_are(
+    gallery: FaissGallery, share: float, exact_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_search, "EXACT_ROWS", exact_rows)
+    allowed = np.random.default_rng(4).random(N) < share
+    allowed[7] = True
+    queries = unit(clustered(5, seed=5).mean).astype("f4")
+    for n in (1, 30, N):
+        found = gallery.candidates(queries, n, allowed)
+        assert found.rows.shape == (5, min(n, allowed.sum()))
+        assert allowed[found.rows].all()
+        assert all(len(set(rows)) == len(rows) for rows in found.rows)
+
+
+def test_few_allowed_rows_are_searched_exactly(gallery: FaissGallery) -> None:
+    allowed = np.random.default_rng(6).random(N) < 0.1
+    [query] = unit(clustered(1, seed=7).mean).astype("f4")
+    rows = np.flatnonzero(allowed)
+    exact = rows[np.argsort(-gallery.directions(rows) @ query)[:20]]
+    np.testing.assert_array_equal(gallery.candidates(query[None], 20, allowed).rows[0], exact)
+
+
+def test_similarities_are_those_of_the_whole_directions(gallery: FaissGallery) -> None:
+    queries = unit(clustered(3, seed=8).mean).astype("f4")
+    found = gallery.candidates(queries, 12)
+    stored = unit(clustered().mean)
+    for query, rows, similarities in zip(queries, found.rows, found.similarities, strict=True):
+        np.testing.assert_allclose(similarities, stored[rows] @ query, atol=1e-6)
+
+
+def test_variances_are_rounded_to_eleven_bits(gallery: FaissGallery) -> None:
+    embeddings, rows = clustered(), np.arange(N)
+    squared_norms = (embeddings.mean.astype(np.float64) ** 2).sum(axis=1, keepdims=True)
+    relative = embeddings.variance / squared_norms
+    tiny = relative.max(axis=1, keepdims=True) * 2.0**-24
+    error = np.abs(gallery.variances(rows) - relative)
+    assert (error <= np.maximum(relative * (HALF_ROUNDING + 1e-6), tiny)).all()
+    np.testing.assert_allclose(
+        gallery.dispersions(rows), relative.sum(axis=1), rtol=HALF_ROUNDING + 1e-6
+    )
+
+
+def test_settings_of_a_calibration_name_index_and_effort(gallery: FaissGallery) -> None:
+    [(name, effort)] = gallery.index.parameters.items()
+    assert search_settings(gallery)["index"] == f"{gallery.index.factory},{name}={effort}"
+
+
+def test_labels_of_another_length_are_refused(gallery: FaissGallery, tmp_path: Path) -> None:
+    write_faiss_gallery(tmp_path, random_embeddings(5, 3, 0), new_items(5), "e")
+    np.save(tmp_path / "labels.npy", np.zeros(4, dtype=np.int32))
+    with pytest.raises(BundleMismatch, match=r"'labels.npy': 4"):
+        FaissGallery(tmp_path)
+
+
+BUILD = """
+import sys; from pathlib import Path
+sys.path[:0] = ["tests", "tests/model_store"]
+from test_index import APPROXIMATE, IndexSettings, clustered, plain_items, write_faiss_gallery
+for kind in APPROXIMATE:
+    directory = Path(sys.argv[1]) / kind
+    directory.mkdir(parents=True)
+    settings = IndexSettings(kind, min_recall=0.9)
+    write_faiss_gallery(directory, clustered(), plain_items(), "e", settings)
+"""
+
+
+def test_same_input_same_bytes_with_any_number_of_threads(tmp_path: Path) -> None:
+    for threads in ("1", "2"):
+        environment = {"OMP_NUM_THREADS": threads, "PYTHONPATH": "."}
+        command = [sys.executable, "-c", BUILD, str(tmp_path / threads)]
+        subprocess.run(command, check=True, env=environment)
+    files = sorted(path for path in (tmp_path / "1").rglob("*.*"))
+    assert len(files) == 8 * len(APPROXIMATE)
+    for path in files:
+        other = tmp_path / "2" / path.relative_to(tmp_path / "1")
+        assert path.read_bytes() == other.read_bytes(), path.name
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf_sq8"])
+class TestApproximateGalleryThatLooksEverywhere(GalleryLaws):
+    """The laws are of exact answers: every list is read, and the codes are ranked again."""
+
+    variance_error = HALF_ROUNDING + 1e-6
+
+    @pytest.fixture
+    def build(
+        self, tmp_path: Path, kind: IndexKind, monkeypatch: pytest.MonkeyPatch
+    ) -> BuildGallery:
+        monkeypatch.setattr(index_build, "EFFORTS", [1024] if kind == "hnsw" else [])
+
+        def make(embeddings: Embeddings, items: Sequence[NewItem]) -> FaissGallery:
+            write_faiss_gallery(tmp_path, embeddings, items, "the-encoder", IndexSettings(kind))
+            return FaissGallery(tmp_path)
+
+        return make
+
+
+def test_a_search_leaves_the_number_of_threads_as_it_was(gallery: FaissGallery) -> None:
+    before = faiss.omp_get_max_threads()
+    gallery.candidates(unit(clustered(2, seed=9).mean).astype("f4"), 5)
+    assert faiss.omp_get_max_threads() == before
