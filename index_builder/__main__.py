@@ -14,6 +14,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table
 
+from index_builder import live_commands
 from index_builder.configuration import (
     BuildConfig,
     builtin_configs,
@@ -265,6 +266,12 @@ def rollback_command(directory: DirectoryArgument) -> None:
         raise BundleNotFound(f"No bundle was current in {directory} before the present one.")
     activate_command(directory, before)
     print(before)
+
+
+app.add_typer(live_commands.app, name="items")
+app.command("compact")(live_commands.compact_command)
+app.command("backup")(live_commands.backup_command)
+app.command("restore")(live_commands.restore_command)
 
 
 def main() -> None:

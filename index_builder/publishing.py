@@ -9,7 +9,8 @@ from typing import Any
 
 from model_store.bundle import Manifest, SampleQuery
 from model_store.gallery import IndexReport
-from model_store.retriever import Retriever, search_settings
+from model_store.retriever import Retriever
+from model_store.staleness import search_settings
 
 _LIBRARIES = ("vouch", "torch", "torchvision", "onnx", "numpy", "scikit-learn", "faiss-cpu")
 

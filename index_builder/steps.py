@@ -48,7 +48,7 @@ from index_builder.networks import (
     save_checkpoint,
 )
 from index_builder.objectives import build_objective
-from index_builder.observation import label_means, observe
+from index_builder.observation import observe
 from index_builder.posterior_configuration import EnsembleConfig
 from index_builder.posteriors import EnsemblePosterior, Posterior
 from index_builder.progress import console, track
@@ -62,13 +62,15 @@ from model_store.bundle import (
     EVALUATION_FILE,
     publish,
 )
+from model_store.decision import label_means
 from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder
 from model_store.errors import ConfigError, DatasetError
 from model_store.feedback import FeedbackLog
 from model_store.gallery import FaissGallery, IndexReport, IndexSettings
 from model_store.gallery.faiss_gallery import ITEMS_FILE
 from model_store.quality import ordinary_limits, quality_measures
-from model_store.retriever import open_parts, search_settings
+from model_store.retriever import open_parts
+from model_store.staleness import search_settings
 
 N_DETECTOR_IMAGES = 10_000
 """Gallery images whose features the outlier detector is fitted on; beyond it nothing is gained and

@@ -22,10 +22,12 @@ from model_store.errors import (
     EncodingFailed,
     FeedbackNotKept,
     Forbidden,
+    GallerySuperseded,
     ImageTooCostly,
     ImageTooLarge,
     InternalError,
     InvalidRequest,
+    KeyReused,
     MethodNotAllowed,
     NotFound,
     NotReady,
@@ -33,10 +35,14 @@ from model_store.errors import (
     Overloaded,
     PathNotFound,
     RateLimited,
+    StorageBusy,
+    StorageFull,
     Unauthenticated,
     UnsupportedImage,
     UnsupportedMediaType,
     VouchError,
+    WriteError,
+    WriteRefused,
 )
 from service.request_record import current_record
 from service.schemas import FieldError, Problem
@@ -66,6 +72,10 @@ STATUS: dict[type[VouchError], int] = {
     NotReady: 503,
     DeadlineExceeded: 504,
     ActivationRefused: 409,
+    WriteRefused: 409,
+    KeyReused: 422,
+    StorageFull: 507,
+    WriteError: 503,
     BundleNotFound: 404,
     BundleError: 503,
     VouchError: 500,
@@ -73,7 +83,13 @@ STATUS: dict[type[VouchError], int] = {
 """HTTP status of each error; a class that is not here has that of its nearest ancestor."""
 
 
-RETRY_AFTER_S: dict[type[VouchError], int] = {Overloaded: 1, EncoderStopped: 2, NotReady: 5}
+RETRY_AFTER_S: dict[type[VouchError], int] = {
+    Overloaded: 1,
+    StorageBusy: 1,
+    EncoderStopped: 2,
+    GallerySuperseded: 2,
+    NotReady: 5,
+}
 """Seconds after which a request that failed for a passing reason may be sent again."""
 
 
