@@ -26,6 +26,7 @@ from index_builder.calibration import (
 from index_builder.configuration import BuildConfig
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.datasets.corruption import corrupted
+from index_builder.distributed import Group, process_group
 from index_builder.evaluation import evaluate
 from index_builder.export import PARITY_BATCHES, ProbabilisticEncoder, export_encoder
 from index_builder.features import feature_blocks
@@ -79,7 +80,15 @@ POSTERIOR_REPORT = "posterior.json"
 
 
 def train_step(config: BuildConfig, run: Run) -> None:
-    """Images → checkpoint.safetensors, objective.safetensors and training.json."""
+    """Images → checkpoint.safetensors, objective.safetensors and training.json.
+
+    Under ``torchrun`` its processes train together, and the first one writes.
+    """
+    with process_group() as group:
+        _train(config, run, group)
+
+
+def _train(config: BuildConfig, run: Run, group: Group) -> None:
     started = time.perf_counter()
     images = _splits(config).training
     _require_enough(images)
@@ -96,10 +105,13 @@ def train_step(config: BuildConfig, run: Run) -> None:
     objective = build_objective(config, encoder, labels, generator)
     history = []
     if config.training.epochs:
-        source = feature_source(encoder, images, config.training, generator)
+        source = feature_source(encoder, images, config.training, generator, group)
+        dropout = config.network.dropout
         history = train(
-            encoder, objective, source, labels, config.training, generator, config.network.dropout
+            encoder, objective, source, labels, config.training, generator, dropout, group
         )
+    if not group.writes:
+        return
     run.directory.mkdir(parents=True, exist_ok=True)
     save_checkpoint(encoder.state_dict(), run.checkpoint, config.network.weights)
     save_file(objective.learned(), run.objective)
