@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,6 +61,11 @@ def _opened(config_source: str, run: Path | None) -> tuple[BuildConfig, Run]:
 
 def _step(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.steps`
     """Import a step only when it runs: torch takes seconds, and ``--help`` should not."""
+    if name != "train_step" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "torchrun starts several processes, and only `train` can share its work among them. "
+            "Run the other steps without torchrun."
+        )
     return getattr(importlib.import_module("index_builder.steps"), name)
 
 
