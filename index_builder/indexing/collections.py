@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from contextlib import closing
@@ -116,7 +117,7 @@ def index_collection(indexing: Indexing) -> Outcome:
             catalogue = Catalogue(work.catalogue, indexing.source.entries(work.directory))
         summary = _summary(indexing, catalogue)
         progress = Progress(catalogue.contents.n_images)
-        started = time.perf_counter()
+        started, computed = time.perf_counter(), _cpu_seconds()
         try:
             with writing(f"the run directory {work.directory}"):
                 write_summary(work, {**summary, "state": "embedding"})
@@ -127,7 +128,7 @@ def index_collection(indexing: Indexing) -> Outcome:
         except TooManyBadImages:
             write_quarantine(work, progress.failures)
             raise
-        seconds = time.perf_counter() - started
+        seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds() - computed
         with writing(f"the bundle of {indexing.name}", progress.sentence):
             outcome = _published(indexing, work, catalogue, encoder, progress)
             end = {
@@ -137,6 +138,7 @@ def index_collection(indexing: Indexing) -> Outcome:
                 "n_quarantined": outcome.n_quarantined,
                 "n_copies": outcome.n_copies,
                 "seconds_embedding": seconds,
+                "cpu_seconds_embedding": cpu_seconds,
             }
             write_summary(work, {**summary, **end})
         catalogue.close()
@@ -189,6 +191,12 @@ def _published(
     )
     bundle = publish(work.bundle, manifest, indexing.bundles)
     return Outcome(bundle, n_items, progress.n_kept, len(progress.failures), n_copies)
+
+
+def _cpu_seconds() -> float:
+    """Of this process and those that it has started and that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def _summary(indexing: Indexing, catalogue: Catalogue) -> dict[str, Any]:

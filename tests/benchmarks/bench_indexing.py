@@ -6,7 +6,7 @@ the whole of `vouch-build index`: images over the seconds on the clock that the 
 with hashes, thumbnails, processes and shards (`indexing_over_limit`), and over those of the command
 from its start to the published bundle (`indexing_command_over_limit`). Whatever else the machine
 does slows these and not the limit; `indexing_useful_cpu_share`, the CPU seconds of decoding and
-encoding over all that the command used, is how near it could come on a machine of its own.
+encoding over all that embedding used, is how near it could come on a machine of its own.
 
 Both in turn, several times over, so that a slow moment of the machine falls on all. The photographs
 are Caltech-101's, through MobileNetV2 at 224 px, each there `N_COPIES` times under names of its own
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -55,10 +54,9 @@ def measure() -> dict[str, float]:
         for number in range(N_ROUNDS):
             decoding, encoding = _cpu_seconds_of_one(photographs, encoder)
             limits.append(cores / (decoding + encoding))
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            seconds, embedded = _indexed(source, encoder, Path(scratch) / f"run-{number}")
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            computing = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            seconds, embedded, computing = _indexed(
+                source, encoder, Path(scratch) / f"run-{number}"
+            )
             shares.append(n_images * (decoding + encoding) / computing)
             commands.append(n_images / seconds)
             embeddings.append(n_images / embedded)
@@ -102,8 +100,8 @@ def _cpu_seconds_of_one(photographs: list[Path], path: Path) -> tuple[float, flo
     return (decoded - started) / len(files), (time.process_time() - began) / len(files)
 
 
-def _indexed(source: Path, encoder: Path, place: Path) -> tuple[float, float]:
-    """Seconds on the clock of the whole command, and of embedding alone."""
+def _indexed(source: Path, encoder: Path, place: Path) -> tuple[float, float, float]:
+    """Seconds on the clock of the whole command, of embedding alone, and CPU seconds of that."""
     place.mkdir()
     command = [sys.executable, "-m", "index_builder", "index", source, "--encoder", encoder,
                "--name", "bench", "--provider", "cpu"]  # fmt: skip
@@ -112,7 +110,7 @@ def _indexed(source: Path, encoder: Path, place: Path) -> tuple[float, float]:
     subprocess.run(command, cwd=place, check=True, capture_output=True, env=environment)
     seconds = time.perf_counter() - started
     summary = json.loads((place / "runs/bench/index/index.json").read_text(encoding="utf-8"))
-    return seconds, float(summary["seconds_embedding"])
+    return seconds, summary["seconds_embedding"], summary["cpu_seconds_embedding"]
 
 
 if __name__ == "__main__":
