@@ -23,6 +23,9 @@ _CHECKSUM_BYTES = 12
 MAX_LENGTH = 6_000
 """Characters of a cursor; those of the service are shorter, whatever filter they carry."""
 
+MAX_ITEMS_LENGTH = 1024
+"""Characters of a cursor into a list of items, which carries no filter."""
+
 
 class ItemsCursor(BaseModel):
     """Where a list of items goes on: with the item whose id comes after that at row ``after``.

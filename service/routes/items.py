@@ -40,7 +40,7 @@ async def list_items(
     limit: Annotated[int, Query(ge=1, le=100, description="Items on a page.")] = 50,
     cursor: Annotated[
         str | None,
-        Query(max_length=cursors.MAX_LENGTH, description="`next_cursor` of the page before."),
+        Query(max_length=cursors.MAX_ITEMS_LENGTH, description="`next_cursor` of the page before."),
     ] = None,
 ) -> schemas.ItemList:
     """The gallery's items by id, page by page; cursors are of one bundle.
