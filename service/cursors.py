@@ -20,8 +20,9 @@ from service.schemas import SearchOptions
 
 _CHECKSUM_BYTES = 12
 
-MAX_LENGTH = 6_000
-"""Characters of a cursor; those of the service are shorter, whatever filter they carry."""
+MAX_LENGTH = 5_000
+"""Characters of a cursor; those of the service are shorter, whatever filter they carry. Of any
+characters, escaped, it still fits into an address, which servers end at 64 KiB."""
 
 MAX_ITEMS_LENGTH = 1024
 """Characters of a cursor into a list of items, which carries no filter."""

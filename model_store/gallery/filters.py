@@ -31,7 +31,7 @@ from model_store.errors import InvalidFilter
 Scalar: TypeAlias = str | int | float | bool | None
 Comparison = Literal["eq", "ne", "in", "gt", "gte", "lt", "lte", "has", "exists"]
 
-MAX_BYTES = 2_000
+MAX_BYTES = 1_500
 """Of a filter's text: room for a hundred ids, and a cursor that carries it still fits a URL."""
 
 MAX_DEPTH = 8

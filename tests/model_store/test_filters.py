@@ -244,7 +244,7 @@ def test_what_is_at_the_limits_is_taken(tmp_path: Path) -> None:
     [
         ("label = shoe", "not JSON"),
         ("[" * 1500, "not JSON"),
-        (json.dumps({"label": "é" * MAX_BYTES}), "at most 2000 bytes"),
+        (json.dumps({"label": "é" * MAX_BYTES}), f"at most {MAX_BYTES} bytes"),
     ],
 )
 def test_text_that_is_no_filter_is_refused(text: str, says: str) -> None:
