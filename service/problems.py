@@ -22,6 +22,7 @@ from model_store.errors import (
     EncodingFailed,
     FeedbackNotKept,
     Forbidden,
+    GalleryUnavailable,
     ImageTooCostly,
     ImageTooLarge,
     InternalError,
@@ -64,6 +65,7 @@ STATUS: dict[type[VouchError], int] = {
     EncodingFailed: 500,
     Overloaded: 503,
     NotReady: 503,
+    GalleryUnavailable: 503,
     DeadlineExceeded: 504,
     ActivationRefused: 409,
     BundleNotFound: 404,
@@ -73,7 +75,12 @@ STATUS: dict[type[VouchError], int] = {
 """HTTP status of each error; a class that is not here has that of its nearest ancestor."""
 
 
-RETRY_AFTER_S: dict[type[VouchError], int] = {Overloaded: 1, EncoderStopped: 2, NotReady: 5}
+RETRY_AFTER_S: dict[type[VouchError], int] = {
+    Overloaded: 1,
+    EncoderStopped: 2,
+    GalleryUnavailable: 2,
+    NotReady: 5,
+}
 """Seconds after which a request that failed for a passing reason may be sent again."""
 
 

@@ -1,6 +1,7 @@
 """The gallery: what a query is compared with.
 
-`Gallery` is the seam; `FaissGallery` (FAISS and SQLite in a directory) is the embedded default.
+`Gallery` is the seam; `FaissGallery` (FAISS and SQLite in a directory) is the embedded default,
+`MilvusGallery` (a collection of Milvus) the one beyond one machine.
 `read_filter` reads which items a search may find, and `Gallery.matching` finds them.
 """
 
@@ -8,6 +9,10 @@ from model_store.gallery.faiss_gallery import FaissGallery, write_faiss_gallery
 from model_store.gallery.filters import Filter, parse_filter, read_filter
 from model_store.gallery.index_build import IndexReport
 from model_store.gallery.index_choice import IndexSettings
+from model_store.gallery.milvus_collection import MilvusAccess
+from model_store.gallery.milvus_gallery import MilvusGallery
+from model_store.gallery.milvus_write import write_milvus_gallery
+from model_store.gallery.opening import open_gallery
 from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
 
 __all__ = [
@@ -18,9 +23,13 @@ __all__ = [
     "IndexReport",
     "IndexSettings",
     "Item",
+    "MilvusAccess",
+    "MilvusGallery",
     "NewItem",
     "Thumbnail",
+    "open_gallery",
     "parse_filter",
     "read_filter",
     "write_faiss_gallery",
+    "write_milvus_gallery",
 ]

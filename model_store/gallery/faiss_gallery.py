@@ -143,7 +143,7 @@ class FaissGallery:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The ``n`` nearest of ``rows``, nearest first, and their similarities."""
         rows = np.sort(rows)  # so that the stable sort below ends ties by id
-        exact = _similarities(self._directions[rows], query)
+        exact = similarities_of(self._directions[rows], query)
         similarities = np.round(exact, SIMILARITY_DECIMALS)
         order = np.argsort(-similarities, kind="stable")[:n]
         return rows[order], similarities[order]
@@ -185,7 +185,7 @@ class FaissGallery:
         return self._items.thumbnail(item_id)
 
 
-def _similarities(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
+def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
     """Inner products of unit ``items`` (n, D) with a unit ``query`` (D,), as 1 − ½ ‖z − q‖².
 
     Near neighbours differ in the digits that the inner product itself loses to rounding.
