@@ -4,7 +4,8 @@ BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
 .PHONY: install demo test lint bench bench-posteriors bench-zero-shot bench-decision \
-  bench-throughput bench-poison fuzz-images soak clean
+  bench-throughput bench-gallery bench-indexing bench-poison fuzz-images crash-indexing \
+  ray-indexing soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +14,10 @@ help:
 	@echo "make bench     measure, and write build/bench.json"
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
+	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
+	@echo "make bench-indexing  images indexed a second, beside what the cores could do; minutes"
+	@echo "make crash-indexing  kill -9 of the indexer at 50 moments; a quarter of an hour"
+	@echo "make ray-indexing  the same bundle from a Ray whose workers are killed; a minute"
 	@echo "make bench-poison  good requests lost to a bad neighbour: here, and with LitServe; a minute"
 	@echo "make soak      a quarter of an hour of load, hot swaps and Redis restarts"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
@@ -36,12 +41,22 @@ lint: install
 bench: install
 	$(BIN)/python tests/benchmarks
 
-bench-posteriors bench-zero-shot bench-decision bench-throughput: bench-%: install
+bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing: bench-%: install
 	$(BIN)/python tests/benchmarks/bench_$(subst -,_,$*).py
+
+bench-gallery: install
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[bench]'
+	PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_gallery.py --peers
 
 # The packages before tests/, which has folders of the same names.
 fuzz-images: install bundles/digits/CURRENT
 	PYTHONPATH=. $(BIN)/python tests/fuzz_images.py bundles/digits
+
+crash-indexing: install bundles/digits/CURRENT
+	PYTHONPATH=. $(BIN)/python tests/crash_indexing.py bundles/digits
+
+ray-indexing: install bundles/digits/CURRENT
+	PYTHONPATH=. $(BIN)/python tests/ray_indexing.py bundles/digits
 
 bench-poison: install bundles/digits/CURRENT
 	PYTHONPATH=. $(BIN)/python tests/poison.py bundles/digits

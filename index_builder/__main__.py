@@ -17,9 +17,11 @@ from rich.table import Table
 from index_builder.configuration import (
     BuildConfig,
     builtin_configs,
+    in_milvus,
     load_config,
     photographs_config,
 )
+from index_builder.index_command import index_command
 from index_builder.progress import console
 from index_builder.run import Run
 from model_store.bundle import activate, bundle_ids, current_id, previous_id, read_manifest
@@ -91,7 +93,7 @@ def _add_step(name: str, help_text: str) -> None:
 _add_step("train", "Train the encoder: images → checkpoint.safetensors.")
 _add_step("fit", "Fit the posterior: checkpoint → posterior.safetensors.")
 _add_step("export", "Export to ONNX, refused unless it agrees with torch.")
-_add_step("index", "Embed the gallery: images → FAISS, variances, items.")
+app.command("index")(index_command)
 
 
 @app.command("calibrate")
@@ -145,6 +147,9 @@ def all_command(
     name: Annotated[
         str | None, typer.Option(help="With --images: of the gallery. [default: the folder's]")
     ] = None,
+    milvus: Annotated[
+        str | None, typer.Option(help="Put the gallery into this Milvus, as for `index`.")
+    ] = None,
     run: RunOption = None,
     bundles: BundlesOption = None,
 ) -> None:
@@ -155,6 +160,7 @@ def all_command(
         build = photographs_config(images, trunk, weights, name, labelled=labels)
     else:
         raise ConfigError("Give either --config, or all of --images, --trunk and --weights.")
+    build = in_milvus(build, milvus)
     opened = Run(run or Path("runs") / build.name)
     bundle, report = _step("build_all")(build, opened, bundles or Path("bundles") / build.name)
     _print_report(report)
@@ -180,6 +186,9 @@ def reproduce_command(
         str | None,
         typer.Option(help="Of the protocol's pretrained trunk, instead of torchvision's."),
     ] = None,
+    device: Annotated[
+        str, typer.Option(help="To train on: auto, cpu or cuda; mixed precision on a GPU.")
+    ] = "auto",
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Take less data than was published.")
     ] = False,
@@ -201,6 +210,7 @@ def reproduce_command(
         epochs=epochs,
         data=data,
         weights=weights,
+        device=device,
         allow_partial=allow_partial,
         download=download,
     )
@@ -231,6 +241,25 @@ def activate_command(
         )
     read_manifest(directory / bundle_id)
     activate(directory, bundle_id)
+
+
+@app.command("doctor")
+def doctor_command(
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="A bundle, a directory of bundles, or the run of an indexing."),
+    ] = None,
+) -> None:
+    """Look at an installation, bundles or a run; say what to do, and fail if anything is wrong."""
+    examine = importlib.import_module("index_builder.doctor").examine
+    states = set()
+    for finding in examine(path):
+        states.add(finding.state)
+        print(f"{finding.state:5} {finding.what}")
+        if finding.advice:
+            print(f"      {finding.advice}")
+    if "wrong" in states:
+        raise typer.Exit(1)
 
 
 @app.command("rollback")

@@ -122,7 +122,8 @@ def member_configs(config: BuildConfig) -> list[BuildConfig]:
     """What each member of an ensemble is trained by: an encoder alone, with a seed of its own.
 
     The first member's is that of the build, so that it is the deterministic baseline; the others'
-    come from that seed and the member's number, so that builds of different seeds share none.
+    come from that seed and the member's number, so that builds of different seeds share none. The
+    data are divided by the build's own seed, for all members.
     """
     asked = config.posterior
     assert isinstance(asked, EnsembleConfig)  # noqa: S101 - the caller has looked

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.datasets import LabelledImages
-from index_builder.indexing import BATCH
+from index_builder.embedding import BATCH
 from index_builder.progress import track
 from model_store.decision import OUTLIER_SIGNALS, LabelMeans, OutlierDetector, labels_found, signals
 from model_store.decision.outliers import unit_rows

@@ -10,22 +10,35 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 T = TypeVar("T")
 
 console = Console(stderr=True)
 
 
+class RateColumn(ProgressColumn):
+    """How many are done in a second."""
+
+    def render(self, task: Task) -> Text:
+        """What it shows of ``task``."""
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.1f}/s")
+
+
 def progress_bar() -> Progress:
-    """A bar with count, elapsed and remaining time, shown only on a terminal."""
+    """A bar with count, rate, elapsed and remaining time, shown only on a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        RateColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

@@ -22,6 +22,7 @@ class Run:
           objective.safetensors
           members/<number>/                         train, of an ensemble, instead
           posterior.safetensors   posterior.json    fit
+          index/                                    index, while it works
           bundle/                                   export, index, calibrate, evaluate
     """
 

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from functools import lru_cache, partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from index_builder.calibration import (
 from index_builder.configuration import BuildConfig
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.datasets.corruption import corrupted
+from index_builder.embedding import embed_with_features
 from index_builder.evaluation import evaluate
 from index_builder.export import PARITY_BATCHES, export_encoder
 from index_builder.features import feature_blocks
@@ -38,7 +38,9 @@ from index_builder.fitted import (
     trained_members,
 )
 from index_builder.fitting import fit_members, fit_posterior
-from index_builder.indexing import BATCH, build_gallery
+from index_builder.indexing.embedding import open_encoder
+from index_builder.indexing.gallery import build_gallery
+from index_builder.milvus import milvus_access
 from index_builder.networks import (
     MetricEncoder,
     build_encoder,
@@ -52,22 +54,24 @@ from index_builder.posterior_configuration import EnsembleConfig
 from index_builder.posteriors import EnsemblePosterior, Posterior
 from index_builder.progress import console, track
 from index_builder.protocols import load_protocol
+from index_builder.publishing import describe
 from index_builder.run import Run, write_json
 from index_builder.samples import write_samples
-from index_builder.training import feature_source, train
+from index_builder.training import feature_source, train, trunk_device
 from model_store.bundle import (
     ENCODER_FILE,
     EVALUATION_FILE,
-    Manifest,
     publish,
 )
 from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder
 from model_store.errors import ConfigError, DatasetError
 from model_store.feedback import FeedbackLog
-from model_store.gallery import FaissGallery, IndexReport, IndexSettings
+from model_store.gallery import Gallery, IndexSettings, open_gallery
 from model_store.gallery.faiss_gallery import ITEMS_FILE
+from model_store.gallery.milvus_collection import MILVUS_FILE
+from model_store.gallery.opening import index_description
 from model_store.quality import ordinary_limits, quality_measures
-from model_store.retriever import Retriever, open_parts, search_settings
+from model_store.retriever import open_parts, search_settings
 
 N_DETECTOR_IMAGES = 10_000
 """Gallery images whose features the outlier detector is fitted on; beyond it nothing is gained and
@@ -83,8 +87,6 @@ MIN_POSITIVES = 2
 
 POSTERIOR_REPORT = "posterior.json"
 
-_LIBRARIES = ("vouch", "torch", "torchvision", "onnx", "numpy", "scikit-learn", "faiss-cpu")
-
 
 def train_step(config: BuildConfig, run: Run) -> None:
     """Images → checkpoint.safetensors, objective.safetensors and training.json.
@@ -93,13 +95,16 @@ def train_step(config: BuildConfig, run: Run) -> None:
     was at.
     """
     if isinstance(config.posterior, EnsembleConfig):
-        _train_members(config, run)
+        _train_members(config, _splits(config).training, run)
     else:
-        _train_alone(config, run)
+        _train_alone(config, _splits(config).training, run)
 
 
-def _train_members(config: BuildConfig, run: Run) -> None:
-    """Train what is missing of an ensemble; one that is whole is trained anew."""
+def _train_members(config: BuildConfig, images: LabelledImages, run: Run) -> None:
+    """Train what is missing of an ensemble; one that is whole is trained anew.
+
+    All members have the same ``images``: a member's seed decides how it is trained, not on what.
+    """
     started = time.perf_counter()
     report = run.directory / TRAINING_REPORT
     if report.exists():
@@ -112,20 +117,20 @@ def _train_members(config: BuildConfig, run: Run) -> None:
         if finished.exists() and place.read_json(TRAINING_REPORT)["config"] == asked:
             continue
         console.print(f"member {number + 1}")
-        _train_alone(member, place)
+        _train_alone(member, images, place)
     run.write_json(
         TRAINING_REPORT,
         {
             "config": config.model_dump(mode="json"),
-            "n_images": len(_splits(config).training),
+            "n_images": len(images),
             "seconds": time.perf_counter() - started,
         },
     )
 
 
-def _train_alone(config: BuildConfig, run: Run) -> None:
+def _train_alone(config: BuildConfig, images: LabelledImages, run: Run) -> None:
+    """Train one encoder on ``images``."""
     started = time.perf_counter()
-    images = _splits(config).training
     _require_enough(images)
     generator = torch.Generator().manual_seed(config.seed)
     encoder = build_encoder(config.network, generator)
@@ -140,10 +145,12 @@ def _train_alone(config: BuildConfig, run: Run) -> None:
     objective = build_objective(config, encoder, labels, generator)
     history = []
     if config.training.epochs:
+        encoder.place_trunk(trunk_device(config.training))
         source = feature_source(encoder, images, config.training, generator)
         history = train(
             encoder, objective, source, labels, config.training, generator, config.network.dropout
         )
+        encoder.place_trunk(torch.device("cpu"))
     run.directory.mkdir(parents=True, exist_ok=True)
     save_checkpoint(encoder.state_dict(), run.checkpoint, config.network.weights)
     save_file(objective.learned(), run.objective)
@@ -164,9 +171,13 @@ def fit_step(config: BuildConfig, run: Run) -> None:
     splits = _splits(config)
     posterior: Posterior | EnsemblePosterior
     if isinstance(config.posterior, EnsembleConfig):
-        posterior, report = fit_members(trained_members(config, run), splits.training, config.seed)
+        members = trained_members(config, run)
+        for member in members:
+            member.place_trunk(trunk_device(config.training))
+        posterior, report = fit_members(members, splits.training, config.seed)
     else:
         encoder = trained_encoder(config, run)
+        encoder.place_trunk(trunk_device(config.training))
         learned = load_file(run.require(run.objective, "train"))
         posterior, report = fit_posterior(config, encoder, splits, learned)
     posterior.save(run.posterior)
@@ -199,8 +210,20 @@ def export_step(config: BuildConfig, run: Run) -> None:
 def index_step(config: BuildConfig, run: Run) -> None:
     """encoder.onnx and gallery images → the gallery's files."""
     splits = _splits(config)
-    settings = IndexSettings(**config.index.model_dump(), seed=config.seed)
-    build_gallery(run.staging, _exported(run), splits.gallery, settings, labelled=splits.labelled)
+    encoder = open_encoder(run.require(run.staging / ENCODER_FILE, "export"))
+    settings = IndexSettings(
+        **config.index.model_dump(exclude={"milvus_uri"}), seed=config.seed
+    )
+    work = run.directory / "index"
+    build_gallery(
+        work,
+        run.staging,
+        encoder,
+        splits.gallery,
+        settings,
+        labelled=splits.labelled,
+        milvus_uri=config.index.milvus_uri,
+    )
 
 
 def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) -> None:
@@ -266,7 +289,7 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
 def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
     """The staged bundle and evaluation queries → evaluation.json, in run and bundle."""
     run.require(run.staging / "calibration.json", "calibrate")
-    report = evaluate(open_parts(run.staging, "cpu"), _splits(config).evaluation, config.seed)
+    report = evaluate(open_parts(run.staging, "cpu", milvus=milvus_access()), _splits(config).evaluation, config.seed)
     run.write_json(EVALUATION_FILE, report)
     write_json(run.staging / EVALUATION_FILE, report)
     return report
@@ -275,28 +298,11 @@ def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
 def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
     """The staged parts → a bundle in ``bundles``, which becomes the current one there."""
     report = run.require(run.staging / EVALUATION_FILE, "evaluate")
-    retriever = open_parts(run.staging, "cpu")
+    retriever = open_parts(run.staging, "cpu", milvus=milvus_access())
     samples = write_samples(run.staging, _splits(config))
-    manifest = Manifest(
-        gallery={
-            "name": config.name,
-            "description": config.description,
-            "n_items": retriever.gallery.n_items,
-            "search": search_settings(retriever.gallery),
-            "index": asdict(IndexReport.load(run.staging)),
-        },
-        encoder={
-            "fingerprint": retriever.encoder.fingerprint,
-            "posterior": retriever.encoder.metadata.posterior,
-            "preprocessing": asdict(retriever.encoder.metadata.preprocessing),
-            "dim": retriever.encoder.dim,
-            "n_features": retriever.encoder.n_features,
-        },
-        calibration=_calibration_summary(retriever),
-        metrics=json.loads(report.read_text(encoding="utf-8")),
-        samples=samples,
-        library_versions={name: metadata.version(name) for name in _LIBRARIES},
-    )
+    metrics = json.loads(report.read_text(encoding="utf-8"))
+    index = index_description(run.staging)
+    manifest = describe(retriever, index, config.name, config.description, metrics, samples)
     return publish(run.staging, manifest, bundles)
 
 
@@ -349,10 +355,11 @@ def _exported(run: Run) -> OnnxEncoder:
     return OnnxEncoder(run.require(run.staging / ENCODER_FILE, "export"))
 
 
-def _indexed(run: Run) -> FaissGallery:
+def _indexed(run: Run) -> Gallery:
     """The gallery that `index_step` left."""
-    run.require(run.staging / ITEMS_FILE, "index")
-    return FaissGallery(run.staging)
+    if not (run.staging / MILVUS_FILE).exists():
+        run.require(run.staging / ITEMS_FILE, "index")
+    return open_gallery(run.staging, milvus_access())
 
 
 def _some_of_the_gallery(
@@ -362,21 +369,4 @@ def _some_of_the_gallery(
     images = gallery.subset(
         np.random.default_rng(seed).permutation(len(gallery))[:N_DETECTOR_IMAGES]
     )
-    batches = images.batches(encoder.metadata.preprocessing, BATCH)
-    n_batches = -(-len(images) // BATCH)
-    parts = [
-        encoder.encode(batch) for _, batch in track(batches, "features of the gallery", n_batches)
-    ]
-    return images, Embeddings.concatenate(parts)
-
-
-def _calibration_summary(retriever: Retriever) -> dict[str, Any] | None:
-    calibration = retriever.calibration
-    if calibration is None:
-        return None
-    return {
-        "n_queries": calibration.n_queries,
-        "alpha": calibration.alpha,
-        "match_threshold": calibration.match_threshold,
-        "report": dict(calibration.report),
-    }
+    return images, embed_with_features(encoder, images, "features of the gallery")

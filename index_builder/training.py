@@ -18,7 +18,7 @@ from index_builder.networks import MetricEncoder
 from index_builder.networks.dropout import dropped_out
 from index_builder.objectives import Objective
 from index_builder.progress import console, track
-from model_store.errors import TrainingDiverged
+from model_store.errors import ConfigError, TrainingDiverged
 
 FeatureSource = Callable[[Tensor], Tensor]
 """Features (B, F), with their graph, of the training images of some rows (B,) int64."""
@@ -38,6 +38,21 @@ class Epoch:
     loss: float
     learning_rate: float
     seconds: float
+
+
+def trunk_device(config: TrainingConfig) -> torch.device:
+    """Where the trunk is to be computed.
+
+    Raises
+    ------
+    ConfigError : a GPU is asked for, and torch finds none.
+    """
+    there = torch.cuda.is_available()
+    if config.device == "cuda" and not there:
+        raise ConfigError(
+            "training.device = 'cuda', but torch finds no GPU here. Ask for 'auto' or 'cpu'."
+        )
+    return torch.device("cuda" if there and config.device != "cpu" else "cpu")
 
 
 def train(

@@ -22,12 +22,14 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from model_store.errors import BundleMismatch, BundleNotFound, BundleTampered
+from model_store.processors import usable_processors
 
 SCHEMA_VERSION = 5
 MANIFEST_FILE = "manifest.json"
@@ -211,8 +213,11 @@ def _verify_files(directory: Path, manifest: Manifest) -> None:
             f"The bundle {directory.name} does not hold what its manifest lists: "
             f"missing {missing}, added {added}. Build or copy the bundle again."
         )
+    with ThreadPoolExecutor(usable_processors()) as pool:  # hashing lets go of the interpreter
+        found = pool.map(_describe, [directory / name for name in manifest.files])
+        described = dict(zip(manifest.files, found, strict=True))
     for name, wanted in manifest.files.items():
-        if _describe(directory / name) != wanted:
+        if described[name] != wanted:
             raise BundleTampered(
                 f"{directory.name}/{name} differs from its manifest: it was changed or damaged "
                 "after the bundle was published. Build or copy the bundle again."

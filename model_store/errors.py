@@ -50,6 +50,9 @@ nothing that a client of the service may not see.
     └── BuildError               a step of the index builder cannot do what it was asked
         ├── ConfigError          the configuration is wrong
         ├── DatasetError         the data is missing or not what it should be
+        │   └── TooManyBadImages more of the images are unreadable than was allowed
+        ├── OutputError          what was made cannot be written: no space, no permission
+        ├── RunInUse             another process works in the run directory
         ├── WeightsError         pretrained weights are missing or do not fit
         ├── TrainingDiverged     the loss is no number any more
         ├── StepNotReady         an earlier step has not been run
@@ -232,6 +235,18 @@ class ConfigError(BuildError):
 
 class DatasetError(BuildError):
     """The data is missing or not what it should be."""
+
+
+class TooManyBadImages(DatasetError):
+    """More of the images are unreadable than was allowed."""
+
+
+class OutputError(BuildError):
+    """What was made cannot be written: there is no space, or no permission."""
+
+
+class RunInUse(BuildError):
+    """Another process works in the run directory."""
 
 
 class WeightsError(BuildError):

@@ -20,7 +20,8 @@ from model_store.bundle import (
 from model_store.decision import Calibration, Decision, decide
 from model_store.encoder import Embeddings, Encoder, OnnxEncoder, ProviderChoice
 from model_store.errors import BundleMismatch
-from model_store.gallery import FaissGallery, Filter, Gallery, Item
+from model_store.gallery import Filter, Gallery, Item, MilvusAccess, open_gallery
+from model_store.gallery.milvus_collection import NO_ACCESS
 from model_store.images import DecodedImage, decode_image
 from model_store.predictive import N_SAMPLES, Predictive, predict
 from model_store.search import (
@@ -291,9 +292,13 @@ def open_parts(
     provider: ProviderChoice = "auto",
     threads: int = 0,
     open_encoder: OpenEncoder = OnnxEncoder,
+    milvus: MilvusAccess = NO_ACCESS,
 ) -> Retriever:
-    """Put together the encoder, gallery and calibration that lie in ``directory``."""
-    gallery, calibration = FaissGallery(directory), Calibration.load(directory)
+    """Put together the encoder, gallery and calibration that lie in ``directory``.
+
+    ``milvus`` says how to reach the gallery where Milvus holds it.
+    """
+    gallery, calibration = open_gallery(directory, milvus), Calibration.load(directory)
     encoder = open_encoder(directory / ENCODER_FILE, provider, threads)
     try:
         return Retriever(encoder, gallery, calibration)
@@ -307,6 +312,7 @@ def open_bundle(
     provider: ProviderChoice = "auto",
     threads: int = 0,
     open_encoder: OpenEncoder = OnnxEncoder,
+    milvus: MilvusAccess = NO_ACCESS,
 ) -> Bundle:
     """Verify and open the bundle at ``path``, or the current one of a directory of bundles.
 
@@ -314,10 +320,11 @@ def open_bundle(
     ------
     BundleError : missing, changed, or of parts that do not belong together.
     EncoderError : the encoder cannot be run here.
+    GalleryUnavailable : Milvus holds the gallery, and does not answer.
     """
     directory = locate(path)
     manifest = read_manifest(directory)
-    retriever = open_parts(directory, provider, threads, open_encoder)
+    retriever = open_parts(directory, provider, threads, open_encoder, milvus)
     if manifest.encoder["fingerprint"] != retriever.encoder.fingerprint:
         retriever.encoder.close()
         raise BundleMismatch(

@@ -12,14 +12,13 @@ Everything else follows: the answers 401, 403 and 429, their headers, and the Op
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import Request, Response, Security
+from fastapi import Request, Response, params
 from fastapi.routing import APIRoute
-from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from limits import RateLimitItem
 
 from model_store.errors import Forbidden, KeysRequired, RateLimited, Unauthenticated
@@ -27,12 +26,20 @@ from service.keys import SCOPES, Keyring, KeyScope, allows
 from service.rates import Rates, parse_rate
 from service.settings import Settings
 
-BEARER = HTTPBearer(
-    scheme_name="bearer", auto_error=False, description="A key of `vouch-keys`: `vouch_…`."
-)
-API_KEY = APIKeyHeader(
-    name="X-API-Key", scheme_name="api_key", auto_error=False, description="The same key."
-)
+SECURITY_SCHEMES = {
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A key of `vouch-keys`: `vouch_…`.",
+    },
+    "api_key": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-API-Key",
+        "description": "The same key.",
+    },
+}
+"""How a key may be sent, for the OpenAPI document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +175,11 @@ class Access:
             )
 
 
-async def credentials(
-    _bearer: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)],
-    _api_key: Annotated[str | None, Security(API_KEY)],
-) -> None:
-    """How a key may be sent, for the OpenAPI document; `Access` reads the headers itself."""
-
-
-Check = Callable[..., Coroutine[Any, Any, None]]
+Check = Callable[[Request], Coroutine[Any, Any, None]]
 
 
 def _check_of(scope: KeyScope) -> Check:
-    async def check(request: Request, _sent: None = Security(credentials, scopes=[scope])) -> None:
+    async def check(request: Request) -> None:
         access: Access = request.app.state.access
         access.check(request, await access.admit(request), scope)
 
@@ -190,7 +190,7 @@ CHECKS = {scope: _check_of(scope) for scope in SCOPES}
 
 
 def requires(scope: KeyScope) -> Check:
-    """A dependency of a route or a router: their callers need ``scope``."""
+    """A dependency of a `GuardedRoute` or its router: their callers need ``scope``."""
     return CHECKS[scope]
 
 
@@ -198,17 +198,38 @@ class GuardedRoute(APIRoute):
     """Asks who calls before it reads what they send.
 
     FastAPI reads a body first and checks dependencies then; strangers could so make the service
-    take in as many uploads as they like.
+    take in as many uploads as they like. So what it `requires` is no dependency to FastAPI.
     """
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        *,
+        dependencies: Sequence[params.Depends] | None = None,
+        openapi_extra: dict[str, Any] | None = None,
+        **options: Any,  # noqa: ANN401 - as `APIRoute` takes them
+    ) -> None:
+        asked = {dependency.dependency for dependency in dependencies or ()}
+        scopes = [scope for scope, check in CHECKS.items() if check in asked]
+        self._checks = [CHECKS[scope] for scope in scopes]
+        security = [{name: scopes[-1:]} for name in SECURITY_SCHEMES]
+        super().__init__(
+            path,
+            endpoint,
+            dependencies=[
+                each for each in dependencies or () if each.dependency not in CHECKS.values()
+            ],
+            openapi_extra=({"security": security} if scopes else {}) | (openapi_extra or {}),
+            **options,
+        )
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler of the route, behind its checks."""
         handle = super().get_route_handler()
-        called = [dependency.call for dependency in self.dependant.dependencies]
-        checks = [check for check in CHECKS.values() if check in called]
 
         async def guarded(request: Request) -> Response:
-            for check in checks:
+            for check in self._checks:
                 await check(request)
             return await handle(request)
 

@@ -15,9 +15,7 @@ import signal
 import socket
 import struct
 import sys
-from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -30,30 +28,11 @@ from model_store.images import (
     Preprocessing,
     decode_image,
 )
+from model_store.images.budget import DecodingBudget, spending
 from model_store.quality import quality_measures
 
 PREFIX = struct.Struct("!II")
 """Before every message: how many bytes of JSON follow, and how many bytes after that."""
-
-
-_MAPPED = Path("/proc/self/statm")
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingBudget:
-    """What the decoding of one image may cost.
-
-    Attributes
-    ----------
-    cpu_s : seconds of computing. Not seconds on the clock, which on a busy machine would condemn
-        images for the company they are in.
-    memory_bytes : beyond what an idle decoder has mapped.
-    clock_s : seconds on the clock. Only a decoder that is stopped, or starved, takes so many.
-    """
-
-    cpu_s: float = 5.0
-    memory_bytes: int = 2**30
-    clock_s: float = 60.0
 
 
 def main() -> None:
@@ -76,19 +55,12 @@ def main() -> None:
 def _within(
     budget: DecodingBudget, data: bytes, preprocessing: Preprocessing, limits: ImageLimits
 ) -> tuple[dict[str, Any], bytes]:
-    """The answer to a request, unless its decoding ends this process.
-
-    The kernel keeps the time: no parser can hold it up, and SIGPROF ends the process.
-    """
-    signal.setitimer(signal.ITIMER_PROF, budget.cpu_s)
-    _limit_memory(budget.memory_bytes)
-    try:
-        return _answer(data, preprocessing, limits)
-    except ImageError as error:
-        return {"error": type(error).__name__, "detail": str(error)}, b""
-    finally:
-        _limit_memory(None)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+    """The answer to a request, unless its decoding ends this process."""
+    with spending(budget):
+        try:
+            return _answer(data, preprocessing, limits)
+        except ImageError as error:
+            return {"error": type(error).__name__, "detail": str(error)}, b""
 
 
 def _answer(
@@ -108,22 +80,6 @@ def _answer(
         "warnings": decoded.warnings,
     }
     return fields, picture
-
-
-def _limit_memory(spare_bytes: int | None) -> None:
-    """Let this process map so much more than it has now; None for as much as it likes.
-
-    Only Linux says what is mapped; elsewhere the limits on bytes and pixels have to do.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if spare_bytes is None:
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    elif _MAPPED.exists():
-        pages = int(_MAPPED.read_text(encoding="ascii").split()[0])
-        soft = pages * resource.getpagesize() + spare_bytes
-        if hard != resource.RLIM_INFINITY:
-            soft = min(soft, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _silence_libraries() -> None:

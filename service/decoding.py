@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from model_store.errors import CorruptImage, ImageError, ImageTooCostly
 from model_store.images import ImageLimits, Preprocessing, check_size, decode_image
+from model_store.images.budget import DecodingBudget
 from model_store.quality import quality_measures
-from service.decoder import PREFIX, DecodingBudget
+from service.decoder import PREFIX
 
 T = TypeVar("T")
 

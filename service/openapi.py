@@ -14,9 +14,9 @@ from model_store.errors import (
     RateLimited,
     Unauthenticated,
 )
-from service.access import Access
+from service.access import SECURITY_SCHEMES, Access
 from service.admission import COUNTED_METHODS
-from service.keys import SCOPES, KeyScope, allows
+from service.keys import KeyScope, allows
 from service.problems import responses
 from service.schemas import Problem
 
@@ -38,6 +38,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(problem.pop("$defs", {}))
     schemas["Problem"] = problem
+    found["components"]["securitySchemes"] = SECURITY_SCHEMES
     in_a_crowd = responses(Overloaded, EncoderStopped, DeadlineExceeded)
     for methods in found["paths"].values():
         for method, operation in methods.items():
@@ -72,11 +73,9 @@ def _only_own_errors(responses: dict[str, Any]) -> None:
 
 def _say_who_may_ask(operation: dict[str, Any], access: Access) -> None:
     alternatives: list[dict[str, list[KeyScope]]] = operation["security"]
-    scopes = {scope for each in alternatives for named in each.values() for scope in named}
-    scope = max(scopes, key=SCOPES.index)  # a router's, and one of its routes' own
-    operation["security"] = [{name: [scope]} for each in alternatives for name in each]
+    (scope,) = {scope for each in alternatives for named in each.values() for scope in named}
     if access.keyless is not None and allows(access.keyless, scope):
-        operation["security"].append({})
+        alternatives.append({})
     refusals = [Unauthenticated, RateLimited]
     if scope != "read":  # which every key has
         refusals.append(Forbidden)

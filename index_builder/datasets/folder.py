@@ -9,11 +9,9 @@ from pathlib import Path
 from index_builder.datasets.images import LabelledImages, from_files
 from index_builder.progress import track
 from model_store.errors import DatasetError, ImageError
-from model_store.images import decode_image
+from model_store.images import SUFFIXES, decode_image
 
 logger = logging.getLogger(__name__)
-
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 
 
 def folder(root: Path, *, labelled: bool = True) -> LabelledImages:

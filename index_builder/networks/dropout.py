@@ -18,7 +18,8 @@ def dropped_out(values: Tensor, share: float, generator: torch.Generator) -> Ten
     """
     if not share:
         return values
-    return kept(values, torch.rand(values.shape, generator=generator) >= share, share)
+    mask = torch.rand(values.shape, generator=generator) >= share
+    return kept(values, mask.to(values.device), share)
 
 
 def kept(values: Tensor, mask: Tensor, share: float) -> Tensor:

@@ -72,8 +72,23 @@ class MetricEncoder(nn.Module):
             freeze_batch_norm(self.trunk)
         return self
 
+    def place_trunk(self, device: torch.device) -> None:
+        """Compute features on ``device``, where nearly all of the work is; the rest stays here."""
+        self.trunk.to(device)
+        self.pixel_mean = self.pixel_mean.to(device)
+        self.pixel_std = self.pixel_std.to(device)
+
     def features(self, images: Tensor) -> Tensor:
-        """Penultimate activations (B, F) of ``images`` (B, H, W, 3) uint8."""
+        """Penultimate activations (B, F) of ``images`` (B, H, W, 3) uint8.
+
+        Of a trunk on another device they come back to that of ``images``; while training they are
+        computed there in mixed precision.
+        """
+        place = self.pixel_mean.device
+        if place != images.device:
+            with torch.autocast(place.type, torch.bfloat16, enabled=self.training):
+                elsewhere: Tensor = self.trunk(self.standardised(images.to(place)))
+            return elsewhere.float().to(images.device)
         features: Tensor = self.trunk(self.standardised(images))
         return features
 

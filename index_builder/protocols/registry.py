@@ -175,6 +175,7 @@ def protocol_config(
     seed: int = 0,
     epochs: int | None = None,
     network: Mapping[str, Any] | None = None,
+    device: str | None = None,
     allow_partial: bool = False,
     download: bool = False,
 ) -> BuildConfig:
@@ -184,7 +185,7 @@ def protocol_config(
     ----------
     name : of `PROTOCOLS`.
     data : the folder that data sets lie in; None for ``$VOUCH_DATA_DIR``.
-    epochs, network : instead of the protocol's own, where given; of the network some keys.
+    epochs, network, device : instead of the protocol's own, where given; of the network some keys.
     allow_partial, download : see `Origin`.
 
     Raises
@@ -197,6 +198,8 @@ def protocol_config(
     training = dict(fields.get("training", {}))
     if epochs is not None:
         training["epochs"] = epochs
+    if device is not None:
+        training["device"] = device
     try:
         return BuildConfig.model_validate(
             {

@@ -29,7 +29,10 @@ DECISION = "vouch"
 DECISION_TITLE = "Vouch's decision layer"
 
 BASE_METHOD = "lam_posthoc_fixed"
-"""The method whose encoder the decision layer and all post-hoc methods share."""
+"""The method that the decision layer is on."""
+
+TRAINED_METHOD = "deterministic"
+"""The method whose encoder all post-hoc methods share."""
 
 Cell = dict[str, Any]
 
@@ -154,7 +157,6 @@ def _built(plan: Plan, method: str, config: BuildConfig, run: Run) -> dict[str, 
     post_hoc = METHODS[BASE_METHOD if method == DECISION else method].post_hoc
     if post_hoc:
         training = _shared_training(plan, config.seed)
-    config = plan.config(method, config.seed)  # now that the checkpoint is there
     with measured() as own_training:
         train_step(config, run)
     with measured() as fit:
@@ -175,7 +177,7 @@ def _shared_training(plan: Plan, seed: int) -> dict[str, Any]:
     if not costs_file.exists():
         base = plan.base.model_copy(update={"seed": seed})
         with measured() as cost:
-            train_step(configured(base, BASE_METHOD), run)
+            train_step(configured(base, TRAINED_METHOD), run)
         _write(costs_file, {**asdict(cost), "shared": True})
     return dict(json.loads(costs_file.read_text(encoding="utf-8")))
 

@@ -20,6 +20,7 @@ def reproduce(
     epochs: int | None = None,
     data: Path | None = None,
     weights: str | None = None,
+    device: str | None = None,
     allow_partial: bool = False,
     download: bool = False,
 ) -> str:
@@ -38,6 +39,7 @@ def reproduce(
         data=data,
         epochs=epochs,
         network=None if weights is None else {"weights": weights},
+        device=device,
         allow_partial=allow_partial,
         download=download,
     )

@@ -23,9 +23,9 @@ from index_builder.calibration import (
 from index_builder.configuration import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted
-from index_builder.indexing import BATCH, build_gallery
+from index_builder.embedding import embed_with_features
+from index_builder.indexing.gallery import build_gallery
 from index_builder.observation import Observed, label_means, observe, observe_left_out
-from index_builder.progress import track
 from index_builder.protocols import ProtocolData, Task
 from model_store.decision import (
     Calibration,
@@ -33,7 +33,7 @@ from model_store.decision import (
     OutlierDetector,
     choice_probabilities,
 )
-from model_store.encoder import Embeddings, Encoder
+from model_store.encoder import Encoder
 from model_store.gallery import FaissGallery
 from model_store.retriever import search_settings
 
@@ -81,11 +81,12 @@ class World:
 def world_of(encoder: Encoder, task: Task, directory: Path, seed: int) -> World:
     """Index the gallery of a task in ``directory`` and fit an outlier detector to it."""
     directory.mkdir(parents=True, exist_ok=True)
-    build_gallery(directory, encoder, task.gallery)
+    build_gallery(directory / "index", directory, encoder, task.gallery)
     gallery = FaissGallery(directory)
     order = np.random.default_rng(seed).permutation(len(task.gallery))[:N_DETECTOR_IMAGES]
     some = task.gallery.subset(order)
-    detector = fit_detector(with_features(encoder, some), some.label_codes(), seed)
+    embeddings = embed_with_features(encoder, some, "features")
+    detector = fit_detector(embeddings, some.label_codes(), seed)
     return World(task, gallery, detector, label_means(gallery))
 
 
@@ -163,15 +164,6 @@ def decided(calibration: Calibration, observed: Observed) -> Decided:
     return Decided(first, observed.matches[:, 0], likeliest, scores)
 
 
-def with_features(encoder: Encoder, images: LabelledImages) -> Embeddings:
-    """Embeddings of ``images``, features included: for as many as fit into memory."""
-    batches = images.batches(encoder.metadata.preprocessing, BATCH)
-    n_batches = -(-len(images) // BATCH)
-    return Embeddings.concatenate(
-        [encoder.encode(batch) for _, batch in track(batches, "features", n_batches)]
-    )
-
-
 def _left_out(encoder: Encoder, world: World, seed: int) -> Observed:
     """Queries that are items of their gallery, each hidden from list, means and detector.
 
@@ -183,7 +175,7 @@ def _left_out(encoder: Encoder, world: World, seed: int) -> Observed:
     parts = []
     for block in blocks:
         items = queries.subset(block)
-        embeddings = with_features(encoder, items)
+        embeddings = embed_with_features(encoder, items, "features")
         signals = out_of_fold_signals(embeddings, items.label_codes(), seed, N_FOLDS)
         parts.append(observe_left_out(world.gallery, world.means, items, embeddings, signals))
     back = np.argsort(order)

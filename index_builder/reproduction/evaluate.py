@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from index_builder.configuration import BuildConfig
+from index_builder.embedding import embed_all
 from index_builder.features import all_features
-from index_builder.indexing import embed_all
 from index_builder.networks import load_encoder
+from index_builder.posterior_configuration import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.posteriors import LastLayerPosterior, load_posterior
 from index_builder.protocols import PROTOCOLS, ProtocolData
-from index_builder.reproduction.decision import decide_test, fit_decision, world_of
+from index_builder.reproduction.decision import World, decide_test, fit_decision, world_of
 from index_builder.reproduction.measures import Result, Signals, curves, of_ranking, of_signals
 from index_builder.reproduction.pictures import pictures
 from index_builder.reproduction.searched import (
@@ -28,6 +30,7 @@ from index_builder.reproduction.searched import (
     search,
 )
 from index_builder.run import Run
+from index_builder.training import trunk_device
 from model_store.bundle import ENCODER_FILE
 from model_store.encoder import Embeddings, OnnxEncoder
 from model_store.predictive import N_SAMPLES
@@ -52,7 +55,7 @@ def evaluate_method(config: BuildConfig, run: Run, data: ProtocolData) -> Evalua
     has_say = bool(searched.queries.variance.any())
     aliens = {name: _spread(one) for name, one in outliers.items()}
     confidences, agreed = None, None
-    if has_say:
+    if has_say and data.test.positions is None:  # samples vote for labels, and places are none
         confidences, agreed = _consensus(config, run, searched, encoder.fingerprint)
     own = searched.uncertainties
     first = next(iter(outliers))
@@ -96,30 +99,33 @@ def evaluate_decision(
     test = rehearsal if same else world_of(encoder, data.test, directory / "test", config.seed)
     ordinary, aliens = decide_test(encoder, _asking(test, data), calibration, data, config.seed)
     searched = search(encoder, data.test)
+    by_place = data.test.positions is not None  # the decision layer knows labels, squares of them
+    correct = searched.correct if by_place else ordinary.correct
     first = next(iter(aliens.values()))
     signals = Signals(
         1 - ordinary.match_probabilities,
         ordinary.outlier_scores,
         {name: one.outlier_scores for name, one in aliens.items()},
         ordinary.match_probabilities,
-        ordinary.correct,
+        correct,
         ordinary.match_probabilities,
         first.match_probabilities,
     )
-    metrics = of_ranking(searched, config.seed) | of_signals(signals, ordinary.correct)
-    metrics["recall_of_likeliest"] = float(ordinary.likeliest_correct.mean())
+    metrics = of_ranking(searched, config.seed) | of_signals(signals, correct)
+    if not by_place:
+        metrics["recall_of_likeliest"] = float(ordinary.likeliest_correct.mean())
     return {
         "metrics": metrics,
-        "curves": curves(signals, ordinary.correct),
+        "curves": curves(signals, correct),
         "pictures": pictures(
             searched, 1 - ordinary.match_probabilities, ordinary.match_probabilities
         ),
     }
 
 
-def _asking(world: Any, data: ProtocolData) -> Any:  # noqa: ANN401 - a `World`
+def _asking(world: World, data: ProtocolData) -> World:
     """The same gallery, asked by the test's queries."""
-    return type(world)(data.test, world.gallery, world.detector, world.means)
+    return replace(world, task=data.test)
 
 
 def _spread(embeddings: Embeddings) -> Floats:
@@ -142,8 +148,9 @@ def _consensus(
     assert config.dataset.protocol is not None  # noqa: S101 - protocols alone come here
     if not PROTOCOLS[config.dataset.protocol].shared_samples:
         return consensus_of_queries(searched, fingerprint)
-    posterior = load_posterior(run.posterior)
-    if isinstance(posterior, LastLayerPosterior):
+    if isinstance(config.posterior, LaplaceConfig | OnlineLaplaceConfig):
+        posterior = load_posterior(run.posterior)
+        assert isinstance(posterior, LastLayerPosterior)  # noqa: S101 - of these two methods
         return consensus_of_samples(searched.task, _drawn_layers(config, run, searched, posterior))
     draws = independent_draws(searched, np.random.default_rng(config.seed))
     return consensus_of_samples(searched.task, draws)
@@ -154,6 +161,7 @@ def _drawn_layers(
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Embeddings of all images by one drawn last layer after the other."""
     network = load_encoder(config.network, run.checkpoint)
+    network.place_trunk(trunk_device(config.training))
     features = all_features(network, searched.task.gallery)
     own = searched.task.own_rows()
     asked = None if own is not None else all_features(network, searched.task.queries)

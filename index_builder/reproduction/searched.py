@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.indexing import embed_all
+from index_builder.embedding import embed_all
 from index_builder.metrics import consensus
 from index_builder.protocols import Task
 from model_store.encoder import Embeddings, Encoder

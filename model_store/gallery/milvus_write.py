@@ -89,13 +89,12 @@ def write_milvus_gallery(
     if len({item.id for item in items}) != len(items):
         raise ValueError("item ids repeat; each item needs an id of its own")
     order = sorted(range(len(items)), key=lambda row: items[row].id)
-    ordered = [items[row] for row in order]
     mean = np.ascontiguousarray(embeddings.mean[order], dtype=np.float32)
     variance = np.ascontiguousarray(embeddings.variance[order], dtype=np.float32)
     kind, parameters = _plan(mean, settings)
     described = MilvusDescription(
         uri=require_bare(uri),
-        collection=_name(ordered, mean, variance, encoder_fingerprint, kind),
+        collection=_name(items, order, mean, variance, encoder_fingerprint, kind),
         encoder=encoder_fingerprint,
         n_items=len(items),
         dim=mean.shape[1],
@@ -105,7 +104,7 @@ def write_milvus_gallery(
     collection = Collection(described.collection, access, uri)
     try:
         if not _is_whole(collection):
-            _write(collection, described, ordered, mean, variance, parameters)
+            _write(collection, described, items, order, mean, variance, parameters)
     finally:
         collection.close()
     described.save(directory)
@@ -134,6 +133,7 @@ def _plan(mean: NDArray[np.float32], settings: IndexSettings) -> tuple[str, dict
 
 def _name(
     items: Sequence[NewItem],
+    order: Sequence[int],
     mean: NDArray[np.float32],
     variance: NDArray[np.float32],
     encoder_fingerprint: str,
@@ -143,7 +143,7 @@ def _name(
     digest = hashlib.sha256(f"{encoder_fingerprint}:{kind}:{mean.shape}:".encode())
     digest.update(mean.tobytes())
     digest.update(variance.tobytes())
-    for item in items:
+    for item in map(items.__getitem__, order):
         known = [item.id, item.label, metadata_json(item.metadata), item.thumbnail.media_type]
         digest.update(json.dumps(known).encode())
         digest.update(hashlib.sha256(item.thumbnail.data).digest())
@@ -158,6 +158,7 @@ def _write(
     collection: Collection,
     described: MilvusDescription,
     items: Sequence[NewItem],
+    order: Sequence[int],
     mean: NDArray[np.float32],
     variance: NDArray[np.float32],
     parameters: Mapping[str, int],
@@ -166,7 +167,7 @@ def _write(
     collection.create(described.dim, described.encoder)
     waiting: list[dict[str, Any]] = []
     n_bytes = 0
-    for row, item in enumerate(items):
+    for row, item in enumerate(map(items.__getitem__, order)):
         waiting.append(write_entity(row, item, mean[row], variance[row], changed=False))
         n_bytes += 12 * described.dim + len(waiting[-1]["thumbnail"]) + 2_000
         if n_bytes > WRITTEN_BYTES or row == len(items) - 1:

@@ -4,10 +4,12 @@ A second copy is how train/serve skew is born, so everything that turns an image
 encoder's input is here: `decode` (what is accepted, within which limits), `containers` (what a file
 says of itself before it is decoded), `colours` (whatever was in it, as RGB), `profiles` (colour
 profiles), and `resize` (to the encoder's input, and to thumbnails).
+`budget` is what decoding one image may cost.
 """
 
 from model_store.images.decode import (
     FORMATS,
+    SUFFIXES,
     TOO_MUCH_MEMORY,
     DecodedImage,
     ImageLimits,
@@ -18,6 +20,7 @@ from model_store.images.resize import THUMBNAIL_SIDE, Preprocessing, encode_thum
 
 __all__ = [
     "FORMATS",
+    "SUFFIXES",
     "THUMBNAIL_SIDE",
     "TOO_MUCH_MEMORY",
     "DecodedImage",

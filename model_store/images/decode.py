@@ -23,6 +23,9 @@ from model_store.images.containers import count_frames, format_of, webp_canvas
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """Accepted formats. Pillow registers some forty more, most of them attack surface."""
 
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+"""What files of these formats are called; what they are is seen when they are decoded."""
+
 TOO_MUCH_MEMORY = (
     "Decoding the image takes more memory than one image may. Send a smaller image, or a plainer "
     "kind of file (a baseline JPEG)."

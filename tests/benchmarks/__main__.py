@@ -2,9 +2,10 @@
 
 The HTTP benchmark wants the Fashion-MNIST bundle. Where bundles/fashion-mnist has none, the single
 epoch that `bench_fit` trains is made into one, which changes no shape and no time; it needs the
-images (VOUCH_DATA_DIR, or a download) and some minutes. The throughput benchmark wants photographs
-(VOUCH_DATA_DIR), of which it builds a bundle once. Left out, because they take an hour and
-print tables: `make bench-posteriors`, `make bench-zero-shot`, `make bench-decision`.
+images (VOUCH_DATA_DIR, or a download) and some minutes. The throughput and indexing benchmarks
+want photographs (VOUCH_DATA_DIR), of which they build a bundle once. Left out, because they take an
+hour and print tables: `make bench-posteriors`, `make bench-zero-shot`, `make bench-decision`; and
+because it builds a gallery of a million items: `make bench-gallery`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import bench_curvature
 import bench_fit
 import bench_http
+import bench_indexing
 import bench_overhead
 import bench_prediction
 import bench_throughput
@@ -46,11 +48,19 @@ def main() -> None:
     bundle = _fashion_bundle()
     results |= bench_http.measure(bundle)
     results |= bench_overhead.measure(bundle)
-    results["meta"]["left_out"] = ["bench-posteriors", "bench-zero-shot", "bench-decision"]
+    results["meta"]["left_out"] = [
+        "bench-posteriors",
+        "bench-zero-shot",
+        "bench-decision",
+        "bench-gallery",
+    ]
     if "VOUCH_DATA_DIR" in os.environ:
         results |= bench_throughput.measure()
+        results |= bench_indexing.measure()
     else:
-        results["meta"]["left_out"].append("bench_throughput.py: VOUCH_DATA_DIR is not set")
+        results["meta"]["left_out"].append(
+            "bench_throughput.py, bench_indexing.py: VOUCH_DATA_DIR is not set"
+        )
     text = json.dumps(results, indent=1, sort_keys=True)
     (BUILD / "bench.json").write_text(text + "\n", encoding="utf-8")
     print(text)

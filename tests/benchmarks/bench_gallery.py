@@ -58,9 +58,9 @@ N_ALL_SAMPLES = 200
 """Queries whose every sample is searched, which takes a hundred times as long."""
 K = 10
 FILTERS: dict[str, dict[str, Any]] = {
-    "wide": {"copy_of": {"gte": 20_000}},
-    "narrow": {"copy_of": {"lt": 3_000}},
-    "very_narrow": {"copy_of": {"in": [7, 70, 700]}},
+    "wide": {"thousandth": {"gte": 500}},
+    "narrow": {"thousandth": {"lt": 50}},
+    "very_narrow": {"thousandth": 7},
 }
 
 Floats = NDArray[np.float32]
@@ -107,7 +107,7 @@ def _build(bundle: Path, directory: Path, n_items: int) -> None:
     codes = source.label_codes(of)
     picture = Thumbnail(b"a picture" * 60, "image/png")
     items = [
-        NewItem(f"{row:08d}", source.labels[code], {"copy_of": int(row % len(rows))}, picture)
+        NewItem(f"{row:08d}", source.labels[code], {"thousandth": row % 1000}, picture)
         for row, code in enumerate(codes)
     ]
     nothing = np.empty((n_items, 0), dtype=np.float32)
@@ -225,7 +225,8 @@ def _winner(votes: NDArray[Any]) -> int:
 
 
 def _overlap(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
-    return float(np.mean([len(set(a) & set(b)) / K for a, b in zip(found, truth, strict=True)]))
+    shares = [len(set(a) & set(b)) / len(b) for a, b in zip(found, truth, strict=True)]
+    return float(np.mean(shares))
 
 
 def _medians(n: int, **searches: Callable[[int], object]) -> dict[str, float]:
@@ -251,7 +252,8 @@ def _filtered(gallery: FaissGallery, queries: Floats) -> dict[str, float]:
             len(queries),
             search=lambda at, allowed=allowed: gallery.candidates(queries[at : at + 1], K, allowed),
         ).values()
-        _, truth = faiss.knn(queries, gallery.directions(rows), K, faiss.METRIC_INNER_PRODUCT)
+        k = min(K, len(rows))
+        _, truth = faiss.knn(queries, gallery.directions(rows), k, faiss.METRIC_INNER_PRODUCT)
         found |= {
             f"filter_{name}_share": len(rows) / gallery.n_items,
             f"filter_{name}_ms": 1000 * median,

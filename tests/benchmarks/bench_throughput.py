@@ -52,7 +52,7 @@ LIMIT = 10
 def measure() -> dict[str, float]:
     """Ratios of queries a second, and what lies behind them."""
     core, clients = sorted(os.sched_getaffinity(0))[:2]
-    _build()
+    built()
     files = [path.read_bytes() for path in sorted(IMAGES.rglob("*.*"))]
     rates: dict[str, list[float]] = {"bare": [], "service": [], "plain": []}
     latencies: dict[str, list[float]] = {"service": [], "plain": []}
@@ -89,7 +89,7 @@ def measure() -> dict[str, float]:
     return found
 
 
-def _build() -> None:
+def built() -> None:
     """The bundle that `vouch-build all --images` makes of Caltech-101, and its images."""
     if (BUNDLES / "CURRENT").exists():
         return

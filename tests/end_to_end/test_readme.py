@@ -131,6 +131,12 @@ def test_a_folder_of_ones_own_becomes_a_bundle(place: Path) -> None:
     assert answer["results"][0]["label"].startswith("digit-")
 
 
+def test_any_collection_is_indexed(place: Path) -> None:
+    index, doctor = block("sh", "--name everything").splitlines()
+    run(index.replace("bundles/mine", "bundles/digits"), place)
+    assert "is finished" in run(doctor, place)
+
+
 def test_photographs_and_a_pretrained_trunk_become_a_bundle(place: Path) -> None:
     build, serve = block("sh", "--trunk").splitlines()
     with torch.random.fork_rng(devices=[]):

@@ -7,14 +7,26 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from index_builder.__main__ import app
+from index_builder.configuration import BuildConfig
+from index_builder.protocols import PROTOCOLS, ProtocolData, load_protocol, protocol_config
+from index_builder.protocols.protocol import all_against_all, held_out_task
+from index_builder.reproduction.cells import Plan
+from index_builder.reproduction.evaluate import evaluate_decision, evaluate_method
+from index_builder.reproduction.searched import search
+from index_builder.run import Run
+from model_store.bundle import ENCODER_FILE
+from model_store.encoder import OnnxEncoder
 from model_store.errors import ConfigError
+from model_store.sphere import unit_direction
 
 ARGUMENTS = ("reproduce", "--protocol", "digits", "--methods", "lam_posthoc_fixed", "--seeds", "1")
 
@@ -126,3 +138,47 @@ def test_the_page_is_whole_and_fetches_nothing(out: Path, report: dict) -> None:
     assert all(image["alt"] for image in page.images)
     paths = re.findall(r'<path class="line line-(\d)" d="M[\d. L-]+"', text)
     assert len(paths) == 2 * (2 + len(report["protocol"]["outliers"]))
+
+
+@pytest.fixture(scope="module")
+def among_themselves(out: Path) -> tuple[BuildConfig, Run, ProtocolData]:
+    """What was built, and a test whose queries are the items of its gallery, as most papers ask."""
+    config = Plan(protocol_config("digits", epochs=2), [], [0], out).config("lam_posthoc_fixed", 0)
+    data = load_protocol(config)
+    asked = replace(
+        data,
+        test=all_against_all(data.test.queries),
+        rehearsal=held_out_task(data.rehearsal.queries, np.random.default_rng(0)),
+    )
+    return config, Run(out / "runs" / "lam_posthoc_fixed" / "seed-0"), asked
+
+
+def test_images_among_themselves_do_not_find_themselves(
+    among_themselves: tuple[BuildConfig, Run, ProtocolData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run, data = among_themselves
+    shared = replace(PROTOCOLS["digits"], shared_samples=True)
+    monkeypatch.setitem(PROTOCOLS, "digits", shared)  # sample last layers, as the authors do
+    encoder = OnnxEncoder(run.staging / ENCODER_FILE)
+    searched = search(encoder, data.test)
+    assert not (searched.found == np.arange(len(searched.found))[:, None]).any()
+    directions = unit_direction(searched.queries.mean)
+    similarities = directions @ directions.T
+    np.fill_diagonal(similarities, -1)
+    labels = np.array(data.test.queries.labels)
+    right = labels[similarities.argmax(axis=1)] == labels
+    metrics = evaluate_method(config, run, data)["metrics"]
+    assert metrics["recall_at_1"] == pytest.approx(right.mean(), abs=2 / len(right))  # ties
+    assert 0 <= metrics["ece"] < 0.2
+
+
+def test_the_decision_layer_hides_an_item_from_itself(
+    among_themselves: tuple[BuildConfig, Run, ProtocolData], tmp_path: Path
+) -> None:
+    config, run, data = among_themselves
+    metrics = evaluate_decision(config, run, data, tmp_path)["metrics"]
+    # An image that found itself in list or detector would be a sure match, and unlike any other.
+    assert metrics["recall_at_1"] - 0.05 < metrics["recall_of_likeliest"] < 1
+    assert metrics["ood_auroc: 3 and 8"] < 0.99
+    assert metrics["ood_auroc"] > 0.95
+    assert metrics["ece"] < 0.15

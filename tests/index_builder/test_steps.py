@@ -233,34 +233,38 @@ def test_dropout_and_its_passes_become_a_bundle_that_answers(
 
 
 def test_an_ensemble_is_trained_member_by_member_and_goes_on_where_it_was_left(
-    digits_config: BuildConfig, digits_run: Path, digits_bundle: Path, tmp_path: Path
+    digits_config: BuildConfig, tmp_path: Path
 ) -> None:
     pair = EnsembleConfig(method="ensemble", n_members=2)
-    config, run = digits_config.model_copy(update={"posterior": pair}), Run(tmp_path / "run")
     short = digits_config.training.model_copy(update={"epochs": 1})
-    train_step(config.model_copy(update={"training": short}), run)
+    config = digits_config.model_copy(update={"posterior": pair, "training": short})
+    run = Run(tmp_path / "run")
     train_step(config, run)
-    first, second = (run.member(number).checkpoint for number in range(2))
-    # The first member is the encoder alone; the second has a seed of its own.
-    alone = load_file(Run(digits_run).checkpoint)["last_layer.weight"]
-    assert torch.equal(load_file(first)["last_layer.weight"], alone)
-    assert not torch.equal(load_file(second)["last_layer.weight"], alone)
-    written, lost = first.stat().st_mtime_ns, second.read_bytes()
+    first, second = run.member(0), run.member(1)
+    alone = configured(digits_config.model_copy(update={"training": short}), "deterministic")
+    assert first.read_json("training.json")["config"] == alone.model_dump(mode="json")
+    assert first.checkpoint.read_bytes() != second.checkpoint.read_bytes()
+    # Pixels are standardised by the training images: both members had those of the build.
+    theirs, ours = load_file(first.checkpoint), load_file(second.checkpoint)
+    assert torch.equal(theirs["pixel_mean"], ours["pixel_mean"])
+    written, lost = first.checkpoint.stat().st_mtime_ns, second.checkpoint.read_bytes()
     (run.directory / "training.json").unlink()  # as if interrupted in the second
-    (run.member(1).directory / "training.json").unlink()
-    second.unlink()
+    (second.directory / "training.json").unlink()
+    second.checkpoint.unlink()
     with pytest.raises(StepNotReady, match="vouch-build train"):
         fit_step(config, run)
     train_step(config, run)
-    assert first.stat().st_mtime_ns == written
-    assert second.read_bytes() == lost
+    assert first.checkpoint.stat().st_mtime_ns == written
+    assert second.checkpoint.read_bytes() == lost
+    train_step(config, run)  # whole, so that data may have changed since
+    assert first.checkpoint.stat().st_mtime_ns > written
     for step in (fit_step, export_step, index_step, calibrate_step, evaluate_step):
         step(config, run)
     bundle = publish_step(config, run, tmp_path / "bundles")
-    agreement = json.loads((run.directory / "posterior.json").read_text())["agreement_with_first"]
+    agreement = run.read_json("posterior.json")["agreement_with_first"]
     assert agreement["turned"][0] == pytest.approx(1)
     assert agreement["turned"][1] > agreement["as_trained"][1] + 0.5
-    assert json.loads((run.directory / "evaluation.json").read_text())["recall_at_1"] > 0.95
+    assert run.read_json("evaluation.json")["recall_at_1"] > 0.9
     _sure_of_some_more_than_of_others(bundle, "ensemble_of_2")
 
 

@@ -23,8 +23,9 @@ from index_builder.training import (
     feature_source,
     rate_at,
     train,
+    trunk_device,
 )
-from model_store.errors import TrainingDiverged
+from model_store.errors import ConfigError, TrainingDiverged
 
 IMAGES = digits().subset(range(200))
 LABELS = torch.tensor([int(label) for label in IMAGES.labels])
@@ -225,3 +226,22 @@ def test_training_separates_labels_and_repeats_to_the_bit() -> None:
     assert separation(embeddings) > 2 * separation(trained(seed=0, epochs=0))
     assert torch.equal(embeddings, trained(seed=0, epochs=6))
     assert not torch.equal(embeddings, trained(seed=1, epochs=6))
+
+
+def test_without_a_gpu_the_trunk_stays_on_the_cpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert trunk_device(TrainingConfig()).type == "cpu"
+    with pytest.raises(ConfigError, match="finds no GPU"):
+        trunk_device(TrainingConfig(device="cuda"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_features_of_a_gpu_come_back_as_those_of_the_cpu() -> None:
+    encoder = build_encoder(NetworkConfig(), torch.Generator().manual_seed(0)).eval()
+    images = torch.randint(0, 256, (4, 28, 28, 3), dtype=torch.uint8)
+    expected = encoder.features(images)
+    encoder.place_trunk(torch.device("cuda"))
+    torch.testing.assert_close(encoder.features(images), expected, rtol=1e-3, atol=1e-3)
+    encoder.train().features(images).sum().backward()
+    assert all(weight.grad is not None for weight in encoder.trunk.parameters())

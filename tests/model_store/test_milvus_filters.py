@@ -41,7 +41,7 @@ def put(gallery: MilvusGallery, items: Sequence[NewItem]) -> None:
     gallery.upsert(items, random_embeddings(4, 3, seed=0))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(asked=FILTERS, labels=st.lists(st.none() | TEXT, min_size=4, max_size=4), data=st.data())
 def test_milvus_finds_what_the_description_says(
     gallery: MilvusGallery, asked: dict[str, Any], labels: list[Any], data: Any

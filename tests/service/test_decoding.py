@@ -26,8 +26,8 @@ from model_store.errors import (
     UnsupportedImage,
 )
 from model_store.images import ImageLimits, Preprocessing, decode_image
+from model_store.images.budget import DecodingBudget
 from model_store.quality import quality_measures
-from service.decoder import DecodingBudget
 from service.decoding import DecoderPool, Prepared
 
 pytestmark = pytest.mark.anyio

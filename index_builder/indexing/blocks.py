@@ -1,0 +1,126 @@
+"""What travels together: entries of a collection, their blocks, and what became of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+EncodedThumbnail = tuple[bytes, str]
+"""The bytes of a small picture, and their media type; the gallery's own class would bring FAISS
+into every decoder."""
+
+BLOCK = 64
+"""Images of a block. What is lost when the work is killed is what was at work: a few blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the bytes of an image are.
+
+    Attributes
+    ----------
+    path : of the file, absolute.
+    offset : of the image within it; None where the image is the whole file.
+    size : bytes; -1 where there was nothing when the source was read.
+    changed_ns : when the file was last written to.
+    """
+
+    path: str
+    offset: int | None
+    size: int
+    changed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One image of a collection.
+
+    Attributes
+    ----------
+    id : names it in the gallery.
+    label : what it belongs to; None where nobody says.
+    origin : where the source speaks of it, for people: a file, a line, a member.
+    """
+
+    id: str
+    place: Place
+    label: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Images that are decoded, encoded and kept together.
+
+    Attributes
+    ----------
+    number : counts blocks from 0, in the order of the source.
+    ids, places : n of the images; images that are in memory have no places.
+    """
+
+    number: int
+    ids: tuple[str, ...]
+    places: tuple[Place, ...] = ()
+
+    def digest(self, recipe: str) -> str:
+        """Hash of what its shard depends on: ``recipe`` stands for encoder and batches."""
+        # Not of the whole path: a collection that was moved is the same collection.
+        files = [astuple(place)[1:] for place in self.places]
+        content = json.dumps([recipe, self.number, self.ids, files])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an image is not in the gallery.
+
+    Attributes
+    ----------
+    error : the name of the error.
+    reason : the sentence to it.
+    passing : whether it may be gone another time: a disk that was not there, not a bad image.
+    """
+
+    error: str
+    reason: str
+    passing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBlock:
+    """A block as the encoder wants it.
+
+    Attributes
+    ----------
+    ids : n of the images, in the order of the source.
+    images : (n, H, W, 3) uint8; black where an image could not be read.
+    thumbnails : n of them; None where an image could not be read.
+    hashes : n SHA-256 of what the images were read from.
+    failures : by id, of the images that could not be read.
+    """
+
+    number: int
+    ids: tuple[str, ...]
+    images: NDArray[np.uint8]
+    thumbnails: tuple[EncodedThumbnail | None, ...]
+    hashes: tuple[str, ...]
+    failures: Mapping[str, Failure]
+
+    @classmethod
+    def joined(cls, parts: list[PreparedBlock]) -> PreparedBlock:
+        """A block whose images were prepared one by one."""
+        return cls(
+            parts[0].number,
+            tuple(name for part in parts for name in part.ids),
+            np.concatenate([part.images for part in parts]),
+            tuple(one for part in parts for one in part.thumbnails),
+            tuple(one for part in parts for one in part.hashes),
+            {name: why for part in parts for name, why in part.failures.items()},
+        )

@@ -1,0 +1,139 @@
+"""The catalogue of a run: every image of the source, in its order, in a SQLite file.
+
+A million entries with their metadata are no matter for a file, and half a gigabyte for a list.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from index_builder.indexing.blocks import BLOCK, Block, Entry, Place
+from model_store.errors import DatasetError
+
+_SCHEMA = """
+CREATE TABLE entries (
+  position INTEGER PRIMARY KEY, id TEXT NOT NULL, path TEXT NOT NULL, offset INTEGER,
+  size INTEGER NOT NULL, changed_ns INTEGER NOT NULL, label TEXT, metadata TEXT NOT NULL,
+  origin TEXT NOT NULL
+);
+"""
+
+N_SHOWN = 5
+"""Examples of a mistake in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a catalogue holds, in numbers.
+
+    Attributes
+    ----------
+    n_images : of the source.
+    n_labelled, n_labels : images with a label, and distinct labels.
+    n_missing : images that the source speaks of and that are not there.
+    n_bytes : of all image files.
+    """
+
+    n_images: int
+    n_labelled: int
+    n_labels: int
+    n_missing: int
+    n_bytes: int
+
+
+class Catalogue:
+    """The entries of a source; a file of an earlier look at the source is replaced.
+
+    Raises
+    ------
+    DatasetError : two entries have the same id, or there are none.
+    """
+
+    def __init__(self, path: Path, entries: Iterable[Entry]) -> None:
+        path.unlink(missing_ok=True)
+        # Read by the threads that encode, written by none of them.
+        self._connection = sqlite3.connect(path, check_same_thread=False)
+        # What a crash leaves of it is thrown away: nothing need reach the disk.
+        self._connection.executescript(f"PRAGMA journal_mode = OFF; {_SCHEMA}")
+        with self._connection:
+            self._connection.executemany(
+                "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (_row(position, entry) for position, entry in enumerate(entries)),
+            )
+        self._refuse_repeated_ids()
+        self.contents = self._count()
+        if self.contents.n_images == 0:
+            raise DatasetError("There are no images in the source. Name another, or add images.")
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks that the entries are cut into."""
+        return -(-self.contents.n_images // BLOCK)
+
+    def blocks(self) -> Iterator[Block]:
+        """All entries, in the order of the source, `BLOCK` of them together."""
+        rows = self._connection.cursor().execute(
+            "SELECT position, id, path, offset, size, changed_ns FROM entries ORDER BY position"
+        )
+        for number, group in groupby(rows, key=lambda row: row[0] // BLOCK):
+            members = list(group)
+            yield Block(
+                number,
+                tuple(member[1] for member in members),
+                tuple(Place(*member[2:]) for member in members),
+            )
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def _refuse_repeated_ids(self) -> None:
+        try:
+            self._connection.execute("CREATE UNIQUE INDEX by_id ON entries (id)")
+        except sqlite3.IntegrityError as error:
+            repeated = "SELECT id FROM entries GROUP BY id HAVING count(*) > 1"
+            (n_repeated,) = self._connection.execute(
+                f"SELECT count(*) FROM ({repeated})"  # noqa: S608 - no value in it
+            ).fetchone()
+            examples = [
+                f"{name!r} in {' and in '.join(self._origins(name))}"
+                for (name,) in self._connection.execute(f"{repeated} ORDER BY id LIMIT {N_SHOWN}")
+            ]
+            raise DatasetError(
+                f"{n_repeated} ids stand for more than one image: {'; '.join(examples)}"
+                f"{'; …' if n_repeated > N_SHOWN else ''}. Give every image an id of its own."
+            ) from error
+
+    def _origins(self, name: str) -> list[str]:
+        rows = self._connection.execute(
+            "SELECT origin FROM entries WHERE id = ? ORDER BY position LIMIT 2", (name,)
+        )
+        return [origin for (origin,) in rows]
+
+    def _count(self) -> Contents:
+        return Contents(
+            *self._connection.execute(
+                "SELECT count(*), count(label), count(DISTINCT label), coalesce(sum(size < 0), 0),"
+                " coalesce(sum(max(size, 0)), 0) FROM entries"
+            ).fetchone()
+        )
+
+
+def _row(position: int, entry: Entry) -> tuple[object, ...]:
+    place = entry.place
+    return (
+        position,
+        entry.id,
+        place.path,
+        place.offset,
+        place.size,
+        place.changed_ns,
+        entry.label,
+        json.dumps(dict(entry.metadata), sort_keys=True),
+        entry.origin,
+    )

@@ -1,0 +1,219 @@
+"""The way in: any collection of images, with an encoder that is there, to a published bundle."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from index_builder.indexing.assembly import assemble
+from index_builder.indexing.catalogue import Catalogue
+from index_builder.indexing.decoders import DecoderProcesses
+from index_builder.indexing.embedding import open_encoder
+from index_builder.indexing.engines import Engine, LocalEngine
+from index_builder.indexing.reports import write_duplicates, write_quarantine, write_summary
+from index_builder.indexing.run import Progress, embed_catalogue
+from index_builder.indexing.sources import Source
+from index_builder.indexing.tolerance import Tolerance
+from index_builder.indexing.work import Work, occupied, writing
+from index_builder.milvus import milvus_access
+from index_builder.publishing import describe
+from model_store.bundle import ENCODER_FILE, MANIFEST_FILE, locate, publish, read_manifest
+from model_store.encoder import Encoder, ProviderChoice
+from model_store.errors import BundleNotFound, TooManyBadImages
+from model_store.gallery import IndexSettings
+from model_store.gallery.index_choice import DEFAULT_SETTINGS
+from model_store.gallery.opening import index_description
+from model_store.retriever import open_parts
+
+EngineChoice = Literal["local", "ray"]
+
+
+@dataclass(frozen=True, slots=True)
+class Indexing:
+    """A collection, and what shall be made of it.
+
+    Attributes
+    ----------
+    source : the collection.
+    encoder : file of the encoder.
+    name, description : of the gallery.
+    directory : where the work lies, see `Work`.
+    bundles : the directory of bundles to publish into.
+    tolerance : unreadable images that are no reason to stop.
+    resume : go on from what an earlier run embedded.
+    n_workers : decoders, and batches encoded at once.
+    engine : who does the work.
+    provider : what the encoder runs on.
+    index : how the gallery will be searched.
+    """
+
+    source: Source
+    encoder: Path
+    name: str
+    description: str
+    directory: Path
+    bundles: Path
+    tolerance: Tolerance
+    resume: bool
+    n_workers: int
+    engine: EngineChoice = "local"
+    provider: ProviderChoice = "auto"
+    index: IndexSettings = DEFAULT_SETTINGS
+    milvus_uri: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a collection.
+
+    Attributes
+    ----------
+    bundle : the published bundle.
+    n_items : of its gallery.
+    n_kept : images that an earlier run had embedded.
+    n_quarantined, n_copies : images left out, and items whose content another one has too.
+    """
+
+    bundle: Path
+    n_items: int
+    n_kept: int
+    n_quarantined: int
+    n_copies: int
+
+    def rows(self, directory: Path) -> list[tuple[str, str]]:
+        """For a table; ``directory`` is where the reports lie."""
+        work = Work(directory)
+        quarantined = f"{self.n_quarantined:,}"
+        copies = f"{self.n_copies:,}"
+        return [
+            ("items", f"{self.n_items:,}"),
+            ("embedded by an earlier run", f"{self.n_kept:,}"),
+            ("unreadable", f"{quarantined}: {work.quarantine}" if self.n_quarantined else "0"),
+            ("copies of others", f"{copies}: {work.duplicates}" if self.n_copies else "0"),
+            ("calibrated", "no: answers say `not_calibrated`"),
+        ]
+
+
+def index_collection(indexing: Indexing) -> Outcome:
+    """Embed the collection and publish it, uncalibrated, as the current bundle.
+
+    Whatever interrupts it, the same call goes on from where it was and ends with the same bundle.
+
+    Raises
+    ------
+    DatasetError : the source is not what it should be.
+    TooManyBadImages : more images than tolerated cannot be read; the quarantine report says which.
+    OutputError : a disk is full, or a directory read-only.
+    RunInUse : another process works there.
+    """
+    _require_writable(indexing.bundles)
+    with occupied(indexing.directory) as work:
+        encoder = open_encoder(indexing.encoder, indexing.provider)
+        with writing(f"the run directory {work.directory}"):
+            work.begin(resume=indexing.resume)
+            work.quarantine.unlink(missing_ok=True)
+            catalogue = Catalogue(work.catalogue, indexing.source.entries(work.directory))
+        summary = _summary(indexing, catalogue)
+        progress = Progress(catalogue.contents.n_images)
+        started = time.perf_counter()
+        try:
+            with writing(f"the run directory {work.directory}"):
+                write_summary(work, {**summary, "state": "embedding"})
+            with closing(_engine(indexing, encoder)) as engine:
+                embed_catalogue(
+                    catalogue, work.store, encoder, engine, indexing.tolerance, progress
+                )
+        except TooManyBadImages:
+            write_quarantine(work, progress.failures)
+            raise
+        seconds = time.perf_counter() - started
+        with writing(f"the bundle of {indexing.name}", progress.sentence):
+            outcome = _published(indexing, work, catalogue, encoder, progress)
+            end = {
+                "state": "published",
+                "bundle": str(outcome.bundle),
+                "n_items": outcome.n_items,
+                "n_quarantined": outcome.n_quarantined,
+                "n_copies": outcome.n_copies,
+                "seconds_embedding": seconds,
+            }
+            write_summary(work, {**summary, **end})
+        catalogue.close()
+        work.clear()
+    return outcome
+
+
+def find_encoder(path: Path) -> Path:
+    """The encoder's file: ``path`` itself, or that of a bundle, or of a directory of bundles.
+
+    Raises
+    ------
+    BundleNotFound : none of these.
+    BundleTampered : the bundle that it is in was changed.
+    """
+    if path.is_file() and path.suffix == ".onnx":
+        return path
+    if (path / ENCODER_FILE).is_file() and not (path / MANIFEST_FILE).exists():
+        return path / ENCODER_FILE
+    try:
+        directory = locate(path)
+    except (BundleNotFound, NotADirectoryError) as error:
+        raise BundleNotFound(
+            f"There is no encoder at {path}: wanted an .onnx file that `vouch-build export` made, "
+            "a bundle, or a directory of bundles."
+        ) from error
+    read_manifest(directory)
+    return directory / ENCODER_FILE
+
+
+def _engine(indexing: Indexing, encoder: Encoder) -> Engine:
+    if indexing.engine == "ray":
+        from index_builder.indexing.ray_engine import RayEngine  # noqa: PLC0415 - an extra
+
+        return RayEngine(indexing.encoder, indexing.provider, indexing.n_workers)
+    decoders = DecoderProcesses(encoder.metadata.preprocessing, indexing.n_workers)
+    return LocalEngine(decoders, encoder, indexing.n_workers)
+
+
+def _published(
+    indexing: Indexing, work: Work, catalogue: Catalogue, encoder: Encoder, progress: Progress
+) -> Outcome:
+    write_quarantine(work, progress.failures)
+    n_items = assemble(
+        work,
+        catalogue.n_blocks,
+        encoder.dim,
+        encoder.fingerprint,
+        indexing.index,
+        indexing.milvus_uri,
+    )
+    n_copies = write_duplicates(work)
+    shutil.copyfile(indexing.encoder, work.bundle / ENCODER_FILE)
+    retriever = open_parts(work.bundle, "cpu", milvus=milvus_access())
+    index = index_description(work.bundle)
+    manifest = describe(retriever, index, indexing.name, indexing.description)
+    bundle = publish(work.bundle, manifest, indexing.bundles)
+    return Outcome(bundle, n_items, progress.n_kept, len(progress.failures), n_copies)
+
+
+def _summary(indexing: Indexing, catalogue: Catalogue) -> dict[str, Any]:
+    return {
+        "name": indexing.name,
+        "encoder": str(indexing.encoder),
+        "bundles": str(indexing.bundles),
+        "n_images": catalogue.contents.n_images,
+        "n_blocks": catalogue.n_blocks,
+    }
+
+
+def _require_writable(bundles: Path) -> None:
+    """Find out before hours of work, not after."""
+    with writing(f"into the directory of bundles {bundles}"):
+        bundles.mkdir(parents=True, exist_ok=True)
+        probe = bundles / ".writable"
+        probe.touch()
+        probe.unlink()

@@ -1,0 +1,135 @@
+"""A rehearsal: everything about a collection that can be known without embedding it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from index_builder.indexing.blocks import Block, PreparedBlock
+from index_builder.indexing.catalogue import Catalogue, Contents
+from index_builder.indexing.collections import Indexing
+from index_builder.indexing.decoders import DecoderProcesses
+from index_builder.indexing.embedding import batch_size, embed, open_encoder
+from model_store.encoder import Encoder
+
+N_SAMPLE = 64
+"""Images that are decoded to see how long it takes, and how many cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What to expect.
+
+    Attributes
+    ----------
+    contents : of the source.
+    n_sample : images that were decoded, evenly spread.
+    unreadable : of those, by error.
+    seconds : that indexing will take, about.
+    n_bytes : that it will write, about: shards, the gallery, and the published copy of it.
+    n_free : bytes that are free there.
+    """
+
+    contents: Contents
+    n_sample: int
+    unreadable: Counter[str]
+    seconds: float
+    n_bytes: int
+    n_free: int
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For a table."""
+        found = self.contents
+        bad = ", ".join(f"{n} {error}" for error, n in self.unreadable.most_common())
+        return [
+            ("images", f"{found.n_images:,} ({found.n_bytes / 2**20:,.1f} MiB)"),
+            ("labelled", f"{found.n_labelled:,}, {found.n_labels:,} labels"),
+            ("not there", f"{found.n_missing:,}"),
+            (f"unreadable, of {self.n_sample} tried", bad or "none"),
+            ("time, about", _duration(self.seconds)),
+            ("written, about", f"{self.n_bytes / 2**20:,.1f} MiB"),
+            ("free there", f"{self.n_free / 2**20:,.1f} MiB"),
+        ]
+
+
+def rehearse(indexing: Indexing) -> Rehearsal:
+    """Read the whole source, decode and encode a few of its images, write nothing that stays.
+
+    Raises
+    ------
+    DatasetError : the source is not what it should be.
+    """
+    with TemporaryDirectory(prefix="vouch-index-") as scratch:
+        catalogue = Catalogue(
+            Path(scratch) / "catalogue.sqlite", indexing.source.entries(Path(scratch))
+        )
+        contents, sample = catalogue.contents, _sample(catalogue)
+        encoder = open_encoder(indexing.encoder, indexing.provider)
+        decoders = DecoderProcesses(encoder.metadata.preprocessing, 1)
+        try:
+            for _ in range(2):  # the first time starts a process
+                started = time.perf_counter()
+                prepared = decoders.result(decoders.submit(sample), sample)
+                decoding = time.perf_counter() - started
+        finally:
+            decoders.close()
+            catalogue.close()
+    each = decoding / len(sample.ids) + _seconds_of_encoding(prepared, encoder)
+    thumbnails = [len(one[0]) for one in prepared.thumbnails if one is not None]
+    of_item = 8 * encoder.dim + float(np.mean(thumbnails or [0])) + 200
+    return Rehearsal(
+        contents,
+        len(sample.ids),
+        Counter(failure.error for failure in prepared.failures.values()),
+        contents.n_images * each / indexing.n_workers,
+        int(3 * contents.n_images * of_item),
+        shutil.disk_usage(_existing(indexing.directory)).free,
+    )
+
+
+def _sample(catalogue: Catalogue) -> Block:
+    """Images evenly spread over the source, as one block."""
+    every = max(1, catalogue.contents.n_images // N_SAMPLE)
+    ids, places = [], []
+    for block in catalogue.blocks():
+        for row in range(-block.number * len(block.ids) % every, len(block.ids), every):
+            ids.append(block.ids[row])
+            places.append(block.places[row])
+    return Block(0, tuple(ids[:N_SAMPLE]), tuple(places[:N_SAMPLE]))
+
+
+def _seconds_of_encoding(prepared: PreparedBlock, encoder: Encoder) -> float:
+    """Of one image, by the best of two batches."""
+    n_images = min(batch_size(encoder), len(prepared.ids))
+    some = PreparedBlock(
+        0,
+        prepared.ids[:n_images],
+        prepared.images[:n_images],
+        prepared.thumbnails[:n_images],
+        prepared.hashes[:n_images],
+        prepared.failures,
+    )
+    seconds = []
+    for _ in range(2):
+        started = time.perf_counter()
+        embed(some, encoder, "")
+        seconds.append(time.perf_counter() - started)
+    return min(seconds) / batch_size(encoder)
+
+
+def _existing(directory: Path) -> Path:
+    """The directory, or the nearest around it that is there."""
+    directory = directory.absolute()
+    return next(one for one in (directory, *directory.parents) if one.exists())
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

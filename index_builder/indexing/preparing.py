@@ -1,0 +1,126 @@
+"""Image files to the encoder's input; imports no more than a decoder process needs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.indexing.blocks import Block, EncodedThumbnail, Failure, Place, PreparedBlock
+from model_store.errors import ImageError, ImageTooCostly
+from model_store.images import (
+    TOO_MUCH_MEMORY,
+    ImageLimits,
+    Preprocessing,
+    check_size,
+    decode_image,
+    encode_thumbnail,
+)
+from model_store.images.budget import DecodingBudget, spending
+
+Prepare = Callable[[Block], PreparedBlock]
+"""Reads, decodes and resizes the images of a block."""
+
+LIMITS = ImageLimits()
+BUDGET = DecodingBudget(cpu_s=10.0)
+"""The owner of a collection is no stranger: twice as long as a query may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """An image that could be read."""
+
+    image: NDArray[np.uint8]
+    thumbnail: EncodedThumbnail
+    sha256: str
+
+
+def prepare_files(
+    block: Block, preprocessing: Preprocessing, budget: DecodingBudget = BUDGET
+) -> PreparedBlock:
+    """Prepare images that lie in files, in a process that may be lost over them."""
+    reads = [partial(_read_file, place, preprocessing, budget) for place in block.places]
+    return _prepared(block, reads, preprocessing)
+
+
+def prepare_pixels(
+    block: Block, read: Callable[[int], NDArray[np.uint8]], first: int, preprocessing: Preprocessing
+) -> PreparedBlock:
+    """Prepare images that somebody else decodes: ``read`` gives that of a position.
+
+    Parameters
+    ----------
+    first : the position of the block's first image.
+    """
+
+    def at(position: int) -> _Picture:
+        pixels = read(position)
+        sha256 = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
+        return _Picture(preprocessing(pixels), encode_thumbnail(pixels), sha256)
+
+    reads = [partial(at, first + place) for place in range(len(block.ids))]
+    return _prepared(block, reads, preprocessing)
+
+
+def failed_block(block: Block, failure: Failure, preprocessing: Preprocessing) -> PreparedBlock:
+    """What becomes of a block that takes its decoder with it."""
+
+    def fail() -> _Picture:
+        raise ImageTooCostly(failure.reason)
+
+    return _prepared(block, [fail] * len(block.ids), preprocessing)
+
+
+def _prepared(
+    block: Block, reads: Sequence[Callable[[], _Picture]], preprocessing: Preprocessing
+) -> PreparedBlock:
+    """Every image has its place, whatever becomes of the others."""
+    shape = (len(block.ids), preprocessing.height, preprocessing.width, 3)
+    images = np.zeros(shape, dtype=np.uint8)
+    thumbnails: list[EncodedThumbnail | None] = [None] * len(block.ids)
+    hashes, failures = [""] * len(block.ids), {}
+    for row, (name, read) in enumerate(zip(block.ids, reads, strict=True)):
+        try:
+            picture = read()
+        except ImageError as error:
+            failures[name] = Failure(type(error).__name__, str(error))
+        except OSError as error:
+            failures[name] = _unreadable(error)
+        else:
+            images[row] = picture.image
+            thumbnails[row], hashes[row] = picture.thumbnail, picture.sha256
+    return PreparedBlock(
+        block.number, block.ids, images, tuple(thumbnails), tuple(hashes), failures
+    )
+
+
+def _unreadable(error: OSError) -> Failure:
+    why = error.strerror or type(error).__name__
+    return Failure("Unreadable", f"The file cannot be read: {why}.", passing=True)
+
+
+def _read_file(place: Place, preprocessing: Preprocessing, budget: DecodingBudget) -> _Picture:
+    data = bytes_of(place)
+    with spending(budget):
+        try:
+            pixels = decode_image(data, LIMITS).pixels
+            image = preprocessing(pixels)
+            thumbnail = encode_thumbnail(pixels)
+        except MemoryError as error:
+            raise ImageTooCostly(TOO_MUCH_MEMORY) from error
+    return _Picture(image, thumbnail, hashlib.sha256(data).hexdigest())
+
+
+def bytes_of(place: Place) -> bytes:
+    """One byte more than allowed at most: what a disk image is called .jpg does not fill memory."""
+    with Path(place.path).open("rb") as file:
+        file.seek(place.offset or 0)
+        wanted = LIMITS.max_bytes + 1 if place.offset is None else place.size
+        data = file.read(min(wanted, LIMITS.max_bytes + 1))
+    check_size(data, LIMITS)
+    return data

@@ -1,0 +1,100 @@
+"""The work of an indexing on a Ray cluster, or by several processes of a Ray on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.indexing.decoders import DecoderProcesses
+from index_builder.indexing.embedding import open_encoder
+from index_builder.indexing.engines import LocalEngine, Task
+from index_builder.indexing.shards import Shard
+from model_store.encoder import ProviderChoice
+
+# Ray reports its use to its maker unless it is told not to before it is imported.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+import ray
+
+BLOCKS_TOGETHER = 4
+"""Blocks that a worker is given at once: it decodes one while it encodes another. What a worker
+that dies takes with it, and another one does again, is as much."""
+
+Rows = dict[str, NDArray[np.object_]]
+
+
+class RayEngine:
+    """Ray Data: workers that each decode and encode, as `LocalEngine` does with one of each.
+
+    Ray starts workers that die again and repeats what they had not delivered; the shards that it
+    has delivered are kept like any others. The cluster is that of ``RAY_ADDRESS``, or one that is
+    started on this machine. Files are read where the workers are: on several machines the
+    collection lies where all of them see it, under the same path.
+
+    Parameters
+    ----------
+    path : the encoder's file; its bytes are sent along.
+    n : of workers.
+    """
+
+    def __init__(self, path: Path, provider: ProviderChoice, n: int) -> None:
+        self._encoder = path.read_bytes()
+        self._provider: ProviderChoice = provider
+        self._n = n
+
+    def shards(self, tasks: Iterable[Task]) -> Iterator[Shard]:
+        """The shard of each task, in whatever order they are done."""
+        rows = [{"task": pickle.dumps(task)} for task in tasks]
+        if not rows:
+            return
+        if not ray.is_initialized():
+            _join(self._n)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        encoder = ray.put(self._encoder)  # held here: a worker that is started again asks for it
+        n_parts = -(-len(rows) // BLOCKS_TOGETHER)
+        embedded = ray.data.from_items(rows, override_num_blocks=n_parts).map_batches(
+            _Worker,
+            batch_size=None,
+            compute=ray.data.ActorPoolStrategy(size=min(self._n, n_parts)),
+            fn_constructor_args=(encoder, self._provider),
+            num_cpus=1,
+            num_gpus=1 if self._provider == "cuda" else 0,
+        )
+        for row in embedded.iter_rows():
+            yield Shard.from_bytes(row["shard"])
+
+    def close(self) -> None:
+        """Leave the cluster, or end the one that was started."""
+        ray.shutdown()
+
+
+def _join(n: int) -> None:
+    """Join the cluster of ``RAY_ADDRESS``; without one, start one of ``n`` workers here."""
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if "RAY_ADDRESS" in os.environ:
+        ray.init(**quiet)
+    else:
+        ray.init(num_cpus=n, include_dashboard=False, **quiet)
+
+
+class _Worker:
+    """Decoder and encoder in a process of Ray's."""
+
+    def __init__(self, encoder: ray.ObjectRef[bytes], provider: ProviderChoice) -> None:
+        with TemporaryDirectory() as scratch:
+            path = Path(scratch) / "encoder.onnx"
+            path.write_bytes(ray.get(encoder))
+            opened = open_encoder(path, provider)
+        decoders = DecoderProcesses(opened.metadata.preprocessing, 1)
+        self._engine = LocalEngine(decoders, opened, 1)
+
+    def __call__(self, rows: Rows) -> dict[str, list[bytes]]:
+        tasks: list[Task] = [pickle.loads(task) for task in rows["task"]]  # noqa: S301 - our own
+        return {"shard": [shard.to_bytes() for shard in self._engine.shards(tasks)]}

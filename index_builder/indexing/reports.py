@@ -1,0 +1,64 @@
+"""What a run leaves for people: the images it left out, copies among them, and a summary."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from index_builder.indexing.assembly import duplicates
+from index_builder.indexing.blocks import Failure
+from index_builder.indexing.work import Work
+
+
+def write_quarantine(work: Work, failures: Mapping[str, Failure]) -> None:
+    """One line for each image that is not in the gallery, in the order of the source."""
+    connection = sqlite3.connect(work.catalogue)
+    try:
+        rows = [
+            connection.execute("SELECT position, origin FROM entries WHERE id = ?", (one,))
+            for one in failures
+        ]
+        found = sorted(
+            (*row.fetchone(), name, why)
+            for row, (name, why) in zip(rows, failures.items(), strict=True)
+        )
+    finally:
+        connection.close()
+    _write_lines(
+        work.quarantine,
+        (
+            {"id": name, "source": origin, "error": why.error, "reason": why.reason}
+            for _, origin, name, why in found
+        ),
+    )
+
+
+def write_duplicates(work: Work) -> int:
+    """One line for each content that several items share; returns how many items are copies."""
+    n_copies = 0
+
+    def lines() -> Iterable[Mapping[str, Any]]:
+        nonlocal n_copies
+        for content, ids in duplicates(work.catalogue):
+            n_copies += len(ids) - 1
+            yield {"sha256": content, "ids": ids}
+
+    _write_lines(work.duplicates, lines())
+    return n_copies
+
+
+def write_summary(work: Work, summary: Mapping[str, Any]) -> None:
+    """Write what the run is of, and how it stands; whole or as it was."""
+    partial = work.summary.with_suffix(".partial")
+    text = json.dumps(summary, indent=1, sort_keys=True, allow_nan=False)
+    partial.write_text(text + "\n", encoding="utf-8")
+    partial.replace(work.summary)
+
+
+def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")

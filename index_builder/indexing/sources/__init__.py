@@ -1,0 +1,72 @@
+"""Where a collection comes from: a folder, a manifest, or an archive; `open_source` tells which.
+
+Each gives its entries in an order of its own that is always the same, and looks at no pixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from index_builder.indexing.blocks import Entry
+from index_builder.indexing.sources.archive import ARCHIVE_SUFFIXES, Archive
+from index_builder.indexing.sources.folder import Folder
+from index_builder.indexing.sources.manifest import MANIFEST_SUFFIXES, ImageManifest
+from model_store.errors import DatasetError
+
+__all__ = ["Source", "name_of", "open_source"]
+
+
+class Source(Protocol):
+    """A collection of images."""
+
+    def entries(self, scratch: Path, /) -> Iterator[Entry]:
+        """Its images, in an order that is always the same.
+
+        Parameters
+        ----------
+        scratch : a directory for what must be unpacked before it can be read.
+
+        Raises
+        ------
+        DatasetError : the source is not what it should be.
+        """
+
+
+def open_source(path: Path, root: Path | None = None, *, labelled: bool = True) -> Source:
+    """The source at ``path``: a folder, a CSV, JSONL or Parquet manifest, or a tar of images.
+
+    Parameters
+    ----------
+    root : the folder that a manifest's paths start from and must not leave; its own where None.
+    labelled : whether the first sub-folder of an image, or of its name in an archive, is its label.
+
+    Raises
+    ------
+    DatasetError : nothing there, or of no known kind.
+    """
+    path = path.expanduser().absolute()
+    if path.is_dir():
+        return Folder(path, root or path, labelled=labelled)
+    if not path.is_file():
+        raise DatasetError(
+            f"{path} is not there. Name a folder of images, a manifest or an archive."
+        )
+    if _ends_with(path, ARCHIVE_SUFFIXES):
+        return Archive(path, labelled=labelled)
+    if _ends_with(path, MANIFEST_SUFFIXES):
+        return ImageManifest(path, root or path.parent)
+    wanted = ", ".join([*MANIFEST_SUFFIXES, *ARCHIVE_SUFFIXES])
+    raise DatasetError(f"{path.name} is neither a folder nor one of {wanted}.")
+
+
+def name_of(path: Path) -> str:
+    """What a gallery of the source is called where nobody says."""
+    name = path.expanduser().absolute().name
+    suffixes = (*ARCHIVE_SUFFIXES, *MANIFEST_SUFFIXES)
+    return next((name[: -len(one)] for one in suffixes if name.lower().endswith(one)), name)
+
+
+def _ends_with(path: Path, suffixes: tuple[str, ...]) -> bool:
+    return path.name.lower().endswith(suffixes)

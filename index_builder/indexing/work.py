@@ -1,0 +1,126 @@
+"""The directory that an indexing works in, which is all that a later run needs to go on."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from index_builder.indexing.shards import ShardStore
+from model_store.errors import OutputError, RunInUse
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A directory, and what lies in it.
+
+    ::
+
+    <work>/
+      lock              held by the process that works here
+      index.json        what the run is of, and how it ended
+      quarantine.jsonl  images that are not in the gallery, and why
+      duplicates.jsonl  ids of images with the same content
+      catalogue.sqlite  the source's entries, read anew by every run
+      shards/           what is embedded; see `index_builder.indexing.shards`
+      assembly/         the gallery in the making, begun anew by every run
+      bundle/           the bundle in the making
+    """
+
+    directory: Path
+
+    @property
+    def summary(self) -> Path:
+        """What the run is of, and how it ended."""
+        return self.directory / "index.json"
+
+    @property
+    def quarantine(self) -> Path:
+        """Images that are not in the gallery, and why, one JSON object a line."""
+        return self.directory / "quarantine.jsonl"
+
+    @property
+    def duplicates(self) -> Path:
+        """Ids of images with the same content, one JSON object a line."""
+        return self.directory / "duplicates.jsonl"
+
+    @property
+    def catalogue(self) -> Path:
+        """The source's entries."""
+        return self.directory / "catalogue.sqlite"
+
+    @property
+    def assembly(self) -> Path:
+        """The gallery in the making."""
+        return self.directory / "assembly"
+
+    @property
+    def bundle(self) -> Path:
+        """The bundle in the making."""
+        return self.directory / "bundle"
+
+    @property
+    def store(self) -> ShardStore:
+        """What is embedded."""
+        return ShardStore(self.directory / "shards")
+
+    def begin(self, *, resume: bool) -> None:
+        """Make the directories; what earlier runs embedded stays where it is to be resumed."""
+        if not resume:
+            self.clear()
+        self.store.directory.mkdir(parents=True, exist_ok=True)
+
+    def clear(self) -> None:
+        """Remove everything but the reports."""
+        for directory in (self.store.directory, self.assembly, self.bundle):
+            shutil.rmtree(directory, ignore_errors=True)
+        for path in (self.catalogue, self.directory / "source.tar"):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def occupied(directory: Path) -> Iterator[Work]:
+    """Work in ``directory``, alone.
+
+    Raises
+    ------
+    RunInUse : somebody else does.
+    OutputError : it cannot be made, or written to.
+    """
+    with writing(f"the run directory {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / "lock").open("w")
+    with lock:  # the kernel lets go of it however the process ends
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunInUse(
+                f"Another process works in {directory}. Wait for it to end, or name another --run."
+            ) from error
+        yield Work(directory)
+
+
+@contextmanager
+def writing(what: str, kept: str = "") -> Iterator[None]:
+    """Say what could not be written, and what to do.
+
+    Parameters
+    ----------
+    kept : what is not lost, a sentence.
+
+    Raises
+    ------
+    OutputError
+    """
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise OutputError(
+            f"Cannot write {what}: {why}. {kept or 'Nothing was begun.'} Make room or give "
+            "permission there, or name another directory; then run the same command again."
+        ) from error

@@ -1,0 +1,57 @@
+"""The manifest of what was built: one place says what a bundle says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any
+
+from model_store.bundle import Manifest, SampleQuery
+from model_store.retriever import Retriever, search_settings
+
+_LIBRARIES = ("vouch", "torch", "torchvision", "onnx", "numpy", "scikit-learn", "faiss-cpu")
+
+
+def describe(
+    retriever: Retriever,
+    index: Mapping[str, Any],
+    name: str,
+    description: str,
+    metrics: Mapping[str, Any] | None = None,
+    samples: tuple[SampleQuery, ...] = (),
+) -> Manifest:
+    """The manifest of a bundle with the parts of ``retriever``, without its files yet."""
+    encoder = retriever.encoder
+    return Manifest(
+        gallery={
+            "name": name,
+            "description": description,
+            "n_items": retriever.gallery.n_items,
+            "search": search_settings(retriever.gallery),
+            "index": dict(index),
+        },
+        encoder={
+            "fingerprint": encoder.fingerprint,
+            "posterior": encoder.metadata.posterior,
+            "preprocessing": asdict(encoder.metadata.preprocessing),
+            "dim": encoder.dim,
+            "n_features": encoder.n_features,
+        },
+        calibration=_calibration_summary(retriever),
+        metrics=metrics,
+        samples=samples,
+        library_versions={name: metadata.version(name) for name in _LIBRARIES},
+    )
+
+
+def _calibration_summary(retriever: Retriever) -> dict[str, Any] | None:
+    calibration = retriever.calibration
+    if calibration is None:
+        return None
+    return {
+        "n_queries": calibration.n_queries,
+        "alpha": calibration.alpha,
+        "match_threshold": calibration.match_threshold,
+        "report": dict(calibration.report),
+    }

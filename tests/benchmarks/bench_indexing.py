@@ -1,0 +1,111 @@
+"""Indexing throughput against the machine's limit, on photographs, in one run.
+
+The limit is what the cores could do if they did nothing but decode and encode: the images over the
+CPU seconds of decoding them alone plus encoding them alone, divided by the cores. Against it stands
+the whole of `vouch-build index`: images over the seconds on the clock that the embedding took, with
+hashes, thumbnails, processes and shards (`indexing_over_limit`), and over those of the command from
+its start to the published bundle (`indexing_command_over_limit`).
+
+Both in turn, several times over, so that a slow moment of the machine falls on all. The photographs
+are Caltech-101's, through MobileNetV2 at 224 px, each there `N_COPIES` times under names of its own
+so that the start of the processes is not what is measured. Needs VOUCH_DATA_DIR.
+
+    python tests/benchmarks/bench_indexing.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from bench_throughput import BUNDLES, IMAGES, built
+
+from index_builder.indexing.embedding import batch_size, open_encoder
+from model_store.bundle import ENCODER_FILE, locate
+from model_store.images import decode_image
+from model_store.processors import usable_processors
+
+N_COPIES = 3
+N_ROUNDS = 3
+N_LIMIT = 500
+"""Images that the limit is measured with."""
+
+
+def measure() -> dict[str, float]:
+    """Throughputs, and their ratio to the limit."""
+    built()
+    cores = usable_processors()
+    photographs = sorted(path for path in IMAGES.rglob("*.*") if path.is_file())
+    encoder = locate(BUNDLES) / ENCODER_FILE
+    limits, embeddings, commands = [], [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "photographs"
+        n_images = _copies(photographs, source)
+        for number in range(N_ROUNDS):
+            decoding, encoding = _cpu_seconds_of_one(photographs, encoder)
+            limits.append(cores / (decoding + encoding))
+            seconds, embedded = _indexed(source, encoder, Path(scratch) / f"run-{number}")
+            commands.append(n_images / seconds)
+            embeddings.append(n_images / embedded)
+    limit = statistics.median(limits)
+    return {
+        "indexing_over_limit": statistics.median(embeddings) / limit,
+        "indexing_command_over_limit": statistics.median(commands) / limit,
+        "indexing_limit_per_s": limit,
+        "indexing_per_s": statistics.median(embeddings),
+        "indexing_decode_ms": 1000 * decoding,
+        "indexing_encode_ms": 1000 * encoding,
+        "indexing_images": float(n_images),
+        "indexing_cores": float(cores),
+    }
+
+
+def _copies(photographs: list[Path], source: Path) -> int:
+    for copy in range(N_COPIES):
+        for path in photographs:
+            target = source / str(copy) / path.relative_to(IMAGES)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    return N_COPIES * len(photographs)
+
+
+def _cpu_seconds_of_one(photographs: list[Path], path: Path) -> tuple[float, float]:
+    """CPU seconds of decoding an image, and of encoding it, on one thread and nothing else."""
+    encoder = open_encoder(path, "cpu")
+    preprocessing = encoder.metadata.preprocessing
+    chosen = [photographs[i] for i in np.random.default_rng(0).permutation(len(photographs))]
+    files = [one.read_bytes() for one in chosen[:N_LIMIT]]
+    started = time.process_time()
+    images = [preprocessing(decode_image(data).pixels) for data in files]
+    decoded = time.process_time()
+    size = batch_size(encoder)
+    batches = [np.stack(images[i : i + size]) for i in range(0, len(images), size)]
+    began = time.process_time()
+    for batch in batches:
+        encoder.encode(batch)
+    return (decoded - started) / len(files), (time.process_time() - began) / len(files)
+
+
+def _indexed(source: Path, encoder: Path, place: Path) -> tuple[float, float]:
+    """Seconds on the clock of the whole command, and of embedding alone."""
+    place.mkdir()
+    command = [sys.executable, "-m", "index_builder", "index", source, "--encoder", encoder,
+               "--name", "bench", "--provider", "cpu"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    started = time.perf_counter()
+    subprocess.run(command, cwd=place, check=True, capture_output=True, env=environment)
+    seconds = time.perf_counter() - started
+    summary = json.loads((place / "runs/bench/index/index.json").read_text(encoding="utf-8"))
+    return seconds, float(summary["seconds_embedding"])
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(), indent=1))

@@ -1,0 +1,251 @@
+"""A collection becomes a bundle: always the same one, and nothing is mixed up."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import hostile_images
+import numpy as np
+import pytest
+from collection_files import N_IMAGES, lines
+from PIL import Image
+
+from index_builder.indexing.collections import Indexing, find_encoder, index_collection
+from index_builder.indexing.dry_run import rehearse
+from index_builder.indexing.shards import Shard, ShardStore
+from index_builder.indexing.sources import open_source
+from index_builder.indexing.tolerance import NONE, parse_tolerance
+from index_builder.indexing.work import occupied
+from model_store import open_bundle
+from model_store.encoder import OnnxEncoder
+from model_store.errors import (
+    BundleNotFound,
+    ConfigError,
+    DatasetError,
+    OutputError,
+    RunInUse,
+    TooManyBadImages,
+)
+from model_store.images import decode_image
+
+At = Callable[[Path], Indexing]
+
+
+def assert_aligned(bundle: Path, folder: Path, encoder: Path) -> None:
+    """Every item has the embedding and picture of its own image, by a loop without batches."""
+    gallery = open_bundle(bundle, "cpu", threads=1).retriever.gallery
+    alone = OnnxEncoder(encoder, "cpu", threads=1)
+    for row, item in enumerate(gallery.items(np.arange(gallery.n_items))):
+        data = (folder / item.id).read_bytes()
+        pixels = decode_image(data).pixels
+        wanted = alone.encode(alone.metadata.preprocessing(pixels)[None]).mean[0]
+        found = gallery.directions(np.array([row]))[0]
+        np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted), atol=1e-6)
+        thumbnail = decode_image(gallery.thumbnail(item.id).data).pixels
+        np.testing.assert_array_equal(thumbnail, pixels)  # small pictures are kept whole
+
+
+def test_a_folder_becomes_a_bundle(indexing: Indexing, drawings: Path) -> None:
+    outcome = index_collection(indexing)
+    assert (outcome.n_items, outcome.n_quarantined, outcome.n_kept) == (N_IMAGES, 0, 0)
+    bundle = open_bundle(indexing.bundles)
+    assert bundle.manifest.gallery["name"] == "drawings"
+    assert bundle.manifest.calibration is None
+    answer = bundle.retriever.search((drawings / "0" / "0000.png").read_bytes())
+    assert answer.decision.verdict == "not_calibrated"
+    assert (answer.matches[0].item.id, answer.matches[0].item.label) == ("0/0000.png", "0")
+    assert_aligned(outcome.bundle, drawings, indexing.encoder)
+    assert not list(indexing.directory.glob("*/*"))  # what nobody needs any more
+
+
+def test_workers_change_nothing(indexing: Indexing, tmp_path: Path) -> None:
+    one = replace(indexing, n_workers=1, directory=tmp_path / "other", bundles=tmp_path / "others")
+    assert index_collection(indexing).bundle.name == index_collection(one).bundle.name
+
+
+class Killed(Exception):
+    """What happens at the worst of moments."""
+
+
+def test_an_interrupted_run_goes_on(
+    indexing: Indexing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = replace(indexing, directory=tmp_path / "other", bundles=tmp_path / "others")
+    whole = index_collection(elsewhere).bundle.name
+    write = ShardStore.write
+    written: list[Shard] = []
+
+    def write_two(store: ShardStore, shard: Shard) -> None:
+        if len(written) == 2:
+            raise Killed
+        written.append(shard)
+        write(store, shard)
+
+    monkeypatch.setattr(ShardStore, "write", write_two)
+    with pytest.raises(Killed):
+        index_collection(indexing)
+    monkeypatch.setattr(ShardStore, "write", write)
+    torn = next(indexing.directory.glob("shards/*"))
+    torn.write_bytes(torn.read_bytes()[:-1])
+    outcome = index_collection(indexing)
+    assert outcome.bundle.name == whole
+    kept = [shard for shard in written if shard.number != int(torn.stem)]
+    assert outcome.n_kept == len(kept[0].ids) > 0
+
+
+@pytest.fixture
+def spoilt(drawings: Path, tmp_path: Path) -> Path:
+    """The drawings and one in a hundred that cannot be read, for ten different reasons."""
+    folder = tmp_path / "spoilt"
+    shutil.copytree(drawings, folder)
+    good = sorted(folder.rglob("*.png"))
+    whole = good[0].read_bytes()
+    for name, data in ten_kinds(whole).items():
+        (folder / "5" / name).write_bytes(data)
+    return folder
+
+
+def ten_kinds(whole: bytes) -> dict[str, bytes]:
+    made = hostile_images.contrived()
+    return {
+        "0000a empty.png": b"",
+        "0000b cut.png": whole[: len(whole) // 2],
+        "0000c text.jpg": b"this is no image",
+        "0000d header only.png": whole[:33],
+        "0000e zeros.gif": bytes(500),
+        "0000f gigapixels.png": made["PNG of 3.6 gigapixels"],
+        "0000g no width.png": made["PNG of no width"],
+        "0000h frames.gif": made["GIF of 100,000 frames"],
+        "0000i heavy.png": bytes(21 * 2**20),
+        "0000j jpeg.jpg": b"\xff\xd8\xff" + b"\0" * 300,
+    }
+
+
+def test_ten_kinds_of_bad_images_are_left_out_and_said(spoilt: Path, at: At) -> None:
+    indexing = replace(at(spoilt), tolerance=parse_tolerance("10"))
+    outcome = index_collection(indexing)
+    assert (outcome.n_items, outcome.n_quarantined) == (N_IMAGES, 10)
+    said = lines(indexing.directory / "quarantine.jsonl")
+    assert [one["id"] for one in said] == [f"5/{name}" for name in ten_kinds(b"1234")]
+    assert {one["error"] for one in said} == {
+        "CorruptImage",
+        "EmptyImage",
+        "ImageTooLarge",
+        "UnsupportedImage",
+    }
+    assert all(one["source"] == one["id"] and one["reason"] for one in said)
+    assert_aligned(outcome.bundle, spoilt, indexing.encoder)
+
+
+@pytest.mark.parametrize("tolerance", [parse_tolerance("4%"), NONE])
+def test_too_many_bad_images_end_the_run_and_lose_nothing(
+    spoilt: Path, at: At, tolerance: object
+) -> None:
+    indexing = replace(at(spoilt), tolerance=tolerance)
+    with pytest.raises(TooManyBadImages, match=r"of 210 images cannot be indexed, .*--max-bad"):
+        index_collection(indexing)
+    assert lines(indexing.directory / "quarantine.jsonl")
+    assert not (indexing.bundles / "CURRENT").exists()
+    raised = index_collection(replace(indexing, tolerance=parse_tolerance("5%")))
+    assert (raised.n_items, raised.n_quarantined) == (N_IMAGES, 10)
+    assert raised.n_kept > 0
+
+
+def test_a_mended_image_is_looked_at_again(spoilt: Path, at: At) -> None:
+    indexing = replace(at(spoilt), tolerance=parse_tolerance("9"))
+    with pytest.raises(TooManyBadImages):
+        index_collection(indexing)
+    shutil.copy(min((spoilt / "6").iterdir()), spoilt / "5" / "0000b cut.png")
+    outcome = index_collection(indexing)
+    assert (outcome.n_items, outcome.n_quarantined, outcome.n_copies) == (N_IMAGES + 1, 9, 1)
+    (copies,) = lines(indexing.directory / "duplicates.jsonl")
+    copied = min((spoilt / "6").iterdir()).relative_to(spoilt).as_posix()
+    assert copies["ids"] == ["5/0000b cut.png", copied]
+
+
+def test_repeated_ids_are_refused_with_both_places(drawings: Path, at: At, tmp_path: Path) -> None:
+    names = [path.relative_to(drawings).as_posix() for path in sorted(drawings.rglob("*.png"))]
+    rows = [{"id": f"{row % 150}", "path": name} for row, name in enumerate(names)]
+    manifest = drawings / "repeated.jsonl"
+    manifest.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    with pytest.raises(
+        DatasetError,
+        match=r"50 ids stand for more than one image: '0' in repeated.jsonl, line 1 and "
+        r"in repeated.jsonl, line 151; .*; …\.",
+    ):
+        index_collection(at(manifest))
+    manifest.unlink()
+
+
+@pytest.mark.parametrize(
+    ("code", "where"),
+    [(errno.EROFS, (Path, "mkdir")), (errno.ENOSPC, (ShardStore, "write"))],
+)
+def test_where_nothing_can_be_written_it_is_said(
+    indexing: Indexing, monkeypatch: pytest.MonkeyPatch, code: int, where: tuple[type, str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, "refused, for the test")
+
+    monkeypatch.setattr(*where, refuse)
+    with pytest.raises(OutputError, match=r"refused, for the test.*run the same command again"):
+        index_collection(indexing)
+    monkeypatch.undo()
+    assert index_collection(indexing).n_items == N_IMAGES
+
+
+def test_an_empty_collection_is_refused(at: At, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(DatasetError, match="There are no images"):
+        index_collection(at(tmp_path / "nothing"))
+
+
+def test_two_do_not_work_in_one_directory(indexing: Indexing) -> None:
+    with occupied(indexing.directory), pytest.raises(RunInUse, match="Another process"):
+        index_collection(indexing)
+    assert index_collection(indexing).n_items == N_IMAGES
+
+
+def test_a_dry_run_tells_and_leaves_nothing(spoilt: Path, at: At) -> None:
+    indexing = at(spoilt)
+    found = rehearse(indexing)
+    assert (found.contents.n_images, found.contents.n_labels) == (N_IMAGES + 10, 10)
+    assert found.n_sample == 64
+    assert found.unreadable.total() > 0
+    assert found.seconds > 0
+    assert found.n_bytes > N_IMAGES * 128 * 8
+    assert not indexing.directory.exists()
+
+
+def test_images_that_are_as_large_as_the_input_and_others_travel_alike(
+    indexing: Indexing, drawings: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    for number, path in enumerate(sorted(drawings.rglob("*.png"))[:70]):
+        side = 8 + 3 * (number % 20)
+        Image.open(path).resize((side, side + 1)).save(folder / path.name)
+    outcome = index_collection(replace(indexing, source=open_source(folder)))
+    assert_aligned(outcome.bundle, folder, indexing.encoder)
+
+
+def test_an_encoder_is_found_where_it_may_be(digits_bundle: Path, tmp_path: Path) -> None:
+    encoder = digits_bundle / "encoder.onnx"
+    for path in (encoder, digits_bundle, digits_bundle.parent):
+        assert find_encoder(path) == encoder
+    with pytest.raises(BundleNotFound, match="There is no encoder at"):
+        find_encoder(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "1.5", "101%", "-1", "many"])
+def test_a_tolerance_is_a_share_or_a_number(text: str) -> None:
+    with pytest.raises(ConfigError, match="--max-bad"):
+        parse_tolerance(text)
+    assert parse_tolerance("1%").allows(2, 200)
+    assert not parse_tolerance("1%").allows(3, 200)
+    assert not parse_tolerance("0").allows(1, 10**6)

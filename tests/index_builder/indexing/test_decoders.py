@@ -1,0 +1,78 @@
+"""Decoder processes: what kills them costs the culprit its place, and nobody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import hostile_images
+import numpy as np
+import psutil
+from image_files import encoded, picture
+
+from index_builder.indexing.blocks import Block, Place
+from index_builder.indexing.decoders import DecoderProcesses
+from index_builder.indexing.preparing import prepare_files
+from model_store.images import Preprocessing
+from model_store.images.budget import DecodingBudget
+
+PREPROCESSING = Preprocessing(16, 16)
+
+
+def block_of(folder: Path, **files: bytes) -> Block:
+    places = []
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+        places.append(Place(str(folder / name), None, len(data), 0))
+    return Block(0, tuple(files), tuple(places))
+
+
+def test_an_image_that_ends_its_decoder_is_left_out_alone(tmp_path: Path) -> None:
+    """By more computing than is allowed: SIGPROF ends whoever decodes it."""
+    block = block_of(
+        tmp_path,
+        first=encoded(picture(seed=1)),
+        deadly=hostile_images.scan_bomb(20_000),
+        last=encoded(picture(seed=2)),
+    )
+    decoders = DecoderProcesses(PREPROCESSING, 2, DecodingBudget(cpu_s=0.3))
+    try:
+        found = decoders.result(decoders.submit(block), block)
+        again = decoders.submit(block_of(tmp_path, other=encoded(picture()))).result()
+    finally:
+        decoders.close()
+    assert (found.ids, list(found.failures)) == (block.ids, ["deadly"])
+    assert "took the process down" in found.failures["deadly"].reason
+    sound = prepare_files(block_of(tmp_path, last=encoded(picture(seed=2))), PREPROCESSING)
+    np.testing.assert_array_equal(found.images[2], sound.images[0])
+    assert found.hashes[2] == sound.hashes[0]
+    assert not again.failures
+
+
+def test_a_killed_decoder_loses_nothing(tmp_path: Path) -> None:
+    files = {f"{n}": encoded(picture(seed=n)) for n in range(40)}
+    block = block_of(tmp_path, **files)
+    decoders = DecoderProcesses(PREPROCESSING, 1)
+    try:
+        decoders.result(decoders.submit(block), block)
+        futures = [decoders.submit(block) for _ in range(3)]
+        for child in psutil.Process().children():
+            if "resource_tracker" not in " ".join(child.cmdline()):
+                os.kill(child.pid, signal.SIGKILL)
+        for future in futures:
+            found = decoders.result(future, block)
+            assert (found.ids, found.failures) == (block.ids, {})
+            assert len(set(found.hashes)) == len(files)
+    finally:
+        decoders.close()
+
+
+def test_a_file_that_is_gone_may_come_back(tmp_path: Path) -> None:
+    block = block_of(tmp_path, there=encoded(picture()), gone=b"")
+    (tmp_path / "gone").unlink()
+    found = prepare_files(block, PREPROCESSING)
+    assert found.failures["gone"].passing
+    assert "No such file" in found.failures["gone"].reason
+    assert found.images[0].any()
+    assert not found.images[1].any()

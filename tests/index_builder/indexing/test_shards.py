@@ -1,0 +1,82 @@
+"""Shards: whole, or made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_builder.indexing.blocks import Block, Failure, Place
+from index_builder.indexing.shards import Shard, ShardStore
+from model_store.gallery import Thumbnail
+
+BLOCK = Block(3, ("a", "ü", "c"), tuple(Place(f"/{n}.png", None, n, 7) for n in range(3)))
+DIGEST = BLOCK.digest("recipe")
+
+
+def shard(**failures: Failure) -> Shard:
+    values = np.random.default_rng(0).standard_normal((2, 2, 5)).astype(np.float32)
+    thumbnails = (Thumbnail(b"first", "image/png"), Thumbnail(b"", "image/jpeg"))
+    return Shard(3, DIGEST, ("a", "ü"), values[0], values[1], thumbnails, ("h1", "h2"), failures)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ShardStore:
+    return ShardStore(tmp_path)
+
+
+def test_what_was_written_is_read(store: ShardStore) -> None:
+    wanted = shard(c=Failure("CorruptImage", "It is damaged."))
+    store.write(wanted)
+    found = store.find(BLOCK, DIGEST)
+    assert found is not None
+    assert (found.ids, found.thumbnails, found.hashes) == (
+        wanted.ids,
+        wanted.thumbnails,
+        wanted.hashes,
+    )
+    np.testing.assert_array_equal(found.mean, wanted.mean)
+    np.testing.assert_array_equal(found.variance, wanted.variance)
+    assert found.failures == wanted.failures
+    assert store.part(3, *found.bounds[:2]) == b"first"
+
+
+def test_every_byte_counts(store: ShardStore, tmp_path: Path) -> None:
+    store.write(shard())
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for place in np.random.default_rng(0).integers(0, len(whole), 60):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        assert store.find(BLOCK, DIGEST) is None
+    for length in (0, 10, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert store.find(BLOCK, DIGEST) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Block(3, ("a", "ü", "d"), BLOCK.places),
+        Block(3, BLOCK.ids, (*BLOCK.places[:2], Place("/2.png", None, 2, 8))),
+        Block(3, BLOCK.ids, (*BLOCK.places[:2], Place("/2.png", None, 1, 7))),
+        Block(3, BLOCK.ids, (*BLOCK.places[:2], Place("/2.png", 5, 2, 7))),
+    ],
+)
+def test_other_images_have_another_shard(store: ShardStore, other: Block) -> None:
+    store.write(shard())
+    assert store.find(other, other.digest("recipe")) is None
+    assert store.find(BLOCK, BLOCK.digest("other recipe")) is None
+
+
+def test_a_moved_collection_is_the_same(store: ShardStore) -> None:
+    moved = Block(3, BLOCK.ids, tuple(Place("/to" + p.path, None, p.size, 7) for p in BLOCK.places))
+    store.write(shard())
+    assert store.find(moved, moved.digest("recipe")) is not None
+
+
+def test_what_could_not_be_read_for_once_is_tried_again(store: ShardStore) -> None:
+    store.write(shard(c=Failure("Unreadable", "Stale file handle.", passing=True)))
+    assert store.find(BLOCK, DIGEST) is None

@@ -1,0 +1,193 @@
+"""Folders, manifests and archives: what is in them, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from index_builder.indexing.blocks import Entry
+from index_builder.indexing.preparing import bytes_of
+from index_builder.indexing.sources import name_of, open_source
+from model_store.errors import DatasetError
+
+FIELDS = [
+    {"id": "a", "path": "0/x.png", "label": "nought", "metadata": {"price": 3, "in": ["b", None]}},
+    {"id": "b", "path": "1/y.png", "label": None, "metadata": None},
+    {"id": "ünï", "path": "0/z.png", "label": "nought", "metadata": {}},
+]
+
+
+def entries(source: Path, scratch: Path | None = None, **options: object) -> list[Entry]:
+    return list(open_source(source, **options).entries(scratch or source.parent))
+
+
+def told(found: list[Entry]) -> list[tuple[str, str | None, dict[str, object]]]:
+    return [(entry.id, entry.label, dict(entry.metadata)) for entry in found]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "images"
+    for name in ("0/x.png", "1/y.png", "0/z.png", "top.JPG", "0/deep/w.webp", "notes.txt"):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return root
+
+
+def written(folder: Path, kind: str) -> Path:
+    """The fields as a manifest of that kind."""
+    path = folder / f"list.{kind}"
+    if kind == "parquet":
+        rows = [{**one, "metadata": json.dumps(one["metadata"] or {})} for one in FIELDS]
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif kind == "jsonl":
+        path.write_text("\n\n".join(json.dumps(one) for one in FIELDS), encoding="utf-8")
+    else:
+        with path.open("w", encoding="utf-8-sig", newline="") as file:
+            writer = csv.DictWriter(file, ["id", "path", "label", "metadata"])
+            writer.writeheader()
+            for one in FIELDS:
+                metadata = json.dumps(one["metadata"]) if one["metadata"] else ""
+                writer.writerow({**one, "metadata": metadata})
+    return path
+
+
+def test_a_folder_gives_its_images_in_order(folder: Path) -> None:
+    found = entries(folder)
+    assert told(found) == [
+        ("0/deep/w.webp", "0", {}),
+        ("0/x.png", "0", {}),
+        ("0/z.png", "0", {}),
+        ("1/y.png", "1", {}),
+        ("top.JPG", None, {}),
+    ]
+    assert [bytes_of(entry.place) for entry in found] == [entry.id.encode() for entry in found]
+    assert {entry.label for entry in entries(folder, labelled=False)} == {None}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_manifests_of_all_kinds_say_the_same(folder: Path, kind: str) -> None:
+    found = entries(written(folder, kind))
+    assert told(found) == [(one["id"], one["label"], one["metadata"] or {}) for one in FIELDS]
+    assert [bytes_of(entry.place) for entry in found] == [b"0/x.png", b"1/y.png", b"0/z.png"]
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tgz", "tar.bz2", "tar.xz"])
+def test_archives_are_read_where_they_lie(folder: Path, tmp_path: Path, suffix: str) -> None:
+    archive = tmp_path / f"images.{suffix}"
+    mode = {"tar": "w", "gz": "w:gz", "tgz": "w:gz", "bz2": "w:bz2", "xz": "w:xz"}
+    with tarfile.open(archive, mode[suffix.rsplit(".", maxsplit=1)[-1]]) as file:
+        for name in ("1/y.png", "0/x.png", "notes.txt"):
+            file.add(folder / name, f"./{name}")
+    for _ in range(2):  # the second time from what the first one unpacked
+        found = entries(archive, tmp_path)
+        assert told(found) == [("1/y.png", "1", {}), ("0/x.png", "0", {})]
+        assert [bytes_of(entry.place) for entry in found] == [b"1/y.png", b"0/x.png"]
+    assert name_of(archive) == "images"
+
+
+def test_what_is_not_there_is_an_entry_all_the_same(folder: Path) -> None:
+    path = folder / "list.csv"
+    path.write_text("path\n0/x.png\n0/gone.png\n0\n", encoding="utf-8")
+    assert [entry.place.size for entry in entries(path)] == [7, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("id,path,lable\na,0/x.png,b\n", "line 2: unknown 'lable'"),
+        ("id,path\na\n", "line 2: the line has more or fewer values"),
+        ("id,path\na,0/x.png,b\n", "line 2: the line has more or fewer values"),
+        ("id,path\na,\n", "line 2: there is no path"),
+        ("id,path,metadata\na,0/x.png,[1]\n", r"line 2: metadata is \[1\]; wanted an object"),
+        ("id,path,metadata\na,0/x.png,{\n", "line 2: metadata is not JSON"),
+        ('id,path,metadata\na,0/x.png,"{""x"": NaN}"\n', "line 2: metadata is not JSON"),
+        ("id,path\na,../secret.png\n", "line 2.*outside .*--root"),
+        ("id,path\na,/etc/passwd\n", "line 2.*outside .*--root"),
+        ("id,path\na,0/x\0.png\n", "null character|is not CSV"),
+    ],
+)
+def test_a_wrong_line_is_named(folder: Path, content: str, said: str) -> None:
+    path = folder / "list.csv"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DatasetError, match=said):
+        entries(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"path": "0/x.png"}\n{"path": ', "line 2 is not JSON"),
+        (b'{"path": "0/x.png"}\n[1]\n', "line 2 is .*; wanted an object"),
+        (b'{"path": 1.5}', "path is 1.5; wanted text"),
+        (b'{"path": "\xff.png"}', "is not UTF-8"),
+    ],
+)
+def test_a_wrong_json_line_is_named(folder: Path, content: bytes, said: str) -> None:
+    path = folder / "list.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match=said):
+        entries(path)
+
+
+def test_links_that_lead_out_are_refused_unless_meant(folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "elsewhere"
+    outside.mkdir()
+    (outside / "secret.png").write_bytes(b"secret")
+    (folder / "0" / "v.png").symlink_to(outside / "secret.png")
+    with pytest.raises(DatasetError, match=r"0/v.png leads to .*elsewhere/secret.png"):
+        entries(folder)
+    (meant,) = [one for one in entries(folder, root=tmp_path) if one.id == "0/v.png"]
+    assert bytes_of(meant.place) == b"secret"
+
+
+def test_a_folder_behind_a_link_is_refused_too(folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "elsewhere"
+    outside.mkdir()
+    (outside / "secret.png").write_bytes(b"secret")
+    (folder / "door").symlink_to(outside)
+    assert "door/secret.png" not in [entry.id for entry in entries(folder)]
+    path = folder / "list.csv"
+    path.write_text("path\ndoor/secret.png\n", encoding="utf-8")
+    with pytest.raises(DatasetError, match="outside"):
+        entries(path)
+
+
+def test_a_name_that_is_no_text_is_refused(folder: Path) -> None:
+    (folder / "top.JPG").rename(folder / os.fsdecode(b"t\xffp.jpg"))
+    with pytest.raises(DatasetError, match="is not UTF-8"):
+        entries(folder)
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz"])
+@pytest.mark.parametrize("damage", ["cut", "garbage"])
+def test_a_damaged_archive_is_refused(
+    folder: Path, tmp_path: Path, suffix: str, damage: str
+) -> None:
+    archive = tmp_path / f"images.{suffix}"
+    (folder / "0" / "x.png").write_bytes(os.urandom(50_000))
+    with tarfile.open(archive, f"w:{suffix.partition('.')[2]}") as file:
+        file.add(folder / "0" / "x.png", "0/x.png")
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"no archive" * 1000)
+    with pytest.raises(DatasetError, match="is not a whole tar file"):
+        entries(archive, tmp_path)
+
+
+def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.xlsx").write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"neither a folder nor one of \.csv"):
+        open_source(tmp_path / "list.xlsx")
+    with pytest.raises(DatasetError, match="is not there"):
+        open_source(tmp_path / "nothing")
+    (tmp_path / "list.parquet").write_bytes(b"no parquet")
+    with pytest.raises(DatasetError, match="is not a Parquet file"):
+        entries(tmp_path / "list.parquet")

