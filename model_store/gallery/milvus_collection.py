@@ -199,7 +199,7 @@ class Collection:
         options = {"metric_type": "IP", "params": dict(parameters)}
         indexes.add_index("direction", index_type=index_type, **options)
         indexes.add_index("id", index_type="INVERTED")
-        if not is_lite(self.uri):  # which has no index for arrays
+        if "lite" not in self.client.get_server_version():  # which has no index for arrays
             indexes.add_index("facts", index_type="INVERTED")
         self.ask("create_index", indexes, timeout=patience_s)
 
@@ -219,11 +219,6 @@ class Collection:
                 "Milvus, which holds the gallery, does not answer, or not as wanted. Send the "
                 "request again later; whoever runs the service finds the reason in its log."
             ) from error
-
-
-def is_lite(uri: str) -> bool:
-    """Whether it is a file, which milvus-lite serves from this process."""
-    return uri.endswith(".db")
 
 
 def require_bare(uri: str) -> str:
