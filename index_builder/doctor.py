@@ -37,7 +37,13 @@ _NEEDED = {
     "torch": "torch",
     "torchvision": "torchvision",
 }
-_OPTIONAL = {"pyarrow": "parquet", "ray": "ray", "pymilvus": "milvus", "fastapi": "service", "redis": "service"}
+_OPTIONAL = {
+    "pyarrow": "parquet",
+    "ray": "ray",
+    "pymilvus": "milvus",
+    "fastapi": "service",
+    "redis": "service",
+}
 _REDIS_TIMEOUT_S = 2.0
 
 

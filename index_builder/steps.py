@@ -211,9 +211,7 @@ def index_step(config: BuildConfig, run: Run) -> None:
     """encoder.onnx and gallery images → the gallery's files."""
     splits = _splits(config)
     encoder = open_encoder(run.require(run.staging / ENCODER_FILE, "export"))
-    settings = IndexSettings(
-        **config.index.model_dump(exclude={"milvus_uri"}), seed=config.seed
-    )
+    settings = IndexSettings(**config.index.model_dump(exclude={"milvus_uri"}), seed=config.seed)
     work = run.directory / "index"
     build_gallery(
         work,
@@ -289,7 +287,11 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
 def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
     """The staged bundle and evaluation queries → evaluation.json, in run and bundle."""
     run.require(run.staging / "calibration.json", "calibrate")
-    report = evaluate(open_parts(run.staging, "cpu", milvus=milvus_access()), _splits(config).evaluation, config.seed)
+    report = evaluate(
+        open_parts(run.staging, "cpu", milvus=milvus_access()),
+        _splits(config).evaluation,
+        config.seed,
+    )
     run.write_json(EVALUATION_FILE, report)
     write_json(run.staging / EVALUATION_FILE, report)
     return report

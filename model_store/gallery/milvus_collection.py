@@ -10,7 +10,7 @@
     dispersion float32, Σ_d v_d / ‖m‖²
     metadata   JSON
     facts      what filters ask of the item, see `model_store.gallery.milvus_filter`
-    changed    whether it was added or replaced since the gallery was built
+    version    int64: 0 as the gallery was built, or when the item was put, in ns since 1970
     thumbnail  base64, media_type beside it
 
 A bundle names the collection in `MILVUS_FILE`. The collection carries the fingerprint of the
@@ -180,7 +180,7 @@ class Collection:
         schema.add_field("metadata", types.JSON, mmap_enabled=True)
         texts = {"element_type": types.VARCHAR, "max_length": FACT_LENGTH}
         schema.add_field("facts", types.ARRAY, max_capacity=MOST_FACTS, mmap_enabled=True, **texts)
-        schema.add_field("changed", types.BOOL)
+        schema.add_field("version", types.INT64)
         schema.add_field("thumbnail", types.VARCHAR, max_length=TEXT_BYTES, mmap_enabled=True)
         schema.add_field("media_type", types.VARCHAR, max_length=64)
         self.ask(

@@ -18,8 +18,8 @@ from model_store.gallery.milvus_filter import facts
 from model_store.gallery.protocol import Item, NewItem
 from model_store.sphere import unit_direction
 
-FOUND_FIELDS = ["id", "label", "direction", "dispersion", "metadata"]
-"""What a search needs to know of what it finds."""
+ENTITY_FIELDS = ["id", "label", "direction", "dispersion", "metadata", "version"]
+"""Of an `Entity`."""
 
 _INTEGERS = range(-(2**63), 2**64)
 """That JSON in Milvus keeps whole."""
@@ -33,17 +33,20 @@ class Entity:
     ----------
     direction : (D,) float32, unit.
     dispersion : Σ_d v_d / ‖m‖².
+    version : of the item; another one may have other content.
     """
 
     item: Item
     direction: NDArray[np.float32]
     dispersion: float
+    version: int
 
 
 def read_entity(found: Mapping[str, Any]) -> Entity:
-    """Of `FOUND_FIELDS`."""
+    """Of `ENTITY_FIELDS`."""
     item = Item(found["id"], found["label"], found["metadata"])
-    return Entity(item, np.array(found["direction"], dtype=np.float32), found["dispersion"])
+    direction = np.array(found["direction"], dtype=np.float32)
+    return Entity(item, direction, found["dispersion"], found["version"])
 
 
 def write_entity(
@@ -51,10 +54,9 @@ def write_entity(
     item: NewItem,
     mean: NDArray[np.float32],
     variance: NDArray[np.float32],
-    *,
-    changed: bool,
+    version: int = 0,
 ) -> dict[str, Any]:
-    """An item with its embedding, (D,) each, for `row`.
+    """An item with its embedding, (D,) each, for ``row``.
 
     Raises
     ------
@@ -75,7 +77,7 @@ def write_entity(
         "dispersion": float(variance.sum() / norm**2),
         "metadata": metadata,
         "facts": known,
-        "changed": changed,
+        "version": version,
         "thumbnail": thumbnail,
         "media_type": item.thumbnail.media_type,
     }

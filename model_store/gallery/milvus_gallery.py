@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ from model_store.gallery.milvus_collection import (
     MilvusAccess,
     MilvusDescription,
 )
-from model_store.gallery.milvus_entities import FOUND_FIELDS, Entity, read_entity, write_entity
+from model_store.gallery.milvus_entities import ENTITY_FIELDS, Entity, read_entity, write_entity
 from model_store.gallery.milvus_filter import EVERYTHING, literal, to_expression
 from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
 
@@ -51,6 +52,9 @@ MOST_FOUND = 16_384
 
 _READ_AT_ONCE = 1_000
 """Items: 64 MB is the most that an answer may have."""
+
+_SEARCHED_AT_ONCE = 32
+"""Queries."""
 
 _ROWS_AT_ONCE = 100_000
 """Of which a filter is asked at once."""
@@ -95,7 +99,7 @@ class MilvusGallery:
 
     def refresh(self) -> None:
         """Count again what is there, as others may have written."""
-        unchanged = self._collection.count("changed == false")
+        unchanged = self._collection.count("version == 0")
         n_built = self.described.n_items
         self.n_items = self._collection.count()
         self.n_rows = self._end(n_built)
@@ -113,7 +117,7 @@ class MilvusGallery:
         """Find the n items nearest to each of ``directions`` (B, D), among the ``allowed`` rows."""
         n_allowed = self.n_items if allowed is None else int(np.count_nonzero(allowed))
         n = min(n, n_allowed)
-        found = [self._nearest(query, n, allowed, n_allowed) for query in directions]
+        found = self._nearest(directions, n, allowed, n_allowed)
         ranked = [
             self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
         ]
@@ -125,44 +129,49 @@ class MilvusGallery:
 
     def _nearest(
         self,
-        query: NDArray[np.float32],
+        queries: NDArray[np.float32],
         n: int,
         allowed: NDArray[np.bool_] | None,
         n_allowed: int,
-    ) -> NDArray[np.int64]:
-        """At least ``n`` rows near the query, where there are, in any order."""
+    ) -> list[NDArray[np.int64]]:
+        """At least ``n`` rows near each of the queries, where there are, in any order."""
         if n == 0:
-            return np.empty(0, dtype=np.int64)
-        if allowed is None:
-            rows = self._search(query, n, "")
-        else:
-            approximate = self.described.index["type"] != "FLAT"
-            if approximate and n_allowed <= EXACT_ROWS:
-                return self._exact(query, n, np.flatnonzero(allowed))
-            parts = [self._search(query, n, text) for text in _expressions(allowed)]
-            rows = np.concatenate(parts)
-        if len(rows) >= n:
-            return rows
+            return [np.empty(0, dtype=np.int64)] * len(queries)
         every = np.arange(self.n_rows) if allowed is None else np.flatnonzero(allowed)
-        return self._exact(query, n, every)
+        approximate = self.described.index["type"] != "FLAT"
+        if allowed is not None and approximate and n_allowed <= EXACT_ROWS:
+            return [self._exact(query, n, every) for query in queries]
+        expressions = [""] if allowed is None else _expressions(allowed)
+        parts = [self._search(queries, n, expression) for expression in expressions]
+        found = [np.concatenate(of_query) for of_query in zip(*parts, strict=True)]
+        return [
+            rows if len(rows) >= n else self._exact(query, n, every)
+            for query, rows in zip(queries, found, strict=True)
+        ]
 
-    def _search(self, query: NDArray[np.float32], n: int, expression: str) -> NDArray[np.int64]:
-        """Rows that Milvus finds near the query, ``n`` and some more."""
+    def _search(
+        self, queries: NDArray[np.float32], n: int, expression: str
+    ) -> list[NDArray[np.int64]]:
+        """Rows that Milvus finds near each of the queries, ``n`` and some more."""
         limit = min(max(n, FETCHED) + MARGIN, MOST_FOUND)
         parameters = dict(self.described.index["parameters"])
         if "ef" in parameters:
             parameters["ef"] = max(parameters["ef"], limit)
-        [hits] = self._collection.ask(
-            "search",
-            data=[query],
-            anns_field="direction",
-            filter=expression,
-            limit=limit,
-            output_fields=FOUND_FIELDS,
-            search_params={"metric_type": "IP", "params": parameters},
+        found = []
+        for start in range(0, len(queries), _SEARCHED_AT_ONCE):
+            found += self._collection.ask(
+                "search",
+                data=list(queries[start : start + _SEARCHED_AT_ONCE]),
+                anns_field="direction",
+                filter=expression,
+                limit=limit,
+                output_fields=["version"],
+                search_params={"metric_type": "IP", "params": parameters},
+            )
+        self._forget_others(
+            {hit["row"]: hit["entity"]["version"] for hits in found for hit in hits}
         )
-        self._remember({hit["row"]: read_entity(hit["entity"]) for hit in hits})
-        return np.array([hit["row"] for hit in hits], dtype=np.int64)
+        return [np.array([hit["row"] for hit in hits], dtype=np.int64) for hits in found]
 
     def _exact(
         self, query: NDArray[np.float32], n: int, rows: NDArray[np.int64]
@@ -255,11 +264,11 @@ class MilvusGallery:
 
     def row(self, item_id: str) -> int:
         """Where the item of that id is, or `ItemNotFound`."""
-        return int(self._by_id(item_id, FOUND_FIELDS)["row"])
+        return int(self._by_id(item_id, ENTITY_FIELDS)["row"])
 
     def item(self, item_id: str) -> Item:
         """The item of that id, or `ItemNotFound`."""
-        return read_entity(self._by_id(item_id, FOUND_FIELDS)).item
+        return read_entity(self._by_id(item_id, ENTITY_FIELDS)).item
 
     def thumbnail(self, item_id: str) -> Thumbnail:
         """The picture of that item, or `ItemNotFound`."""
@@ -288,8 +297,9 @@ class MilvusGallery:
             for item in items:
                 if item.id not in rows:
                     rows[item.id], free = free, free + 1
+            version = time.time_ns()
             entities = [
-                write_entity(rows[item.id], item, mean, variance, changed=True)
+                write_entity(rows[item.id], item, mean, variance, version)
                 for item, mean, variance in zip(
                     items, embeddings.mean, embeddings.variance, strict=True
                 )
@@ -363,7 +373,7 @@ class MilvusGallery:
             known = {row: self._lately[row] for row in rows.tolist() if row in self._lately}
         missing = np.array([row for row in rows.tolist() if row not in known], dtype=np.int64)
         if missing.size:
-            found = self._read(missing, FOUND_FIELDS)
+            found = self._read(missing, ENTITY_FIELDS)
             read = {row: read_entity(one) for row, one in found.items()}
             self._remember(read)
             known |= read
@@ -376,6 +386,13 @@ class MilvusGallery:
                 self._lately.move_to_end(row)
             while len(self._lately) > REMEMBERED_ITEMS:
                 self._lately.popitem(last=False)
+
+    def _forget_others(self, versions: Mapping[int, int]) -> None:
+        """Forget what was replaced since it was read."""
+        with self._lock:
+            for row, version in versions.items():
+                if row in self._lately and self._lately[row].version != version:
+                    del self._lately[row]
 
     def _forget(self, rows: Iterable[int]) -> None:
         with self._lock:

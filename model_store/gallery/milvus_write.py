@@ -168,7 +168,7 @@ def _write(
     waiting: list[dict[str, Any]] = []
     n_bytes = 0
     for row, item in enumerate(map(items.__getitem__, order)):
-        waiting.append(write_entity(row, item, mean[row], variance[row], changed=False))
+        waiting.append(write_entity(row, item, mean[row], variance[row]))
         n_bytes += 12 * described.dim + len(waiting[-1]["thumbnail"]) + 2_000
         if n_bytes > WRITTEN_BYTES or row == len(items) - 1:
             collection.ask("insert", waiting, timeout=PATIENCE_S)

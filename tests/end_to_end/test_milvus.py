@@ -25,7 +25,14 @@ class Milvus(Process):
 
     def __init__(self, directory: Path, port: int) -> None:
         self.uri = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "milvus_lite", "server", "--data-dir", str(directory / "d")]
+        command = [
+            sys.executable,
+            "-m",
+            "milvus_lite",
+            "server",
+            "--data-dir",
+            str(directory / "d"),
+        ]
         super().__init__([*command, "--port", str(port)], directory / "milvus.log", {})
         wait_until(self._answers, self)
 

@@ -180,6 +180,20 @@ def test_items_are_put_replaced_and_deleted(milvus: str, tmp_path: Path) -> None
     gallery.close()
 
 
+def test_what_another_process_has_replaced_is_not_taken_from_memory(
+    milvus: str, tmp_path: Path
+) -> None:
+    gallery = written(tmp_path, milvus, random_embeddings(20, 4, seed=14), new_items(20))
+    other, come = MilvusGallery(tmp_path), random_embeddings(1, 4, seed=13)
+    gallery.items(np.arange(20))
+    other.upsert([NewItem("item-004", None, {"new": True}, PICTURE)], come)
+    rows = gallery.candidates(come.directions, 1).rows[0]
+    assert gallery.items(rows)[0].metadata == {"new": True}
+    np.testing.assert_array_equal(gallery.directions(rows), come.directions)
+    other.close()
+    gallery.close()
+
+
 def test_pages_hold_every_item_once(milvus: str, tmp_path: Path) -> None:
     gallery = written(tmp_path, milvus, random_embeddings(20, 4, seed=7), new_items(20))
     gallery.delete(["item-005", "item-006"])
@@ -205,7 +219,7 @@ def test_pages_hold_every_item_once(milvus: str, tmp_path: Path) -> None:
 def test_an_item_that_milvus_does_not_take_is_named(item: NewItem, why: str) -> None:
     vector = np.ones(3, dtype=np.float32)
     with pytest.raises(DatasetError, match=why):
-        write_entity(0, item, vector, vector, changed=False)
+        write_entity(0, item, vector, vector)
 
 
 def test_a_gallery_of_another_encoder_is_refused(milvus: str, tmp_path: Path) -> None:
