@@ -5,7 +5,7 @@ export VOUCH_PORT ?= 8080
 
 .PHONY: install demo test lint bench bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images crash-indexing \
-  ray-indexing soak clean
+  crash-writes ray-indexing soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make ray-indexing  the same bundle from a Ray whose workers are killed; a minute"
 	@echo "make bench-poison  good requests lost to a bad neighbour: here, and with LitServe; a minute"
 	@echo "make soak      a quarter of an hour of load, hot swaps and Redis restarts"
+	@echo "make crash-writes  a service killed 50 times while it is written to; ten minutes"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make install   make .venv with everything for development"
 	@echo "make lint      format, lint, types, import contracts"
@@ -63,6 +64,9 @@ bench-poison: install bundles/digits/CURRENT
 
 soak: install bundles/digits/CURRENT
 	PYTHONPATH=. $(BIN)/python tests/soak.py bundles/digits
+
+crash-writes: install bundles/digits/CURRENT
+	PYTHONPATH=. $(BIN)/python tests/crash_writes.py bundles/digits
 
 clean:
 	rm -rf .venv build bundles runs

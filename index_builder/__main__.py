@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table
 
+from index_builder import live_commands
 from index_builder.configuration import (
     BuildConfig,
     builtin_configs,
@@ -60,6 +62,11 @@ def _opened(config_source: str, run: Path | None) -> tuple[BuildConfig, Run]:
 
 def _step(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.steps`
     """Import a step only when it runs: torch takes seconds, and ``--help`` should not."""
+    if name != "train_step" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "torchrun starts several processes, and only `train` can share its work among them. "
+            "Run the other steps without torchrun."
+        )
     return getattr(importlib.import_module("index_builder.steps"), name)
 
 
@@ -270,6 +277,12 @@ def rollback_command(directory: DirectoryArgument) -> None:
         raise BundleNotFound(f"No bundle was current in {directory} before the present one.")
     activate_command(directory, before)
     print(before)
+
+
+app.add_typer(live_commands.app, name="items")
+app.command("compact")(live_commands.compact_command)
+app.command("backup")(live_commands.backup_command)
+app.command("restore")(live_commands.restore_command)
 
 
 def main() -> None:

@@ -11,13 +11,11 @@ from index_builder.datasets import LabelledImages
 from index_builder.embedding import BATCH
 from index_builder.progress import track
 from model_store.decision import OUTLIER_SIGNALS, LabelMeans, OutlierDetector, labels_found, signals
+from model_store.decision.label_means import label_sums
 from model_store.decision.outliers import unit_rows
 from model_store.encoder import Embeddings, Encoder
 from model_store.gallery import Gallery
 from model_store.search import N_CANDIDATES
-
-_ROWS = 4096
-"""Items whose directions are read at once."""
 
 Floats = NDArray[np.float64]
 
@@ -183,29 +181,12 @@ def _looked_up(
     )
 
 
-def label_means(gallery: Gallery) -> LabelMeans:
-    """The mean direction of each label of a gallery."""
-    codes = gallery.label_codes(np.arange(gallery.n_items))
-    sums = _label_sums(gallery, codes)
-    return LabelMeans(unit_rows(sums.astype(np.float32)))
-
-
 def _means_without(
     gallery: Gallery, item_codes: NDArray[np.int32], own: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """The mean direction (B, D) of the label of each item ``own`` (B,), without that item."""
-    rest = _label_sums(gallery, item_codes)[item_codes[own]] - gallery.directions(own)
+    rest = label_sums(gallery, item_codes)[item_codes[own]] - gallery.directions(own)
     return unit_rows(rest.astype(np.float32))  # no direction of a label that has no other item
-
-
-def _label_sums(gallery: Gallery, codes: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Sum (C, D) of the directions of each label's items."""
-    sums = np.zeros((len(gallery.labels), gallery.dim))
-    for start in range(0, gallery.n_items, _ROWS):
-        rows = np.arange(start, min(start + _ROWS, gallery.n_items))
-        labelled = rows[codes[rows] >= 0]
-        np.add.at(sums, codes[labelled], gallery.directions(labelled))
-    return sums
 
 
 def _codes(

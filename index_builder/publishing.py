@@ -8,7 +8,8 @@ from importlib import metadata
 from typing import Any
 
 from model_store.bundle import Manifest, SampleQuery
-from model_store.retriever import Retriever, search_settings
+from model_store.retriever import Retriever
+from model_store.staleness import search_settings
 
 _LIBRARIES = ("vouch", "torch", "torchvision", "onnx", "numpy", "scikit-learn", "faiss-cpu")
 

@@ -26,6 +26,7 @@ from index_builder.calibration import (
 from index_builder.configuration import BuildConfig
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.datasets.corruption import corrupted
+from index_builder.distributed import Group, process_group
 from index_builder.embedding import embed_with_features
 from index_builder.evaluation import evaluate
 from index_builder.export import PARITY_BATCHES, export_encoder
@@ -49,7 +50,7 @@ from index_builder.networks import (
     save_checkpoint,
 )
 from index_builder.objectives import build_objective
-from index_builder.observation import label_means, observe
+from index_builder.observation import observe
 from index_builder.posterior_configuration import EnsembleConfig
 from index_builder.posteriors import EnsemblePosterior, Posterior
 from index_builder.progress import console, track
@@ -63,6 +64,7 @@ from model_store.bundle import (
     EVALUATION_FILE,
     publish,
 )
+from model_store.decision import label_means
 from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder
 from model_store.errors import ConfigError, DatasetError
 from model_store.feedback import FeedbackLog
@@ -71,7 +73,8 @@ from model_store.gallery.faiss_gallery import ITEMS_FILE
 from model_store.gallery.milvus_collection import MILVUS_FILE
 from model_store.gallery.opening import index_description
 from model_store.quality import ordinary_limits, quality_measures
-from model_store.retriever import open_parts, search_settings
+from model_store.retriever import open_parts
+from model_store.staleness import search_settings
 
 N_DETECTOR_IMAGES = 10_000
 """Gallery images whose features the outlier detector is fitted on; beyond it nothing is gained and
@@ -92,32 +95,37 @@ def train_step(config: BuildConfig, run: Run) -> None:
     """Images → checkpoint.safetensors, objective.safetensors and training.json.
 
     Of an ensemble each member has them. One that was interrupted goes on with the member that it
-    was at.
+    was at. Under ``torchrun`` its processes train together, and the first one writes.
     """
-    if isinstance(config.posterior, EnsembleConfig):
-        _train_members(config, _splits(config).training, run)
-    else:
-        _train_alone(config, _splits(config).training, run)
+    images = _splits(config).training
+    with process_group() as group:
+        if isinstance(config.posterior, EnsembleConfig):
+            _train_members(config, images, run, group)
+        else:
+            _train_alone(config, images, run, group)
 
 
-def _train_members(config: BuildConfig, images: LabelledImages, run: Run) -> None:
+def _train_members(config: BuildConfig, images: LabelledImages, run: Run, group: Group) -> None:
     """Train what is missing of an ensemble; one that is whole is trained anew.
 
     All members have the same ``images``: a member's seed decides how it is trained, not on what.
     """
     started = time.perf_counter()
     report = run.directory / TRAINING_REPORT
-    if report.exists():
+    if group.writes and report.exists():
         report.unlink()
         shutil.rmtree(run.members, ignore_errors=True)
     for number, member in enumerate(member_configs(config)):
+        group.wait()  # all see the same members finished
         place = run.member(number)
         finished = place.directory / TRAINING_REPORT
         asked = member.model_dump(mode="json")
         if finished.exists() and place.read_json(TRAINING_REPORT)["config"] == asked:
             continue
         console.print(f"member {number + 1}")
-        _train_alone(member, images, place)
+        _train_alone(member, images, place, group)
+    if not group.writes:
+        return
     run.write_json(
         TRAINING_REPORT,
         {
@@ -128,7 +136,7 @@ def _train_members(config: BuildConfig, images: LabelledImages, run: Run) -> Non
     )
 
 
-def _train_alone(config: BuildConfig, images: LabelledImages, run: Run) -> None:
+def _train_alone(config: BuildConfig, images: LabelledImages, run: Run, group: Group) -> None:
     """Train one encoder on ``images``."""
     started = time.perf_counter()
     _require_enough(images)
@@ -146,11 +154,14 @@ def _train_alone(config: BuildConfig, images: LabelledImages, run: Run) -> None:
     history = []
     if config.training.epochs:
         encoder.place_trunk(trunk_device(config.training))
-        source = feature_source(encoder, images, config.training, generator)
+        source = feature_source(encoder, images, config.training, generator, group)
+        dropout = config.network.dropout
         history = train(
-            encoder, objective, source, labels, config.training, generator, config.network.dropout
+            encoder, objective, source, labels, config.training, generator, dropout, group
         )
         encoder.place_trunk(torch.device("cpu"))
+    if not group.writes:
+        return
     run.directory.mkdir(parents=True, exist_ok=True)
     save_checkpoint(encoder.state_dict(), run.checkpoint, config.network.weights)
     save_file(objective.learned(), run.objective)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from index_builder.configuration import TrainingConfig
 from index_builder.datasets import LabelledImages
+from index_builder.distributed import ALONE, Group
 from index_builder.features import all_features
 from index_builder.networks import MetricEncoder
 from index_builder.networks.dropout import dropped_out
@@ -63,6 +64,7 @@ def train(
     config: TrainingConfig,
     generator: torch.Generator,
     dropout: float = 0.0,
+    group: Group = ALONE,
 ) -> list[Epoch]:
     """Train in place: AdamW, warm-up, and a cosine schedule over ``config.epochs``.
 
@@ -74,6 +76,7 @@ def train(
     labels : (N,) int64 codes, from 0 without gaps.
     generator : decides the batches, and what is dropped.
     dropout : share of the features that each image loses.
+    group : the processes that train together; each is given the same of everything else.
 
     Raises
     ------
@@ -87,14 +90,14 @@ def train(
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
     encoder.train()
+    loss_of = group.together(_BatchLoss(encoder, objective, features_of, dropout, generator))
     history = []
     for epoch in range(config.epochs):
         started, total, rate = time.perf_counter(), 0.0, float(schedule.get_last_lr()[0])
         batches = balanced_batches(labels, config, n_batches, generator)
         for rows in track(batches, f"epoch {epoch + 1}/{config.epochs}", n_batches):
-            features = dropped_out(features_of(rows), dropout, generator)
             optimizer.zero_grad()
-            loss = objective(features, labels[rows], encoder.last_layer)
+            loss = loss_of(rows, labels[rows])
             torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
@@ -105,12 +108,38 @@ def train(
                 )
             total += value
         history.append(Epoch(total / n_batches, rate, time.perf_counter() - started))
-        console.print(
-            f"epoch {epoch + 1}/{config.epochs}: loss {history[-1].loss:.4f}, "
-            f"{history[-1].seconds:.0f} s"
-        )
+        if group.writes:
+            console.print(
+                f"epoch {epoch + 1}/{config.epochs}: loss {history[-1].loss:.4f}, "
+                f"{history[-1].seconds:.0f} s"
+            )
     encoder.eval()
     return history
+
+
+class _BatchLoss(nn.Module):
+    """The loss of a batch by its rows: a module, since that is what processes can share."""
+
+    def __init__(
+        self,
+        encoder: MetricEncoder,
+        objective: Objective,
+        features_of: FeatureSource,
+        dropout: float,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.objective = objective
+        self._features_of = features_of
+        self._dropout = dropout
+        self._generator = generator
+
+    def forward(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """Loss of the images of ``rows`` (B,) with ``labels`` (B,)."""
+        features = dropped_out(self._features_of(rows), self._dropout, self._generator)
+        loss: Tensor = self.objective(features, labels, self.encoder.last_layer)
+        return loss
 
 
 def feature_source(
@@ -118,25 +147,32 @@ def feature_source(
     images: LabelledImages,
     config: TrainingConfig,
     generator: torch.Generator,
+    group: Group = ALONE,
 ) -> FeatureSource:
     """Features of training images by row: computed once where the trunk is frozen, else each time.
 
     Parameters
     ----------
     generator : decides the augmentation.
+    group : whose processes compute them in parts; what one decides at random, all do.
     """
     if encoder.frozen:
         features = all_features(encoder, images)
         return lambda rows: features[rows]
+
+    def in_parts(rows: Tensor, images_of: Callable[[Tensor], Tensor]) -> Tensor:
+        part = group.part(rows)
+        changes = Augmentation.drawn(len(rows), config, generator).of(part)
+        return group.gathered(encoder.features(changes(images_of(rows[part]))), len(rows))
+
     if len(images) * encoder.preprocessing.n_bytes <= PREPARED_BYTES:
         prepared = torch.from_numpy(images.prepared(encoder.preprocessing))
-        return lambda rows: encoder.features(augment(prepared[rows], config, generator))
+        return lambda rows: in_parts(rows, lambda some: prepared[some])
 
     def decoded(rows: Tensor) -> Tensor:
-        batch = torch.from_numpy(images.subset(rows.numpy()).prepared(encoder.preprocessing))
-        return encoder.features(augment(batch, config, generator))
+        return torch.from_numpy(images.subset(rows.numpy()).prepared(encoder.preprocessing))
 
-    return decoded
+    return lambda rows: in_parts(rows, decoded)
 
 
 def _parameter_groups(
@@ -192,17 +228,53 @@ def _dealt(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tens
         left = left[size:]
 
 
+@dataclass(frozen=True, slots=True)
+class Augmentation:
+    """What is done to each of B images.
+
+    Attributes
+    ----------
+    mirrored : (B,) whether it is mirrored; None where none is.
+    offsets : (2, B) by how many pixels it is moved down and across, from 0 to twice the most; None
+        where none is.
+    most : pixels that an image is moved by at most, either way.
+    """
+
+    mirrored: Tensor | None
+    offsets: Tensor | None
+    most: int
+
+    @classmethod
+    def drawn(cls, n: int, config: TrainingConfig, generator: torch.Generator) -> Augmentation:
+        """At random for ``n`` images, as ``config`` says."""
+        mirrored = torch.rand(n, generator=generator) < 0.5 if config.flip else None
+        offsets = None
+        if config.shift:
+            offsets = torch.randint(0, 2 * config.shift + 1, (2, n), generator=generator)
+        return cls(mirrored, offsets, config.shift)
+
+    def of(self, positions: Tensor) -> Augmentation:
+        """What is done to some of the images."""
+        return Augmentation(
+            None if self.mirrored is None else self.mirrored[positions],
+            None if self.offsets is None else self.offsets[:, positions],
+            self.most,
+        )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Mirror and move ``images`` (B, H, W, 3)."""
+        if self.mirrored is not None:
+            images = torch.where(self.mirrored[:, None, None, None], images.flip(2), images)
+        if self.offsets is not None:
+            height, width = images.shape[1:3]
+            padded = torch.nn.functional.pad(images, (0, 0, *[self.most] * 4))
+            down = self.offsets[0, :, None] + torch.arange(height)
+            across = self.offsets[1, :, None] + torch.arange(width)
+            image = torch.arange(len(images))[:, None, None]
+            images = padded[image, down[:, :, None], across[:, None, :]]
+        return images
+
+
 def augment(images: Tensor, config: TrainingConfig, generator: torch.Generator) -> Tensor:
     """Mirror and move ``images`` (B, H, W, 3) at random, as ``config`` says."""
-    if config.flip:
-        mirrored = torch.rand(len(images), generator=generator) < 0.5
-        images = torch.where(mirrored[:, None, None, None], images.flip(2), images)
-    if config.shift:
-        height, width = images.shape[1:3]
-        padded = torch.nn.functional.pad(images, (0, 0, *[config.shift] * 4))
-        offsets = torch.randint(0, 2 * config.shift + 1, (2, len(images)), generator=generator)
-        down = offsets[0, :, None] + torch.arange(height)
-        across = offsets[1, :, None] + torch.arange(width)
-        image = torch.arange(len(images))[:, None, None]
-        images = padded[image, down[:, :, None], across[:, None, :]]
-    return images
+    return Augmentation.drawn(len(images), config, generator)(images)

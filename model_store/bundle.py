@@ -106,19 +106,29 @@ def publish(staging: Path, manifest: Manifest, root: Path) -> Path:
     -------
     The bundle's directory, ``root/<id>``.
     """
-    files = {name: _describe(staging / name) for name in _file_names(staging)}
-    complete = replace(manifest, files=files)
+    complete = described(staging, manifest)
     target = root / complete.id
     if not target.exists():
         partial = root / f".{complete.id}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(staging, partial)
-        (partial / MANIFEST_FILE).write_bytes(complete.to_json())
-        for path in [partial, *partial.rglob("*")]:
-            _flush(path)
-        partial.rename(target)
+        become_bundle(partial, complete)
     activate(root, complete.id)
     return target
+
+
+def described(directory: Path, manifest: Manifest) -> Manifest:
+    """The manifest of a bundle of the files in ``directory``."""
+    files = {name: _describe(directory / name) for name in _file_names(directory)}
+    return replace(manifest, files=files)
+
+
+def become_bundle(directory: Path, manifest: Manifest) -> Path:
+    """Give ``directory`` its manifest and, by one rename, the name of the bundle that it is now."""
+    (directory / MANIFEST_FILE).write_bytes(manifest.to_json())
+    for path in [directory, *directory.rglob("*")]:
+        flush(path)
+    return directory.rename(directory.with_name(manifest.id))
 
 
 def activate(root: Path, bundle_id: str) -> None:
@@ -248,12 +258,12 @@ def _read_pointer(pointer: Path) -> str | None:
 def _write_pointer(pointer: Path, bundle_id: str) -> None:
     staged = pointer.with_name(f".{pointer.name}.partial")
     staged.write_text(bundle_id + "\n", encoding="ascii")
-    _flush(staged)
+    flush(staged)
     staged.replace(pointer)
-    _flush(pointer.parent)
+    flush(pointer.parent)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Wait until the file or directory is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -35,6 +35,13 @@ nothing that a client of the service may not see.
     ├── NotReady                 the service cannot answer at the moment
     ├── GalleryUnavailable       the engine that holds the gallery does not answer
     ├── ActivationRefused        a bundle cannot take the place of the one that is served
+    ├── WriteError               a change of a gallery was not kept, and nothing of it
+    │   ├── WriteRefused         the gallery takes no changes, or not this one
+    │   ├── KeyReused            the Idempotency-Key was sent before with another request
+    │   ├── GallerySuperseded    another bundle has become current meanwhile
+    │   ├── StorageBusy          another process is writing
+    │   ├── StorageFull          there is no room for it
+    │   └── StorageFailed        the disk does not take it, or does not give it back
     ├── KeysError                the file of API keys cannot be used
     │   └── KeysRequired         others could reach a service that asks for no key
     ├── EncoderError             the encoder cannot be used
@@ -42,6 +49,7 @@ nothing that a client of the service may not see.
     │   ├── ProviderUnavailable  the execution provider that was asked for does not run here
     │   ├── EncoderStopped       it stopped while it worked, and is started again
     │   └── EncodingFailed       it runs, but cannot embed this image
+    ├── ArchiveError             a backup cannot be made, or cannot be restored
     ├── BundleError              the bundle cannot be served
     │   ├── BundleNotFound       nothing there
     │   ├── BundleTampered       a file differs from the manifest
@@ -157,6 +165,34 @@ class MethodNotAllowed(VouchError):
     """The path exists, the method does not."""
 
 
+class WriteError(VouchError):
+    """A change of a gallery was not kept, and nothing of it."""
+
+
+class WriteRefused(WriteError):
+    """The gallery takes no changes, or not this one."""
+
+
+class KeyReused(WriteError):
+    """The Idempotency-Key was sent before, with another request."""
+
+
+class GallerySuperseded(WriteError):
+    """Another bundle of the gallery has become current meanwhile."""
+
+
+class StorageBusy(WriteError):
+    """Another process is writing to the gallery."""
+
+
+class StorageFull(WriteError):
+    """There is no room to keep the change."""
+
+
+class StorageFailed(WriteError):
+    """The disk does not take the change, or does not give it back."""
+
+
 class KeysError(VouchError):
     """The file of API keys cannot be used."""
 
@@ -203,6 +239,10 @@ class GalleryUnavailable(VouchError):
 
 class ActivationRefused(VouchError):
     """The bundle cannot take the place of the one that is served, which is served on."""
+
+
+class ArchiveError(VouchError):
+    """A backup cannot be made, or cannot be restored."""
 
 
 class BundleError(VouchError):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,57 +19,33 @@ from model_store.bundle import (
 )
 from model_store.decision import Calibration, Decision, decide
 from model_store.encoder import Embeddings, Encoder, OnnxEncoder, ProviderChoice
-from model_store.errors import BundleMismatch
-from model_store.gallery import Filter, Gallery, Item, MilvusAccess, open_gallery
+from model_store.errors import BundleMismatch, VouchError, WriteRefused
+from model_store.gallery import (
+    FaissGallery,
+    Filter,
+    Gallery,
+    GallerySnapshot,
+    Item,
+    LiveGallery,
+    MilvusAccess,
+    open_gallery,
+)
 from model_store.gallery.milvus_collection import NO_ACCESS
 from model_store.images import DecodedImage, decode_image
+from model_store.live_bundles import open_live
+from model_store.matches import Match, matches_of
 from model_store.predictive import N_SAMPLES, Predictive, predict
 from model_store.search import (
     EVERYTHING,
     N_CANDIDATES,
     Diversity,
-    Neighbours,
     two_stage_search,
 )
 from model_store.sphere import base_noise
+from model_store.staleness import staleness
 
 DEFAULT_ALPHA = 0.05
 """Rate of false alarms where neither the request nor a calibration names one."""
-
-
-def search_settings(gallery: Gallery) -> dict[str, Any]:
-    """What a calibration depends on beside the encoder: what is searched, and how."""
-    return {
-        "index": gallery.index_type,
-        "n_items": gallery.n_items,
-        "n_candidates": N_CANDIDATES,
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """One ranked neighbour.
-
-    Attributes
-    ----------
-    rank : from 1.
-    item : whom the gallery's owner knows.
-    similarity : cosine of the directions, in [−1, 1].
-    match_probability : calibrated P(true match), None without calibration.
-    match_interval : what that probability lies between, None without calibration.
-    rank_stability : share of predictive samples under which it stays in the list.
-    rank_confidence : P(it is nearer to the query than the next item), None of the gallery's last.
-    variance : of the item's own embedding, relative to its squared norm.
-    """
-
-    rank: int
-    item: Item
-    similarity: float
-    match_probability: float | None
-    match_interval: tuple[float, float] | None
-    rank_stability: float
-    rank_confidence: float | None
-    variance: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +99,17 @@ class Retriever:
                     "`vouch-build calibrate` with this encoder."
                 )
         self.encoder = encoder
-        self.gallery = gallery
+        self.gallery: Gallery = gallery
         self.calibration = calibration
-        self.stale = None if calibration is None else _staleness(calibration, gallery)
+        self.stale = None if calibration is None else staleness(calibration, gallery)
         self._noise = base_noise(encoder.fingerprint, N_SAMPLES, encoder.dim)
+
+    def with_gallery(self, gallery: Gallery) -> Retriever:
+        """The same encoder and decision layer, with another state of the gallery."""
+        other = copy(self)
+        other.gallery = gallery
+        other.stale = None if self.calibration is None else staleness(self.calibration, gallery)
+        return other
 
     @property
     def alpha(self) -> float:
@@ -205,7 +188,7 @@ class Retriever:
         members = neighbours.rows[:0] if chosen is None else neighbours.rows[chosen.places]
         items = self.gallery.items(np.concatenate([shown, members]))  # one look-up for both
         variances = self.gallery.dispersions(shown)
-        matches = _matches(items[: len(shown)], variances, neighbours, decision)
+        matches = matches_of(items[: len(shown)], variances, neighbours, decision)
         seconds = {
             "search": searched - started,
             "decide": decided - searched,
@@ -270,17 +253,69 @@ class Bundle:
     Attributes
     ----------
     root : the directory of bundles whose `CURRENT` named it; None where it was named itself.
+    live : takes changes of the gallery, which lie in ``root``; None where there is no root.
     """
 
     directory: Path
     manifest: Manifest
     retriever: Retriever
     root: Path | None = None
+    live: LiveGallery | None = None
 
     @property
     def name(self) -> str:
         """Name of the gallery."""
         return str(self.manifest.gallery["name"])
+
+    @property
+    def version(self) -> int:
+        """How many changes the gallery has seen; 0 of one that takes none."""
+        gallery = self.retriever.gallery
+        return gallery.version if isinstance(gallery, GallerySnapshot) else 0
+
+    @property
+    def n_pending(self) -> int:
+        """Items that came after the base, each of which every search goes through."""
+        gallery = self.retriever.gallery
+        return gallery.n_appended if isinstance(gallery, GallerySnapshot) else 0
+
+    def require_live(self) -> LiveGallery:
+        """What takes changes of the gallery.
+
+        Raises
+        ------
+        WriteRefused : nothing does.
+        """
+        if isinstance(self.retriever.gallery, MilvusGallery):
+            raise WriteRefused(
+                f"The gallery {self.name!r} lies in Milvus and is changed there: by `upsert` and "
+                "`delete` of `MilvusGallery`."
+            )
+        if self.live is None:
+            raise WriteRefused(
+                f"The gallery {self.name!r} is served from one bundle, which never changes. To "
+                "change it, name the directory that holds its bundles."
+            )
+        return self.live
+
+    def within(self, root: Path) -> Bundle:
+        """The bundle as one of ``root``, with the changes of its gallery that lie there."""
+        opened = self.retriever.gallery
+        if isinstance(opened, MilvusGallery):  # whose changes lie with it
+            return replace(self, root=root)
+        base = opened if isinstance(opened, FaissGallery) else None
+        live = open_live(root, self.directory, base)
+        retriever = self.retriever.with_gallery(live.snapshot())
+        return replace(self, retriever=retriever, root=root, live=live)
+
+    def renewed(self) -> Bundle:
+        """The bundle with its gallery as it is now."""
+        if self.live is None:
+            return self
+        snapshot = self.live.snapshot()
+        if snapshot is self.retriever.gallery:
+            return self
+        return replace(self, retriever=self.retriever.with_gallery(snapshot))
 
 
 OpenEncoder = Callable[[Path, ProviderChoice, int], Encoder]
@@ -332,40 +367,11 @@ def open_bundle(
             f"{str(manifest.encoder['fingerprint'])[:12]}, the file is "
             f"{retriever.encoder.fingerprint[:12]}. Build the bundle again."
         )
-    return Bundle(directory, manifest, retriever, None if directory == path else path)
-
-
-def _staleness(calibration: Calibration, gallery: Gallery) -> str | None:
-    settings = search_settings(gallery)
-    if calibration.search == settings:
-        return None
-    return (
-        f"Calibrated with the search settings {dict(calibration.search)}, searched with "
-        f"{settings}. Run `vouch-build calibrate` again."
-    )
-
-
-def _matches(
-    items: Sequence[Item],
-    variances: NDArray[np.float32],
-    neighbours: Neighbours,
-    decision: Decision,
-) -> tuple[Match, ...]:
-    """The first of the list, with what is known of each; ``variances`` (n,) of the n ``items``."""
-    probabilities, intervals = decision.match_probabilities, decision.match_intervals
-    confidences = neighbours.rank_confidence
-    return tuple(
-        Match(
-            rank=rank + 1,
-            item=item,
-            similarity=float(neighbours.similarities[place]),
-            match_probability=None if probabilities is None else float(probabilities[place]),
-            match_interval=None
-            if intervals is None
-            else (float(intervals[place, 0]), float(intervals[place, 1])),
-            rank_stability=float(neighbours.rank_stability[rank]),
-            rank_confidence=float(confidences[rank]) if rank < len(confidences) else None,
-            variance=float(variances[rank]),
-        )
-        for rank, (place, item) in enumerate(zip(neighbours.listed, items, strict=False))
-    )
+    bundle = Bundle(directory, manifest, retriever)
+    if directory == path:
+        return bundle
+    try:
+        return bundle.within(path)
+    except VouchError:
+        retriever.encoder.close()
+        raise

@@ -161,7 +161,7 @@ def rank_stability(similarities: NDArray[np.float32], k: int) -> NDArray[np.floa
     n = similarities.shape[1]
     if k >= n:
         return np.ones(n)
-    kth_largest = np.partition(similarities, n - k, axis=1)[:, n - k, None]
+    kth_largest = np.sort(similarities, axis=1)[:, n - k, None]  # faster than a partition
     votes = np.add.reduce(similarities >= kth_largest, axis=0, dtype=np.int32)
     share: NDArray[np.float64] = votes / len(similarities)  # .mean(axis=0), in a third of its time
     return share

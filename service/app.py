@@ -22,7 +22,7 @@ from service.access import Access, open_access
 from service.admission import Admission
 from service.cache import open_cache
 from service.decoding import Decoder, DecoderPool, ThreadDecoder
-from service.engine import SearchEngine, Workplace
+from service.engine import SearchEngine
 from service.galleries import Galleries, OpenBundle
 from service.gallery_metrics import GalleryMetrics
 from service.middleware import RequestContext
@@ -33,6 +33,8 @@ from service.routes import ROUTERS
 from service.settings import Settings
 from service.state import State
 from service.telemetry import Telemetry
+from service.workplace import Workplace
+from service.writing import ItemWriter
 
 PAGE = Path(__file__).parent / "page"
 
@@ -44,6 +46,7 @@ EXPOSED_HEADERS = [
     "RateLimit-Limit",
     "RateLimit-Remaining",
     "RateLimit-Reset",
+    "Idempotency-Replayed",
 ]
 
 
@@ -120,7 +123,7 @@ def create_app(
         app = CORSMiddleware(
             app,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
@@ -167,6 +170,7 @@ async def _set_up(
         lambda bundle: SearchEngine.start(bundle, workplace),
         settings.canary_period_s,
         telemetry.activation,
+        settings.compact_after,
     )
     stack.push_async_callback(galleries.close)
     for bundle in bundles:
@@ -177,4 +181,5 @@ async def _set_up(
     watching = asyncio.create_task(galleries.watch())
     stack.callback(watching.cancel)
     feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
-    return State(galleries, cache, telemetry, feedback, settings.max_image_bytes)
+    writer = ItemWriter(galleries, telemetry)
+    return State(galleries, writer, cache, telemetry, feedback, settings.max_image_bytes)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import json
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -69,7 +70,8 @@ class VouchClient:
     """Asks one service; safe to share by threads, and to be closed.
 
     Where the service is busy (503 with ``Retry-After``) it is asked again, `MAX_ATTEMPTS` times in
-    all: every request but feedback leaves nothing behind, and of feedback the last word counts.
+    all: queries leave nothing behind, of feedback the last word counts, and every change of a
+    gallery has an Idempotency-Key, under which it is made once.
 
     Parameters
     ----------
@@ -229,6 +231,64 @@ class VouchClient:
         )
         return self._get(path, schemas.SimilarAnswer, options)
 
+    def put_item(
+        self,
+        gallery: str,
+        item_id: str,
+        image: Image,
+        *,
+        label: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> schemas.ItemWritten:
+        """Put an item into a gallery, in place of the one of that id if there is one.
+
+        Raises
+        ------
+        VouchProblem : such as ``corrupt_image``, or ``write_refused``; nothing was changed.
+        """
+        fields = {"metadata": json.dumps(dict(metadata or {}))}
+        if label is not None:
+            fields["label"] = label
+        path, files = _path(gallery, "items", item_id), [("image", _file(image))]
+        request = self._http.build_request(
+            "PUT", path, data=fields, files=files, headers=_sent_again(idempotency_key)
+        )
+        return self._ask(request, schemas.ItemWritten)
+
+    def put_items(
+        self,
+        gallery: str,
+        items: Sequence[tuple[str, Image]],
+        *,
+        label: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[schemas.BatchItemWritten]:
+        """Put several items, each an id and an image; those that can be are put together."""
+        entries = [{"id": item_id, "label": label} for item_id, _ in items]
+        request = self._http.build_request(
+            "POST",
+            _path(gallery, "items"),
+            data={"items": json.dumps(entries)},
+            files=[("images", _file(image)) for _, image in items],
+            headers=_sent_again(idempotency_key),
+        )
+        return self._ask(request, schemas.BatchWritten).items
+
+    def delete_item(
+        self, gallery: str, item_id: str, *, idempotency_key: str | None = None
+    ) -> schemas.ItemWritten:
+        """Delete an item from a gallery."""
+        request = self._http.build_request(
+            "DELETE", _path(gallery, "items", item_id), headers=_sent_again(idempotency_key)
+        )
+        return self._ask(request, schemas.ItemWritten)
+
+    def compact(self, gallery: str) -> schemas.Activation:
+        """Have a new bundle made of the one that is served and its changes, and served."""
+        request = self._http.build_request("POST", _path(gallery, "compact"))
+        return self._ask(request, schemas.Activation)
+
     def feedback(
         self, answer: schemas.SearchAnswer, item_id: str, *, correct: bool
     ) -> schemas.FeedbackAnswer:
@@ -276,6 +336,11 @@ class VouchClient:
             return answer.model_validate_json(response.content)
         except ValidationError:
             raise _not_vouch(response) from None
+
+
+def _sent_again(key: str | None) -> dict[str, str]:
+    """The header of a request that may be sent again, by this client among others."""
+    return {"Idempotency-Key": key or uuid.uuid4().hex}
 
 
 def _problem(response: httpx2.Response) -> VouchProblem:

@@ -25,22 +25,29 @@ MAX_LENGTH = 6_000
 
 
 class ItemsCursor(BaseModel):
-    """Where a list of items goes on: at row ``start``."""
+    """Where a list of items goes on: with the item whose id comes after that at row ``after``.
+
+    In a live gallery too a row stays what it is, even of an item that has gone.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     of: Literal["items"] = "items"
     bundle: str
-    start: int = Field(ge=0, le=2**40)
+    after: int = Field(ge=0, le=2**40)
 
 
 class SearchCursor(BaseModel):
-    """Where the results of a query go on: after the first ``start`` of them."""
+    """Where the results of a query go on: after the first ``start`` of them.
+
+    ``version`` is of the gallery when it was first asked: the list goes on as it was then.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     of: Literal["search"] = "search"
     bundle: str
+    version: int = Field(0, ge=0, le=2**53)
     query_id: str = Field(pattern="^[0-9a-f]{64}$")
     start: int = Field(ge=1, lt=N_CANDIDATES)
     options: SearchOptions

@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import sys
+from base64 import b64encode
 from io import BytesIO
 from typing import Any
 
@@ -27,6 +28,7 @@ from model_store.images import (
     ImageLimits,
     Preprocessing,
     decode_image,
+    encode_thumbnail,
 )
 from model_store.images.budget import DecodingBudget, spending
 from model_store.quality import quality_measures
@@ -48,28 +50,32 @@ def main() -> None:
     _send(channel, {})
     while True:
         fields, data = _receive(channel)
-        fields, picture = _within(budget, data, Preprocessing(**fields), limits)
+        fields, picture = _within(budget, data, fields, limits)
         _send(channel, fields, picture)
 
 
 def _within(
-    budget: DecodingBudget, data: bytes, preprocessing: Preprocessing, limits: ImageLimits
+    budget: DecodingBudget, data: bytes, asked: dict[str, Any], limits: ImageLimits
 ) -> tuple[dict[str, Any], bytes]:
     """The answer to a request, unless its decoding ends this process."""
     with spending(budget):
         try:
-            return _answer(data, preprocessing, limits)
+            preprocessing = Preprocessing(**asked["preprocessing"])
+            return _answer(data, preprocessing, limits, thumbnail=asked["thumbnail"])
         except ImageError as error:
             return {"error": type(error).__name__, "detail": str(error)}, b""
 
 
 def _answer(
-    data: bytes, preprocessing: Preprocessing, limits: ImageLimits
+    data: bytes, preprocessing: Preprocessing, limits: ImageLimits, *, thumbnail: bool
 ) -> tuple[dict[str, Any], bytes]:
     decoded = decode_image(data, limits)
+    small = None
     try:
         picture = preprocessing(decoded.pixels).tobytes()
         measures = quality_measures(decoded.pixels)
+        if thumbnail:
+            small, _ = encode_thumbnail(decoded.pixels)
     except MemoryError as error:
         raise ImageTooCostly(TOO_MUCH_MEMORY) from error
     fields = {
@@ -79,6 +85,8 @@ def _answer(
         "height": decoded.height,
         "warnings": decoded.warnings,
     }
+    if small is not None:
+        fields["thumbnail"] = b64encode(small).decode()
     return fields, picture
 
 
@@ -96,7 +104,7 @@ def _warm_up(limits: ImageLimits) -> None:
     for name in FORMATS:
         file = BytesIO()
         Image.new("RGB", (16, 16)).save(file, name)
-        _answer(file.getvalue(), preprocessing, limits)
+        _answer(file.getvalue(), preprocessing, limits, thumbnail=True)
 
 
 def _send(channel: socket.socket, fields: dict[str, Any], data: bytes = b"") -> None:

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+from base64 import b64decode
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
@@ -25,7 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import CorruptImage, ImageError, ImageTooCostly
-from model_store.images import ImageLimits, Preprocessing, check_size, decode_image
+from model_store.gallery import Thumbnail
+from model_store.images import (
+    ImageLimits,
+    Preprocessing,
+    check_size,
+    decode_image,
+    encode_thumbnail,
+)
 from model_store.images.budget import DecodingBudget
 from model_store.quality import quality_measures
 from service.decoder import PREFIX
@@ -38,6 +46,7 @@ RETRY_S = 1.0
 """After which a decoder that did not start is started again."""
 
 _MAX_HEADER = 2**16
+"""Bytes; a thumbnail of pure noise takes 27,000 in it."""
 
 _ERRORS = {error.__name__: error for error in ImageError.__subclasses__()}
 
@@ -51,6 +60,7 @@ class Prepared:
     pixels : (H, W, 3) uint8 at the encoder's input size.
     measures : `model_store.quality.quality_measures` of the picture in its own size.
     format, width, height, warnings : as in `model_store.images.DecodedImage`.
+    thumbnail : a small picture of it, where one was asked for.
     """
 
     pixels: NDArray[np.uint8]
@@ -59,12 +69,15 @@ class Prepared:
     width: int
     height: int
     warnings: tuple[str, ...]
+    thumbnail: Thumbnail | None = None
 
 
 class Decoder(Protocol):
     """From uploads to the encoder's input."""
 
-    async def decode(self, data: bytes, preprocessing: Preprocessing) -> Prepared:
+    async def decode(
+        self, data: bytes, preprocessing: Preprocessing, *, thumbnail: bool = False
+    ) -> Prepared:
         """Decode an image file, measure it, and bring it to the encoder's input size."""
 
 
@@ -75,7 +88,9 @@ class ThreadDecoder:
         self._executor = executor
         self._limits = limits
 
-    async def decode(self, data: bytes, preprocessing: Preprocessing) -> Prepared:
+    async def decode(
+        self, data: bytes, preprocessing: Preprocessing, *, thumbnail: bool = False
+    ) -> Prepared:
         """Decode an image file, measure it, and bring it to the encoder's input size.
 
         Raises
@@ -83,9 +98,11 @@ class ThreadDecoder:
         ImageError : the image is empty, too large, damaged, or of another format.
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._decode, data, preprocessing)
+        return await loop.run_in_executor(
+            self._executor, self._decode, data, preprocessing, thumbnail
+        )
 
-    def _decode(self, data: bytes, preprocessing: Preprocessing) -> Prepared:
+    def _decode(self, data: bytes, preprocessing: Preprocessing, thumbnail: bool) -> Prepared:
         decoded = decode_image(data, self._limits)
         return Prepared(
             preprocessing(decoded.pixels),
@@ -94,6 +111,7 @@ class ThreadDecoder:
             decoded.width,
             decoded.height,
             decoded.warnings,
+            Thumbnail(*encode_thumbnail(decoded.pixels)) if thumbnail else None,
         )
 
 
@@ -158,7 +176,9 @@ class DecoderPool:
         """Of the decoders, those that are just being started among them."""
         return [decoder.pid for decoder in self._decoders]
 
-    async def decode(self, data: bytes, preprocessing: Preprocessing) -> Prepared:
+    async def decode(
+        self, data: bytes, preprocessing: Preprocessing, *, thumbnail: bool = False
+    ) -> Prepared:
         """Decode an image file, measure it, and bring it to the encoder's input size.
 
         Raises
@@ -169,7 +189,7 @@ class DecoderPool:
         outcome = None
         for _ in range(2):
             decoder = await self._take()
-            job = self._spawn(self._decode(decoder, data, preprocessing))
+            job = self._spawn(self._decode(decoder, data, preprocessing, thumbnail))
             outcome = await asyncio.shield(job)
             if outcome is not None:
                 break
@@ -181,14 +201,13 @@ class DecoderPool:
         )
 
     async def _decode(
-        self, decoder: _Decoder, data: bytes, preprocessing: Preprocessing
+        self, decoder: _Decoder, data: bytes, preprocessing: Preprocessing, thumbnail: bool
     ) -> Prepared | ImageError | None:
         """What became of an image; None where its decoder was killed from outside."""
         try:
             async with asyncio.timeout(self._budget.clock_s):
-                fields, picture = await decoder.ask(
-                    asdict(preprocessing), data, preprocessing.n_bytes
-                )
+                asked = {"preprocessing": asdict(preprocessing), "thumbnail": thumbnail}
+                fields, picture = await decoder.ask(asked, data, preprocessing.n_bytes)
         except TimeoutError:
             await self._replace(decoder)
             return self._too_costly()
@@ -200,7 +219,9 @@ class DecoderPool:
         shape = (preprocessing.height, preprocessing.width, 3)
         pixels = np.frombuffer(picture, dtype=np.uint8).reshape(shape)
         measures = np.array(fields.pop("measures"), dtype=np.float64)
-        return Prepared(pixels, measures, **fields | {"warnings": tuple(fields["warnings"])})
+        fields["warnings"] = tuple(fields["warnings"])
+        small = _thumbnail(fields.pop("thumbnail", None))
+        return Prepared(pixels, measures, **fields, thumbnail=small)
 
     def _judged(self, exit_status: int) -> ImageError | None:
         """What the end of its decoder says of an image."""
@@ -270,6 +291,14 @@ class DecoderPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(decoder.end() for decoder in self._decoders))
         self._decoders.clear()
+
+
+def _thumbnail(sent: str | None) -> Thumbnail | None:
+    """What a decoder says is a thumbnail; one that was taken over cannot make it another type."""
+    if sent is None:
+        return None
+    data = b64decode(sent)
+    return Thumbnail(data, "image/png" if data.startswith(b"\x89PNG") else "image/jpeg")
 
 
 class _Decoder:

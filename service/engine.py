@@ -9,37 +9,38 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.decision import DriftTest, assess
-from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.decision.drift import PERIOD
-from model_store.errors import FeedbackNotKept, ItemNotFound, QueryNotFound
+from model_store.errors import (
+    FeedbackNotKept,
+    InternalError,
+    ItemNotFound,
+    QueryNotFound,
+)
 from model_store.feedback import Feedback
-from model_store.gallery import Item
-from model_store.predictive import N_SAMPLES, Predictive
+from model_store.gallery import Thumbnail, Vector
+from model_store.predictive import Predictive
 from model_store.quality import quality_hints
-from model_store.retriever import Answer, Bundle
+from model_store.retriever import Answer, Bundle, Retriever
 from model_store.search import N_CANDIDATES
 from service.batching import MicroBatcher, largest_useful_batch
-from service.cache import Cache, CacheEntry
-from service.decoding import Decoder
+from service.cache import CacheEntry
+from service.cache_keys import key_prefix
 from service.outcomes import Asked, Assessed, Embedded, Encoded, Found, Similar
 from service.schemas import QueryImage
 from service.single_flight import SingleFlight
-from service.telemetry import Telemetry
+from service.workplace import Workplace
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-KEY_VERSION = 3
-"""Of the layout of cache entries; another layout is another key."""
 
 HASHED_AT_ONCE_BYTES = 2**18
 """Half a millisecond of hashing."""
@@ -48,30 +49,6 @@ DRIFTED = (
     "Recent queries are not such as the gallery was calibrated with, so that its probabilities may "
     "be wrong. Look at what is being sent, then run `vouch-build calibrate` with queries like it."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Workplace:
-    """What all engines of a service share.
-
-    Attributes
-    ----------
-    cache : of predictive distributions.
-    decoder : turns uploads into the encoder's input, where they harm nothing else.
-    executor : threads that search and decide.
-    telemetry : where numbers go.
-    max_batch : images encoded at once at most.
-    max_batch_pixels : their pixels at most, at the encoder's input size.
-    pad_batches : see `MicroBatcher`.
-    """
-
-    cache: Cache
-    decoder: Decoder
-    executor: Executor
-    telemetry: Telemetry
-    max_batch: int = 1
-    max_batch_pixels: int = 4_000_000
-    pad_batches: bool = False
 
 
 class SearchEngine:
@@ -84,7 +61,6 @@ class SearchEngine:
     def __init__(self, bundle: Bundle, workplace: Workplace, batch_size: int = 1) -> None:
         self.bundle = bundle
         self.batch_size = batch_size
-        self._retriever = bundle.retriever
         self._cache = workplace.cache
         self._decoder = workplace.decoder
         self._executor = workplace.executor
@@ -100,7 +76,7 @@ class SearchEngine:
         scores = [] if calibration is None else calibration.outlier_scores.tolist()
         self._drift = DriftTest(scores)
         self._watched: OrderedDict[str, None] = OrderedDict()
-        self._key_prefix = f"vouch:{KEY_VERSION}:{_basis(bundle)}:{N_SAMPLES}"
+        self._key_prefix = key_prefix(bundle.retriever)
         self.canary_at = -math.inf
         self.canary_s = math.nan
 
@@ -137,6 +113,37 @@ class SearchEngine:
         # At once: an encoder that hangs would keep the batcher waiting for it.
         encoder_closes = asyncio.to_thread(self._retriever.encoder.close)
         await asyncio.gather(self._batcher.close(), encoder_closes)
+        if self.bundle.live is not None:
+            await asyncio.to_thread(self.bundle.live.close)
+
+    def pinned(self, version: int | None = None) -> SearchEngine:
+        """A copy whose gallery stays as it is now, or was after the change ``version``."""
+        pinned = copy(self)
+        live = self.bundle.live
+        if live is not None and version not in {None, self.bundle.version}:
+            live.refresh()  # another replica may have been asked first, and be ahead
+            retriever = self._retriever.with_gallery(live.snapshot(version))
+            pinned.bundle = replace(self.bundle, retriever=retriever)
+        return pinned
+
+    async def renew(self) -> None:
+        """Let those who come now find what has been written to the gallery.
+
+        Raises
+        ------
+        StorageFailed : what was written cannot be read.
+        """
+        live = self.bundle.live
+        if live is None:
+            return
+        await asyncio.to_thread(live.refresh)
+        renewed = await asyncio.to_thread(self.bundle.renewed)
+        if renewed.version > self.bundle.version:  # whoever was faster may have come further
+            self.bundle = renewed
+
+    @property
+    def _retriever(self) -> Retriever:
+        return self.bundle.retriever
 
     @property
     def running(self) -> bool:
@@ -290,11 +297,14 @@ class SearchEngine:
         )
         return Similar(item, answer, answer.seconds | {"total": time.perf_counter() - started})
 
-    async def items(self, start: int, limit: int) -> list[Item]:
-        """At most ``limit`` items by id, from row ``start`` on."""
-        gallery = self._retriever.gallery
-        rows = np.arange(start, min(start + limit, gallery.n_items))
-        return await self.compute(lambda: gallery.items(rows))
+    async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail]:
+        """The embedding and the picture of an image that is to become an item; see `encoded`."""
+        preprocessing = self._retriever.encoder.metadata.preprocessing
+        prepared = await self._decoder.decode(data, preprocessing, thumbnail=True)
+        embeddings = await self._batcher.encode(prepared.pixels)
+        if prepared.thumbnail is None:
+            raise InternalError("The decoder made no thumbnail.")
+        return Vector(embeddings.mean[0], embeddings.variance[0]), prepared.thumbnail
 
     async def _known(self, query_id: str) -> CacheEntry:
         """What is cached of a query."""
@@ -388,12 +398,3 @@ class SearchEngine:
         raise ItemNotFound(
             f"The query did not find item {item_id!r} among its nearest {N_CANDIDATES}."
         )
-
-
-def _basis(bundle: Bundle) -> str:
-    """What cached numbers depend on: the encoder, and the calibration's outlier detector."""
-    files = bundle.manifest.files
-    parts = [files.get(name, {"sha256": ""})["sha256"] for name in (CALIBRATION_FILE, ARRAYS_FILE)]
-    parts.append(str(bundle.manifest.encoder["fingerprint"]))
-    digest = hashlib.sha256(":".join(parts).encode())
-    return digest.hexdigest()[:32]

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from model_store.bundle import activate, bundle_ids, current_id, previous_id
+from model_store.bundle import bundle_ids, previous_id
+from model_store.compaction import Compaction
 from model_store.errors import (
     ActivationRefused,
     BundleNotFound,
     GalleryNotFound,
+    GallerySuperseded,
     NotReady,
     VouchError,
 )
+from model_store.gallery import Delete, Retry, Upsert, Written
 from model_store.retriever import Bundle
+from service.current import named_by, persist
 from service.engine import SearchEngine
 
 logger = logging.getLogger(__name__)
@@ -40,6 +44,7 @@ class _Served:
     engine: SearchEngine
     leases: int = 0
     retired: bool = False
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class Galleries:
     start : an open bundle to an engine that has answered a canary.
     period_s : between canaries, and between looks at `CURRENT`.
     observe : told of every attempt to serve another bundle: its gallery, `activated` or `refused`.
+    compact_after : changes of a gallery after which it is compacted; 0: never by itself.
     """
 
     def __init__(
@@ -77,11 +83,13 @@ class Galleries:
         start: StartEngine,
         period_s: float,
         observe: Callable[[str, str], None] = lambda _gallery, _outcome: None,
+        compact_after: int = 0,
     ) -> None:
         self._open_bundle = open_bundle
         self._start = start
         self._period_s = period_s
         self._observe = observe
+        self._compact_after = compact_after
         self._served: dict[str, _Served] = {}
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
@@ -108,7 +116,7 @@ class Galleries:
         served = self._find(name)
         served.leases += 1
         try:
-            yield served.engine
+            yield served.engine.pinned()
         finally:
             served.leases -= 1
             self._close_if_done_with(served)
@@ -144,7 +152,7 @@ class Galleries:
             served = self._find(name)
             now = served.engine.bundle
             root = now.root
-            if follow and root and await asyncio.to_thread(_named_by, root) != bundle_id:
+            if follow and root and await asyncio.to_thread(named_by, root) != bundle_id:
                 if self._passed_over.get(name) == bundle_id:  # it was not tried
                     del self._passed_over[name]
                 return Switched(now.manifest.id, now.manifest.id, persisted=True)
@@ -154,18 +162,92 @@ class Galleries:
             except VouchError:
                 self._observe(name, "refused")
                 raise
-            persisted = follow or await asyncio.to_thread(_persist, directory)
+            persisted = follow or await asyncio.to_thread(persist, directory)
             if not persisted:  # then `CURRENT` is overruled, not followed
-                self._passed_over[name] = await asyncio.to_thread(_named_by, directory.parent)
+                self._passed_over[name] = await asyncio.to_thread(named_by, directory.parent)
             if opened is not None:
-                self._served[name] = _Served(opened)
-                self._previous[name] = now.manifest.id
-                served.retired = True
-                self._close_if_done_with(served)
-                fields = {"gallery": name, "bundle": bundle_id, "before": now.manifest.id}
-                logger.info("bundle activated", extra={"fields": fields})
-                self._observe(name, "activated")
+                self._exchange(name, opened)
             return Switched(bundle_id, now.manifest.id, persisted)
+
+    def _exchange(self, name: str, opened: SearchEngine) -> None:
+        """Serve another engine from now on; the one before ends when nobody uses it any more."""
+        served, bundle_id = self._served[name], opened.bundle.manifest.id
+        before = served.engine.bundle.manifest.id
+        self._served[name] = _Served(opened)
+        self._previous[name] = before
+        served.retired = True
+        self._close_if_done_with(served)
+        fields = {"gallery": name, "bundle": bundle_id, "before": before}
+        logger.info("bundle activated", extra={"fields": fields})
+        self._observe(name, "activated")
+
+    async def commit(
+        self,
+        name: str,
+        writes: Sequence[Upsert | Delete],
+        retry: Retry | None,
+        told: Callable[[list[Written]], str],
+    ) -> str:
+        """Change the gallery; see `LiveGallery.commit`. Whoever searches afterwards finds it.
+
+        Once begun it is brought to its end, whether the caller waits for it or not.
+
+        Raises
+        ------
+        ItemNotFound, WriteError : nothing was changed.
+        """
+        return await asyncio.shield(self._spawn(self._commit(name, writes, retry, told)))
+
+    async def _commit(
+        self,
+        name: str,
+        writes: Sequence[Upsert | Delete],
+        retry: Retry | None,
+        told: Callable[[list[Written]], str],
+    ) -> str:
+        served = self._find(name)
+        bundle = served.engine.bundle
+        live = bundle.require_live()
+        try:
+            async with served.writing:  # not on a thread: they are few
+                outcome = await asyncio.to_thread(live.commit, writes, retry, told)
+        except GallerySuperseded:
+            if bundle.root is not None and self._find(name) is served:
+                self._consider(name, await asyncio.to_thread(named_by, bundle.root))
+            raise
+        await served.engine.renew()
+        return outcome
+
+    async def compact(self, name: str) -> Switched:
+        """Serve a new bundle of what is served now and its changes; once begun it is ended.
+
+        Raises
+        ------
+        GalleryNotFound
+        ActivationRefused : the new bundle cannot be served.
+        WriteError : nothing was changed.
+        """
+        return await asyncio.shield(self._spawn(self._compact(name)))
+
+    async def _compact(self, name: str) -> Switched:
+        async with self._switching:
+            served = self._find(name)
+            now = served.engine.bundle
+            live, root, before = now.require_live(), now.root, now.manifest.id
+            if root is None or now.version == await asyncio.to_thread(live.log.start):
+                return Switched(before, before, persisted=True)
+            with Compaction(root, now.manifest, live) as compaction:
+                opened = await self._open(now, await asyncio.to_thread(compaction.prepare))
+                try:
+                    # Who writes waits, and finds the new engine.
+                    async with served.writing:
+                        await asyncio.to_thread(compaction.take_over)
+                        await opened.renew()
+                        self._exchange(name, opened)
+                except BaseException:
+                    await opened.close()
+                    raise
+            return Switched(opened.bundle.manifest.id, before, persisted=True)
 
     async def rollback(self, name: str) -> Switched:
         """Serve the bundle again that was served before.
@@ -190,8 +272,21 @@ class Galleries:
             for engine in self.engines():
                 self._spawn(_send_canary(engine, STALE_AFTER_PERIODS * self._period_s))
                 if engine.bundle.root is not None:
-                    named = await asyncio.to_thread(_named_by, engine.bundle.root)
+                    named = await asyncio.to_thread(named_by, engine.bundle.root)
                     self._consider(engine.bundle.name, named)
+                    self._spawn(self._look_after(engine))
+
+    async def _look_after(self, engine: SearchEngine) -> None:
+        """Hear of what others have written, and compact what has become much."""
+        name = engine.bundle.name
+        try:
+            await engine.renew()
+            if 0 < self._compact_after <= engine.bundle.n_pending and not self._switching.locked():
+                await self.compact(name)
+                self._observe(name, "compacted")
+        except VouchError as error:
+            fields = {"gallery": name, "reason": str(error)}
+            logger.error("changes not looked after", extra={"fields": fields})  # noqa: TRY400
 
     def require_ready(self) -> None:
         """Raise `NotReady` unless every gallery has answered a canary lately."""
@@ -245,25 +340,33 @@ class Galleries:
 
     async def _open(self, now: Bundle, directory: Path) -> SearchEngine:
         try:
-            opened = await asyncio.to_thread(self._open_bundle, directory)
+            opened = await asyncio.to_thread(self._open_within, directory)
         except VouchError as error:
             raise ActivationRefused(
                 f"The bundle {directory.name} cannot be served, so the present one is served on. "
                 f"{error}"
             ) from error
-        bundle = replace(opened, root=now.root)
-        if bundle.name != now.name:
-            bundle.retriever.encoder.close()
+        if opened.name != now.name:
+            opened.retriever.encoder.close()
             raise ActivationRefused(
-                f"The bundle {directory.name} holds the gallery {bundle.name!r}, not {now.name!r}. "
+                f"The bundle {directory.name} holds the gallery {opened.name!r}, not {now.name!r}. "
                 "Publish it into a directory of its own."
             )
         try:
-            return await self._start(bundle)
+            return await self._start(opened)
         except VouchError as error:
             raise ActivationRefused(
                 f"The bundle {directory.name} opens, but did not answer a canary: {error}"
             ) from error
+
+    def _open_within(self, directory: Path) -> Bundle:
+        """Open a bundle of a directory of bundles, with the changes of its gallery."""
+        opened = self._open_bundle(directory)
+        try:
+            return opened.within(directory.parent)
+        except VouchError:
+            opened.retriever.encoder.close()
+            raise
 
     @staticmethod
     def _directory(now: Bundle, bundle_id: str) -> Path:
@@ -295,20 +398,3 @@ async def _send_canary(engine: SearchEngine, patience_s: float) -> None:
     with suppress(TimeoutError, VouchError):
         async with asyncio.timeout(patience_s):
             await engine.canary()
-
-
-def _named_by(root: Path) -> str | None:
-    """What `CURRENT` names; None too where it cannot be read at the moment."""
-    try:
-        return current_id(root)
-    except OSError:
-        logger.exception("CURRENT cannot be read")
-        return None
-
-
-def _persist(directory: Path) -> bool:
-    try:
-        activate(directory.parent, directory.name)
-    except OSError:  # bundles are mounted for reading only, say
-        return False
-    return True

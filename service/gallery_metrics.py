@@ -37,6 +37,8 @@ class GalleryMetrics(Collector):
             families["vouch_drift_log_capital"].add_metric([name], engine.drift_log_capital)
             families["vouch_calibration_stale"].add_metric([name], engine.stale is not None)
             families["vouch_canary_age_seconds"].add_metric([name], now - engine.canary_at)
+            families["vouch_gallery_items"].add_metric([name], bundle.retriever.gallery.n_items)
+            families["vouch_pending_changes"].add_metric([name], bundle.n_pending)
             families["vouch_bundle_info"].add_metric([name, bundle.manifest.id], 1)
             identity = [name, encoder.fingerprint[:12], encoder.provider]
             families["vouch_encoder_info"].add_metric(identity, 1)
@@ -62,6 +64,12 @@ class GalleryMetrics(Collector):
             (
                 "vouch_canary_age_seconds",
                 "Time since a gallery last encoded and searched a canary.",
+                ["gallery"],
+            ),
+            ("vouch_gallery_items", "Items that can be found.", ["gallery"]),
+            (
+                "vouch_pending_changes",
+                "Items that came after the base, through each of which every search goes.",
                 ["gallery"],
             ),
             ("vouch_bundle_info", "1, for the bundle that is served.", ["gallery", "bundle"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -40,6 +41,9 @@ DOCS_POLICY = (
 
 PERMISSIONS_POLICY = "camera=(), display-capture=(), geolocation=(), microphone=(), usb=()"
 """Nothing here asks for these: a file that a camera takes comes in through a file input."""
+
+
+_PATH_OF_ITEMS = re.compile("/v1/galleries/[^/]+/items")
 
 
 class RequestContext:
@@ -135,7 +139,7 @@ class RequestContext:
 
     def _bound(self, path: str) -> _BodyBound:
         """What a body may hold, by where it is sent to."""
-        if path.endswith("/search/batch"):
+        if path.endswith("/search/batch") or _PATH_OF_ITEMS.fullmatch(path):
             return _BodyBound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
         image = self._max_image_bytes
         in_base64 = 4 * -(-image // 3)

@@ -22,11 +22,13 @@ from model_store.errors import (
     EncodingFailed,
     FeedbackNotKept,
     Forbidden,
+    GallerySuperseded,
     GalleryUnavailable,
     ImageTooCostly,
     ImageTooLarge,
     InternalError,
     InvalidRequest,
+    KeyReused,
     MethodNotAllowed,
     NotFound,
     NotReady,
@@ -34,10 +36,14 @@ from model_store.errors import (
     Overloaded,
     PathNotFound,
     RateLimited,
+    StorageBusy,
+    StorageFull,
     Unauthenticated,
     UnsupportedImage,
     UnsupportedMediaType,
     VouchError,
+    WriteError,
+    WriteRefused,
 )
 from service.request_record import current_record
 from service.schemas import FieldError, Problem
@@ -68,6 +74,10 @@ STATUS: dict[type[VouchError], int] = {
     GalleryUnavailable: 503,
     DeadlineExceeded: 504,
     ActivationRefused: 409,
+    WriteRefused: 409,
+    KeyReused: 422,
+    StorageFull: 507,
+    WriteError: 503,
     BundleNotFound: 404,
     BundleError: 503,
     VouchError: 500,
@@ -77,7 +87,9 @@ STATUS: dict[type[VouchError], int] = {
 
 RETRY_AFTER_S: dict[type[VouchError], int] = {
     Overloaded: 1,
+    StorageBusy: 1,
     EncoderStopped: 2,
+    GallerySuperseded: 2,
     GalleryUnavailable: 2,
     NotReady: 5,
 }

@@ -92,6 +92,12 @@ class Settings(BaseSettings):
     canary_period_s: float = Field(
         5.0, gt=0, description="Between canary queries, and between looks for another CURRENT."
     )
+    compact_after: int = Field(
+        10_000,
+        ge=0,
+        description="Items put into a gallery after which it is compacted into a new bundle; 0: "
+        "only when asked to.",
+    )
     max_image_bytes: int = Field(ImageLimits().max_bytes, gt=0)
     max_image_pixels: int = Field(ImageLimits().max_pixels, gt=0)
     decoders: int = Field(

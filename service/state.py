@@ -8,6 +8,7 @@ from model_store.feedback import FeedbackLog
 from service.cache import Cache
 from service.galleries import Galleries
 from service.telemetry import Telemetry
+from service.writing import ItemWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class State:
     """
 
     galleries: Galleries
+    writer: ItemWriter
     cache: Cache
     telemetry: Telemetry
     feedback: FeedbackLog | None

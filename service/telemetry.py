@@ -75,6 +75,11 @@ class Telemetry:
         """Count an attempt to serve another bundle."""
         self.activations.labels(gallery, outcome).inc()
 
+    def written(self, gallery: str, n_put: int, n_deleted: int) -> None:
+        """Count items that were put into a gallery, and removed from it."""
+        self.items_written.labels(gallery, "put").inc(n_put)
+        self.items_written.labels(gallery, "deleted").inc(n_deleted)
+
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
@@ -144,9 +149,16 @@ class Telemetry:
         )
         self.activations = self._counter(
             "vouch_bundle_activations_total",
-            "Attempts to serve another bundle: activated, or refused.",
+            "Attempts to serve another bundle: activated, or refused; compacted by themselves.",
             "gallery",
             "outcome",
+        )
+
+        self.items_written = self._counter(
+            "vouch_items_written_total",
+            "Items put into galleries while they were served, and deleted.",
+            "gallery",
+            "change",
         )
 
     def _counter(self, name: str, said: str, *labels: str) -> Counter:

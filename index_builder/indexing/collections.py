@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from contextlib import closing
@@ -119,7 +120,7 @@ def index_collection(indexing: Indexing) -> Outcome:
             catalogue = Catalogue(work.catalogue, indexing.source.entries(work.directory))
         summary = _summary(indexing, catalogue)
         progress = Progress(catalogue.contents.n_images)
-        started = time.perf_counter()
+        started, computed = time.perf_counter(), _cpu_seconds()
         try:
             with writing(f"the run directory {work.directory}"):
                 write_summary(work, {**summary, "state": "embedding"})
@@ -130,7 +131,7 @@ def index_collection(indexing: Indexing) -> Outcome:
         except TooManyBadImages:
             write_quarantine(work, progress.failures)
             raise
-        seconds = time.perf_counter() - started
+        seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds() - computed
         with writing(f"the bundle of {indexing.name}", progress.sentence):
             outcome = _published(indexing, work, catalogue, encoder, progress)
             end = {
@@ -140,6 +141,7 @@ def index_collection(indexing: Indexing) -> Outcome:
                 "n_quarantined": outcome.n_quarantined,
                 "n_copies": outcome.n_copies,
                 "seconds_embedding": seconds,
+                "cpu_seconds_embedding": cpu_seconds,
             }
             write_summary(work, {**summary, **end})
         catalogue.close()
@@ -198,6 +200,12 @@ def _published(
     manifest = describe(retriever, index, indexing.name, indexing.description)
     bundle = publish(work.bundle, manifest, indexing.bundles)
     return Outcome(bundle, n_items, progress.n_kept, len(progress.failures), n_copies)
+
+
+def _cpu_seconds() -> float:
+    """Of this process and those that it has started and that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def _summary(indexing: Indexing, catalogue: Catalogue) -> dict[str, Any]:

@@ -25,17 +25,18 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted
 from index_builder.embedding import embed_with_features
 from index_builder.indexing.gallery import build_gallery
-from index_builder.observation import Observed, label_means, observe, observe_left_out
+from index_builder.observation import Observed, observe, observe_left_out
 from index_builder.protocols import ProtocolData, Task
 from model_store.decision import (
     Calibration,
     LabelMeans,
     OutlierDetector,
     choice_probabilities,
+    label_means,
 )
 from model_store.encoder import Encoder
 from model_store.gallery import FaissGallery
-from model_store.retriever import search_settings
+from model_store.staleness import search_settings
 
 N_DETECTOR_IMAGES = 10_000
 """Gallery images that detectors are fitted on, as in a build."""

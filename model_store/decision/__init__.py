@@ -11,7 +11,7 @@ still holds.
 
 from model_store.decision.calibration import Calibration
 from model_store.decision.drift import DriftTest
-from model_store.decision.label_means import LabelMeans
+from model_store.decision.label_means import LabelMeans, label_means
 from model_store.decision.logistic import LogisticModel, bounded_logit, choice_probabilities
 from model_store.decision.operating import OperatingCurve, OperatingPoint
 from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
@@ -43,6 +43,7 @@ __all__ = [
     "bounded_logit",
     "choice_probabilities",
     "decide",
+    "label_means",
     "labels_found",
     "signals",
 ]

@@ -106,6 +106,15 @@ class Calibration:
         }
         return hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()
 
+    def outlier_fingerprint(self) -> str:
+        """Identifies what makes outlier scores, and nothing else of the calibration."""
+        digest = hashlib.sha256()
+        for part in (self.detector, self.fusion):
+            for name, value in _leaves(part):
+                digest.update(f"{name}:{np.shape(value)}:".encode())
+                digest.update(np.ascontiguousarray(value).tobytes())
+        return digest.hexdigest()
+
     def save(self, directory: Path) -> None:
         """Write to ``directory``: numbers as JSON, arrays as NPZ without pickle."""
         arrays: dict[str, NDArray[Any]] = {}

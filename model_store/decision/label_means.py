@@ -7,6 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.decision.outliers import unit_rows
+from model_store.gallery import Gallery
+
+_ROWS = 4096
+"""Items whose directions are read at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class LabelMeans:
@@ -33,10 +39,28 @@ class LabelMeans:
         Parameters
         ----------
         direction : (D,) of the query, unit.
-        label_codes : (n,) of the candidates; one without a label, -1, is its own mean.
+        label_codes : (n,) of the candidates; one without a label, -1, is its own mean, and so is
+            one of a label that came after the means were taken.
         similarities : (n,) of the candidates.
         """
-        if not len(self.directions):
-            return similarities
-        of_label = (self.directions[label_codes] * direction).sum(axis=1)
-        return np.where(label_codes < 0, similarities, of_label)
+        of_label = similarities.copy()
+        known = (label_codes >= 0) & (label_codes < len(self.directions))
+        of_label[known] = (self.directions[label_codes[known]] * direction).sum(axis=1)
+        return of_label
+
+
+def label_means(gallery: Gallery) -> LabelMeans:
+    """The mean direction of each label of a gallery."""
+    codes = gallery.label_codes(np.arange(gallery.n_items))
+    sums = label_sums(gallery, codes)
+    return LabelMeans(unit_rows(sums.astype(np.float32)))
+
+
+def label_sums(gallery: Gallery, codes: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Sum (C, D) of the directions of each label's items."""
+    sums = np.zeros((len(gallery.labels), gallery.dim))
+    for start in range(0, gallery.n_items, _ROWS):
+        rows = np.arange(start, min(start + _ROWS, gallery.n_items))
+        labelled = rows[codes[rows] >= 0]
+        np.add.at(sums, codes[labelled], gallery.directions(labelled))
+    return sums

@@ -28,7 +28,6 @@ from model_store.sphere import unit_direction
 
 LABELS_FILE = "labels.npy"
 ITEMS_FILE = "items.sqlite"
-
 GALLERY_FILES = (
     INDEX_FILE,
     REPORT_FILE,
@@ -48,6 +47,7 @@ def write_faiss_gallery(
     items: Sequence[NewItem],
     encoder_fingerprint: str,
     settings: IndexSettings = DEFAULT_SETTINGS,
+    n_changed: int = 0,
 ) -> IndexReport:
     """Write a gallery into ``directory``; same input, same bytes.
 
@@ -61,6 +61,7 @@ def write_faiss_gallery(
         ordered by row.
     encoder_fingerprint : of the encoder that made ``embeddings``.
     settings : what is asked of the index.
+    n_changed : see `Gallery`.
 
     Returns
     -------
@@ -88,7 +89,8 @@ def write_faiss_gallery(
         np.save(directory / DIRECTIONS_FILE, directions)
     norms = np.linalg.norm(mean, axis=1)
     write_variances(directory, norms, embeddings.variance[order], half=not exact)
-    labels = write_items(directory / ITEMS_FILE, (items[row] for row in order), encoder_fingerprint)
+    ordered = (items[row] for row in order)
+    labels = write_items(directory / ITEMS_FILE, ordered, encoder_fingerprint, n_changed)
     code = {label: place for place, label in enumerate(labels)} | {None: -1}
     codes = np.array([code[items[row].label] for row in order], dtype=np.int32)
     np.save(directory / LABELS_FILE, codes)
@@ -112,6 +114,8 @@ class FaissGallery:
         self._variances = Variances(directory)
         self._items = Items(directory / ITEMS_FILE)
         self.encoder_fingerprint = self._items.encoder_fingerprint
+        self.n_changed = self._items.n_changed
+        self.n_rows: int = self.n_items
         self.labels: Sequence[str] = self._items.labels()
         self._label_codes = np.load(directory / LABELS_FILE, mmap_mode="r")
         sizes = {
@@ -167,6 +171,22 @@ class FaissGallery:
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Codes of the rows' labels, -1 where an item has none, shape (...)."""
         return np.asarray(self._label_codes[rows])
+
+    def embeddings(self, rows: NDArray[np.int64]) -> Embeddings:
+        """What `write_faiss_gallery` was given of ``rows`` (n,), to rounding; without features."""
+        norms = self._variances.norms(rows)[:, None]
+        mean, variance = self._directions[rows] * norms, self._variances.relative(rows) * norms**2
+        return Embeddings(mean, variance, np.empty((len(rows), 0), dtype=np.float32))
+
+    def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
+        """Rows of at most ``limit`` items by id, from the one after the row ``after`` on."""
+        first = 0 if after is None else after + 1
+        return np.arange(first, max(first, min(first + limit, self.n_items)))
+
+    def next_row(self, item_id: str) -> int:
+        """The first row whose id comes after ``item_id``; the number of rows after the last."""
+        found = self._items.next_row(item_id)
+        return self.n_items if found is None else found
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
         """The items at ``rows`` (n,), in that order."""

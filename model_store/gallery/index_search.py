@@ -47,7 +47,9 @@ def open_index(directory: Path, report: IndexReport) -> RowIndex:
     # that speed up product quantisation would take more memory than the codes.
     flags = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
     index = faiss.read_index(path, flags)
-    return ApproximateIndex(index, report, np.load(directory / DIRECTIONS_FILE, mmap_mode="r"))
+    # Mapped all the same, but without the ceremony of `numpy.memmap` at each look-up.
+    directions = np.asarray(np.load(directory / DIRECTIONS_FILE, mmap_mode="r"))
+    return ApproximateIndex(index, report, directions)
 
 
 class ExactIndex:

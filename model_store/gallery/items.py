@@ -30,8 +30,12 @@ CREATE TABLE thumbnails (row INTEGER PRIMARY KEY, media_type TEXT NOT NULL, data
 """
 
 
-def write_items(path: Path, items: Iterable[NewItem], encoder_fingerprint: str) -> list[str]:
+def write_items(
+    path: Path, items: Iterable[NewItem], encoder_fingerprint: str, n_changed: int = 0
+) -> list[str]:
     """Write ``items``, whose order is their row, to a new file at ``path``.
+
+    ``n_changed``: see `model_store.gallery.Gallery`.
 
     Returns
     -------
@@ -43,6 +47,8 @@ def write_items(path: Path, items: Iterable[NewItem], encoder_fingerprint: str) 
         connection.executescript(_SCHEMA)
         with connection:
             connection.execute("INSERT INTO meta VALUES ('encoder', ?)", (encoder_fingerprint,))
+            if n_changed:
+                connection.execute("INSERT INTO meta VALUES ('changed', ?)", (str(n_changed),))
             for row, item in enumerate(items):
                 connection.execute(
                     "INSERT INTO items VALUES (?, ?, ?, ?)",
@@ -72,12 +78,12 @@ class Items:
     def __init__(self, path: Path) -> None:
         self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         self._connections = threading.local()
+        meta = dict(self._connection.execute("SELECT key, value FROM meta"))
+        self.encoder_fingerprint: str = meta["encoder"]
+        self.n_changed = int(meta.get("changed", 0))
         self._matching: OrderedDict[tuple[str, tuple[Scalar, ...]], NDArray[np.bool_]]
         self._matching = OrderedDict()
         self._lock = threading.Lock()
-        self.encoder_fingerprint: str = self._connection.execute(
-            "SELECT value FROM meta WHERE key = 'encoder'"
-        ).fetchone()[0]
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -107,6 +113,13 @@ class Items:
             for row, item_id, label, metadata in self._connection.execute(query, list(rows))
         }
         return [found[row] for row in rows]
+
+    def next_row(self, item_id: str) -> int | None:
+        """The row of the first item whose id comes after ``item_id``; None after the last."""
+        found = self._connection.execute(
+            "SELECT row FROM items WHERE id > ? ORDER BY id LIMIT 1", (item_id,)
+        ).fetchone()
+        return None if found is None else int(found[0])
 
     def item(self, item_id: str) -> Item:
         """The item of that id."""

@@ -62,8 +62,11 @@ the encoder's float32 leaves open, and equal images would change places from que
 class Gallery(Protocol):
     """Unit directions under the inner product, with their variances and items.
 
-    Laws: rows are ordered by id; `candidates` are ordered by similarity, then id; the same query
-    gives the same candidates whatever its batch.
+    Laws: `candidates` are ordered by similarity, equal ones by id; the same query gives the same
+    candidates whatever its batch; an object never changes, whatever becomes of the gallery.
+
+    A row is a place where an item is, or was: of a live gallery there may be more rows than items.
+    Rows without an item are never found.
     """
 
     @property
@@ -76,7 +79,15 @@ class Gallery(Protocol):
 
     @property
     def n_items(self) -> int:
-        """N."""
+        """How many items there are."""
+
+    @property
+    def n_rows(self) -> int:
+        """N: rows are 0 to N − 1."""
+
+    @property
+    def n_changed(self) -> int:
+        """How many items were added, replaced or removed since the index builder built it."""
 
     @property
     def dim(self) -> int:
@@ -84,7 +95,10 @@ class Gallery(Protocol):
 
     @property
     def labels(self) -> Sequence[str]:
-        """The distinct labels, sorted; a label's code is its place here."""
+        """The distinct labels; a label's code is its place here.
+
+        Sorted when the gallery is built; labels that come later stand after these.
+        """
 
     def candidates(
         self, directions: NDArray[np.float32], n: int, allowed: NDArray[np.bool_] | None = None
@@ -109,6 +123,12 @@ class Gallery(Protocol):
 
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Codes of the rows' labels, -1 where an item has none, shape (...)."""
+
+    def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
+        """Rows of at most ``limit`` items by id, from the one after the row ``after`` on.
+
+        None for the first page. The item at ``after`` may have been removed meanwhile.
+        """
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
         """The items at ``rows`` (n,), in that order."""

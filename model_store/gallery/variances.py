@@ -59,6 +59,10 @@ class Variances:
         files = {NORMS_FILE: self._norms, VARIANCES_FILE: self._stored, SCALES_FILE: self._scales}
         return {name: len(file) for name, file in files.items() if file is not None}
 
+    def norms(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Norms ‖m‖ of the means, (...)."""
+        return np.asarray(self._norms[rows])
+
     def relative(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each dimension relative to the squared norm, v / ‖m‖², (..., D)."""
         if self._scales is None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from urllib.parse import quote
 
 from model_store.gallery import Item
 from service import schemas
 from service.cursors import ItemsCursor, write
 from service.engine import SearchEngine
+from service.listing import Page
 
 
 def item_detail(gallery: str, item: Item) -> schemas.ItemDetail:
@@ -21,17 +21,16 @@ def item_detail(gallery: str, item: Item) -> schemas.ItemDetail:
     )
 
 
-def item_list(engine: SearchEngine, items: Sequence[Item], start: int) -> schemas.ItemList:
-    """A page of items, of which the first is at row ``start``."""
-    bundle, end = engine.bundle, start + len(items)
-    n_items = bundle.retriever.gallery.n_items
-    cursor = ItemsCursor(bundle=bundle.manifest.id, start=end)
+def item_list(engine: SearchEngine, page: Page) -> schemas.ItemList:
+    """A page of items."""
+    bundle = engine.bundle
+    cursor = None if page.last is None else ItemsCursor(bundle=bundle.manifest.id, after=page.last)
     return schemas.ItemList(
         gallery=bundle.name,
         bundle_id=bundle.manifest.id,
-        n_items=n_items,
-        items=[item_detail(bundle.name, item) for item in items],
-        next_cursor=write(cursor) if end < n_items else None,
+        n_items=bundle.retriever.gallery.n_items,
+        items=[item_detail(bundle.name, item) for item in page.items],
+        next_cursor=None if cursor is None else write(cursor),
     )
 
 

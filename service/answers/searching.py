@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from model_store.decision import Assessment
+from model_store.matches import Match
 from model_store.predictive import Predictive
 from model_store.quality import MEASURES
-from model_store.retriever import Answer, Bundle, Match
+from model_store.retriever import Answer, Bundle
 from service import schemas
 from service.answers.bundles import bundle_state
 from service.answers.items import item_detail, thumbnail_url
@@ -52,7 +53,13 @@ def search_answer(
     end = len(answer.matches)
     more = not refused and end < answer.n_listed
     cursor = (
-        SearchCursor(bundle=bundle.manifest.id, query_id=found.query_id, start=end, options=options)
+        SearchCursor(
+            bundle=bundle.manifest.id,
+            version=bundle.version,
+            query_id=found.query_id,
+            start=end,
+            options=options,
+        )
         if more
         else None
     )

@@ -4,6 +4,7 @@
 
     searching     what is said of an uploaded image
     items         the items of a gallery, and its sample queries
+    changes       changing a gallery while it is served
     galleries     galleries, and what their probabilities rest on
     feedback      what users say of matches
     bundles       which bundle of a gallery is served
@@ -11,10 +12,10 @@
     dependencies  what routes work on
 """
 
-from service.routes import bundles, feedback, galleries, items, operations, searching
+from service.routes import bundles, changes, feedback, galleries, items, operations, searching
 
 ROUTERS = tuple(
-    room.router for room in (galleries, searching, items, feedback, bundles, operations)
+    room.router for room in (galleries, searching, items, changes, feedback, bundles, operations)
 )
 
 __all__ = ["ROUTERS"]

@@ -17,11 +17,15 @@ from model_store.errors import (
     SampleNotFound,
 )
 from service import answers, cursors, schemas
+from service.listing import page_of
 from service.problems import responses
 from service.routes.dependencies import EngineOf, asked_of, gallery_router
 
 IMMUTABLE = "public, max-age=86400"
-"""Thumbnails and samples belong to a bundle, and a bundle never changes."""
+"""Samples belong to a bundle, and a bundle never changes."""
+
+PASSING = "public, max-age=60"
+"""An item may be replaced, and have another picture."""
 
 router = gallery_router("items")
 
@@ -39,11 +43,16 @@ async def list_items(
         Query(max_length=cursors.MAX_LENGTH, description="`next_cursor` of the page before."),
     ] = None,
 ) -> schemas.ItemList:
-    """The gallery's items by id, page by page; cursors are of one bundle."""
-    start = 0
+    """The gallery's items by id, page by page; cursors are of one bundle.
+
+    What is written meanwhile is listed if its id is still to come; nothing else is left out or
+    comes twice.
+    """
+    after = None
     if cursor is not None:
-        start = cursors.read(cursor, cursors.ItemsCursor, engine.bundle.manifest.id).start
-    return answers.item_list(engine, await engine.items(start, limit), start)
+        after = cursors.read(cursor, cursors.ItemsCursor, engine.bundle.manifest.id).after
+    page = await engine.compute(lambda: page_of(engine.bundle, after, limit))
+    return answers.item_list(engine, page)
 
 
 @router.get(
@@ -79,7 +88,7 @@ async def get_thumbnail(engine: EngineOf, item_id: str) -> Response:
     """A small picture of an item, re-encoded from its pixels."""
     gallery = engine.bundle.retriever.gallery
     thumbnail = await engine.compute(lambda: gallery.thumbnail(item_id))
-    headers = {"Cache-Control": IMMUTABLE}
+    headers = {"Cache-Control": PASSING}
     return Response(thumbnail.data, headers=headers, media_type=thumbnail.media_type)
 
 

@@ -192,9 +192,11 @@ async def search_next(
 ) -> schemas.SearchAnswer:
     """The next results of a query, as sure and in the same order; nothing is sent or encoded again.
 
-    Cursors are of one bundle, and of a query that the service remembers (for a while).
+    Cursors are of one bundle, whose gallery is searched as it was for the first page, and of a
+    query that the service remembers (for a while).
     """
     page = cursors.read(cursor, cursors.SearchCursor, engine.bundle.manifest.id)
+    engine = await engine.compute(lambda: engine.pinned(page.version))
     options = page.options
     limit = min(page.start + options.limit, N_CANDIDATES)
     found = await engine.again(page.query_id, replace(asked_of(options), limit=limit))

@@ -5,6 +5,7 @@
     bundles      which bundle answers, and whether its calibration holds
     searching    what is said of an uploaded image, and of what it is like
     items        the items of a gallery
+    changes      changes of a gallery
     galleries    galleries, and what their probabilities rest on
     feedback     what users say of matches
     operations   whether the service lives, and answers
@@ -17,6 +18,11 @@ from service.schemas.bundles import (
     BundleState,
     CalibrationState,
     CalibrationStatus,
+)
+from service.schemas.changes import (
+    BatchItemWritten,
+    BatchWritten,
+    ItemWritten,
 )
 from service.schemas.feedback import (
     FeedbackAnswer,
@@ -79,6 +85,8 @@ __all__ = [
     "AssessmentAnswer",
     "BatchAnswer",
     "BatchItem",
+    "BatchItemWritten",
+    "BatchWritten",
     "BundleList",
     "BundleState",
     "CalibrationReport",
@@ -96,6 +104,7 @@ __all__ = [
     "GalleryName",
     "ItemDetail",
     "ItemList",
+    "ItemWritten",
     "ListOptions",
     "Live",
     "OnUncertain",

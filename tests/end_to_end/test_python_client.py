@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ import pytest
 from end_to_end.processes import Service
 from end_to_end.questions import truncated
 
+from model_store.bundle import activate
 from model_store.retriever import Bundle
 from service import client as client_module
 from service import schemas
@@ -56,6 +58,29 @@ class TestAtAService:
             assert [(r.id, r.match_probability) for r in answer.results] == [
                 (match.item.id, match.match_probability) for match in expected.matches
             ]
+
+    def test_a_gallery_is_changed(self, digits_bundle: Path, tmp_path: Path) -> None:
+        root = tmp_path / "bundles"
+        shutil.copytree(digits_bundle, root / digits_bundle.name)
+        activate(root, digits_bundle.name)
+        photograph = digits_bundle / "samples" / "1.png"
+        with (
+            Service(root, tmp_path / "service.log") as service,
+            VouchClient(str(service.http.base_url)) as vouch,
+        ):
+            put = vouch.put_item("digits", "a/b", photograph, label="x", metadata={"c": [1]})
+            assert (put.existed, put.version) == (False, 1)
+            assert vouch.item("digits", "a/b").metadata == {"c": [1]}
+            assert vouch.search("digits", photograph).results[0].id == "a/b"
+            key = "one of ours"
+            batch = [("a/b", photograph), ("bad", b"no image")]
+            written = vouch.put_items("digits", batch, idempotency_key=key)
+            assert [one.status for one in written] == [200, 415]
+            assert vouch.put_items("digits", batch, idempotency_key=key) == written
+            assert vouch.delete_item("digits", "a/b").version == 3
+            with pytest.raises(VouchProblem, match="item_not_found"):
+                vouch.delete_item("digits", "a/b")
+            assert vouch.compact("digits").bundle_id == vouch.gallery("digits").bundle.id
 
     def test_options_reach_the_service(self, vouch: VouchClient, photograph: Path) -> None:
         answer = vouch.search("digits", photograph, limit=1, alpha=0.99999, coverage=0.7)

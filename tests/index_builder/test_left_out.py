@@ -10,7 +10,8 @@ from laws.gallery_laws import new_items
 from index_builder.calibration import left_out_queries
 from index_builder.calibration.left_out import pictures
 from index_builder.datasets.images import LabelledImages, from_arrays
-from index_builder.observation import label_means, observe_left_out
+from index_builder.observation import observe_left_out
+from model_store.decision import label_means
 from model_store.encoder import Embeddings
 from model_store.gallery import FaissGallery, NewItem, write_faiss_gallery
 from model_store.sphere import unit_direction

@@ -27,7 +27,7 @@ from model_store.gallery import (
 )
 from model_store.gallery.index_choice import IndexKind, plan_index
 from model_store.gallery.variances import HALF_ROUNDING
-from model_store.retriever import search_settings
+from model_store.staleness import search_settings
 
 APPROXIMATE: list[IndexKind] = [kind for kind in get_args(IndexKind) if kind != "flat"]
 N, DIM = 3_000, 16

@@ -18,9 +18,10 @@ from model_store.images import ImageLimits
 from model_store.retriever import Bundle
 from service.cache import Cache, ProcessCache
 from service.decoding import ThreadDecoder
-from service.engine import SearchEngine, Workplace
+from service.engine import SearchEngine
 from service.outcomes import Asked
 from service.telemetry import Telemetry
+from service.workplace import Workplace
 
 pytestmark = pytest.mark.anyio
 

@@ -30,10 +30,11 @@ from model_store.images import ImageLimits
 from model_store.retriever import Bundle, open_bundle
 from service.cache import ProcessCache
 from service.decoding import ThreadDecoder
-from service.engine import SearchEngine, Workplace
+from service.engine import SearchEngine
 from service.galleries import Galleries
 from service.outcomes import Asked
 from service.telemetry import Telemetry
+from service.workplace import Workplace
 
 pytestmark = pytest.mark.anyio
 
@@ -239,7 +240,7 @@ async def test_a_look_at_current_that_comes_late_is_forgotten(
         seen.append(late.pop() if late else current_id(root))
         return seen[-1]
 
-    monkeypatch.setattr("service.galleries._named_by", named_by)
+    monkeypatch.setattr("service.galleries.named_by", named_by)
     watching = asyncio.create_task(galleries.watch())
     await until(lambda: len(seen) > 1)  # it was looked at again before following it
     assert served(galleries).manifest.id == ids[1]
@@ -256,7 +257,7 @@ async def test_where_current_cannot_be_written_it_is_overruled_until_it_changes(
 
     watching = asyncio.create_task(galleries.watch())
     with monkeypatch.context() as patched:
-        patched.setattr("service.galleries.activate", read_only)
+        patched.setattr("service.current.activate", read_only)
         assert not (await galleries.activate("digits", ids[1])).persisted
     await asyncio.sleep(5 * PERIOD_S)
     assert served(galleries).manifest.id == ids[1]
@@ -286,8 +287,8 @@ async def test_an_activation_once_begun_is_brought_to_its_end(
         await asking
     assert served(galleries).manifest.id == ids[0]
     may_open.set()
-    await until(lambda: current_id(root) == ids[1])
-    assert served(galleries).manifest.id == ids[1]
+    await until(lambda: served(galleries).manifest.id == ids[1])
+    assert current_id(root) == ids[1]
 
 
 async def test_a_bundle_that_takes_long_to_open_leaves_the_old_one_ready(
@@ -330,7 +331,7 @@ async def test_current_is_followed_and_a_bad_one_is_not(
     assert served(galleries).manifest.id == ids[1]
     activate(root, ids[0])
     await until(lambda: served(galleries).manifest.id == ids[0])
-    assert galleries.refused == {}
+    await until(lambda: galleries.refused == {})
     watching.cancel()
 
 
@@ -388,7 +389,7 @@ class TestThroughTheDoor:
         def read_only(root: Path, bundle_id: str) -> None:
             raise OSError(30, "Read-only file system")
 
-        monkeypatch.setattr("service.galleries.activate", read_only)
+        monkeypatch.setattr("service.current.activate", read_only)
         answer = client.post(f"/v1/galleries/digits/bundles/{ids[1]}/activate").json()
         assert (answer["bundle_id"], answer["persisted"]) == (ids[1], False)
 

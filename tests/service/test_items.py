@@ -124,11 +124,11 @@ class TestACursor:
             cursors.read(forged(good), cursors.SearchCursor, "another")
         with pytest.raises(InvalidCursor):
             cursors.read(
-                forged({"of": "items", "bundle": "b", "start": 10**30}), cursors.ItemsCursor, "b"
+                forged({"of": "items", "bundle": "b", "after": 10**30}), cursors.ItemsCursor, "b"
             )
 
     def test_a_row_past_the_end_is_an_empty_page(self, client: TestClient, bundle: Bundle) -> None:
-        far = cursors.write(cursors.ItemsCursor(bundle=bundle.manifest.id, start=2**40))
+        far = cursors.write(cursors.ItemsCursor(bundle=bundle.manifest.id, after=2**40))
         page = client.get(ITEMS, params={"cursor": far}).json()
         assert (page["items"], page["next_cursor"]) == ([], None)
 

@@ -11,7 +11,9 @@ import asyncio
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,9 @@ from end_to_end.questions import (
 )
 from starlette.testclient import TestClient
 
+from model_store.bundle import activate as activate_in
 from model_store.errors import EncoderError
-from model_store.retriever import Bundle
+from model_store.retriever import Bundle, open_bundle
 from service import cursors
 from service.app import create_app
 from service.routes.searching import MAX_BATCH
@@ -69,7 +72,7 @@ def test_it_is_the_reviewed_one(document: dict[str, Any]) -> None:
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 23
+    assert len(names) == len(set(names)) == 27
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -80,6 +83,8 @@ UPLOADS = {
     "search_batch": {"multipart/form-data": "images"},
     "assess": {"multipart/form-data": "image"},
     "embed": {"multipart/form-data": "image"},
+    "put_item": {"multipart/form-data": "image"},
+    "put_items": {"multipart/form-data": "images"},
 }
 JSON_BODIES = {"search_json", "give_feedback"}
 
@@ -96,7 +101,7 @@ def test_an_upload_is_typed_for_generators_old_and_new(document: dict[str, Any])
             schema, field = content["schema"], None
             if "$ref" in schema:
                 schema = document["components"]["schemas"][schema["$ref"].split("/")[-1]]
-                (field,) = schema["required"]
+                (field,) = set(schema["required"]) - {"items"}
                 schema = schema["properties"][field]
             if schema["type"] == "array":
                 assert (schema["minItems"], schema["maxItems"]) == (1, MAX_BATCH)
@@ -135,7 +140,11 @@ def ask(way: Callable[..., httpx2.Response], *args: Any) -> Ask:
     return lambda client: way(client, *args)
 
 
-FOREIGN_ITEMS = cursors.write(cursors.ItemsCursor(bundle="another", start=1))
+def put_item(client: TestClient, image: bytes, gallery: str = "digits") -> httpx2.Response:
+    return client.put(f"/v1/galleries/{gallery}/items/new", files={"image": ("i", image)})
+
+
+FOREIGN_ITEMS = cursors.write(cursors.ItemsCursor(bundle="another", after=1))
 FOREIGN_SEARCH = cursors.write(
     cursors.SearchCursor(bundle="another", query_id="0" * 64, start=1, options=SearchOptions())
 )
@@ -213,6 +222,36 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ),
     ("get_sample", "200"): lambda client: client.get("/v1/galleries/digits/samples/1"),
     ("get_sample", "404"): lambda client: client.get("/v1/galleries/digits/samples/none"),
+    **{
+        ("put_item", status): ask(put_item, *args)
+        for status, args in {
+            "200": [picture("PNG")],
+            "400": [b""],
+            "404": [picture("PNG"), "none"],
+            "409": [picture("PNG")],
+            "413": [bytes(10_000)],
+            "415": [b"text"],
+            "422": [truncated()],
+            "503": [picture("PNG", seed=503)],
+        }.items()
+    },
+    ("put_items", "200"): lambda client: put_items(client, "digits", 1),
+    ("put_items", "404"): lambda client: put_items(client, "none", 1),
+    ("put_items", "409"): lambda client: put_items(client, "digits", 1),
+    ("put_items", "413"): lambda client: put_items(client, "digits", 1, bytes(90_000)),
+    ("put_items", "415"): lambda client: client.post("/v1/galleries/digits/items", json={}),
+    ("put_items", "422"): lambda client: put_items(client, "digits", 2),
+    ("delete_item", "200"): lambda client: (
+        put_item(client, picture("PNG")),
+        client.delete("/v1/galleries/digits/items/new"),
+    )[1],
+    ("delete_item", "404"): lambda client: client.delete("/v1/galleries/digits/items/none"),
+    ("delete_item", "422"): lambda client: client.delete(
+        "/v1/galleries/digits/items/none", headers={"Idempotency-Key": "x" * 201}
+    ),
+    ("delete_item", "409"): lambda client: client.delete("/v1/galleries/digits/items/none"),
+    ("compact_gallery", "404"): lambda client: client.post("/v1/galleries/none/compact"),
+    ("compact_gallery", "409"): lambda client: client.post("/v1/galleries/digits/compact"),
     ("list_bundles", "200"): lambda client: client.get("/v1/galleries/digits/bundles"),
     ("list_bundles", "404"): lambda client: client.get("/v1/galleries/none/bundles"),
     ("activate_bundle", "200"): lambda client: activate(client, serving(client)),
@@ -225,13 +264,32 @@ REQUESTS: dict[tuple[str, str], Ask] = {
 }
 
 
-TRIED_ELSEWHERE = {("activate_bundle", "409"), ("rollback_bundle", "200"), ("readyz", "503")}
-"""In test_galleries.py and test_answers.py: they want another state of the service."""
+TRIED_ELSEWHERE = {
+    ("activate_bundle", "409"),
+    ("rollback_bundle", "200"),
+    ("readyz", "503"),
+    ("compact_gallery", "200"),
+    *((name, "507") for name in ("put_item", "put_items", "delete_item", "compact_gallery")),
+}
+"""In test_galleries.py, test_answers.py and test_changes.py: they want another state of the
+service."""
 
 IDS = {"gallery": "digits", "item_id": 1, "sample_id": 1, "bundle_id": 1}
 
 IN_A_CROWD = {"503", "504"}
-"""What any request with a body may be answered when there are too many."""
+"""What any request that computes may be answered when there are too many."""
+
+CHANGING = {"post", "put", "delete"}
+
+
+def put_items(client: TestClient, gallery: str, n: int, image: bytes = b"") -> httpx2.Response:
+    """One image, and as many entries."""
+    entries = [{"id": f"n{number}"} for number in range(n)]
+    return client.post(
+        f"/v1/galleries/{gallery}/items",
+        files=[("images", ("i", image))],
+        data={"items": json.dumps(entries)},
+    )
 
 
 def serving(client: TestClient) -> str:
@@ -276,7 +334,7 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
         (operation["operationId"], status)
         for _, method, operation in operations(document)
         for status in IN_A_CROWD
-        if method == "post"
+        if method in CHANGING
     }
     assert crowded <= documented
     refusals = {(name, status) for name, status in documented if status in REFUSALS}
@@ -285,20 +343,26 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
     for status in ("401", "429"):
         named = {name for name, refusal in refusals if refusal == status}
         assert named == {name for name, _ in REQUESTS} - open_to_all
-    more = {"give_feedback", "activate_bundle", "rollback_bundle"}
+    more = {"give_feedback", "activate_bundle", "rollback_bundle", "compact_gallery"}
+    more |= {"put_item", "put_items", "delete_item"}
     assert {name for name, refusal in refusals if refusal == "403"} == more
 
 
 @pytest.fixture(scope="module")
 def apps(
-    bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+    bundle: Bundle, digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[bool, TestClient]]:
-    """Services that keep feedback, and that do not."""
+    """Services that keep feedback and take changes, and that do not."""
+    root = tmp_path_factory.mktemp("changing") / "bundles"
+    shutil.copytree(digits_bundle, root / digits_bundle.name)
+    activate_in(root, digits_bundle.name)
+    changing = replace(bundle.within(root), directory=root / digits_bundle.name)
+    fixed = open_bundle(digits_bundle, "cpu", threads=1)
     file = tmp_path_factory.mktemp("feedback") / "feedback.sqlite3"
     bounds = {"max_image_bytes": 9_000, "max_batch_bytes": 9_000, "decoders": 0}
     with (
-        TestClient(create_app(Settings(feedback=file, **bounds), [bundle])) as keeping,
-        TestClient(create_app(Settings(**bounds), [bundle])) as forgetting,
+        TestClient(create_app(Settings(feedback=file, **bounds), [changing])) as keeping,
+        TestClient(create_app(Settings(**bounds), [fixed])) as forgetting,
     ):
         yield {True: keeping, False: forgetting}
 
@@ -337,8 +401,9 @@ def test_in_a_crowd_every_request_with_a_body_is_answered_as_documented(
         monopolised._n = 1
     monkeypatch.setattr("service.admission._while_wanted", lambda *_: asyncio.sleep(60))
     for path, method, operation in operations(client.get("/openapi.json").json()):
-        if method == "post":
-            response = client.post(path.format(gallery="digits", bundle_id=1))
+        if method in CHANGING:
+            filled = path.format(gallery="digits", bundle_id=1, item_id=1)
+            response = client.request(method, filled)
             assert str(response.status_code) == status, path
             assert response.headers["content-type"] in operation["responses"][status]["content"]
             assert ("Retry-After" in response.headers) == (status == "503")
@@ -390,6 +455,10 @@ def test_it_says_which_scope_is_needed_and_whether_a_key_is(
             continue
         scope = {
             "give_feedback": "write",
+            "put_item": "write",
+            "put_items": "write",
+            "delete_item": "write",
+            "compact_gallery": "admin",
             "activate_bundle": "admin",
             "rollback_bundle": "admin",
         }.get(name, "read")

@@ -1,0 +1,120 @@
+"""Commands on live galleries: items, compaction, backup and restore; no torch is needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from model_store.archive import BackupSummary, back_up, restore
+from model_store.bundle import locate, read_manifest
+from model_store.compaction import Compaction
+from model_store.errors import ConfigError, ImageError
+from model_store.gallery import Delete, NewItem, Thumbnail, Upsert, Vector
+from model_store.images import decode_image, encode_thumbnail
+from model_store.live_bundles import open_live
+from model_store.retriever import Bundle, open_bundle
+
+PUT_TOGETHER = 32
+"""Items of a transaction: what is interrupted goes on with the images after the last of them."""
+
+Root = Annotated[Path, typer.Argument(help="The directory of bundles.")]
+
+app = typer.Typer(help="Put items into a live gallery, and delete them.", no_args_is_help=True)
+
+
+@app.command("put")
+def put_command(
+    directory: Root,
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    item_id: Annotated[
+        str | None, typer.Option("--id", help="Of a single image. [default: the path as given]")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="What the images show.")] = None,
+    metadata: Annotated[str, typer.Option(help="A JSON object, kept with each item.")] = "{}",
+) -> None:
+    """Put images into the current gallery; running services find them at their next look."""
+    if item_id is not None and len(images) != 1:
+        raise ConfigError(f"--id names one item, but there are {len(images)} images.")
+    known = _metadata(metadata)
+    bundle = open_bundle(directory, "cpu")
+    live = bundle.require_live()
+    refused = 0
+    for start in range(0, len(images), PUT_TOGETHER):
+        upserts = []
+        for path in images[start : start + PUT_TOGETHER]:
+            try:
+                upserts.append(_upsert(bundle, path, item_id or path.as_posix(), label, known))
+            except (ImageError, OSError) as error:
+                refused += 1
+                Console(stderr=True).print(f"{path}: {error}", markup=False, highlight=False)
+        live.commit(upserts)
+    print(f"{len(images) - refused} items put, the gallery has {live.snapshot().n_items}")
+    if refused:
+        raise typer.Exit(1)
+
+
+@app.command("delete")
+def delete_command(
+    directory: Root, ids: Annotated[list[str], typer.Argument(help="Of the items.")]
+) -> None:
+    """Delete items from the current gallery, all of them or, if one is not there, none."""
+    live = open_live(directory, locate(directory))
+    live.commit([Delete(item_id) for item_id in ids])
+    print(f"{len(ids)} items deleted, the gallery has {live.snapshot().n_items}")
+
+
+def compact_command(directory: Root) -> None:
+    """Make a new current bundle of the current one and its changes; services change over to it."""
+    current = locate(directory)
+    live = open_live(directory, current)
+    if live.snapshot().version == live.log.start():
+        print(f"{current.name} has no changes")
+        return
+    with Compaction(directory, read_manifest(current), live) as compaction:
+        prepared = compaction.prepare()
+        compaction.take_over()
+    print(prepared)
+
+
+def backup_command(
+    directory: Root, archive: Annotated[Path, typer.Argument(help="The file to write.")]
+) -> None:
+    """Write the current bundle and its live changes to one file, while it is served."""
+    _say(back_up(directory, archive))
+
+
+def restore_command(
+    archive: Annotated[Path, typer.Argument(help="A file that `backup` wrote.")],
+    directory: Annotated[Path, typer.Argument(help="The directory of bundles to make.")],
+) -> None:
+    """Make a directory of bundles of a backup, once every byte of it is verified."""
+    _say(restore(archive, directory))
+
+
+def _upsert(
+    bundle: Bundle, path: Path, item_id: str, label: str | None, metadata: dict[str, object]
+) -> Upsert:
+    decoded = decode_image(path.read_bytes())
+    retriever = bundle.retriever
+    embedded = retriever.encoder.encode(retriever.prepare(decoded)[None])
+    thumbnail = Thumbnail(*encode_thumbnail(decoded.pixels))
+    item = NewItem(item_id, label, metadata, thumbnail)
+    return Upsert(item, Vector(embedded.mean[0], embedded.variance[0]))
+
+
+def _metadata(text: str) -> dict[str, object]:
+    try:
+        metadata = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--metadata is not JSON: {error}.") from error
+    if not isinstance(metadata, dict):
+        raise ConfigError(f"--metadata is {text!r}, wanted a JSON object.")
+    return metadata
+
+
+def _say(summary: BackupSummary) -> None:
+    print(f"bundle {summary.bundle_id}, {summary.n_items} items, {summary.version} changes")

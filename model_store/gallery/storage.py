@@ -1,0 +1,77 @@
+"""SQLite files that are written to while they are served, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from model_store.errors import StorageBusy, StorageFailed, StorageFull, WriteError, WriteRefused
+
+BUSY_S = 5.0
+"""How long a writer waits for its turn; a transaction takes milliseconds, a copy at the end of a
+compaction a second."""
+
+
+def connect(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
+    """Open a file that any thread may use, and that begins no transaction by itself."""
+    uri = f"{path.resolve().as_uri()}?mode={mode}" + ("&immutable=1" if immutable else "")
+    return sqlite3.connect(
+        uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+    )
+
+
+@contextmanager
+def errors_in_words(path: Path, doing: Literal["read", "written"] = "written") -> Iterator[None]:
+    """Raise what SQLite says as a `WriteError`."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if doing == "written" and code in _MEANING:
+            kind, said = _MEANING[code]
+            raise kind(said) from error
+        raise StorageFailed(
+            f"The changes in {path.name} cannot be {doing} ({error}). Nothing was changed; the "
+            "operator looks at the disk, and restores a backup if the file is damaged."
+        ) from error
+
+
+def of_the_system(error: OSError) -> WriteError:
+    """What the system says of a directory, as a `WriteError`."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return StorageFull(_FULL)
+    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        return WriteRefused(_READ_ONLY)
+    return StorageFailed(
+        f"The directory of changes cannot be made ({error.strerror}). Nothing was changed; the "
+        "operator looks at the directory of bundles."
+    )
+
+
+_FULL = (
+    "There is no room on the disk to keep the change. Nothing was changed and nothing is lost; the "
+    "operator makes room, then the request can be sent again."
+)
+_READ_ONLY = (
+    "The directory of this gallery's bundles can only be read, so that no change could be kept. "
+    "Its operator gives the service a directory that it may write to."
+)
+
+
+_BUSY = (
+    f"Another process has been writing to the gallery for {BUSY_S:g} s. Nothing was changed; send "
+    "the request again."
+)
+_MEANING: dict[int, tuple[type[WriteError], str]] = {
+    sqlite3.SQLITE_FULL: (StorageFull, _FULL),
+    sqlite3.SQLITE_BUSY: (StorageBusy, _BUSY),
+    sqlite3.SQLITE_LOCKED: (StorageBusy, _BUSY),
+    sqlite3.SQLITE_READONLY: (WriteRefused, _READ_ONLY),
+    sqlite3.SQLITE_CANTOPEN: (WriteRefused, _READ_ONLY),
+    sqlite3.SQLITE_PERM: (WriteRefused, _READ_ONLY),
+}
+"""What SQLite says of a write, by its primary result code."""

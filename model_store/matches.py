@@ -1,0 +1,65 @@
+"""What is said of each ranked neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.decision import Decision
+from model_store.gallery import Item
+from model_store.search import Neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One ranked neighbour.
+
+    Attributes
+    ----------
+    rank : from 1.
+    item : whom the gallery's owner knows.
+    similarity : cosine of the directions, in [−1, 1].
+    match_probability : calibrated P(true match), None without calibration.
+    match_interval : what that probability lies between, None without calibration.
+    rank_stability : share of predictive samples under which it stays in the list.
+    rank_confidence : P(it is nearer to the query than the next item), None of the gallery's last.
+    variance : of the item's own embedding, relative to its squared norm.
+    """
+
+    rank: int
+    item: Item
+    similarity: float
+    match_probability: float | None
+    match_interval: tuple[float, float] | None
+    rank_stability: float
+    rank_confidence: float | None
+    variance: float
+
+
+def matches_of(
+    items: Sequence[Item],
+    variances: NDArray[np.float32],
+    neighbours: Neighbours,
+    decision: Decision,
+) -> tuple[Match, ...]:
+    """The first of the list, with what is known of each; ``variances`` (n,) of the n ``items``."""
+    probabilities, intervals = decision.match_probabilities, decision.match_intervals
+    confidences = neighbours.rank_confidence
+    return tuple(
+        Match(
+            rank=rank + 1,
+            item=item,
+            similarity=float(neighbours.similarities[place]),
+            match_probability=None if probabilities is None else float(probabilities[place]),
+            match_interval=None
+            if intervals is None
+            else (float(intervals[place, 0]), float(intervals[place, 1])),
+            rank_stability=float(neighbours.rank_stability[rank]),
+            rank_confidence=float(confidences[rank]) if rank < len(confidences) else None,
+            variance=float(variances[rank]),
+        )
+        for rank, (place, item) in enumerate(zip(neighbours.listed, items, strict=False))
+    )

@@ -1,0 +1,42 @@
+"""Whether a calibration still holds for the gallery that is searched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model_store.decision import Calibration
+from model_store.gallery import Gallery
+from model_store.search import N_CANDIDATES
+
+
+def search_settings(gallery: Gallery) -> dict[str, Any]:
+    """What a calibration depends on beside the encoder: what is searched, and how."""
+    return {
+        "index": gallery.index_type,
+        "n_items": gallery.n_items,
+        "n_candidates": N_CANDIDATES,
+    }
+
+
+TOLERATED_CHANGES = 0.1
+"""Share of the calibrated items that may have changed. Which items there are moves probabilities by
+and by, no single one of many does; index and candidates must be what they were."""
+
+
+def staleness(calibration: Calibration, gallery: Gallery) -> str | None:
+    """Why the calibration does not hold for the gallery; None where it does."""
+    settings, calibrated = search_settings(gallery), dict(calibration.search)
+    n_calibrated = int(calibrated["n_items"])
+    built = settings | {"n_items": n_calibrated}
+    if calibrated != built or abs(gallery.n_items - n_calibrated) > gallery.n_changed:
+        return (
+            f"Calibrated with the search settings {calibrated}, searched with {settings}. Run "
+            "`vouch-build calibrate` again."
+        )
+    if gallery.n_changed > TOLERATED_CHANGES * n_calibrated:
+        return (
+            f"{gallery.n_changed} items have been added, replaced or removed since the gallery was "
+            f"calibrated with {n_calibrated}; up to {TOLERATED_CHANGES:.0%} are tolerated. Build "
+            "and calibrate it again."
+        )
+    return None

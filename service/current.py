@@ -1,0 +1,28 @@
+"""What `CURRENT` names, in a directory that may be mounted for reading, or away for a moment."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from model_store.bundle import activate, current_id
+
+logger = logging.getLogger(__name__)
+
+
+def named_by(root: Path) -> str | None:
+    """What `CURRENT` names; None too where it cannot be read at the moment."""
+    try:
+        return current_id(root)
+    except OSError:
+        logger.exception("CURRENT cannot be read")
+        return None
+
+
+def persist(directory: Path) -> bool:
+    """Have `CURRENT` name a bundle; whether it could be written."""
+    try:
+        activate(directory.parent, directory.name)
+    except OSError:  # bundles are mounted for reading only, say
+        return False
+    return True

@@ -1,0 +1,106 @@
+"""Changes of a gallery."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, Field, Json, field_validator
+
+from service.schemas.problems import Problem
+
+MAX_ID_LENGTH = 200
+MAX_METADATA_BYTES = 16 * 2**10
+"""As JSON. What is larger belongs into a store of its own, under the item's id."""
+
+MAX_CHANGES = 32
+"""Items of a batch, as of a batch of searches."""
+
+_TAKEN_ENDINGS = ("/similar", "/thumbnail")
+
+
+def _check_id(item_id: str) -> str:
+    if not item_id.isprintable():
+        raise ValueError("must consist of printable characters")
+    if item_id.endswith(_TAKEN_ENDINGS):
+        raise ValueError(f"must not end with {' or '.join(_TAKEN_ENDINGS)}: paths of items do")
+    return item_id
+
+
+def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    try:
+        size = len(json.dumps(metadata, allow_nan=False).encode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError("must be JSON: no NaN, no infinity, and not too deep") from error
+    if size > MAX_METADATA_BYTES:
+        raise ValueError(f"has {size} bytes as JSON, at most {MAX_METADATA_BYTES} are accepted")
+    return metadata
+
+
+ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH), AfterValidator(_check_id)]
+Label = Annotated[
+    str | None,
+    Field(max_length=200, description="What the item shows; calibrated matches share it."),
+]
+Metadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
+
+
+class ItemOptions(BaseModel):
+    """What is known of an item beside its image."""
+
+    label: Label = None
+    metadata: Json[Metadata] = Field(
+        default={}, description="A JSON object of yours, 16 KiB at most."
+    )
+
+
+class BatchEntry(BaseModel):
+    """One item of a batch; its image is the file at the same place."""
+
+    id: ItemId
+    label: Label = None
+    metadata: Metadata = Field(default={}, description="A JSON object of yours, 16 KiB at most.")
+
+
+class BatchOptions(BaseModel):
+    """The items of a batch."""
+
+    items: Json[list[BatchEntry]] = Field(
+        description='A JSON list, one entry for each image and in their order: `{"id": …, '
+        '"label": …, "metadata": {…}}`.'
+    )
+
+    @field_validator("items")
+    @classmethod
+    def _have_ids_of_their_own(cls, items: list[BatchEntry]) -> list[BatchEntry]:
+        if len({item.id for item in items}) != len(items):
+            raise ValueError("ids repeat; each item of a batch needs one of its own")
+        return items
+
+
+class ItemWritten(BaseModel):
+    """A change that was made: on the disk, and found by every search from now on."""
+
+    request_id: str = Field(description="Of the request that made it.")
+    gallery: str
+    id: str
+    existed: bool = Field(description="Whether there was an item of that id before.")
+    version: int = Field(description="How many changes the gallery has seen.")
+
+
+class BatchItemWritten(BaseModel):
+    """What became of one item of a batch: written, or a problem."""
+
+    index: int = Field(description="Its place in the batch, from 0.")
+    id: str
+    status: int = Field(description="What this item alone would have been answered.")
+    written: ItemWritten | None
+    problem: Problem | None
+
+
+class BatchWritten(BaseModel):
+    """What became of a batch: items without a problem were written together."""
+
+    request_id: str = Field(description="Of the request that made it.")
+    gallery: str
+    items: list[BatchItemWritten] = Field(description="In the order of the batch.")

@@ -1,0 +1,34 @@
+"""What all engines of a service share."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from service.cache import Cache
+from service.decoding import Decoder
+from service.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What all engines of a service share.
+
+    Attributes
+    ----------
+    cache : of predictive distributions.
+    decoder : turns uploads into the encoder's input, where they harm nothing else.
+    executor : threads that search and decide.
+    telemetry : where numbers go.
+    max_batch : images encoded at once at most.
+    max_batch_pixels : their pixels at most, at the encoder's input size.
+    pad_batches : see `MicroBatcher`.
+    """
+
+    cache: Cache
+    decoder: Decoder
+    executor: Executor
+    telemetry: Telemetry
+    max_batch: int = 1
+    max_batch_pixels: int = 4_000_000
+    pad_batches: bool = False

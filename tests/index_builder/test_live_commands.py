@@ -1,0 +1,79 @@
+"""`vouch-build items`, `compact`, `backup` and `restore`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from index_builder.__main__ import app
+from model_store.bundle import activate, bundle_ids, current_id
+from model_store.errors import ConfigError, ItemNotFound
+from model_store.retriever import open_bundle
+
+
+@pytest.fixture
+def root(digits_bundle: Path, tmp_path: Path) -> Path:
+    shutil.copytree(digits_bundle, tmp_path / "bundles" / digits_bundle.name)
+    activate(tmp_path / "bundles", digits_bundle.name)
+    return tmp_path / "bundles"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_from_put_to_restored(root: Path, digits_bundle: Path, tmp_path: Path) -> None:
+    n_items = open_bundle(root, "cpu").retriever.gallery.n_items
+    images = sorted((digits_bundle / "samples").glob("*.png"))[:2]
+    known = '{"shelf": 3}'
+    put = run("items", "put", root, *images, "--label", "new", "--metadata", known)
+    assert put.stdout.strip() == f"2 items put, the gallery has {n_items + 2}"
+    retriever = open_bundle(root, "cpu").retriever
+    nearest = retriever.search(images[0].read_bytes()).matches[0]
+    assert nearest.item.id == images[0].as_posix()
+    assert (nearest.item.label, nearest.item.metadata) == ("new", {"shelf": 3})
+    assert nearest.similarity == pytest.approx(1, abs=1e-6)
+    deleted = run("items", "delete", root, images[0].as_posix())
+    assert deleted.stdout.strip() == f"1 items deleted, the gallery has {n_items + 1}"
+    assert run("backup", root, tmp_path / "a.tar").exit_code == 0
+    before = current_id(root)
+    assert run("compact", root).stdout.strip() == str(root / str(current_id(root)))
+    assert current_id(root) != before
+    assert run("compact", root).stdout.strip() == f"{current_id(root)} has no changes"
+    assert len(bundle_ids(root)) == 2
+    for place in (root, tmp_path / "again"):
+        if place != root:
+            restored = run("restore", tmp_path / "a.tar", place)
+            assert restored.stdout.strip() == f"bundle {before}, {n_items + 1} items, 3 changes"
+        gallery = open_bundle(place, "cpu").retriever.gallery
+        assert gallery.n_items == n_items + 1
+        assert gallery.item(images[1].as_posix()).label == "new"
+        with pytest.raises(ItemNotFound):
+            gallery.item(images[0].as_posix())
+
+
+def test_a_bad_image_is_named_and_harms_no_other(
+    root: Path, digits_bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    good = digits_bundle / "samples" / "1.png"
+    result = run("items", "put", root, tmp_path / "bad.png", good)
+    assert result.exit_code == 1
+    assert "bad.png" in result.stderr
+    assert open_bundle(root, "cpu").retriever.gallery.item(good.as_posix()).label is None
+
+
+def test_what_cannot_be_is_said(root: Path, digits_bundle: Path) -> None:
+    sample = digits_bundle / "samples" / "1.png"
+    for arguments, said in (
+        (("--id", "x", sample, sample), "--id names one item"),
+        (("--metadata", "[1]", sample), "JSON object"),
+        (("--metadata", "{", sample), "not JSON"),
+    ):
+        result = run("items", "put", root, *arguments)
+        assert isinstance(result.exception, ConfigError)
+        assert said in str(result.exception)
+    assert isinstance(run("items", "delete", root, "nobody").exception, ItemNotFound)

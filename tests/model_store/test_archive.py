@@ -1,0 +1,184 @@
+"""Backups: taken while written to, restored whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bundle_copies import flip_a_byte
+from laws.gallery_laws import new_items, random_embeddings
+
+from model_store.archive import BackupSummary, back_up, restore
+from model_store.bundle import Manifest, current_id, publish, read_manifest
+from model_store.compaction import Compaction
+from model_store.errors import ArchiveError, BundleTampered
+from model_store.gallery import (
+    Delete,
+    LiveGallery,
+    NewItem,
+    Thumbnail,
+    Upsert,
+    Vector,
+    write_faiss_gallery,
+)
+from model_store.live_bundles import changes_path, open_live
+
+N, DIM = 12, 4
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    write_faiss_gallery(staging, random_embeddings(N, DIM, seed=0), new_items(N), "e")
+    manifest = Manifest({"name": "g"}, {"fingerprint": "e"}, None, None, (), {})
+    return publish(staging, manifest, tmp_path / "bundles").parent
+
+
+def opened(root: Path) -> LiveGallery:
+    return open_live(root, root / str(current_id(root)))
+
+
+def upsert(item_id: str, seed: int) -> Upsert:
+    embeddings = random_embeddings(1, DIM, seed)
+    item = NewItem(item_id, None, {"seed": seed}, Thumbnail(item_id.encode(), "image/png"))
+    return Upsert(item, Vector(embeddings.mean[0], embeddings.variance[0]))
+
+
+def contents(live: LiveGallery) -> list[object]:
+    now = live.snapshot()
+    rows = now.page(None, 999)
+    pictures = [now.thumbnail(item.id) for item in now.items(rows)]
+    return [now.version, now.items(rows), pictures, now.directions(rows).tolist()]
+
+
+def test_what_was_backed_up_is_restored(root: Path, tmp_path: Path) -> None:
+    live = opened(root)
+    live.commit([upsert("new", 1), Delete(live.snapshot().items(np.array([2]))[0].id)])
+    before = contents(live)
+    made = back_up(root, tmp_path / "a.tar")
+    live.commit([upsert("later", 2)])
+    shutil.rmtree(root)
+    assert (
+        restore(tmp_path / "a.tar", root)
+        == made
+        == BackupSummary(str(current_id(root)), N, 2, made.log_sha256)
+    )
+    again = opened(root)
+    assert contents(again) == before
+    again.commit([upsert("on", 3)])
+    assert again.snapshot().version == 3
+
+
+def test_a_gallery_without_changes_too(root: Path, tmp_path: Path) -> None:
+    made = back_up(root, tmp_path / "a.tar")
+    assert (made.version, made.log_sha256) == (0, None)
+    restore(tmp_path / "a.tar", tmp_path / "new" / "bundles")
+    assert contents(opened(tmp_path / "new" / "bundles")) == contents(opened(root))
+
+
+def test_a_compacted_one_goes_on_counting(root: Path, tmp_path: Path) -> None:
+    live = opened(root)
+    live.commit([upsert("new", 1)])
+    with Compaction(root, read_manifest(root / str(current_id(root))), live) as compaction:
+        compaction.prepare()
+        compaction.take_over()
+    assert back_up(root, tmp_path / "a.tar").version == 1
+    restore(tmp_path / "a.tar", tmp_path / "again")
+    assert contents(opened(tmp_path / "again")) == contents(opened(root))
+
+
+def test_it_is_of_one_moment_whatever_is_written_meanwhile(root: Path, tmp_path: Path) -> None:
+    """Pairs are written at once, so a backup holds both of a pair, and all pairs before."""
+    live, over = opened(root), threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not over.is_set():
+            live.commit([upsert(f"left-{number}", number), upsert(f"right-{number}", number)])
+            number += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            versions = [back_up(root, tmp_path / f"{i}.tar").version for i in range(3)]
+        finally:
+            over.set()
+        writing.result()
+    assert versions == sorted(versions)
+    for number, version in enumerate(versions):
+        restore(tmp_path / f"{number}.tar", tmp_path / str(number))
+        now = opened(tmp_path / str(number)).snapshot()
+        assert now.version == version
+        assert version % 2 == 0
+        assert now.n_items == N + version
+        for pair in range(version // 2):
+            assert now.item(f"left-{pair}").metadata == now.item(f"right-{pair}").metadata
+
+
+def test_nothing_is_overwritten(root: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar"
+    back_up(root, archive)
+    before = archive.read_bytes()
+    with pytest.raises(ArchiveError, match="exists already"):
+        back_up(root, archive)
+    assert archive.read_bytes() == before
+    with pytest.raises(ArchiveError, match="exists already"):
+        restore(archive, root)
+    (tmp_path / "empty").mkdir()
+    restore(archive, tmp_path / "empty")
+
+
+def damaged_archive(archive: Path, name: str) -> None:
+    """Flip a byte of one of its members."""
+    with tarfile.open(archive) as tar:
+        member = tar.getmember(name)
+        at = member.offset_data + member.size // 2
+    content = bytearray(archive.read_bytes())
+    content[at] ^= 1
+    archive.write_bytes(content)
+
+
+def test_a_damaged_one_is_refused_and_leaves_nothing(root: Path, tmp_path: Path) -> None:
+    opened(root).commit([upsert("new", 1)])
+    new = tmp_path / "restored"
+    for name, error in (
+        ("bundle/norms.npy", BundleTampered),
+        ("changes.sqlite", ArchiveError),
+    ):
+        archive = tmp_path / f"{error.__name__}.tar"
+        back_up(root, archive)
+        damaged_archive(archive, name)
+        with pytest.raises(error):
+            restore(archive, new)
+    (tmp_path / "cut.tar").write_bytes(archive.read_bytes()[:5000])
+    (tmp_path / "no.tar").write_bytes(b"no archive")
+    for name in ("cut.tar", "no.tar", "missing.tar"):
+        with pytest.raises(ArchiveError):
+            restore(tmp_path / name, new)
+    assert not new.exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_log_that_was_left_out_is_missed(root: Path, tmp_path: Path) -> None:
+    opened(root).commit([upsert("new", 1)])
+    back_up(root, tmp_path / "a.tar")
+    with tarfile.open(tmp_path / "a.tar") as tar, tarfile.open(tmp_path / "b.tar", "w") as less:
+        for member in tar.getmembers():
+            if member.name != "changes.sqlite":
+                less.addfile(member, tar.extractfile(member) if member.isfile() else None)
+    with pytest.raises(ArchiveError):
+        restore(tmp_path / "b.tar", tmp_path / "restored")
+
+
+def test_a_damaged_bundle_is_not_backed_up(root: Path, tmp_path: Path) -> None:
+    flip_a_byte(root / str(current_id(root)) / "norms.npy")
+    with pytest.raises(BundleTampered):
+        back_up(root, tmp_path / "a.tar")
+    assert not list(tmp_path.glob("*.tar"))
+    assert not changes_path(root, "x").exists()

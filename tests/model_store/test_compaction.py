@@ -1,0 +1,311 @@
+"""Compaction: the same gallery as a new bundle, whatever is written meanwhile, or crashes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import FakeEncoder
+from laws.gallery_laws import new_items, random_embeddings
+from numpy.typing import NDArray
+
+from model_store.bundle import (
+    Manifest,
+    activate,
+    bundle_ids,
+    current_id,
+    previous_id,
+    publish,
+    read_manifest,
+)
+from model_store.compaction import Compaction
+from model_store.decision import Calibration, label_means
+from model_store.errors import GallerySuperseded, ItemNotFound, StorageBusy, StorageFull
+from model_store.gallery import (
+    Delete,
+    Item,
+    LiveGallery,
+    NewItem,
+    Retry,
+    Thumbnail,
+    Upsert,
+    Vector,
+    write_faiss_gallery,
+)
+from model_store.live_bundles import open_live
+
+N, DIM = 30, 6
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    staging, encoder = tmp_path / "staging", FakeEncoder(DIM)
+    staging.mkdir()
+    (staging / "encoder.onnx").write_bytes(b"an encoder")
+    embeddings = random_embeddings(N, DIM, seed=0)
+    write_faiss_gallery(staging, embeddings, new_items(N), encoder.fingerprint)
+    manifest = Manifest(
+        gallery={"name": "g", "description": "", "n_items": N},
+        encoder={"fingerprint": encoder.fingerprint},
+        calibration=None,
+        metrics=None,
+        samples=(),
+        library_versions={},
+    )
+    return publish(staging, manifest, tmp_path / "bundles").parent
+
+
+def opened(root: Path, bundle_id: str | None = None) -> LiveGallery:
+    return open_live(root, root / (bundle_id or str(current_id(root))))
+
+
+def compaction(root: Path, live: LiveGallery) -> Compaction:
+    return Compaction(root, read_manifest(root / str(current_id(root))), live)
+
+
+def upsert(item_id: str, seed: int, label: str | None = None) -> Upsert:
+    embeddings = random_embeddings(1, DIM, seed)
+    item = NewItem(item_id, label, {"seed": seed}, Thumbnail(item_id.encode(), "image/png"))
+    return Upsert(item, Vector(embeddings.mean[0], embeddings.variance[0]))
+
+
+Content = dict[str, tuple[Item, Thumbnail, NDArray[np.float32]]]
+
+
+def content(live: LiveGallery) -> Content:
+    """All there is of each item."""
+    now = live.refresh()
+    rows = now.page(None, 10**6)
+    vectors = np.column_stack([now.directions(rows), now.variances(rows)])
+    items = now.items(rows)
+    assert [item.id for item in items] == sorted(item.id for item in items)
+    return {
+        item.id: (item, now.thumbnail(item.id), vector)
+        for item, vector in zip(items, vectors, strict=True)
+    }
+
+
+def assert_same(found: Content, expected: Content) -> None:
+    """The same items, with the same vectors but for rounding."""
+    assert found.keys() == expected.keys()
+    for item_id, (item, thumbnail, vector) in expected.items():
+        assert found[item_id][:2] == (item, thumbnail)
+        np.testing.assert_allclose(found[item_id][2], vector, rtol=1e-5, atol=1e-6)
+
+
+def change(live: LiveGallery) -> None:
+    ids = [item.id for item in live.snapshot().items(np.arange(3))]
+    live.commit([upsert(ids[0], 1, "z"), Delete(ids[1]), upsert("new", 2, "aa"), upsert("gone", 3)])
+    live.commit([Delete("gone")], Retry("key", "request"), lambda _: "told")
+
+
+def test_the_new_bundle_holds_the_same_and_has_no_changes(root: Path) -> None:
+    live, old = opened(root), str(current_id(root))
+    change(live)
+    before = content(live)
+    with compaction(root, live) as one:
+        directory = one.prepare()
+        assert current_id(root) == old
+        one.take_over()
+    assert (current_id(root), previous_id(root)) == (directory.name, old)
+    read_manifest(directory)
+    new = opened(root)
+    assert_same(content(new), before)
+    assert new.snapshot().n_appended == 0
+    assert new.snapshot().version == live.snapshot().version
+    assert new.snapshot().labels == ("a", "aa", "b", "c", "z")
+    assert new.snapshot().n_changed == live.snapshot().n_changed == 3
+    assert (directory / "encoder.onnx").read_bytes() == b"an encoder"
+
+
+def test_what_is_written_meanwhile_goes_along(root: Path) -> None:
+    live = opened(root)
+    change(live)
+    with compaction(root, live) as one:
+        one.prepare()
+        live.commit([upsert("late", 5), Delete("new")])
+        before = content(live)
+        one.take_over()
+    new = opened(root)
+    assert_same(content(new), before)
+    new.commit([upsert("later", 6)])
+    assert new.snapshot().version == live.snapshot().version + 1
+    assert opened(root).snapshot().item("later").metadata == {"seed": 6}
+
+
+def test_requests_are_known_again_after_it(root: Path) -> None:
+    live = opened(root)
+    change(live)
+    with compaction(root, live) as one:
+        one.prepare()
+        live.commit([upsert("late", 5)], Retry("late", "request"), lambda _: "late told")
+        one.take_over()
+    new = opened(root)
+    assert new.commit([Delete("gone")], Retry("key", "request")) == "told"
+    assert new.log.outcome(Retry("late", "request")) == "late told"
+
+
+def test_the_old_bundle_takes_no_more_changes(root: Path) -> None:
+    live = opened(root)
+    change(live)
+    with compaction(root, live) as one:
+        one.prepare()
+        one.take_over()
+    with pytest.raises(GallerySuperseded, match="takes no more changes"):
+        live.commit([upsert("lost", 5)])
+    live.refresh()
+    with pytest.raises(ItemNotFound):
+        live.snapshot().row("lost")
+
+
+def test_going_back_is_going_back_to_that_moment(root: Path) -> None:
+    live, old = opened(root), str(current_id(root))
+    change(live)
+    before = content(live)
+    with compaction(root, live) as one:
+        one.prepare()
+        one.take_over()
+    opened(root).commit([upsert("after", 9)])
+    activate(root, old)
+    assert_same(content(opened(root)), before)
+    opened(root).commit([upsert("again", 9)])
+
+
+def test_without_its_end_nothing_is_left(root: Path) -> None:
+    live, old = opened(root), str(current_id(root))
+    change(live)
+    with compaction(root, live) as one:
+        one.prepare()
+    assert bundle_ids(root) == [old]
+    assert not list(root.glob(".*.compacting"))
+    assert current_id(root) == old
+    live.commit([upsert("after", 9)])
+
+
+def test_only_one_goes_on_at_a_time(root: Path) -> None:
+    live = opened(root)
+    change(live)
+    with compaction(root, live), pytest.raises(StorageBusy, match="compacted by another"):
+        compaction(root, opened(root)).__enter__()
+    with compaction(root, live) as one:
+        one.prepare()
+
+
+def test_one_that_comes_too_late_does_not_take_over(root: Path) -> None:
+    live, old = opened(root), str(current_id(root))
+    change(live)
+    other = root / ("f" * 16)
+    with compaction(root, live) as one:
+        one.prepare()
+        shutil.copytree(root / old, other)
+        activate(root, other.name)
+        with pytest.raises(GallerySuperseded):
+            one.take_over()
+    assert current_id(root) == other.name
+    assert sorted(bundle_ids(root)) == sorted([old, other.name])
+
+
+def test_no_room_is_said_and_nothing_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, old = opened(root), str(current_id(root))
+    change(live)
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, compaction(root, live) as one:
+        patch.setattr("model_store.bundle.os.fsync", full)
+        with pytest.raises(StorageFull):
+            one.prepare()
+    with compaction(root, live) as one:
+        one.prepare()
+        with monkeypatch.context() as patch:
+            patch.setattr("model_store.bundle.os.fsync", full)
+            with pytest.raises(StorageFull):
+                one.take_over()
+    assert current_id(root) == old
+    assert bundle_ids(root) == [old]
+    live.commit([upsert("after", 9)])
+
+
+STOPS = {
+    "model_store.compaction.become_bundle": 1,
+    "model_store.compaction.changes_path": 1,  # the bundle is there, its log is not
+    "model_store.bundle._write_pointer": 2,  # the log is there; PREVIOUS is written, CURRENT is not
+}
+
+
+def crash_at(root: Path, name: str, n_calls: int) -> None:
+    """Compact, and end as by a power cut at a call."""
+    patch = pytest.MonkeyPatch()
+    calls = iter(range(1, 100))
+
+    def stop(real: Callable[..., object]) -> Callable[..., object]:
+        def stopped(*arguments: object) -> object:
+            if next(calls) == n_calls:
+                os._exit(7)
+            return real(*arguments)
+
+        return stopped
+
+    module, attribute = name.rsplit(".", 1)
+    imported = __import__(module, fromlist=[attribute])
+    patch.setattr(name, stop(getattr(imported, attribute)))
+    with compaction(root, opened(root)) as one:
+        one.prepare()
+        one.take_over()
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_crash_leaves_the_old_gallery_whole(root: Path, name: str) -> None:
+    live, old = opened(root), str(current_id(root))
+    change(live)
+    before = content(live)
+    process = multiprocessing.get_context("spawn").Process(
+        target=crash_at, args=(root, name, STOPS[name])
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == 7
+    assert current_id(root) == old
+    assert_same(content(opened(root)), before)
+    live.commit([upsert("after", 9)])
+    with compaction(root, live) as one:
+        one.prepare()
+        one.take_over()
+    after = content(opened(root))
+    assert after.pop("after")[0].metadata == {"seed": 9}
+    assert_same(after, before)
+    assert not list(root.glob(".*.compacting"))
+
+
+def test_a_calibration_goes_along(digits_bundle: Path, tmp_path: Path) -> None:
+    root = tmp_path / "bundles"
+    shutil.copytree(digits_bundle, root / digits_bundle.name)
+    activate(root, digits_bundle.name)
+    live = opened(root)
+    generator = np.random.default_rng(0)
+    dim = live.snapshot().dim
+    vector = Vector(*(generator.uniform(0.1, 1, (2, dim)).astype(np.float32)))
+    picture = Thumbnail(b"", "image/png")
+    live.commit([Upsert(NewItem("new", "3½", {}, picture), vector)])
+    with compaction(root, live) as one:
+        one.prepare()
+        one.take_over()
+    new = opened(root).snapshot()
+    old_calibration = Calibration.load(digits_bundle)
+    calibration = Calibration.load(root / str(current_id(root)))
+    assert calibration is not None
+    assert old_calibration is not None
+    code = new.labels.index("3½")
+    assert 0 < code < len(new.labels) - 1  # so that others have another code than before
+    expected = vector.mean / np.linalg.norm(vector.mean)
+    np.testing.assert_allclose(calibration.means.directions[code], expected, atol=1e-6)
+    others = np.delete(calibration.means.directions, code, axis=0)
+    np.testing.assert_allclose(others, old_calibration.means.directions, atol=1e-6)
+    np.testing.assert_array_equal(calibration.means.directions, label_means(new).directions)
+    assert calibration.match_fingerprint() == old_calibration.match_fingerprint()

@@ -1,0 +1,375 @@
+"""A gallery that changes: what it keeps, whoever writes to it, and what its snapshots promise."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
+
+from model_store.encoder import Embeddings
+from model_store.errors import (
+    BundleMismatch,
+    GallerySuperseded,
+    ItemNotFound,
+    KeyReused,
+    StorageBusy,
+    StorageFailed,
+    StorageFull,
+    WriteRefused,
+)
+from model_store.gallery import (
+    ChangesFile,
+    Delete,
+    FaissGallery,
+    GallerySnapshot,
+    LiveGallery,
+    NewItem,
+    Retry,
+    Thumbnail,
+    Upsert,
+    Vector,
+    Written,
+    write_faiss_gallery,
+)
+
+DIM = 4
+
+
+def written(folder: Path, embeddings: Embeddings, items: Sequence[NewItem]) -> FaissGallery:
+    folder.mkdir(exist_ok=True)
+    write_faiss_gallery(folder, embeddings, items, "the-encoder")
+    return FaissGallery(folder)
+
+
+def opened(base: FaissGallery, path: Path) -> LiveGallery:
+    return LiveGallery(base, ChangesFile(path, "the-bundle", "the-encoder"))
+
+
+def part(embeddings: Embeddings, rows: slice) -> Embeddings:
+    return Embeddings(embeddings.mean[rows], embeddings.variance[rows], embeddings.features[rows])
+
+
+def upserts(embeddings: Embeddings, items: Sequence[NewItem]) -> list[Upsert]:
+    vectors = map(Vector, embeddings.mean, embeddings.variance)
+    return [Upsert(item, vector) for item, vector in zip(items, vectors, strict=True)]
+
+
+def item(item_id: str, label: str | None = None, **metadata: object) -> NewItem:
+    return NewItem(item_id, label, metadata, Thumbnail(item_id.encode(), "image/png"))
+
+
+def some_upsert(item_id: str, label: str | None = None, seed: int = 7) -> Upsert:
+    return upserts(random_embeddings(1, DIM, seed), [item(item_id, label, seed=seed)])[0]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> FaissGallery:
+    return written(tmp_path / "base", random_embeddings(10, DIM, seed=0), new_items(10))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "changes" / "the-bundle.sqlite"
+
+
+@pytest.fixture
+def live(base: FaissGallery, path: Path) -> LiveGallery:
+    return opened(base, path)
+
+
+class TestASnapshotOfWhatWasAdded(GalleryLaws):
+    """Half of the items came with the base, half after it; among the first were others before."""
+
+    @pytest.fixture
+    def build(self, tmp_path: Path) -> BuildGallery:
+        def make(embeddings: Embeddings, items: Sequence[NewItem]) -> GallerySnapshot:
+            half = len(items) // 2
+            base = written(tmp_path / "base", part(embeddings, slice(half)), items[:half])
+            live = opened(base, tmp_path / "changes" / "log.sqlite")
+            live.commit(upserts(part(embeddings, slice(half, None)), items[half:]))
+            return live.snapshot()
+
+        return make
+
+
+class TestASnapshot:
+    def test_an_upsert_takes_the_place_of_the_item(
+        self, live: LiveGallery, base: FaissGallery
+    ) -> None:
+        old = base.items(np.array([3]))[0]
+        live.commit([some_upsert(old.id, "new")])
+        now = live.snapshot()
+        assert now.n_items == 10
+        assert now.item(old.id).label == "new"
+        assert now.thumbnail(old.id).data == old.id.encode()
+        everything = now.candidates(base.directions(np.array([3])), 20).rows[0]
+        assert 3 not in everything
+        ids = [found.id for found in now.items(everything)]
+        assert sorted(ids) == sorted(set(ids))
+        assert len(ids) == 10
+
+    def test_an_item_may_be_replaced_and_removed_again_and_again(self, live: LiveGallery) -> None:
+        for seed in range(5):
+            live.commit([some_upsert("again", seed=seed)])
+            now = live.snapshot()
+            assert now.item("again").metadata == {"seed": seed}
+            assert now.n_items == 11
+            live.commit([Delete("again")])
+            with pytest.raises(ItemNotFound, match="again"):
+                live.snapshot().row("again")
+        assert live.snapshot().n_items == 10
+        assert live.snapshot().n_rows == 15
+
+    def test_it_never_changes(self, live: LiveGallery, base: FaissGallery) -> None:
+        live.commit([some_upsert("a"), some_upsert("b", seed=8)])
+        before = live.snapshot()
+        query = before.directions(np.array([10, 2]))
+        found, a = before.candidates(query, 5), before.item("a")
+        first = base.items(np.array([0]))[0].id
+        for seed in range(40):  # past what is kept room for
+            live.commit([some_upsert("a", seed=seed), some_upsert(f"c{seed}", seed=seed)])
+        live.commit([Delete("b"), Delete(first)])
+        assert np.array_equal(before.candidates(query, 5).rows, found.rows)
+        assert before.item("a") == a
+        assert (before.n_items, before.n_rows) == (12, 12)
+        assert before.row(first) == 0
+        assert "c0" not in [one.id for one in before.items(before.page(None, 100))]
+
+    def test_an_earlier_one_can_be_had_again(self, live: LiveGallery) -> None:
+        live.commit([some_upsert("a", "x")])
+        then = live.snapshot()
+        live.commit([Delete("a"), some_upsert("b")])
+        again = live.snapshot(then.version)
+        assert again.item("a") == then.item("a")
+        query = then.directions(np.array([10]))
+        assert np.array_equal(again.candidates(query, 99).rows, then.candidates(query, 99).rows)
+        with pytest.raises(ItemNotFound):
+            again.row("b")
+
+    def test_labels_of_the_base_keep_their_codes(self, live: LiveGallery) -> None:
+        live.commit([some_upsert("a", "aaa"), some_upsert("b", "b"), some_upsert("c", "0")])
+        now = live.snapshot()
+        assert now.labels == ("a", "b", "c", "aaa", "0")
+        assert now.label_codes(np.array([10, 11, 12])).tolist() == [3, 1, 4]
+
+    def test_pages_go_by_id_whatever_is_written_between_them(self, live: LiveGallery) -> None:
+        known = {one.id for one in live.snapshot().items(np.arange(10))}
+        live.commit([some_upsert("item-0035"), some_upsert("zz"), some_upsert("a")])
+        seen, after = list[str](), None
+        while (rows := live.snapshot().page(after, 3)).size:
+            seen += [one.id for one in live.snapshot().items(rows)]
+            after = int(rows[-1])
+            if len(seen) == 6:  # the last one seen goes, another comes before, one behind
+                live.commit([Delete(seen[-1]), some_upsert("b"), some_upsert("zzz")])
+        assert seen == sorted(known | {"item-0035", "zz", "a", "zzz"})
+
+    def test_what_changed_is_counted_by_item(self, live: LiveGallery, base: FaissGallery) -> None:
+        first, second, third = (one.id for one in base.items(np.array([0, 1, 2])))
+        for seed in range(3):
+            live.commit([some_upsert(first, seed=seed), some_upsert("new", seed=seed)])
+        live.commit([Delete(second), some_upsert("newer"), Delete("newer")])
+        live.commit([Delete(third)])
+        live.commit([some_upsert(third)])
+        assert live.snapshot().n_changed == 4  # first, second, third, new
+
+
+class TestWriting:
+    def test_what_was_written_is_there_after_a_restart(
+        self, live: LiveGallery, base: FaissGallery, path: Path
+    ) -> None:
+        live.commit([some_upsert("a", "x"), Delete(base.items(np.array([4]))[0].id)])
+        before, after = live.snapshot(), opened(base, path).snapshot()
+        query = base.directions(np.array([4, 5]))
+        assert after.version == before.version == 2
+        assert np.array_equal(after.candidates(query, 99).rows, before.candidates(query, 99).rows)
+        assert after.item("a") == before.item("a")
+
+    def test_all_of_it_or_nothing(self, live: LiveGallery) -> None:
+        with pytest.raises(ItemNotFound, match="nobody"):
+            live.commit([some_upsert("a"), Delete("nobody")])
+        assert live.snapshot().version == 0
+        with pytest.raises(ItemNotFound):
+            live.snapshot().row("a")
+
+    def test_what_it_did_is_told_in_order(self, live: LiveGallery) -> None:
+        told: list[Written] = []
+        live.commit(
+            [some_upsert("a"), some_upsert("a"), Delete("a"), some_upsert("a")],
+            told=lambda outcomes: str(told.extend(outcomes)),
+        )
+        assert [(one.existed, one.version) for one in told] == [
+            (False, 1),
+            (True, 2),
+            (True, 3),
+            (False, 4),
+        ]
+
+    def test_the_last_item_stays(self, live: LiveGallery) -> None:
+        ids = [one.id for one in live.snapshot().items(np.arange(10))]
+        with pytest.raises(WriteRefused, match="empty"):
+            live.commit([Delete(item_id) for item_id in ids])
+        live.commit([Delete(item_id) for item_id in ids[1:]])
+        query = live.snapshot().directions(np.array([0]))
+        assert live.snapshot().candidates(query, 5).rows.shape == (1, 1)
+
+    def test_a_gallery_may_be_exchanged_whole(self, live: LiveGallery) -> None:
+        ids = [one.id for one in live.snapshot().items(np.arange(10))]
+        live.commit([some_upsert("only"), *map(Delete, ids)])
+        found = live.snapshot().candidates(np.eye(DIM, dtype=np.float32), 5)
+        assert found.rows.tolist() == [[10]] * DIM
+
+    def test_the_same_request_is_carried_out_once(self, live: LiveGallery) -> None:
+        retry = Retry("key", "request")
+        told = live.commit([some_upsert("a")], retry)
+        assert live.commit([some_upsert("a", seed=9)], retry) == told
+        assert live.snapshot().version == 1
+        assert live.log.outcome(retry) == told
+
+    def test_a_key_is_of_one_request(self, live: LiveGallery) -> None:
+        live.commit([some_upsert("a")], Retry("key", "request"))
+        with pytest.raises(KeyReused, match="another request"):
+            live.commit([some_upsert("b")], Retry("key", "another"))
+        assert live.snapshot().version == 1
+
+    def test_a_key_is_forgotten_in_the_end(
+        self, live: LiveGallery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live.commit([some_upsert("a")], Retry("key", "request"))
+        monkeypatch.setattr("model_store.gallery.changes.OUTCOME_LIFE_S", -1.0)
+        live.commit([some_upsert("b")], Retry("key", "another"))
+        assert live.snapshot().version == 2
+
+
+class TestSeveralWriters:
+    def test_threads_take_turns(self, live: LiveGallery) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda i: live.commit([some_upsert(f"n{i}", seed=i)]), range(40)))
+        now = live.snapshot()
+        assert (now.n_items, now.version) == (50, 40)
+        for i in range(40):
+            row = now.row(f"n{i}")
+            mean = random_embeddings(1, DIM, seed=i).mean[0]
+            np.testing.assert_allclose(
+                now.directions(np.array([row]))[0], mean / np.linalg.norm(mean), atol=1e-6
+            )
+
+    def test_one_sees_what_another_wrote_before_it_writes(
+        self, live: LiveGallery, base: FaissGallery, path: Path
+    ) -> None:
+        other = opened(base, path)
+        live.commit([some_upsert("a")])
+        other.commit([Delete("a"), some_upsert("b")])
+        with pytest.raises(ItemNotFound):
+            live.commit([Delete("a")])
+        assert live.refresh().row("b") == other.snapshot().row("b")
+
+    def test_readers_hear_of_it_when_they_look(
+        self, live: LiveGallery, base: FaissGallery, path: Path
+    ) -> None:
+        other = opened(base, path)
+        live.commit([some_upsert("a")])
+        assert other.snapshot().version == 0
+        assert other.refresh().item("a") == live.snapshot().item("a")
+
+    def test_one_that_does_not_end_is_not_waited_for_for_ever(
+        self, live: LiveGallery, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("model_store.gallery.storage.BUSY_S", 0.05)
+        live.commit([some_upsert("a")])
+        live.close()
+        hog = sqlite3.connect(path, isolation_level=None)
+        hog.execute("BEGIN IMMEDIATE")
+        try:
+            with pytest.raises(StorageBusy, match="send the request again"):
+                live.commit([some_upsert("b")])
+            assert live.refresh().n_items == 11  # reading goes on
+        finally:
+            hog.close()
+        live.commit([some_upsert("b")])
+
+    def test_readers_meet_whole_changes_only(
+        self, live: LiveGallery, base: FaissGallery, path: Path
+    ) -> None:
+        """Both items of a pair are written at once, so they are found at once."""
+        live.commit([some_upsert("left", seed=0), some_upsert("right", seed=0)])
+        other, over = opened(base, path), threading.Event()
+
+        def write() -> None:
+            for seed in range(60):
+                live.commit([some_upsert("left", seed=seed), some_upsert("right", seed=seed)])
+            over.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write)
+            n_looks = 0
+            while not over.is_set():
+                now = other.refresh()
+                left, right = now.item("left"), now.item("right")
+                assert left.metadata == right.metadata
+                rows = np.array([now.row("left"), now.row("right")])
+                seed = int(left.metadata["seed"])
+                mean = random_embeddings(1, DIM, seed=seed).mean[0]
+                np.testing.assert_allclose(
+                    now.directions(rows), [mean / np.linalg.norm(mean)] * 2, atol=1e-6
+                )
+                n_looks += 1
+            writing.result()
+        assert n_looks > 1
+
+
+class TestTrouble:
+    def test_a_full_disk_is_said_and_nothing_is_lost(
+        self, live: LiveGallery, base: FaissGallery, path: Path
+    ) -> None:
+        live.commit([some_upsert("a")])
+        writer = live.log._writer
+        assert writer is not None
+        (pages,) = writer.execute("PRAGMA page_count").fetchone()
+        writer.execute(f"PRAGMA max_page_count = {pages}")
+        large = NewItem("large", None, {}, Thumbnail(bytes(100_000), "image/png"))
+        with pytest.raises(StorageFull, match="no room"):
+            live.commit([some_upsert("b"), Upsert(large, some_upsert("x").vector)])
+        for after in (live.snapshot(), opened(base, path).snapshot()):
+            assert after.version == 1
+            assert after.item("a").id == "a"
+        writer.execute("PRAGMA max_page_count = 1000000")
+        live.commit([some_upsert("b")])
+        assert live.snapshot().version == 2
+
+    def test_a_directory_that_cannot_be_made_is_said(self, base: FaissGallery, path: Path) -> None:
+        path.parent.write_text("a file where the directory should be")
+        with pytest.raises(StorageFailed, match="directory of changes"):
+            opened(base, path).commit([some_upsert("a")])
+
+    def test_a_log_of_another_bundle_is_refused(
+        self, live: LiveGallery, base: FaissGallery, path: Path
+    ) -> None:
+        live.commit([some_upsert("a")])
+        with pytest.raises(BundleMismatch, match="another bundle"):
+            LiveGallery(base, ChangesFile(path, "another-bundle", "the-encoder"))
+        with pytest.raises(BundleMismatch, match="another encoder"):
+            LiveGallery(base, ChangesFile(path, "the-bundle", "another-encoder"))
+
+    def test_a_damaged_log_is_not_served(
+        self, live: LiveGallery, base: FaissGallery, path: Path
+    ) -> None:
+        live.commit([some_upsert("a")])
+        live.close()
+        path.write_bytes(b"not a database" * 1000)
+        with pytest.raises(StorageFailed, match="cannot be read"):
+            opened(base, path)
+
+    def test_a_gallery_that_is_not_to_change_does_not(self, base: FaissGallery, path: Path) -> None:
+        def refuse() -> None:
+            raise GallerySuperseded("another bundle")
+
+        live = LiveGallery(base, ChangesFile(path, "the-bundle", "the-encoder"), refuse)
+        with pytest.raises(GallerySuperseded):
+            live.commit([some_upsert("a")])
+        assert opened(base, path).snapshot().version == 0

@@ -1,0 +1,435 @@
+"""Changing a gallery over HTTP: found at once, once, and by whoever may."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from end_to_end.keys import KeysFile
+from end_to_end.questions import picture, search, truncated
+from starlette.testclient import TestClient
+
+from model_store.bundle import activate, bundle_ids, current_id
+from model_store.retriever import Bundle, open_bundle
+
+StartClient = Callable[..., TestClient]
+
+ITEMS = "/v1/galleries/digits/items"
+
+
+@pytest.fixture
+def root(tmp_path: Path, digits_bundle: Path) -> Path:
+    """A directory of bundles of one's own."""
+    shutil.copytree(digits_bundle, tmp_path / "bundles" / digits_bundle.name)
+    activate(tmp_path / "bundles", digits_bundle.name)
+    return tmp_path / "bundles"
+
+
+@pytest.fixture
+def live(root: Path, start: StartClient) -> TestClient:
+    return start(open_bundle(root, "cpu", threads=1))
+
+
+def put(
+    client: TestClient, item_id: str, image: bytes, key: str | None = None, **fields: str
+) -> httpx2.Response:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return client.put(
+        f"{ITEMS}/{item_id}", files={"image": ("i", image)}, data=fields, headers=headers
+    )
+
+
+def delete(client: TestClient, item_id: str, key: str | None = None) -> httpx2.Response:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return client.delete(f"{ITEMS}/{item_id}", headers=headers)
+
+
+def put_batch(
+    client: TestClient, items: list[dict[str, Any]], images: list[bytes], key: str | None = None
+) -> httpx2.Response:
+    return client.post(
+        ITEMS,
+        files=[("images", ("i", image)) for image in images],
+        data={"items": json.dumps(items)},
+        headers={} if key is None else {"Idempotency-Key": key},
+    )
+
+
+def first(client: TestClient, image: bytes) -> str:
+    found: str = search(client, image).json()["results"][0]["id"]
+    return found
+
+
+def n_items(client: TestClient) -> int:
+    return int(client.get("/v1/galleries/digits").json()["n_items"])
+
+
+class TestPuttingAnItem:
+    def test_it_is_found_as_soon_as_it_is_acknowledged(
+        self, live: TestClient, stranger: bytes
+    ) -> None:
+        before = n_items(live)
+        assert first(live, stranger) != "new/1"
+        answer = put(live, "new/1", stranger, label="x", metadata='{"a": [1, null]}')
+        assert answer.status_code == 200
+        written = answer.json()
+        assert (written["id"], written["existed"], written["version"]) == ("new/1", False, 1)
+        result = search(live, stranger).json()["results"][0]
+        assert result["id"] == "new/1"
+        assert result["similarity"] == pytest.approx(1, abs=1e-6)
+        assert (result["label"], result["metadata"]) == ("x", {"a": [1, None]})
+        assert n_items(live) == before + 1
+        picture = live.get(result["thumbnail_url"])
+        assert picture.headers["content-type"] in {"image/png", "image/jpeg"}
+        assert "x" in live.get("/v1/galleries/digits").json()["labels"]
+
+    def test_it_takes_the_place_of_one_of_its_id(self, live: TestClient, stranger: bytes) -> None:
+        item = live.get(ITEMS).json()["items"][0]
+        answer = put(live, item["id"], stranger, label="other").json()
+        assert answer["existed"] is True
+        assert live.get(f"{ITEMS}/{item['id']}").json()["label"] == "other"
+        assert first(live, stranger) == item["id"]
+
+    def test_it_is_there_after_a_restart(
+        self, live: TestClient, root: Path, start: StartClient, stranger: bytes
+    ) -> None:
+        put(live, "new", stranger)
+        again = start(open_bundle(root, "cpu", threads=1))
+        assert first(again, stranger) == "new"
+
+    def test_it_is_embedded_as_a_query_is(self, live: TestClient, stranger: bytes) -> None:
+        put(live, "new", stranger)
+        as_item = live.get(f"{ITEMS}/new/similar").json()
+        as_query = search(live, stranger, limit=11).json()
+        assert [r["id"] for r in as_item["results"]] == [r["id"] for r in as_query["results"][1:]]
+        expected = as_query["query"]["uncertainty"]["value"]
+        assert as_item["uncertainty"]["value"] == pytest.approx(expected, rel=1e-4)
+
+    @pytest.mark.parametrize(
+        ("image", "code"), [(b"", "empty_image"), (truncated(), "corrupt_image")]
+    )
+    def test_a_bad_image_is_refused_as_in_a_search(
+        self, live: TestClient, image: bytes, code: str
+    ) -> None:
+        before = n_items(live)
+        assert put(live, "new", image).json()["code"] == code
+        assert live.get(f"{ITEMS}/new").status_code == 404
+        assert n_items(live) == before
+
+    @pytest.mark.parametrize(
+        ("item_id", "fields", "said"),
+        [
+            ("a%00b", {}, "printable"),
+            ("a/similar", {}, "must not end"),
+            ("x" * 201, {}, "200"),
+            ("a", {"metadata": "[1]"}, "dictionary"),
+            ("a", {"metadata": "{"}, "JSON"),
+            ("a", {"metadata": '{"a": NaN}'}, "JSON"),
+            ("a", {"metadata": json.dumps({"a": "x" * 17_000})}, "16384"),
+            ("a", {"label": "x" * 201}, "200"),
+        ],
+    )
+    def test_what_cannot_be_kept_is_named(
+        self, live: TestClient, item_id: str, fields: dict[str, str], said: str
+    ) -> None:
+        answer = put(live, item_id, picture("PNG"), **fields)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+        assert said in answer.json()["detail"]
+
+    def test_one_bundle_alone_takes_no_changes(
+        self, start: StartClient, digits_bundle: Path
+    ) -> None:
+        client = start(open_bundle(digits_bundle, "cpu", threads=1))
+        for answer in (
+            put(client, "new", picture("PNG")),
+            delete(client, "new"),
+            put_batch(client, [{"id": "a"}], [picture("PNG")]),
+            client.post("/v1/galleries/digits/compact"),
+        ):
+            assert (answer.status_code, answer.json()["code"]) == (409, "write_refused")
+
+
+class TestDeletingAnItem:
+    def test_it_is_found_no_more(self, live: TestClient, stranger: bytes) -> None:
+        put(live, "new", stranger)
+        assert delete(live, "new").json()["existed"] is True
+        assert first(live, stranger) != "new"
+        assert live.get(f"{ITEMS}/new").status_code == 404
+        assert delete(live, "new").json()["code"] == "item_not_found"
+
+    def test_one_of_the_bundle_too(self, live: TestClient) -> None:
+        item = live.get(ITEMS).json()["items"][0]
+        delete(live, item["id"])
+        assert live.get(item["thumbnail_url"]).status_code == 404
+        assert live.get(ITEMS).json()["items"][0] != item
+
+
+class TestABatch:
+    def test_each_item_has_a_result_or_a_problem_in_its_place(
+        self, live: TestClient, stranger: bytes, digit: bytes
+    ) -> None:
+        items = [{"id": "a", "label": "x"}, {"id": "b"}, {"id": "c", "metadata": {"d": 1}}]
+        answer = put_batch(live, items, [stranger, b"no image", digit])
+        assert answer.status_code == 200
+        written = answer.json()["items"]
+        assert [(one["index"], one["id"], one["status"]) for one in written] == [
+            (0, "a", 200),
+            (1, "b", 415),
+            (2, "c", 200),
+        ]
+        assert written[1]["problem"]["code"] == "unsupported_image"
+        assert written[1]["written"] is written[0]["problem"] is None
+        assert first(live, stranger) == "a"
+        assert live.get(f"{ITEMS}/c").json()["metadata"] == {"d": 1}
+        assert live.get(f"{ITEMS}/b").status_code == 404
+
+    def test_of_bad_images_alone_nothing_is_written(self, live: TestClient) -> None:
+        answer = put_batch(live, [{"id": "a"}, {"id": "b"}], [b"", truncated()])
+        assert [one["status"] for one in answer.json()["items"]] == [400, 422]
+
+    @pytest.mark.parametrize(
+        ("items", "said"),
+        [
+            ([{"id": "a"}], "1 entries for 2 images"),
+            ([{"id": "a"}, {"id": "a"}], "ids repeat"),
+            ([{"id": "a"}, {"label": "b"}], "/body/items/1/id"),
+            ([{"id": "a"}, {"id": ""}], "at least 1 character"),
+        ],
+    )
+    def test_a_list_that_does_not_fit_is_refused(
+        self, live: TestClient, items: list[dict[str, Any]], said: str
+    ) -> None:
+        answer = put_batch(live, items, [picture("PNG")] * 2)
+        assert answer.status_code == 422
+        assert said in answer.json()["detail"]
+
+
+class TestSendingAgain:
+    def test_the_same_request_is_answered_the_same_and_done_once(
+        self, live: TestClient, stranger: bytes, digit: bytes
+    ) -> None:
+        written = put(live, "new", stranger, "k1")
+        put(live, "new", digit)
+        again = put(live, "new", stranger, "k1")
+        assert again.json() == written.json()
+        assert again.headers["Idempotency-Replayed"] == "true"
+        assert "Idempotency-Replayed" not in written.headers
+        assert first(live, stranger) != "new"
+        gone = delete(live, "new", "k2")
+        assert delete(live, "new", "k2").json() == gone.json()
+        batch = put_batch(live, [{"id": "a"}, {"id": "b"}], [b"", digit], "k3")
+        assert (
+            put_batch(live, [{"id": "a"}, {"id": "b"}], [b"", digit], "k3").json() == batch.json()
+        )
+
+    def test_another_request_is_not(self, live: TestClient, stranger: bytes, digit: bytes) -> None:
+        put(live, "new", stranger, "key")
+        for answer in (
+            put(live, "new", digit, "key"),
+            put(live, "other", stranger, "key"),
+            put(live, "new", stranger, "key", label="x"),
+            delete(live, "new", "key"),
+        ):
+            assert (answer.status_code, answer.json()["code"]) == (422, "key_reused")
+        assert live.get(f"{ITEMS}/new").json()["label"] is None
+
+    def test_a_key_is_of_its_caller(
+        self, root: Path, start: StartClient, keys_file: KeysFile, stranger: bytes, digit: bytes
+    ) -> None:
+        ours, theirs = keys_file.make("write"), keys_file.make("write")
+        client = start(open_bundle(root, "cpu", threads=1), keys=keys_file.path)
+        for text, image in ((ours, stranger), (theirs, digit)):
+            client.headers["Authorization"] = f"Bearer {text}"
+            assert put(client, "new", image, "key").status_code == 200
+
+    def test_it_is_known_after_a_compaction(self, live: TestClient, stranger: bytes) -> None:
+        written = put(live, "new", stranger, "key")
+        live.post("/v1/galleries/digits/compact").raise_for_status()
+        assert put(live, "new", stranger, "key").json() == written.json()
+
+
+class TestWhoMay:
+    def test_writing_needs_its_scope_and_compacting_admin(
+        self, root: Path, start: StartClient, keys_file: KeysFile
+    ) -> None:
+        keys = {"read": keys_file.make("read"), "write": keys_file.make("write")}
+        client = start(open_bundle(root, "cpu", threads=1), keys=keys_file.path)
+        ways = (
+            lambda: put(client, "new", picture("PNG")),
+            lambda: put_batch(client, [{"id": "a"}], [picture("PNG")]),
+            lambda: delete(client, "new"),
+            lambda: client.post("/v1/galleries/digits/compact"),
+        )
+        assert [way().status_code for way in ways] == [401] * 4
+        client.headers["X-API-Key"] = keys["read"]
+        assert [way().status_code for way in ways] == [403] * 4
+        client.headers["X-API-Key"] = keys["write"]
+        assert [way().status_code for way in ways] == [200, 200, 200, 403]
+
+
+class TestCompaction:
+    def test_the_gallery_stays_what_it_is(
+        self, live: TestClient, root: Path, stranger: bytes, digit: bytes
+    ) -> None:
+        old, gone = current_id(root), first(live, digit)
+        put(live, "new", stranger, label="a new label")
+        delete(live, gone)
+        before = [search(live, image).json() for image in (stranger, digit)]
+        assert 'vouch_pending_changes{gallery="digits"} 1.0' in live.get("/metrics").text
+        answer = live.post("/v1/galleries/digits/compact").json()
+        assert (answer["previous_id"], answer["bundle_id"]) == (old, current_id(root))
+        assert answer["persisted"] is True
+        assert 'vouch_pending_changes{gallery="digits"} 0.0' in live.get("/metrics").text
+        for image, then in zip((stranger, digit), before, strict=True):
+            now = search(live, image).json()
+            assert now["cache"] == "hit"  # what is known of an image is known still
+            assert [r["id"] for r in now["results"]] == [r["id"] for r in then["results"]]
+            assert now["bundle"]["id"] == answer["bundle_id"]
+            assert now["bundle"]["calibration"]["status"] == "valid"
+        assert put(live, "newer", digit).json()["version"] == 3
+
+    def test_without_changes_there_is_nothing_to_do(self, live: TestClient, root: Path) -> None:
+        answer = live.post("/v1/galleries/digits/compact").json()
+        assert answer["bundle_id"] == answer["previous_id"] == current_id(root)
+        assert len(bundle_ids(root)) == 1
+
+    def test_going_back_goes_back_to_that_moment(
+        self, live: TestClient, stranger: bytes, digit: bytes
+    ) -> None:
+        put(live, "new", stranger)
+        live.post("/v1/galleries/digits/compact").raise_for_status()
+        put(live, "new", digit)
+        live.post("/v1/galleries/digits/bundles/rollback").raise_for_status()
+        assert first(live, stranger) == "new"
+        assert put(live, "newer", digit).status_code == 200
+
+    def test_it_happens_by_itself(self, root: Path, start: StartClient, stranger: bytes) -> None:
+        client = start(open_bundle(root, "cpu", threads=1), compact_after=2, canary_period_s=0.05)
+        old = current_id(root)
+        put(client, "a", stranger)
+        put(client, "b", stranger)
+        wait_until(lambda: serving(client) != old)
+        assert current_id(root) == serving(client)
+        assert client.get(f"{ITEMS}/b").status_code == 200
+
+    def test_no_write_is_lost_while_it_goes_on(
+        self, live: TestClient, digit: bytes, stranger: bytes
+    ) -> None:
+        put(live, "first", stranger)
+        statuses: list[int] = []
+        over = threading.Event()
+
+        def write() -> None:
+            while not over.is_set():
+                statuses.append(put(live, f"n{len(statuses)}", digit).status_code)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for _ in range(2):
+                live.post("/v1/galleries/digits/compact").raise_for_status()
+        finally:
+            over.set()
+            thread.join()
+        assert set(statuses) == {200}
+        for number in range(len(statuses)):
+            assert live.get(f"{ITEMS}/n{number}").status_code == 200
+
+
+class TestSeveralServices:
+    def test_one_hears_of_what_another_wrote(
+        self, root: Path, start: StartClient, stranger: bytes
+    ) -> None:
+        one = start(open_bundle(root, "cpu", threads=1), canary_period_s=0.05)
+        other = start(open_bundle(root, "cpu", threads=1), canary_period_s=0.05)
+        put(one, "new", stranger)
+        wait_until(lambda: other.get(f"{ITEMS}/new").status_code == 200)
+        assert first(other, stranger) == "new"
+
+    def test_one_follows_the_compaction_of_another(
+        self, root: Path, start: StartClient, stranger: bytes, digit: bytes
+    ) -> None:
+        one = start(open_bundle(root, "cpu", threads=1), canary_period_s=60)
+        other = start(open_bundle(root, "cpu", threads=1), canary_period_s=60)
+        put(one, "new", stranger)
+        one.post("/v1/galleries/digits/compact").raise_for_status()
+        refused = put(other, "newer", digit)  # it has not looked yet
+        if refused.status_code != 200:
+            assert refused.json()["code"] == "gallery_superseded"
+            assert "Retry-After" in refused.headers
+        wait_until(lambda: serving(other) == current_id(root))
+        assert put(other, "newer", digit).status_code == 200
+
+
+class TestLists:
+    def test_a_search_goes_on_in_the_gallery_it_began_in(
+        self, live: TestClient, stranger: bytes
+    ) -> None:
+        page = search(live, stranger, limit=3).json()
+        put(live, "new", stranger)
+        following = live.get(
+            "/v1/galleries/digits/search/next", params={"cursor": page["next_cursor"]}
+        ).json()
+        ids = [result["id"] for result in page["results"] + following["results"]]
+        assert "new" not in ids
+        delete(live, "new")
+        assert ids == [r["id"] for r in search(live, stranger, limit=6).json()["results"]]
+
+    def test_a_list_of_items_goes_on_whatever_is_written(
+        self, live: TestClient, stranger: bytes
+    ) -> None:
+        page = live.get(ITEMS, params={"limit": 2}).json()
+        ids = [item["id"] for item in page["items"]]
+        put(live, "0-before", stranger)
+        put(live, "zz-behind", stranger)
+        delete(live, ids[-1])
+        while page["next_cursor"] is not None:
+            page = live.get(ITEMS, params={"limit": 100, "cursor": page["next_cursor"]}).json()
+            ids += [item["id"] for item in page["items"]]
+        assert ids == sorted(set(ids))
+        assert ids[-1] == "zz-behind"
+        assert "0-before" not in ids
+        assert len(ids) == n_items(live)  # one was seen and is gone, one came and was not seen
+
+
+def test_many_changes_make_the_calibration_stale(
+    live: TestClient, bundle: Bundle, digit: bytes
+) -> None:
+    n = bundle.retriever.gallery.n_items
+    ids = [
+        item.id for item in bundle.retriever.gallery.items(bundle.retriever.gallery.page(None, n))
+    ]
+    state = lambda: search(live, digit).json()["bundle"]["calibration"]  # noqa: E731
+    for item_id in ids[: n // 10]:
+        delete(live, item_id)
+    assert state()["status"] == "valid"
+    delete(live, ids[n // 10])
+    assert state()["status"] == "stale"
+    assert f"{n // 10 + 1} items have been added, replaced or removed" in state()["reason"]
+
+
+def test_what_is_written_is_counted(live: TestClient, digit: bytes) -> None:
+    put_batch(live, [{"id": "a"}, {"id": "b"}, {"id": "c"}], [digit, digit, b""])
+    delete(live, "a")
+    metrics = live.get("/metrics").text
+    assert 'vouch_items_written_total{change="put",gallery="digits"} 2.0' in metrics
+    assert 'vouch_items_written_total{change="deleted",gallery="digits"} 1.0' in metrics
+
+
+def serving(client: TestClient) -> str:
+    return str(client.get("/v1/galleries/digits/bundles").json()["serving"])
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    patience = threading.Event()
+    for _ in range(600):
+        if condition():
+            return
+        patience.wait(0.05)
+    raise TimeoutError(condition)
