@@ -28,6 +28,7 @@ from model_store.gallery import (
     Item,
     LiveGallery,
     MilvusAccess,
+    MilvusGallery,
     open_gallery,
 )
 from model_store.gallery.milvus_collection import NO_ACCESS
