@@ -57,14 +57,16 @@ def milvus(place: Path) -> Iterator[Milvus]:
 
 @pytest.fixture(scope="module")
 def bundles(milvus: Milvus, place: Path, digits_bundle: Path, digits_run: Path) -> Path:
-    """Bundles of the run behind `digits_bundle`, with their gallery in Milvus."""
+    """Bundles of the run behind `digits_bundle`, with their gallery in Milvus.
+
+    They say of themselves what was measured with the gallery in files.
+    """
     shutil.copytree(digits_run, place / "run")
     options = ["--config", "digits", "--run", str(place / "run")]
     given = {"VOUCH_MILVUS_URI": milvus.uri}  # the bundle names another
     for step, more in [
         ("index", ["--milvus", "http://milvus:19530"]),
         ("calibrate", []),
-        ("evaluate", []),
         ("publish", ["--bundles", str(place / "bundles")]),
     ]:
         done = CliRunner().invoke(app, [step, *options, *more], env=given)
@@ -91,9 +93,10 @@ def test_answers_are_those_of_files_and_an_outage_is_said(
     with Service(bundles, place / "service.log", variables) as served:
         for image in samples[:6]:
             expected, answer = (one.answer(image, limit=20) for one in (service, served))
-            for name in ("verdict", "matches", "result_set", "query"):
+            for name in ("verdict", "results", "result_set", "query"):
                 assert answer[name] == expected[name]
-        item = service.answer(samples[0], limit=1)["matches"][0]["item"]["id"]
+            assert answer["results"][0]["match_probability"] is not None
+        item = service.answer(samples[0], limit=1)["results"][0]["id"]
         for path in (f"items/{item}", f"items/{item}/thumbnail", f"items/{item}/similar"):
             paths = f"/v1/galleries/digits/{path}"
             assert served.http.get(paths).status_code == 200, path
@@ -110,4 +113,4 @@ def test_answers_are_those_of_files_and_an_outage_is_said(
             open_bundle(bundles, "cpu", milvus=MilvusAccess(milvus.uri, timeout_s=1))
         with Milvus(place, int(milvus.uri.split(":")[-1])):
             wait_until(served.is_ready, served)
-            assert served.answer(samples[0], limit=20)["matches"]
+            assert served.answer(samples[0], limit=20)["results"]
