@@ -6,7 +6,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ig
 FROM base AS requirements
 WORKDIR /src
 COPY docker/requirements.py pyproject.toml ./
-RUN python requirements.py builder > requirements.txt
+RUN python requirements.py builder milvus > requirements.txt
 
 FROM base AS wheel
 WORKDIR /src

@@ -4,8 +4,8 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ig
 
 # What has to be installed, as a file that changes only when that does.
 FROM base AS requirements
-# "service telemetry gpu" adds NVIDIA's libraries.
-ARG EXTRAS="service telemetry"
+# "service telemetry milvus gpu" adds NVIDIA's libraries.
+ARG EXTRAS="service telemetry milvus"
 WORKDIR /src
 COPY docker/requirements.py pyproject.toml ./
 RUN python requirements.py ${EXTRAS} > requirements.txt

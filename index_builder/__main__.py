@@ -19,6 +19,7 @@ from index_builder import live_commands
 from index_builder.configuration import (
     BuildConfig,
     builtin_configs,
+    in_milvus,
     load_config,
     photographs_config,
 )
@@ -153,6 +154,9 @@ def all_command(
     name: Annotated[
         str | None, typer.Option(help="With --images: of the gallery. [default: the folder's]")
     ] = None,
+    milvus: Annotated[
+        str | None, typer.Option(help="Put the gallery into this Milvus, as for `index`.")
+    ] = None,
     run: RunOption = None,
     bundles: BundlesOption = None,
 ) -> None:
@@ -163,6 +167,7 @@ def all_command(
         build = photographs_config(images, trunk, weights, name, labelled=labels)
     else:
         raise ConfigError("Give either --config, or all of --images, --trunk and --weights.")
+    build = in_milvus(build, milvus)
     opened = Run(run or Path("runs") / build.name)
     bundle, report = _step("build_all")(build, opened, bundles or Path("bundles") / build.name)
     _print_report(report)

@@ -202,6 +202,11 @@ class IndexConfig(Section):
         "8 bits a dimension (ivf_sq8) or, where those do not fit the budget, of product codes "
         "(ivf_pq). hnsw: a graph, for as fast a search in more memory.",
     )
+    milvus_uri: str | None = Field(
+        None,
+        description="Put the gallery into the Milvus there, not into files of the bundle: "
+        "http://host:19530, or a file that ends in .db for milvus-lite.",
+    )
     memory_budget_bytes: int = Field(
         DEFAULT_SETTINGS.memory_budget_bytes, gt=0, description="Of what stays in memory."
     )
@@ -306,6 +311,14 @@ def load_config(source: str | Path) -> BuildConfig:
         raise ConfigError(f"{source} is not valid TOML: {error}.") from error
     except ValidationError as error:
         raise ConfigError(f"{source}: {in_words(error)}") from error
+
+
+def in_milvus(config: BuildConfig, uri: str | None) -> BuildConfig:
+    """The same build with its gallery in the Milvus at ``uri``; None leaves it as it is."""
+    if uri is None:
+        return config
+    index = config.index.model_copy(update={"milvus_uri": uri})
+    return config.model_copy(update={"index": index})
 
 
 def photographs_config(

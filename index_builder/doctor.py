@@ -18,6 +18,7 @@ import numpy as np
 
 from index_builder.indexing.shards import ShardStore
 from index_builder.indexing.work import Work
+from index_builder.milvus import milvus_access
 from model_store.bundle import CURRENT_FILE, MANIFEST_FILE, bundle_ids, current_id
 from model_store.errors import VouchError
 from model_store.processors import usable_processors
@@ -36,7 +37,13 @@ _NEEDED = {
     "torch": "torch",
     "torchvision": "torchvision",
 }
-_OPTIONAL = {"pyarrow": "parquet", "ray": "ray", "fastapi": "service", "redis": "service"}
+_OPTIONAL = {
+    "pyarrow": "parquet",
+    "ray": "ray",
+    "pymilvus": "milvus",
+    "fastapi": "service",
+    "redis": "service",
+}
 _REDIS_TIMEOUT_S = 2.0
 
 
@@ -148,7 +155,7 @@ def _redis(url: str) -> Finding:
 def _bundle(directory: Path) -> Iterator[Finding]:
     name = directory.resolve().name
     try:
-        opened = open_bundle(directory, "cpu")
+        opened = open_bundle(directory, "cpu", milvus=milvus_access())
         retriever = opened.retriever
         preprocessing = retriever.encoder.metadata.preprocessing
         canary = np.zeros((1, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)

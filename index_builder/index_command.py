@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from index_builder.configuration import load_config
+from index_builder.configuration import in_milvus, load_config
 from index_builder.indexing.tolerance import NONE, parse_tolerance
 from index_builder.progress import console
 from index_builder.run import Run
@@ -88,6 +88,13 @@ def index_command(
     engine: Annotated[
         Engine, typer.Option(help="This machine, or a Ray cluster (the extra `ray`).")
     ] = Engine.local,
+    milvus: Annotated[
+        str | None,
+        typer.Option(
+            help="Put the gallery into this Milvus: http://host:19530, or a file that ends in .db. "
+            "The token, if any, is VOUCH_MILVUS_TOKEN."
+        ),
+    ] = None,
     provider: Annotated[Provider, typer.Option(help="What the encoder runs on.")] = Provider.auto,
 ) -> None:
     """Embed a gallery: of a configuration, as a step; or of any collection, to a bundle.
@@ -96,7 +103,7 @@ def index_command(
     same command goes on from where it was and ends with the same bundle.
     """
     if config is not None and source is None and encoder is None:
-        build = load_config(config)
+        build = in_milvus(load_config(config), milvus)
         importlib.import_module("index_builder.steps").index_step(
             build, Run(run or Path("runs") / build.name)
         )
@@ -124,6 +131,7 @@ def index_command(
         workers or usable_processors(),
         engine.value,
         provider.value,
+        milvus_uri=milvus,
     )
     if dry_run:
         _print_table("before anything is embedded", rehearse(indexing).rows())

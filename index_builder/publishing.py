@@ -8,7 +8,6 @@ from importlib import metadata
 from typing import Any
 
 from model_store.bundle import Manifest, SampleQuery
-from model_store.gallery import IndexReport
 from model_store.retriever import Retriever
 from model_store.staleness import search_settings
 
@@ -17,7 +16,7 @@ _LIBRARIES = ("vouch", "torch", "torchvision", "onnx", "numpy", "scikit-learn", 
 
 def describe(
     retriever: Retriever,
-    index: IndexReport,
+    index: Mapping[str, Any],
     name: str,
     description: str,
     metrics: Mapping[str, Any] | None = None,
@@ -31,7 +30,7 @@ def describe(
             "description": description,
             "n_items": retriever.gallery.n_items,
             "search": search_settings(retriever.gallery),
-            "index": asdict(index),
+            "index": dict(index),
         },
         encoder={
             "fingerprint": encoder.fingerprint,

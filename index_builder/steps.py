@@ -41,6 +41,7 @@ from index_builder.fitted import (
 from index_builder.fitting import fit_members, fit_posterior
 from index_builder.indexing.embedding import open_encoder
 from index_builder.indexing.gallery import build_gallery
+from index_builder.milvus import milvus_access
 from index_builder.networks import (
     MetricEncoder,
     build_encoder,
@@ -67,8 +68,10 @@ from model_store.decision import label_means
 from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder
 from model_store.errors import ConfigError, DatasetError
 from model_store.feedback import FeedbackLog
-from model_store.gallery import FaissGallery, IndexReport, IndexSettings
+from model_store.gallery import Gallery, IndexSettings, open_gallery
 from model_store.gallery.faiss_gallery import ITEMS_FILE
+from model_store.gallery.milvus_collection import MILVUS_FILE
+from model_store.gallery.opening import index_description
 from model_store.quality import ordinary_limits, quality_measures
 from model_store.retriever import open_parts
 from model_store.staleness import search_settings
@@ -219,9 +222,17 @@ def index_step(config: BuildConfig, run: Run) -> None:
     """encoder.onnx and gallery images → the gallery's files."""
     splits = _splits(config)
     encoder = open_encoder(run.require(run.staging / ENCODER_FILE, "export"))
-    settings = IndexSettings(**config.index.model_dump(), seed=config.seed)
+    settings = IndexSettings(**config.index.model_dump(exclude={"milvus_uri"}), seed=config.seed)
     work = run.directory / "index"
-    build_gallery(work, run.staging, encoder, splits.gallery, settings, labelled=splits.labelled)
+    build_gallery(
+        work,
+        run.staging,
+        encoder,
+        splits.gallery,
+        settings,
+        labelled=splits.labelled,
+        milvus_uri=config.index.milvus_uri,
+    )
 
 
 def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) -> None:
@@ -287,7 +298,11 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
 def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
     """The staged bundle and evaluation queries → evaluation.json, in run and bundle."""
     run.require(run.staging / "calibration.json", "calibrate")
-    report = evaluate(open_parts(run.staging, "cpu"), _splits(config).evaluation, config.seed)
+    report = evaluate(
+        open_parts(run.staging, "cpu", milvus=milvus_access()),
+        _splits(config).evaluation,
+        config.seed,
+    )
     run.write_json(EVALUATION_FILE, report)
     write_json(run.staging / EVALUATION_FILE, report)
     return report
@@ -296,10 +311,10 @@ def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
 def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
     """The staged parts → a bundle in ``bundles``, which becomes the current one there."""
     report = run.require(run.staging / EVALUATION_FILE, "evaluate")
-    retriever = open_parts(run.staging, "cpu")
+    retriever = open_parts(run.staging, "cpu", milvus=milvus_access())
     samples = write_samples(run.staging, _splits(config))
     metrics = json.loads(report.read_text(encoding="utf-8"))
-    index = IndexReport.load(run.staging)
+    index = index_description(run.staging)
     manifest = describe(retriever, index, config.name, config.description, metrics, samples)
     return publish(run.staging, manifest, bundles)
 
@@ -353,10 +368,11 @@ def _exported(run: Run) -> OnnxEncoder:
     return OnnxEncoder(run.require(run.staging / ENCODER_FILE, "export"))
 
 
-def _indexed(run: Run) -> FaissGallery:
+def _indexed(run: Run) -> Gallery:
     """The gallery that `index_step` left."""
-    run.require(run.staging / ITEMS_FILE, "index")
-    return FaissGallery(run.staging)
+    if not (run.staging / MILVUS_FILE).exists():
+        run.require(run.staging / ITEMS_FILE, "index")
+    return open_gallery(run.staging, milvus_access())
 
 
 def _some_of_the_gallery(

@@ -33,6 +33,7 @@ nothing that a client of the service may not see.
     ├── Overloaded               as many requests as are taken at once are being worked on
     ├── DeadlineExceeded         no answer within the time a request may take
     ├── NotReady                 the service cannot answer at the moment
+    ├── GalleryUnavailable       the engine that holds the gallery does not answer
     ├── ActivationRefused        a bundle cannot take the place of the one that is served
     ├── WriteError               a change of a gallery was not kept, and nothing of it
     │   ├── WriteRefused         the gallery takes no changes, or not this one
@@ -230,6 +231,10 @@ class DeadlineExceeded(VouchError):
 
 class NotReady(VouchError):
     """The service cannot answer at the moment."""
+
+
+class GalleryUnavailable(VouchError):
+    """The engine that holds the gallery does not answer."""
 
 
 class ActivationRefused(VouchError):

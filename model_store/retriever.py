@@ -27,7 +27,11 @@ from model_store.gallery import (
     GallerySnapshot,
     Item,
     LiveGallery,
+    MilvusAccess,
+    MilvusGallery,
+    open_gallery,
 )
+from model_store.gallery.milvus_collection import NO_ACCESS
 from model_store.images import DecodedImage, decode_image
 from model_store.live_bundles import open_live
 from model_store.matches import Match, matches_of
@@ -283,6 +287,11 @@ class Bundle:
         ------
         WriteRefused : nothing does.
         """
+        if isinstance(self.retriever.gallery, MilvusGallery):
+            raise WriteRefused(
+                f"The gallery {self.name!r} lies in Milvus and is changed there: by `upsert` and "
+                "`delete` of `MilvusGallery`."
+            )
         if self.live is None:
             raise WriteRefused(
                 f"The gallery {self.name!r} is served from one bundle, which never changes. To "
@@ -293,6 +302,8 @@ class Bundle:
     def within(self, root: Path) -> Bundle:
         """The bundle as one of ``root``, with the changes of its gallery that lie there."""
         opened = self.retriever.gallery
+        if isinstance(opened, MilvusGallery):  # whose changes lie with it
+            return replace(self, root=root)
         base = opened if isinstance(opened, FaissGallery) else None
         live = open_live(root, self.directory, base)
         retriever = self.retriever.with_gallery(live.snapshot())
@@ -317,9 +328,13 @@ def open_parts(
     provider: ProviderChoice = "auto",
     threads: int = 0,
     open_encoder: OpenEncoder = OnnxEncoder,
+    milvus: MilvusAccess = NO_ACCESS,
 ) -> Retriever:
-    """Put together the encoder, gallery and calibration that lie in ``directory``."""
-    gallery, calibration = FaissGallery(directory), Calibration.load(directory)
+    """Put together the encoder, gallery and calibration that lie in ``directory``.
+
+    ``milvus`` says how to reach the gallery where Milvus holds it.
+    """
+    gallery, calibration = open_gallery(directory, milvus), Calibration.load(directory)
     encoder = open_encoder(directory / ENCODER_FILE, provider, threads)
     try:
         return Retriever(encoder, gallery, calibration)
@@ -333,6 +348,7 @@ def open_bundle(
     provider: ProviderChoice = "auto",
     threads: int = 0,
     open_encoder: OpenEncoder = OnnxEncoder,
+    milvus: MilvusAccess = NO_ACCESS,
 ) -> Bundle:
     """Verify and open the bundle at ``path``, or the current one of a directory of bundles.
 
@@ -340,10 +356,11 @@ def open_bundle(
     ------
     BundleError : missing, changed, or of parts that do not belong together.
     EncoderError : the encoder cannot be run here.
+    GalleryUnavailable : Milvus holds the gallery, and does not answer.
     """
     directory = locate(path)
     manifest = read_manifest(directory)
-    retriever = open_parts(directory, provider, threads, open_encoder)
+    retriever = open_parts(directory, provider, threads, open_encoder, milvus)
     if manifest.encoder["fingerprint"] != retriever.encoder.fingerprint:
         retriever.encoder.close()
         raise BundleMismatch(

@@ -71,7 +71,9 @@ def _refuse(why: str) -> NoReturn:
 
 def open_served(settings: Settings, path: Path) -> Bundle:
     """Open a bundle whose encoder runs in a process of its own."""
-    return open_bundle(path, settings.provider, settings.encoder_threads, EncoderProcess)
+    return open_bundle(
+        path, settings.provider, settings.encoder_threads, EncoderProcess, settings.milvus
+    )
 
 
 def open_bundles(paths: Sequence[Path], settings: Settings) -> list[Bundle]:

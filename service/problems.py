@@ -23,6 +23,7 @@ from model_store.errors import (
     FeedbackNotKept,
     Forbidden,
     GallerySuperseded,
+    GalleryUnavailable,
     ImageTooCostly,
     ImageTooLarge,
     InternalError,
@@ -70,6 +71,7 @@ STATUS: dict[type[VouchError], int] = {
     EncodingFailed: 500,
     Overloaded: 503,
     NotReady: 503,
+    GalleryUnavailable: 503,
     DeadlineExceeded: 504,
     ActivationRefused: 409,
     WriteRefused: 409,
@@ -88,6 +90,7 @@ RETRY_AFTER_S: dict[type[VouchError], int] = {
     StorageBusy: 1,
     EncoderStopped: 2,
     GallerySuperseded: 2,
+    GalleryUnavailable: 2,
     NotReady: 5,
 }
 """Seconds after which a request that failed for a passing reason may be sent again."""

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.encoder import ProviderChoice
+from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
 from service.rates import RateText
@@ -59,6 +60,13 @@ class Settings(BaseSettings):
     cache_bytes: int = Field(
         64 * 2**20, ge=0, description="Bound of the cache in this process; 0 turns it off."
     )
+    milvus_uri: str | None = Field(
+        None, description="Where galleries in Milvus are found. [default: what the bundle names]"
+    )
+    milvus_token: SecretStr | None = Field(
+        None, description="What Milvus is to see: user:password, or an API key."
+    )
+    milvus_timeout_s: float = Field(5.0, gt=0, description="After which Milvus is not waited for.")
     provider: ProviderChoice = Field(
         "auto", description="auto takes a GPU where there is one; cuda fails where there is none."
     )
@@ -130,6 +138,12 @@ class Settings(BaseSettings):
     cors_origins: tuple[str, ...] = Field(
         (), description='Web origins that may call, as JSON: ["https://shop.example"].'
     )
+
+    @property
+    def milvus(self) -> MilvusAccess:
+        """How to reach galleries in Milvus."""
+        token = self.milvus_token.get_secret_value() if self.milvus_token else None
+        return MilvusAccess(self.milvus_uri, token, self.milvus_timeout_s)
 
     @property
     def image_limits(self) -> ImageLimits:

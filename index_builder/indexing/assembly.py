@@ -16,10 +16,17 @@ from numpy.typing import NDArray
 
 from index_builder.indexing.shards import ShardStore
 from index_builder.indexing.work import Work
+from index_builder.milvus import milvus_access
 from index_builder.progress import track
 from model_store.encoder import Embeddings
 from model_store.errors import DatasetError
-from model_store.gallery import IndexSettings, NewItem, Thumbnail, write_faiss_gallery
+from model_store.gallery import (
+    IndexSettings,
+    NewItem,
+    Thumbnail,
+    write_faiss_gallery,
+    write_milvus_gallery,
+)
 
 _SCHEMA = """
 CREATE TABLE embedded (
@@ -44,7 +51,14 @@ _CHUNK = 256
 """Items that are fetched together by who reads them in order."""
 
 
-def assemble(work: Work, n_blocks: int, dim: int, fingerprint: str, settings: IndexSettings) -> int:
+def assemble(
+    work: Work,
+    n_blocks: int,
+    dim: int,
+    fingerprint: str,
+    settings: IndexSettings,
+    milvus_uri: str | None = None,
+) -> int:
     """Write the gallery of all shards into ``work.bundle``; returns the number of its items.
 
     Parameters
@@ -52,10 +66,12 @@ def assemble(work: Work, n_blocks: int, dim: int, fingerprint: str, settings: In
     dim : D, of the encoder.
     fingerprint : of the encoder.
     settings : of the index.
+    milvus_uri : of the Milvus to put the gallery into; None for files.
 
     Raises
     ------
-    DatasetError : no image could be embedded.
+    DatasetError : no image could be embedded, or one is more than Milvus takes.
+    GalleryUnavailable : Milvus does not answer.
     """
     for directory in (work.assembly, work.bundle):
         shutil.rmtree(directory, ignore_errors=True)
@@ -75,10 +91,20 @@ def assemble(work: Work, n_blocks: int, dim: int, fingerprint: str, settings: In
             mean[rows], variance[rows] = shard.mean, shard.variance
         features = np.empty((n_items, 0), dtype=np.float32)
         items = StoredItems(connection, work.store, n_items)
+        embeddings = Embeddings(mean, variance, features)
         try:
-            write_faiss_gallery(
-                work.bundle, Embeddings(mean, variance, features), items, fingerprint, settings
-            )
+            if milvus_uri is None:
+                write_faiss_gallery(work.bundle, embeddings, items, fingerprint, settings)
+            else:
+                write_milvus_gallery(
+                    work.bundle,
+                    embeddings,
+                    items,
+                    fingerprint,
+                    milvus_uri,
+                    settings,
+                    milvus_access(),
+                )
         except RuntimeError as error:  # as which FAISS reports a full disk
             raise OSError(str(error)) from error
     finally:

@@ -20,12 +20,14 @@ from index_builder.indexing.run import Progress, embed_catalogue
 from index_builder.indexing.sources import Source
 from index_builder.indexing.tolerance import Tolerance
 from index_builder.indexing.work import Work, occupied, writing
+from index_builder.milvus import milvus_access
 from index_builder.publishing import describe
 from model_store.bundle import ENCODER_FILE, MANIFEST_FILE, locate, publish, read_manifest
 from model_store.encoder import Encoder, ProviderChoice
 from model_store.errors import BundleNotFound, TooManyBadImages
-from model_store.gallery import IndexReport, IndexSettings
+from model_store.gallery import IndexSettings
 from model_store.gallery.index_choice import DEFAULT_SETTINGS
+from model_store.gallery.opening import index_description
 from model_store.retriever import open_parts
 
 EngineChoice = Literal["local", "ray"]
@@ -62,6 +64,7 @@ class Indexing:
     engine: EngineChoice = "local"
     provider: ProviderChoice = "auto"
     index: IndexSettings = DEFAULT_SETTINGS
+    milvus_uri: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +185,19 @@ def _published(
     indexing: Indexing, work: Work, catalogue: Catalogue, encoder: Encoder, progress: Progress
 ) -> Outcome:
     write_quarantine(work, progress.failures)
-    n_items = assemble(work, catalogue.n_blocks, encoder.dim, encoder.fingerprint, indexing.index)
+    n_items = assemble(
+        work,
+        catalogue.n_blocks,
+        encoder.dim,
+        encoder.fingerprint,
+        indexing.index,
+        indexing.milvus_uri,
+    )
     n_copies = write_duplicates(work)
     shutil.copyfile(indexing.encoder, work.bundle / ENCODER_FILE)
-    retriever = open_parts(work.bundle, "cpu")
-    manifest = describe(
-        retriever, IndexReport.load(work.bundle), indexing.name, indexing.description
-    )
+    retriever = open_parts(work.bundle, "cpu", milvus=milvus_access())
+    index = index_description(work.bundle)
+    manifest = describe(retriever, index, indexing.name, indexing.description)
     bundle = publish(work.bundle, manifest, indexing.bundles)
     return Outcome(bundle, n_items, progress.n_kept, len(progress.failures), n_copies)
 

@@ -19,8 +19,8 @@ from index_builder.indexing.tolerance import NONE
 from index_builder.indexing.work import occupied, writing
 from model_store.encoder import Encoder
 from model_store.gallery import IndexSettings
-from model_store.gallery.faiss_gallery import GALLERY_FILES
 from model_store.gallery.index_choice import DEFAULT_SETTINGS
+from model_store.gallery.opening import ANY_GALLERY_FILES
 from model_store.processors import usable_processors
 
 _IN_MEMORY = Place("", None, 0, 0)
@@ -34,6 +34,7 @@ def build_gallery(
     settings: IndexSettings = DEFAULT_SETTINGS,
     *,
     labelled: bool = True,
+    milvus_uri: str | None = None,
 ) -> None:
     """Embed ``images`` and put the gallery's files into ``staging``, labels if ``labelled``.
 
@@ -42,6 +43,7 @@ def build_gallery(
     directory : to work in, away afterwards. A run is not gone on with: what images a configuration
         means is known only by reading them.
     encoder : one that encodes on a single thread, see `open_encoder`.
+    milvus_uri : see `assemble`.
 
     Raises
     ------
@@ -59,9 +61,9 @@ def build_gallery(
         progress = Progress(len(images))
         with closing(LocalEngine(DecoderThreads(prepare, n), encoder, n)) as engine:
             embed_catalogue(catalogue, work.store, encoder, engine, NONE, progress)
-        assemble(work, catalogue.n_blocks, encoder.dim, encoder.fingerprint, settings)
+        assemble(work, catalogue.n_blocks, encoder.dim, encoder.fingerprint, settings, milvus_uri)
         catalogue.close()
-        for name in GALLERY_FILES:  # of an earlier index, of another kind perhaps
+        for name in ANY_GALLERY_FILES:  # of an earlier index, of another kind perhaps
             (staging / name).unlink(missing_ok=True)
         for path in work.bundle.iterdir():
             path.replace(staging / path.name)

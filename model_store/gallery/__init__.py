@@ -2,6 +2,7 @@
 
 `Gallery` is the seam; `FaissGallery` (FAISS and SQLite in a directory) is the embedded default.
 `LiveGallery` adds a log of changes to it, and gives out a `GallerySnapshot` after each.
+`MilvusGallery` (a collection of Milvus) is the one beyond one machine.
 `read_filter` reads which items a search may find, and `Gallery.matching` finds them.
 """
 
@@ -11,6 +12,10 @@ from model_store.gallery.filters import Filter, parse_filter, read_filter
 from model_store.gallery.index_build import IndexReport
 from model_store.gallery.index_choice import IndexSettings
 from model_store.gallery.live import LiveGallery, Written
+from model_store.gallery.milvus_collection import MilvusAccess
+from model_store.gallery.milvus_gallery import MilvusGallery
+from model_store.gallery.milvus_write import write_milvus_gallery
+from model_store.gallery.opening import open_gallery
 from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
 from model_store.gallery.snapshot import GallerySnapshot
 from model_store.gallery.writes import Delete, Retry, Upsert, Vector
@@ -27,13 +32,17 @@ __all__ = [
     "IndexSettings",
     "Item",
     "LiveGallery",
+    "MilvusAccess",
+    "MilvusGallery",
     "NewItem",
     "Retry",
     "Thumbnail",
     "Upsert",
     "Vector",
     "Written",
+    "open_gallery",
     "parse_filter",
     "read_filter",
     "write_faiss_gallery",
+    "write_milvus_gallery",
 ]

@@ -156,13 +156,13 @@ def _tuned(
 ) -> tuple[int, float, int]:
     """The least effort that reaches the recall, that recall, and on how many queries."""
     queries = _queries(index, directions, generator)
-    tenth = _tenth(directions, queries)
+    tenth = tenth_similarity(directions, queries)
     recall = 0.0
     for effort in _efforts(index):
         set_effort(index, effort)
         _, found = index.search(queries, min(FETCHED, len(directions)))
         shares = [
-            _share_found(directions, query, candidates, least)
+            share_found(directions, query, candidates, least)
             for query, candidates, least in zip(queries, found, tenth, strict=True)
         ]
         recall = float(np.mean(shares))
@@ -205,7 +205,9 @@ def _queries(
     return unit_direction(moved)
 
 
-def _tenth(directions: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+def tenth_similarity(
+    directions: NDArray[np.float32], queries: NDArray[np.float32]
+) -> NDArray[np.float32]:
     """Similarity of the tenth nearest item to each of the queries; or of the last."""
     k = min(N_NEIGHBOURS, len(directions))
     similarities, _ = faiss.knn(queries, directions, k, faiss.METRIC_INNER_PRODUCT)
@@ -213,7 +215,7 @@ def _tenth(directions: NDArray[np.float32], queries: NDArray[np.float32]) -> NDA
     return tenth
 
 
-def _share_found(
+def share_found(
     directions: NDArray[np.float32],
     query: NDArray[np.float32],
     candidates: NDArray[np.int64],

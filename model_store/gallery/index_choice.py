@@ -88,7 +88,7 @@ def plan_index(n_items: int, dim: int, settings: IndexSettings) -> IndexPlan:
 
 def _plans(n_items: int, dim: int) -> list[IndexPlan]:
     """Everything there is, the most exact first."""
-    n_lists = _n_lists(n_items)
+    n_lists = lists_for(n_items)
     lists = _ID_BYTES * n_items + _FLOAT_BYTES * n_lists * dim
     codebook = _FLOAT_BYTES * 256 * dim
     return [
@@ -106,7 +106,7 @@ def _plans(n_items: int, dim: int) -> list[IndexPlan]:
     ]
 
 
-def _n_lists(n_items: int) -> int:
+def lists_for(n_items: int) -> int:
     """A power of two near 2 √N: reading the lists costs as much as choosing among them."""
     if n_items < 4:
         return 1

@@ -88,6 +88,7 @@ STATUSES = {
     "WriteRefused": 409,
     "KeyReused": 422,
     "GallerySuperseded": 503,
+    "GalleryUnavailable": 503,
     "StorageBusy": 503,
     "StorageFull": 507,
     "StorageFailed": 503,

@@ -1,0 +1,16 @@
+"""How the builder reaches Milvus: an address of the configuration, a token of the environment."""
+
+from __future__ import annotations
+
+import os
+
+from model_store.gallery import MilvusAccess
+
+TIMEOUT_S = 60.0
+"""The builder has time."""
+
+
+def milvus_access() -> MilvusAccess:
+    """By ``VOUCH_MILVUS_URI`` in place of what a bundle names, and with ``VOUCH_MILVUS_TOKEN``."""
+    uri, token = (os.environ.get(f"VOUCH_MILVUS_{name}") or None for name in ("URI", "TOKEN"))
+    return MilvusAccess(uri, token, TIMEOUT_S)

@@ -1,0 +1,116 @@
+"""A bundle whose gallery lies in Milvus, built by the command line and asked over HTTP."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from end_to_end.processes import Process, Service, free_port, wait_until
+from pymilvus import MilvusClient, MilvusException
+from typer.testing import CliRunner
+
+from index_builder.__main__ import app
+from model_store.bundle import locate, read_manifest
+from model_store.errors import GalleryUnavailable
+from model_store.gallery import MilvusAccess
+from model_store.retriever import open_bundle
+
+
+class Milvus(Process):
+    """A milvus-lite that listens."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        self.uri = f"http://127.0.0.1:{port}"
+        command = [
+            sys.executable,
+            "-m",
+            "milvus_lite",
+            "server",
+            "--data-dir",
+            str(directory / "d"),
+        ]
+        super().__init__([*command, "--port", str(port)], directory / "milvus.log", {})
+        wait_until(self._answers, self)
+
+    def _answers(self) -> bool:
+        try:
+            MilvusClient(self.uri, timeout=2).close()
+        except MilvusException:
+            return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("milvus")
+
+
+@pytest.fixture(scope="module")
+def milvus(place: Path) -> Iterator[Milvus]:
+    with Milvus(place, free_port()) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def bundles(milvus: Milvus, place: Path, digits_bundle: Path, digits_run: Path) -> Path:
+    """Bundles of the run behind `digits_bundle`, with their gallery in Milvus.
+
+    They say of themselves what was measured with the gallery in files.
+    """
+    shutil.copytree(digits_run, place / "run")
+    options = ["--config", "digits", "--run", str(place / "run")]
+    given = {"VOUCH_MILVUS_URI": milvus.uri}  # the bundle names another
+    for step, more in [
+        ("index", ["--milvus", "http://milvus:19530"]),
+        ("calibrate", []),
+        ("publish", ["--bundles", str(place / "bundles")]),
+    ]:
+        done = CliRunner().invoke(app, [step, *options, *more], env=given)
+        assert done.exit_code == 0, done.output
+    return place / "bundles"
+
+
+def test_the_bundle_names_the_collection_and_holds_no_gallery(bundles: Path) -> None:
+    directory = locate(bundles)
+    index = read_manifest(directory).gallery["index"]
+    assert (index["engine"], index["type"], index["recall_at_10"]) == ("milvus", "FLAT", 1)
+    assert index["collection"] in (directory / "milvus.json").read_text(encoding="utf-8")
+    assert not list(directory.glob("gallery.faiss")) + list(directory.glob("items.sqlite"))
+
+
+def test_answers_are_those_of_files_and_an_outage_is_said(
+    bundles: Path, milvus: Milvus, place: Path, service: Service, samples: list[bytes]
+) -> None:
+    variables = {
+        "VOUCH_MILVUS_URI": milvus.uri,
+        "VOUCH_MILVUS_TIMEOUT_S": "1",
+        "VOUCH_CANARY_PERIOD_S": "0.3",
+    }
+    with Service(bundles, place / "service.log", variables) as served:
+        for image in samples[:6]:
+            expected, answer = (one.answer(image, limit=20) for one in (service, served))
+            for name in ("verdict", "results", "result_set", "query"):
+                assert answer[name] == expected[name]
+            assert answer["results"][0]["match_probability"] is not None
+        item = service.answer(samples[0], limit=1)["results"][0]["id"]
+        for path in (f"items/{item}", f"items/{item}/thumbnail", f"items/{item}/similar"):
+            paths = f"/v1/galleries/digits/{path}"
+            assert served.http.get(paths).status_code == 200, path
+
+        milvus.kill()
+        started = time.monotonic()
+        refused = served.ask(samples[0])
+        assert time.monotonic() - started < 5
+        assert (refused.status_code, refused.json()["code"]) == (503, "gallery_unavailable")
+        assert refused.headers["Retry-After"] == "2"
+        assert milvus.uri.split(":")[-1] not in refused.text
+        wait_until(lambda: not served.is_ready(), served)
+        with pytest.raises(GalleryUnavailable):
+            open_bundle(bundles, "cpu", milvus=MilvusAccess(milvus.uri, timeout_s=1))
+        with Milvus(place, int(milvus.uri.split(":")[-1])):
+            wait_until(served.is_ready, served)
+            assert served.answer(samples[0], limit=20)["results"]

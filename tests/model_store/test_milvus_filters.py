@@ -1,0 +1,89 @@
+"""Filters asked of Milvus, against what they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laws.gallery_laws import random_embeddings
+from milvus import lite_file
+
+from model_store.gallery import MilvusGallery, NewItem, parse_filter, write_milvus_gallery
+from model_store.gallery.milvus_filter import to_expression
+
+TOLD = [NewItem(i.id, i.label, {**i.metadata, "half": "-"}, i.thumbnail) for i in ITEMS]
+"""`ITEMS` without what Milvus does not take."""
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusGallery]:
+    directory = tmp_path_factory.mktemp("milvus")
+    with lite_file(directory / "filters.db") as uri:
+        items = [NewItem(item_id, None, {}, PICTURE) for item_id in "abcd"]
+        write_milvus_gallery(directory, random_embeddings(4, 3, seed=0), items, "e", uri)
+        opened = MilvusGallery(directory)
+        yield opened
+        opened.close()
+
+
+def found(gallery: MilvusGallery, asked: dict[str, Any]) -> list[str]:
+    rows = np.flatnonzero(gallery.matching(parse_filter(asked)))
+    return [item.id for item in gallery.items(rows)]
+
+
+def put(gallery: MilvusGallery, items: Sequence[NewItem]) -> None:
+    gallery.upsert(items, random_embeddings(4, 3, seed=0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(asked=FILTERS, labels=st.lists(st.none() | TEXT, min_size=4, max_size=4), data=st.data())
+def test_milvus_finds_what_the_description_says(
+    gallery: MilvusGallery, asked: dict[str, Any], labels: list[Any], data: Any
+) -> None:
+    asked = json.loads(json.dumps(asked))
+    items = [
+        NewItem(item_id, label, data.draw(METADATA), PICTURE)
+        for item_id, label in zip("abcd", labels, strict=True)
+    ]
+    put(gallery, items)
+    assert found(gallery, asked) == [item.id for item in items if holds(asked, item)]
+
+
+@pytest.fixture(scope="module")
+def told(gallery: MilvusGallery) -> MilvusGallery:
+    put(gallery, TOLD)
+    return gallery
+
+
+@pytest.mark.parametrize(("asked", "ids"), EXAMPLES)
+def test_examples(told: MilvusGallery, asked: dict[str, Any], ids: str) -> None:
+    assert found(told, asked) == list(ids)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"label": '" or row >= 0 or id == "'},
+        {"label": {"gte": 'z" or row >= 0 or label == "'}},
+        {"label": {"gte": 'z\\" or row >= 0 or label == "'}},
+        {"label": {"gte": "z\n) or (row >= 0"}},
+        {"id": {"in": ['a"] or row in [0']}},
+        {"tags": {"has": '") or row >= 0 or array_contains(facts, "'}},
+        {"a'] or row >= 0 or metadata['b": {"gt": 0}},
+    ],
+)
+def test_text_that_looks_like_an_expression_is_text(
+    told: MilvusGallery, asked: dict[str, Any]
+) -> None:
+    assert found(told, asked) == []
+
+
+def test_what_is_asked_by_equality_is_not_in_the_expression() -> None:
+    asked = {"label": "secret", "or": [{"a": {"has": "secret"}}, {"b": {"in": ["secret"]}}]}
+    assert "secret" not in to_expression(parse_filter(asked))

@@ -1,0 +1,46 @@
+"""The compose file says of the settings and of the balancer what they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.safe_load(text)["services"]
+    return found
+
+
+def test_every_setting_that_is_passed_on_exists(services: dict[str, Any]) -> None:
+    known = {f"VOUCH_{name.upper()}" for name in Settings.model_fields}
+    passed = {name for name in services["service"]["environment"] if name.startswith("VOUCH_")}
+    assert passed - known == set()
+
+
+def test_the_service_can_be_scaled(services: dict[str, Any]) -> None:
+    """Several of it cannot have one name, or one port of the host."""
+    assert {"ports", "container_name"}.isdisjoint(services["service"])
+    assert [name for name, one in services.items() if "ports" in one] == ["balancer"]
+
+
+def test_the_balancer_is_given_what_its_configuration_reads(services: dict[str, Any]) -> None:
+    text = (ROOT / "docker" / "balancer.cfg").read_text(encoding="utf-8")
+    given = set(services["balancer"]["environment"])
+    assert {name for name in given if f'"${name}"' in text} == given
+    networks = set(services["balancer"]["networks"]) & set(services["service"]["networks"])
+    assert "balanced" in networks
+
+
+def test_only_the_service_and_the_builder_reach_milvus(services: dict[str, Any]) -> None:
+    """It asks for no password."""
+    there = {name for name, one in services.items() if "vectors" in one.get("networks", [])}
+    assert there == {"service", "build", "milvus"}
