@@ -41,6 +41,7 @@ MOST_FACTS = 4_096
 ENCODER_PROPERTY = "vouch.encoder"
 COMPLETE_PROPERTY = "vouch.complete"
 _NO_SUCH_COLLECTION = 100
+_NOT_LOADED = 101
 _OUR_MISTAKE = 1100
 
 
@@ -122,10 +123,16 @@ class Collection:
 
     def ask(self, call: str, *values: Any, **options: Any) -> Any:  # noqa: ANN401 - has no types
         """What the client's ``call`` says of this collection, within the time that is given it."""
+        options = {"timeout": self.timeout_s} | options
         with self._asking():
-            return getattr(self.client, call)(
-                self.name, *values, **{"timeout": self.timeout_s} | options
-            )
+            try:
+                return getattr(self.client, call)(self.name, *values, **options)
+            except self._pymilvus.MilvusException as error:
+                if error.code != _NOT_LOADED:
+                    raise
+            # It was started again, and milvus-lite has forgotten what was loaded.
+            self.client.load_collection(self.name, timeout=self.timeout_s)
+            return getattr(self.client, call)(self.name, *values, **options)
 
     def count(self, expression: str = "") -> int:
         """How many items the expression is true of."""

@@ -245,6 +245,15 @@ def test_a_collection_that_is_dropped_meanwhile_is_missed(milvus: str, tmp_path:
     gallery.close()
 
 
+def test_a_collection_that_is_not_loaded_any_more_is_loaded(milvus: str, tmp_path: Path) -> None:
+    gallery = written(tmp_path, milvus, random_embeddings(5, 4, seed=15), new_items(5))
+    collection = Collection(gallery.described.collection, MilvusAccess(), milvus)
+    collection.ask("release_collection")
+    assert gallery.candidates(np.eye(4, dtype=np.float32)[:1], 3).rows.shape == (1, 3)
+    collection.close()
+    gallery.close()
+
+
 def test_nobody_listening_is_said_at_once(tmp_path: Path) -> None:
     MilvusDescription("http://nobody", "c", "e", 1, 4, [], {"type": "FLAT", "parameters": {}}).save(
         tmp_path

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from model_store.images import ImageLimits
 from service.settings import Settings
@@ -19,6 +19,9 @@ FROM_ENVIRONMENT = [
     ("cache_bytes", "0", 0),
     ("provider", "cuda", "cuda"),
     ("encoder_threads", "3", 3),
+    ("milvus_uri", "http://milvus:19530", "http://milvus:19530"),
+    ("milvus_token", "a:b", SecretStr("a:b")),
+    ("milvus_timeout_s", "2.5", 2.5),
     ("workers", "5", 5),
     ("max_image_bytes", "1000", 1000),
     ("max_image_pixels", "2000", 2000),
