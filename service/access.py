@@ -199,6 +199,10 @@ class GuardedRoute(APIRoute):
 
     FastAPI reads a body first and checks dependencies then; strangers could so make the service
     take in as many uploads as they like. So what it `requires` is no dependency to FastAPI.
+
+    Attributes
+    ----------
+    scopes : that callers need, all of them; the last allows the most.
     """
 
     def __init__(
@@ -212,7 +216,7 @@ class GuardedRoute(APIRoute):
     ) -> None:
         asked = {dependency.dependency for dependency in dependencies or ()}
         scopes = [scope for scope, check in CHECKS.items() if check in asked]
-        self._checks = [CHECKS[scope] for scope in scopes]
+        self.scopes = tuple(scopes)
         security = [{name: scopes[-1:]} for name in SECURITY_SCHEMES]
         super().__init__(
             path,
@@ -229,8 +233,8 @@ class GuardedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
-            for check in self._checks:
-                await check(request)
+            for scope in self.scopes:
+                await CHECKS[scope](request)
             return await handle(request)
 
         return guarded

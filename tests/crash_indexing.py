@@ -9,9 +9,7 @@ the bundle that was made without interruption, and leave no process behind.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -70,7 +68,7 @@ def kill_once(command: Command, after: float) -> bool:
     time.sleep(after)
     alive = process.poll() is None
     children = psutil.Process(process.pid).children(recursive=True) if alive else []
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.communicate()
     _, left = psutil.wait_procs(children, timeout=20)
     if left:

@@ -82,7 +82,7 @@ def test_a_folder_becomes_a_bundle_step_by_step(folder_of_digits: Path, tmp_path
     assert "recall at 1" in said
     bundle = open_bundle(tmp_path / "bundles" / "folder")
     assert bundle.directory.name in said
-    assert bundle.retriever.gallery.labels == list("01234568")
+    assert list(bundle.retriever.gallery.labels) == list("01234568")
     evaluation = json.loads((tmp_path / "runs" / "folder" / "evaluation.json").read_text())
     assert evaluation == bundle.manifest.metrics
     assert evaluation["recall_at_1"] > 0.8

@@ -6,6 +6,7 @@ import random
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,11 @@ def command(digits_bundle: Path, tmp_path: Path) -> Command:
 def test_a_killed_indexer_ends_with_the_same_bundle(command: Command, tmp_path: Path) -> None:
     whole = Command(command.source, command.encoder, tmp_path / "whole")
     whole.place.mkdir()
+    started = time.perf_counter()
     whole.finish()
+    seconds = time.perf_counter() - started
     rng = random.Random(1)
-    at_work = [kill_once(command, 1 + rng.uniform(0, 3)) for _ in range(N_KILLS)]
+    at_work = [kill_once(command, seconds * rng.uniform(0.3, 0.8)) for _ in range(N_KILLS)]
     command.finish()
     assert command.made() == whole.made()
     assert any(at_work)
