@@ -107,6 +107,18 @@ def test_every_door_opens(place: Path, demo: Service) -> None:
     assert doors["embed"]["query"] == doors["raw"]["query"]
 
 
+def test_filters_and_groups_are_heeded(place: Path, demo: Service) -> None:
+    labels = []
+    for command in block("sh", "filter=").splitlines():
+        here = command.replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
+        answer = json.loads(run(here.replace("curl ", "curl -s ", 1), place))
+        labels.append([result["label"] for result in answer["results"]])
+    filtered, grouped = labels
+    assert set(filtered) <= {"1", "7"}
+    assert len(filtered) == 10
+    assert len(set(grouped)) == len(grouped) > 1
+
+
 def test_the_client_answers(place: Path, demo: Service) -> None:
     code = block("python", "VouchClient").replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
     shown = run(f"{sys.executable} - <<'EOF'\n{code}\nEOF", place)
