@@ -26,9 +26,9 @@ help:
 	@echo "make lint      format, lint, types, import contracts"
 
 install: .venv/.installed-dev
-# Two processes, each file in one of them: half of the time is spent waiting for other processes.
+# Two processes, each file in one of them, and in these one thread each.
 test: lint .venv/.browser
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 demo: .venv/.installed bundles/digits/CURRENT
 	@echo "Vouch is at http://127.0.0.1:$(VOUCH_PORT)/ once it says it runs; Ctrl+C ends it."
 	VOUCH_FEEDBACK=$${VOUCH_FEEDBACK-build/feedback.sqlite3} $(BIN)/vouch-serve --bundle bundles/digits

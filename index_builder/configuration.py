@@ -18,7 +18,7 @@ from index_builder.posterior_configuration import (
     Section,
 )
 from model_store.errors import ConfigError
-from model_store.gallery.index_choice import DEFAULT_SETTINGS, IndexKind
+from model_store.gallery.index_choice import DEFAULT_SETTINGS, IndexKind, IndexSettings
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
 
@@ -217,6 +217,10 @@ class IndexConfig(Section):
         description="Share of the ten nearest items that a search is to find; the index is "
         "searched no wider than that takes.",
     )
+
+    def settings(self, seed: int) -> IndexSettings:
+        """What is asked of an index in files."""
+        return IndexSettings(self.kind, self.memory_budget_bytes, self.min_recall, seed)
 
 
 class CalibrationConfig(Section):

@@ -68,7 +68,7 @@ from model_store.decision import label_means
 from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder
 from model_store.errors import ConfigError, DatasetError
 from model_store.feedback import FeedbackLog
-from model_store.gallery import Gallery, IndexSettings, open_gallery
+from model_store.gallery import Gallery, open_gallery
 from model_store.gallery.faiss_gallery import ITEMS_FILE
 from model_store.gallery.milvus_collection import MILVUS_FILE
 from model_store.gallery.opening import index_description
@@ -222,7 +222,7 @@ def index_step(config: BuildConfig, run: Run) -> None:
     """encoder.onnx and gallery images → the gallery's files."""
     splits = _splits(config)
     encoder = open_encoder(run.require(run.staging / ENCODER_FILE, "export"))
-    settings = IndexSettings(**config.index.model_dump(exclude={"milvus_uri"}), seed=config.seed)
+    settings = config.index.settings(config.seed)
     work = run.directory / "index"
     build_gallery(
         work,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from build_command import vouch_build
 from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
@@ -52,12 +51,6 @@ images_per_label = 8
 """
 
 
-def vouch_build(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user does."""
-    command = [sys.executable, "-m", "index_builder", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def folder_of_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("digits")
@@ -70,7 +63,9 @@ def folder_of_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_folder_becomes_a_bundle_step_by_step(folder_of_digits: Path, tmp_path: Path) -> None:
+def test_a_folder_becomes_a_bundle_step_by_step(
+    folder_of_digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = tmp_path / "folder.toml"
     config.write_text(CONFIG.format(path=folder_of_digits))
     said = ""
@@ -78,7 +73,7 @@ def test_a_folder_becomes_a_bundle_step_by_step(folder_of_digits: Path, tmp_path
         done = vouch_build(step, "--config", str(config), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         said += done.stdout + done.stderr
-    assert "0/broken.png" in said
+    assert "0/broken.png" in caplog.text
     assert "recall at 1" in said
     bundle = open_bundle(tmp_path / "bundles" / "folder")
     assert bundle.directory.name in said
