@@ -196,6 +196,9 @@ def reproduce_command(
     device: Annotated[
         str, typer.Option(help="To train on: auto, cpu or cuda; mixed precision on a GPU.")
     ] = "auto",
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Measurements at a time, each in a process of its own.")
+    ] = 1,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Take less data than was published.")
     ] = False,
@@ -218,6 +221,7 @@ def reproduce_command(
         data=data,
         weights=weights,
         device=device,
+        jobs=jobs,
         allow_partial=allow_partial,
         download=download,
     )

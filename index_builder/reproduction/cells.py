@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import faiss
+import torch
 
 from index_builder.configuration import BuildConfig
 from index_builder.methods import METHODS, configured
@@ -18,10 +26,11 @@ from index_builder.reproduction.evaluate import (
     evaluate_decision,
     evaluate_method,
 )
-from index_builder.reproduction.resources import measured
+from index_builder.reproduction.resources import machine, measured
 from index_builder.run import Run, write_json
 from index_builder.steps import export_step, fit_step, train_step
-from model_store.errors import ConfigError
+from model_store.errors import BuildError, ConfigError
+from model_store.processors import usable_processors
 
 DECISION = "vouch"
 """Name of the decision layer among the methods."""
@@ -35,6 +44,15 @@ TRAINED_METHOD = "deterministic"
 """The method whose encoder all post-hoc methods share."""
 
 Cell = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A cell that could not be measured, and why."""
+
+    method: str
+    seed: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,29 +114,86 @@ def title_of(method: str) -> str:
     return DECISION_TITLE if method == DECISION else METHODS[method].title
 
 
-def run_cells(plan: Plan) -> Iterator[Cell]:
-    """Measure what is not yet measured, seed by seed, and give every cell.
+def run_cells(plan: Plan, jobs: int = 1) -> tuple[list[Cell], list[Failure]]:
+    """Measure what is not yet measured, seed by seed; one that cannot be harms no other.
+
+    Parameters
+    ----------
+    jobs : cells that are worked on at a time, each in a process of its own. What they cost is then
+        what it cost beside the others.
+
+    Returns
+    -------
+    Every cell that there is now, and what could not be measured.
 
     Raises
     ------
     ConfigError : the directory holds cells of other settings.
     """
     _require_same_settings(plan)
-    total = len(plan.seeds) * len(plan.methods)
-    done = 0
-    for seed in plan.seeds:
-        for method in plan.methods:
-            done += 1
-            path = plan.cell(method, seed)
-            if not path.exists():
-                console.print(f"[bold]{title_of(method)}[/bold], seed {seed} ({done} of {total})")
-                _write(path, _measured_cell(plan, method, seed))
-            yield json.loads(path.read_text(encoding="utf-8"))
+    everything = [(method, seed) for seed in plan.seeds for method in plan.methods]
+    missing = [cell for cell in everything if not plan.cell(*cell).exists()]
+    measure = _one_by_one if jobs == 1 else partial(_side_by_side, jobs=jobs)
+    failures = []
+    for done, (method, seed, reason) in enumerate(measure(plan, missing), 1):
+        if reason is not None:
+            failures.append(Failure(method, seed, reason))
+        console.print(
+            f"[bold]{title_of(method)}[/bold], seed {seed} ({done} of {len(missing)})"
+            + ("" if reason is None else f": [red]failed[/red]. {reason}")
+        )
+    measured_ones = [plan.cell(*cell) for cell in everything if plan.cell(*cell).exists()]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in measured_ones], failures
+
+
+Outcome = tuple[str, int, str | None]
+"""Method, seed, and why it could not be measured; None where it was."""
+
+
+def _one_by_one(plan: Plan, cells: Sequence[tuple[str, int]]) -> Iterator[Outcome]:
+    for method, seed in cells:
+        yield _measure(plan, method, seed)
+
+
+def _side_by_side(plan: Plan, cells: Sequence[tuple[str, int]], jobs: int) -> Iterator[Outcome]:
+    """Outcomes as they come; after an error of ours, or an interrupt, no cell is begun."""
+    threads = max(1, usable_processors() // jobs)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _prepare_process, (threads,)) as pool:
+        try:
+            for finished in as_completed([pool.submit(_measure, plan, *cell) for cell in cells]):
+                yield finished.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _prepare_process(threads: int) -> None:
+    """Share the processors, and leave the terminal to the process that gave the work out."""
+    torch.set_num_threads(threads)
+    faiss.omp_set_num_threads(threads)
+    console.quiet = True
+
+
+def _measure(plan: Plan, method: str, seed: int) -> Outcome:
+    try:
+        _write(plan.cell(method, seed), _measured_cell(plan, method, seed))
+    except BuildError as error:
+        return method, seed, str(error)
+    return method, seed, None
+
+
+@contextmanager
+def _alone_in(run: Run) -> Iterator[None]:
+    """Wait until no other process builds in ``run``: methods share encoders."""
+    run.directory.mkdir(parents=True, exist_ok=True)
+    with (run.directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _measured_cell(plan: Plan, method: str, seed: int) -> Cell:
     config, run = plan.config(method, seed), plan.run(method, seed)
-    costs = _built(plan, method, config, run)
+    with _alone_in(run):
+        costs = _built(plan, method, config, run)
     data = load_protocol(config)
     with measured() as cost:
         evaluation: Evaluation
@@ -144,6 +219,7 @@ def _measured_cell(plan: Plan, method: str, seed: int) -> Cell:
         "main_outliers": next(iter(data.test_outliers)),
         "partial": dict(data.partial),
         "costs": costs,
+        "machine": machine(),
         **evaluation,
     }
 
@@ -174,11 +250,12 @@ def _shared_training(plan: Plan, seed: int) -> dict[str, Any]:
     """Train the encoder that post-hoc methods share; what that cost."""
     run = plan.shared_encoder(seed)
     costs_file = run.directory / "costs.json"
-    if not costs_file.exists():
-        base = plan.base.model_copy(update={"seed": seed})
-        with measured() as cost:
-            train_step(configured(base, TRAINED_METHOD), run)
-        _write(costs_file, {**asdict(cost), "shared": True})
+    with _alone_in(run):
+        if not costs_file.exists():
+            base = plan.base.model_copy(update={"seed": seed})
+            with measured() as cost:
+                train_step(configured(base, TRAINED_METHOD), run)
+            _write(costs_file, {**asdict(cost), "shared": True})
     return dict(json.loads(costs_file.read_text(encoding="utf-8")))
 
 
@@ -200,6 +277,6 @@ def _require_same_settings(plan: Plan) -> None:
 def _write(path: Path, content: Cell) -> None:
     """By one rename, so that an interrupted cell leaves nothing that looks finished."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    write_json(partial, content)
-    partial.replace(path)
+    unfinished = path.with_suffix(".partial")
+    write_json(unfinished, content)
+    unfinished.replace(path)

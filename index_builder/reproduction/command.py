@@ -9,6 +9,7 @@ from index_builder.reproduction.cells import Plan, methods_named, run_cells
 from index_builder.reproduction.page import write_page
 from index_builder.reproduction.summary import markdown, report_of
 from index_builder.run import write_json
+from model_store.errors import BuildError
 
 
 def reproduce(
@@ -21,6 +22,7 @@ def reproduce(
     data: Path | None = None,
     weights: str | None = None,
     device: str | None = None,
+    jobs: int = 1,
     allow_partial: bool = False,
     download: bool = False,
 ) -> str:
@@ -32,7 +34,8 @@ def reproduce(
 
     Raises
     ------
-    BuildError : an unknown name, missing data, or a step that cannot do what it was asked.
+    BuildError : an unknown name, missing data, or measurements that failed; the others are kept
+        and reported.
     """
     base = protocol_config(
         protocol,
@@ -44,9 +47,18 @@ def reproduce(
         download=download,
     )
     plan = Plan(base, methods_named(methods), range(n_seeds), directory)
-    report = report_of(plan, list(run_cells(plan)))
+    cells, failures = run_cells(plan, jobs)
+    if not cells:
+        raise BuildError(failures[0].reason)
+    report = report_of(plan, cells, failures)
     write_json(directory / "report.json", report)
     write_page(report, directory / "report.html")
     tables = markdown(report)
     (directory / "table.md").write_text(tables, encoding="utf-8")
+    if failures:
+        raise BuildError(
+            f"{len(failures)} of {len(cells) + len(failures)} measurements failed; {directory} has "
+            "the tables of the others. Given again, the command tries these again: "
+            + "; ".join(f"{one.method}, seed {one.seed}: {one.reason}" for one in failures)
+        )
     return tables

@@ -42,7 +42,7 @@ Evaluation = dict[str, Any]
 
 def evaluate_method(config: BuildConfig, run: Run, data: ProtocolData) -> Evaluation:
     """Metrics, curves and pictures of a method, by its own uncertainty alone."""
-    encoder = OnnxEncoder(run.staging / ENCODER_FILE)
+    encoder = OnnxEncoder(run.staging / ENCODER_FILE, threads=torch.get_num_threads())
     searched = search(encoder, data.test)
     outliers = {
         name: embed_all(encoder, kind.images, name) for name, kind in data.test_outliers.items()
@@ -92,7 +92,7 @@ def evaluate_decision(
     ----------
     directory : for the galleries that are searched.
     """
-    encoder = OnnxEncoder(run.staging / ENCODER_FILE)
+    encoder = OnnxEncoder(run.staging / ENCODER_FILE, threads=torch.get_num_threads())
     same = data.rehearsal.gallery is data.test.gallery
     rehearsal = world_of(encoder, data.rehearsal, directory / "rehearsal", config.seed)
     calibration = fit_decision(encoder, rehearsal, data, config.calibration, config.seed)

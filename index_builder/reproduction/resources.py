@@ -1,20 +1,26 @@
-"""What a part of the work costs: wall time and the peak of memory."""
+"""What a part of the work costs, wall time and the peak of memory, and on which machine."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
 import resource
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
 _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 _RESET_PEAK = "5"
 """What the kernel wants to read there (proc(5))."""
+
+_LIBRARIES = ("vouch", "torch", "torchvision", "numpy", "scikit-learn", "faiss-cpu")
 
 
 @dataclass(slots=True)
@@ -56,3 +62,28 @@ def _peak_bytes() -> int:
                 return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def machine() -> dict[str, Any]:
+    """What it is measured on, with the versions of what measures."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in _LIBRARIES},
+    }
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from index_builder.protocols import PROTOCOLS
-from index_builder.reproduction.cells import Cell, Plan
+from index_builder.reproduction.cells import Cell, Failure, Plan
 
 Report = dict[str, Any]
 
@@ -66,7 +61,6 @@ STRUCTURE = (
     Column("dir_at_far_0.01", "DIR at 1 %", True, "Known ones found; 1 % of outliers let in."),
 )
 
-_LIBRARIES = ("vouch", "torch", "torchvision", "numpy", "scikit-learn", "faiss-cpu")
 STAGES = ("training", "fit", "evaluation")
 
 
@@ -85,14 +79,14 @@ def further_outliers(report: Report) -> tuple[Column, ...]:
     )
 
 
-def report_of(plan: Plan, cells: Sequence[Cell]) -> Report:
+def report_of(plan: Plan, cells: Sequence[Cell], failures: Sequence[Failure] = ()) -> Report:
     """Everything that was measured, method by method.
 
     Returns
     -------
     A JSON object: ``protocol``, ``seeds``, ``methods`` (of each the mean, standard deviation over
     seeds, and number of every metric; its costs; curves and pictures of the first seed), every
-    single cell's metrics, ``machine``, ``versions`` and ``config``.
+    single cell's metrics, ``failures``, ``machines`` that it was measured on, and ``config``.
     """
     assert plan.base.dataset.protocol is not None  # noqa: S101 - a protocol's plan
     protocol = PROTOCOLS[plan.base.dataset.protocol]
@@ -119,11 +113,15 @@ def report_of(plan: Plan, cells: Sequence[Cell]) -> Report:
         },
         "seeds": list(plan.seeds),
         "epochs": plan.base.training.epochs,
-        "methods": [_method(of_one) for of_one in of_method.values()],
-        "machine": machine(),
-        "versions": {name: metadata.version(name) for name in _LIBRARIES},
+        "methods": [_method(of_one) for of_one in of_method.values() if of_one],
+        "failures": [asdict(one) for one in failures],
+        "machines": _different([cell["machine"] for cell in cells]),
         "config": plan.base.model_dump(mode="json"),
     }
+
+
+def _different(machines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for place, one in enumerate(machines) if one not in machines[:place]]
 
 
 def _method(cells: Sequence[Cell]) -> dict[str, Any]:
@@ -225,27 +223,3 @@ def _published(
 def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def machine() -> dict[str, Any]:
-    """What it was measured on."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
-        "system": platform.system(),
-        "python": platform.python_version(),
-    }
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,7 +26,7 @@ from index_builder.reproduction.searched import search
 from index_builder.run import Run
 from model_store.bundle import ENCODER_FILE
 from model_store.encoder import OnnxEncoder
-from model_store.errors import ConfigError
+from model_store.errors import BuildError, ConfigError
 from model_store.sphere import unit_direction
 
 ARGUMENTS = ("reproduce", "--protocol", "digits", "--methods", "lam_posthoc_fixed", "--seeds", "1")
@@ -81,6 +82,41 @@ def test_a_finished_cell_is_not_measured_again(out: Path, report: dict) -> None:
     assert (out / "encoders" / "seed-0" / "checkpoint.safetensors").stat().st_mtime_ns == trained
     again, first = json.loads(lost.read_bytes()), json.loads(before[1])
     assert again["metrics"] == pytest.approx(first["metrics"])
+
+
+def test_side_by_side_or_one_by_one_gives_the_same(out: Path, tmp_path: Path) -> None:
+    command = [*ARGUMENTS, "--epochs", "2", "--jobs", "2", "--out", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, "-m", "index_builder", *command],
+        check=True,
+        env=environment,
+        capture_output=True,
+    )
+    for name in ("lam_posthoc_fixed", "vouch"):
+        cell = Path("cells") / name / "seed-0.json"
+        beside, alone = (json.loads((where / cell).read_bytes()) for where in (tmp_path, out))
+        assert beside["metrics"] == pytest.approx(alone["metrics"])
+        assert beside["machine"] == alone["machine"]
+
+
+def test_what_cannot_be_measured_harms_nothing_else(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "cells" / "vouch" / "seed-0.json").unlink()
+
+    def refuse(*_: object) -> None:
+        raise BuildError("The curvature is zero.")
+
+    monkeypatch.setattr("index_builder.reproduction.cells.evaluate_decision", refuse)
+    result = CliRunner().invoke(app, [*ARGUMENTS, "--epochs", "2", "--out", str(tmp_path)])
+    assert isinstance(result.exception, BuildError)
+    assert "1 of 2 measurements failed" in str(result.exception)
+    report = json.loads((tmp_path / "report.json").read_bytes())
+    assert [method["name"] for method in report["methods"]] == ["lam_posthoc_fixed"]
+    assert [failure["reason"] for failure in report["failures"]] == ["The curvature is zero."]
+    assert "The curvature is zero." in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_cells_of_other_settings_are_not_mixed(out: Path) -> None:
