@@ -193,8 +193,9 @@ def reproduce_command(
         str | None,
         typer.Option(help="Of the protocol's pretrained trunk, instead of torchvision's."),
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="To train on: auto, cpu or cuda; mixed precision on a GPU.")
+    device: Annotated[str, typer.Option(help="To train on: auto, cpu or cuda.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="Of the training: full, mixed, or auto, which is mixed on a GPU.")
     ] = "auto",
     jobs: Annotated[
         int, typer.Option(min=1, help="Measurements at a time, each in a process of its own.")
@@ -221,6 +222,7 @@ def reproduce_command(
         data=data,
         weights=weights,
         device=device,
+        precision=precision,
         jobs=jobs,
         allow_partial=allow_partial,
         download=download,

@@ -186,8 +186,13 @@ class TrainingConfig(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
-        description="Where the trunk is trained and its features are computed, with mixed "
-        "precision on a GPU; auto takes one where there is one.",
+        description="Where the trunk is trained and its features are computed; auto takes a GPU "
+        "where there is one.",
+    )
+    precision: Literal["auto", "full", "mixed"] = Field(
+        "auto",
+        description="Of the trunk in training: mixed computes in bfloat16 what bears it, twice as "
+        "fast; auto does so on a GPU.",
     )
     flip: bool = Field(False, description="Mirror half of the training images.")
     shift: int = Field(0, ge=0, description="Move training images by up to so many pixels.")

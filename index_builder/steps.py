@@ -58,7 +58,7 @@ from index_builder.protocols import load_protocol
 from index_builder.publishing import describe
 from index_builder.run import Run, write_json
 from index_builder.samples import write_samples
-from index_builder.training import feature_source, train, trunk_device
+from index_builder.training import feature_source, place_for_training, train, trunk_device
 from model_store.bundle import (
     ENCODER_FILE,
     EVALUATION_FILE,
@@ -153,7 +153,7 @@ def _train_alone(config: BuildConfig, images: LabelledImages, run: Run, group: G
     objective = build_objective(config, encoder, labels, generator)
     history = []
     if config.training.epochs:
-        encoder.place_trunk(trunk_device(config.training))
+        place_for_training(encoder, config.training)
         source = feature_source(encoder, images, config.training, generator, group)
         dropout = config.network.dropout
         history = train(

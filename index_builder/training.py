@@ -56,6 +56,18 @@ def trunk_device(config: TrainingConfig) -> torch.device:
     return torch.device("cuda" if there and config.device != "cpu" else "cpu")
 
 
+def place_for_training(encoder: MetricEncoder, config: TrainingConfig) -> None:
+    """Bring the trunk to where, and the precision in which, it is to be trained.
+
+    Raises
+    ------
+    ConfigError : a GPU is asked for, and torch finds none.
+    """
+    device = trunk_device(config)
+    mixed = config.precision == "mixed" or (config.precision == "auto" and device.type == "cuda")
+    encoder.place_trunk(device, mixed_precision=mixed)
+
+
 def train(
     encoder: MetricEncoder,
     objective: Objective,

@@ -56,6 +56,7 @@ class MetricEncoder(nn.Module):
         self.trunk = trunk.requires_grad_(not frozen)
         self.pretrained = pretrained
         self.frozen = frozen
+        self._mixed_precision = False
         self.register_buffer("pixel_mean", torch.zeros(3, 1, 1))
         self.register_buffer("pixel_std", torch.ones(3, 1, 1))
         self.last_layer = nn.Linear(trunk.n_features, embedding_dim)
@@ -72,25 +73,30 @@ class MetricEncoder(nn.Module):
             freeze_batch_norm(self.trunk)
         return self
 
-    def place_trunk(self, device: torch.device) -> None:
-        """Compute features on ``device``, where nearly all of the work is; the rest stays here."""
-        self.trunk.to(device)
+    def place_trunk(self, device: torch.device, *, mixed_precision: bool = False) -> None:
+        """Compute features on ``device``, where nearly all of the work is; the rest stays here.
+
+        Parameters
+        ----------
+        mixed_precision : in training; with channels last, which bfloat16 convolutions want.
+        """
+        layout = torch.channels_last if mixed_precision else torch.contiguous_format
+        self.trunk.to(device=device)
+        self.trunk.to(memory_format=layout)
+        self._mixed_precision = mixed_precision
         self.pixel_mean = self.pixel_mean.to(device)
         self.pixel_std = self.pixel_std.to(device)
 
     def features(self, images: Tensor) -> Tensor:
         """Penultimate activations (B, F) of ``images`` (B, H, W, 3) uint8.
 
-        Of a trunk on another device they come back to that of ``images``; while training they are
-        computed there in mixed precision.
+        They are computed where `place_trunk` says, and come back to the device of ``images``.
         """
         place = self.pixel_mean.device
-        if place != images.device:
-            with torch.autocast(place.type, torch.bfloat16, enabled=self.training):
-                elsewhere: Tensor = self.trunk(self.standardised(images.to(place)))
-            return elsewhere.float().to(images.device)
-        features: Tensor = self.trunk(self.standardised(images))
-        return features
+        mixed = self.training and self._mixed_precision
+        with torch.autocast(place.type, torch.bfloat16, enabled=mixed):
+            features: Tensor = self.trunk(self.standardised(images.to(place)))
+        return features.float().to(images.device)
 
     def standardised(self, images: Tensor) -> Tensor:
         """What the trunk takes, (B, 3, H, W), of ``images`` (B, H, W, 3) uint8."""

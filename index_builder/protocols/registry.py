@@ -176,6 +176,7 @@ def protocol_config(
     epochs: int | None = None,
     network: Mapping[str, Any] | None = None,
     device: str | None = None,
+    precision: str | None = None,
     allow_partial: bool = False,
     download: bool = False,
 ) -> BuildConfig:
@@ -185,7 +186,8 @@ def protocol_config(
     ----------
     name : of `PROTOCOLS`.
     data : the folder that data sets lie in; None for ``$VOUCH_DATA_DIR``.
-    epochs, network, device : instead of the protocol's own, where given; of the network some keys.
+    epochs, network, device, precision : instead of the protocol's own, where given; of the network
+        some keys.
     allow_partial, download : see `Origin`.
 
     Raises
@@ -200,6 +202,8 @@ def protocol_config(
         training["epochs"] = epochs
     if device is not None:
         training["device"] = device
+    if precision is not None:
+        training["precision"] = precision
     try:
         return BuildConfig.model_validate(
             {

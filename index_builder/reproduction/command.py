@@ -22,6 +22,7 @@ def reproduce(
     data: Path | None = None,
     weights: str | None = None,
     device: str | None = None,
+    precision: str | None = None,
     jobs: int = 1,
     allow_partial: bool = False,
     download: bool = False,
@@ -43,6 +44,7 @@ def reproduce(
         epochs=epochs,
         network=None if weights is None else {"weights": weights},
         device=device,
+        precision=precision,
         allow_partial=allow_partial,
         download=download,
     )

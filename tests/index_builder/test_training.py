@@ -21,6 +21,7 @@ from index_builder.training import (
     augment,
     balanced_batches,
     feature_source,
+    place_for_training,
     rate_at,
     train,
     trunk_device,
@@ -234,6 +235,22 @@ def test_without_a_gpu_the_trunk_stays_on_the_cpu() -> None:
     assert trunk_device(TrainingConfig()).type == "cpu"
     with pytest.raises(ConfigError, match="finds no GPU"):
         trunk_device(TrainingConfig(device="cuda"))
+
+
+def test_mixed_precision_moves_features_by_little_and_leaves_nothing_behind() -> None:
+    encoder = build_encoder(NetworkConfig(), torch.Generator().manual_seed(0))
+    images = torch.randint(0, 256, (4, 28, 28, 3), dtype=torch.uint8)
+    expected = encoder.train().features(images)
+    place_for_training(encoder, TrainingConfig(device="cpu", precision="mixed"))
+    mixed = encoder.features(images)
+    assert mixed.dtype == torch.float32
+    assert not torch.equal(mixed, expected)
+    torch.testing.assert_close(mixed, expected, rtol=0.05, atol=0.05)
+    mixed.sum().backward()
+    assert all(weight.grad.dtype == torch.float32 for weight in encoder.trunk.parameters())
+    encoder.place_trunk(torch.device("cpu"))
+    assert all(weight.is_contiguous() for weight in encoder.trunk.parameters())
+    torch.testing.assert_close(encoder.features(images), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
