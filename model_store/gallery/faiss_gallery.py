@@ -137,17 +137,14 @@ class FaissGallery:
         ranked = [
             self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
         ]
-        return Candidates(
-            np.stack([rows for rows, _ in ranked]),
-            np.stack([similarities for _, similarities in ranked]),
-        )
+        return Candidates(*map(np.array, zip(*ranked, strict=True)))
 
     def _ranked(
         self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The ``n`` nearest of ``rows``, nearest first, and their similarities."""
         rows = np.sort(rows)  # so that the stable sort below ends ties by id
-        exact = similarities_of(self._directions[rows], query)
+        exact = similarities_of(self.directions(rows), query)
         similarities = np.round(exact, SIMILARITY_DECIMALS)
         order = np.argsort(-similarities, kind="stable")[:n]
         return rows[order], similarities[order]
@@ -158,7 +155,7 @@ class FaissGallery:
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""
-        return self._directions[rows]
+        return self._directions.take(rows, axis=0)  # in two thirds of the time of an index
 
     def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
@@ -210,6 +207,7 @@ def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> N
 
     Near neighbours differ in the digits that the inner product itself loses to rounding.
     """
-    difference = items.astype(np.float64) - query
-    similarities: NDArray[np.float64] = 1 - 0.5 * (difference * difference).sum(axis=1)
+    difference = items.astype(np.float64)
+    difference -= query
+    similarities: NDArray[np.float64] = 1 - 0.5 * np.vecdot(difference, difference)
     return similarities
