@@ -1,7 +1,8 @@
 """What has changed in a gallery since its bundle was built: a log in one SQLite file.
 
-Nothing in the log is ever altered. A change has a sequence number; whoever has read up to one reads
-on from there, and what the gallery was at any earlier number can still be told. A transaction is on
+Nothing in the log is ever altered; where Milvus keeps what it says, it is emptied of that
+(`Transaction.settle`). A change has a sequence number; whoever has read up to one reads on from
+there, and what the gallery was at any earlier number can still be told. A transaction is on
 the disk, whole, before it is acknowledged (write-ahead log, ``synchronous=FULL``); the writers of
 all processes take turns.
 """
@@ -248,6 +249,15 @@ class Transaction:
     def start(self) -> int:
         """The sequence number at which the log begins."""
         return _first_sequence(self._connection)
+
+    def last(self) -> int:
+        """The latest sequence number; 0 before the first change."""
+        return _last_sequence(self._connection)
+
+    def settle(self, sequence: int) -> None:
+        """Take out the changes up to a sequence number, which are kept elsewhere now."""
+        self._connection.execute("DELETE FROM changes WHERE sequence <= ?", (sequence,))
+        self._connection.execute("UPDATE meta SET value = ? WHERE key = 'start'", (str(sequence),))
 
     def outcome(self, retry: Retry) -> str | None:
         """What came of a request, if it has been answered; or `KeyReused`."""

@@ -134,11 +134,6 @@ class Collection:
             self.client.load_collection(self.name, timeout=self.timeout_s)
             return getattr(self.client, call)(self.name, *values, **options)
 
-    def count(self, expression: str = "") -> int:
-        """How many items the expression is true of."""
-        [found] = self.ask("query", filter=expression, output_fields=["count(*)"])
-        return int(found["count(*)"])
-
     def properties(self) -> dict[str, str]:
         """What is written on the collection."""
         return dict(self.ask("describe_collection").get("properties", {}))
