@@ -8,7 +8,8 @@ changes; both that do are `Writable`.
 """
 
 from model_store.gallery.changes import ChangesFile
-from model_store.gallery.faiss_gallery import FaissGallery, write_faiss_gallery
+from model_store.gallery.faiss_gallery import FaissGallery
+from model_store.gallery.faiss_write import write_faiss_gallery, write_faiss_parts
 from model_store.gallery.filters import Filter, parse_filter, read_filter
 from model_store.gallery.index_build import IndexReport
 from model_store.gallery.index_choice import IndexSettings
@@ -48,5 +49,6 @@ __all__ = [
     "parse_filter",
     "read_filter",
     "write_faiss_gallery",
+    "write_faiss_parts",
     "write_milvus_gallery",
 ]
