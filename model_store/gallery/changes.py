@@ -177,7 +177,7 @@ class ChangesFile:
 
     def close(self) -> None:
         """Let go of the file."""
-        with self._reading, self._writing:
+        with self._writing, self._reading:
             for connection in (self._reader, self._writer):
                 if connection is not None:
                     connection.close()
@@ -218,10 +218,18 @@ class ChangesFile:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise of_the_system(error) from error
+        with self._reading:  # one that was opened while nobody could write would see no change
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
         connection = connect(self.path, "rwc")
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        make(connection, self._identity, 0)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            make(connection, self._identity, 0)
+        except sqlite3.Error:
+            connection.close()  # or the next would find the file as it was when this one was opened
+            raise
         for path in (folder, folder.parent):  # the file itself is to outlast a power cut
             flush(path)
         return connection
