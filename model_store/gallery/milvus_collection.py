@@ -200,7 +200,8 @@ class Collection:
         indexes = self._pymilvus.MilvusClient.prepare_index_params()
         options = {"metric_type": "IP", "params": dict(parameters)}
         indexes.add_index("direction", index_type=index_type, **options)
-        indexes.add_index("id", index_type="INVERTED")
+        for name in ("id", "version"):
+            indexes.add_index(name, index_type="INVERTED")
         if "lite" not in self.client.get_server_version():  # which has no index for arrays
             indexes.add_index("facts", index_type="INVERTED")
         self.ask("create_index", indexes, timeout=patience_s)

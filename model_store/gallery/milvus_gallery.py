@@ -39,7 +39,7 @@ from model_store.gallery.milvus_collection import (
 from model_store.gallery.milvus_entities import ENTITY_FIELDS, Entity, read_entity, write_entity
 from model_store.gallery.milvus_filter import EVERYTHING, to_expression
 from model_store.gallery.milvus_memory import FoundLately
-from model_store.gallery.milvus_rows import READ_AT_ONCE, MilvusRows
+from model_store.gallery.milvus_rows import READ_AT_ONCE, Counts, MilvusRows
 from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
 
 MARGIN = 16
@@ -94,8 +94,15 @@ class MilvusGallery:
         self.refresh()
 
     def refresh(self) -> None:
-        """Count again what is there, as others may have written."""
-        counts = self._rows.counts()
+        """Count again what is there, as others may have written; a pass over all versions."""
+        self._take(self._rows.counts())
+
+    def glance(self) -> None:
+        """The same without the pass: what others have replaced is counted with their next item."""
+        self._take(self._rows.counts(self._counts))
+
+    def _take(self, counts: Counts) -> None:
+        self._counts = counts
         self.n_items, self.n_rows = counts.n_items, counts.n_rows
         self.n_changed = counts.n_changed
 
@@ -279,9 +286,7 @@ class MilvusGallery:
                 f"{self.dim} dimensions"
             )
         with self._writing:
-            self.refresh()
-            rows = self._rows.of([item.id for item in items])
-            free = self.n_rows
+            rows, free = self._rows.of([item.id for item in items]), self._rows.end()
             for item in items:
                 if item.id not in rows:
                     rows[item.id], free = free, free + 1

@@ -54,7 +54,7 @@ class MilvusLive:
         if self._log.after(self._log.start()):
             with suppress(StorageBusy):  # then whoever writes tells it
                 self._tell()
-        self._gallery.refresh()
+        self._gallery.glance()
         return self._gallery
 
     def outcome(self, retry: Retry) -> str | None:
@@ -102,7 +102,7 @@ class MilvusLive:
         with self._log.transaction() as turn:
             self._admit()
             self._deliver(turn.after(turn.start()))
-            self._gallery.refresh()
+            self._gallery.glance()
             yield turn
 
     def _tell(self) -> None:

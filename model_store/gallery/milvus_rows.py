@@ -34,11 +34,28 @@ class MilvusRows:
         self._collection = collection
         self._n_built = n_built
 
-    def counts(self) -> Counts:
-        """Count what is there now."""
-        unchanged, n_rows = self._count("version == 0"), self._end()
+    def counts(self, known: Counts | None = None) -> Counts:
+        """Count what is there now; ``known`` is kept where as many items and rows are there."""
+        n_items, n_rows = self._count(""), self.end()
+        if known is not None and (known.n_items, known.n_rows) == (n_items, n_rows):
+            return known
+        unchanged = self._count("version == 0")
         n_new = self._count(f"row >= {self._n_built}") if n_rows > self._n_built else 0
-        return Counts(self._count(""), n_rows, self._n_built - unchanged + n_new)
+        return Counts(n_items, n_rows, self._n_built - unchanged + n_new)
+
+    def end(self) -> int:
+        """The number after the last row."""
+        if not self._any_from(self._n_built):
+            return self._n_built
+        step = 1
+        while self._any_from(self._n_built + step):
+            step *= 2
+        # There are rows from low on, none from high on.
+        low, high = self._n_built, self._n_built + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._any_from(middle) else (low, middle)
+        return high
 
     def of(self, item_ids: Sequence[str]) -> dict[str, int]:
         """Where the items of these ids are, those that there are."""
@@ -61,20 +78,6 @@ class MilvusRows:
         if not found:
             raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
         return dict(found[0])
-
-    def _end(self) -> int:
-        """The number after the last row."""
-        if not self._any_from(self._n_built):
-            return self._n_built
-        step = 1
-        while self._any_from(self._n_built + step):
-            step *= 2
-        # There are rows from low on, none from high on.
-        low, high = self._n_built, self._n_built + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._any_from(middle) else (low, middle)
-        return high
 
     def _any_from(self, row: int) -> bool:
         return bool(self._now(f"row >= {row}", ["row"], limit=1))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from end_to_end.processes import Process, Service, free_port, wait_until
 from end_to_end.writes import SETTINGS, CrashTest
 from pymilvus import MilvusClient, MilvusException
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from index_builder.__main__ import app
 from model_store.bundle import locate, read_manifest
-from model_store.errors import GalleryUnavailable
+from model_store.errors import GalleryUnavailable, ItemNotFound
 from model_store.gallery import MilvusAccess
 from model_store.retriever import open_bundle
 
@@ -170,6 +171,26 @@ def test_items_are_put_and_deleted_over_http(
             wait_until(lambda: put("2")[0] == 200, served)  # as a client would, with its key
             assert http.delete(f"{GALLERY}/items/mine").status_code == 200
             assert http.get(GALLERY).json()["n_items"] == before
+
+
+def test_items_are_put_and_deleted_by_the_command_line(
+    bundles: Path, again: Milvus, tmp_path: Path, samples: list[bytes]
+) -> None:
+    (tmp_path / "seven.png").write_bytes(samples[0])
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, [*arguments], env={"VOUCH_MILVUS_URI": again.uri})
+
+    put = run("items", "put", str(bundles), str(tmp_path / "seven.png"), "--id", "seven")
+    assert put.exit_code == 0, put.output
+    assert put.output.startswith("1 items put")
+    assert run("items", "delete", str(bundles), "seven").exit_code == 0
+    assert isinstance(run("items", "delete", str(bundles), "seven").exception, ItemNotFound)
+    compacted = run("compact", str(bundles)).exception
+    assert "nothing to compact" in str(compacted)
+    backed_up = run("backup", str(bundles), str(tmp_path / "backup.tar")).exception
+    assert "lies in Milvus" in str(backed_up)
+    assert not (tmp_path / "backup.tar").exists()
 
 
 def test_a_service_that_is_killed_loses_no_write(
