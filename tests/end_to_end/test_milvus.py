@@ -198,6 +198,6 @@ def test_a_service_that_is_killed_loses_no_write(
 ) -> None:
     settings = {**SETTINGS, "VOUCH_MILVUS_URI": again.uri}
     crash = CrashTest(bundles, digits_bundle, place / "crash.log", 6, settings, compacts=False)
-    crash.run(n_kills=2)
+    crash.run(n_kills=1)
     assert crash.counts["acknowledged"] > 0
     assert crash.counts["results checked"] > 0
