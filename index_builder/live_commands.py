@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from index_builder.milvus import milvus_access
 from model_store.archive import BackupSummary, back_up, restore
-from model_store.bundle import locate, read_manifest
+from model_store.bundle import locate
 from model_store.compaction import Compaction
 from model_store.errors import ConfigError, ImageError
-from model_store.gallery import Delete, NewItem, Thumbnail, Upsert, Vector
+from model_store.gallery import Delete, NewItem, Thumbnail, Upsert, Vector, open_gallery
 from model_store.images import decode_image, encode_thumbnail
-from model_store.live_bundles import open_live
+from model_store.live_bundles import open_writable
 from model_store.retriever import Bundle, open_bundle
 
 PUT_TOGETHER = 32
@@ -40,7 +41,7 @@ def put_command(
     if item_id is not None and len(images) != 1:
         raise ConfigError(f"--id names one item, but there are {len(images)} images.")
     known = _metadata(metadata)
-    bundle = open_bundle(directory, "cpu")
+    bundle = open_bundle(directory, "cpu", milvus=milvus_access())
     live = bundle.require_live()
     refused = 0
     for start in range(0, len(images), PUT_TOGETHER):
@@ -62,19 +63,20 @@ def delete_command(
     directory: Root, ids: Annotated[list[str], typer.Argument(help="Of the items.")]
 ) -> None:
     """Delete items from the current gallery, all of them or, if one is not there, none."""
-    live = open_live(directory, locate(directory))
+    current = locate(directory)
+    live = open_writable(directory, current, open_gallery(current, milvus_access()))
     live.commit([Delete(item_id) for item_id in ids])
     print(f"{len(ids)} items deleted, the gallery has {live.snapshot().n_items}")
 
 
 def compact_command(directory: Root) -> None:
     """Make a new current bundle of the current one and its changes; services change over to it."""
-    current = locate(directory)
-    live = open_live(directory, current)
+    bundle = open_bundle(directory, "cpu", milvus=milvus_access())
+    live = bundle.require_log()
     if live.snapshot().version == live.log.start():
-        print(f"{current.name} has no changes")
+        print(f"{bundle.directory.name} has no changes")
         return
-    with Compaction(directory, read_manifest(current), live) as compaction:
+    with Compaction(directory, bundle.manifest, live) as compaction:
         prepared = compaction.prepare()
         compaction.take_over()
     print(prepared)

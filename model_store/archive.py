@@ -27,6 +27,7 @@ from pathlib import Path
 from model_store.bundle import activate, flush, locate, read_manifest
 from model_store.errors import ArchiveError
 from model_store.gallery import ChangesFile, FaissGallery, LiveGallery
+from model_store.gallery.milvus_collection import MILVUS_FILE
 from model_store.gallery.storage import connect
 from model_store.live_bundles import changes_path, open_live
 
@@ -59,7 +60,7 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
 
     Raises
     ------
-    ArchiveError : the file exists, or cannot be written.
+    ArchiveError : the file exists, or cannot be written; or the gallery lies in Milvus.
     BundleError : there is no current bundle, or it is damaged.
     """
     if archive.exists():
@@ -88,6 +89,11 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
 
 def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> BackupSummary:
     """Copy the log as it is at one moment, and look at what it makes of the gallery."""
+    if (directory / MILVUS_FILE).exists():
+        raise ArchiveError(
+            f"The gallery of {bundle_id} lies in Milvus, which a copy of files does not hold. Back "
+            "the collection up with Milvus's own tools."
+        )
     base = FaissGallery(directory)
     if changes_path(root, bundle_id).exists():
         log = ChangesFile(changes_path(root, bundle_id), bundle_id, base.encoder_fingerprint)

@@ -38,7 +38,7 @@ from model_store.gallery import (
     GallerySnapshot,
     IndexSettings,
     LiveGallery,
-    write_faiss_gallery,
+    write_faiss_parts,
 )
 from model_store.gallery.faiss_gallery import GALLERY_FILES
 from model_store.gallery.index_choice import IndexKind
@@ -176,11 +176,10 @@ class Compaction:
 
 def _write(staging: Path, manifest: Manifest, snapshot: GallerySnapshot) -> Manifest:
     """Write the gallery of a snapshot, and what is said of it; returns the new manifest."""
-    embeddings, items = snapshot.contents()
-    report = write_faiss_gallery(
+    report = write_faiss_parts(
         staging,
-        embeddings,
-        items,
+        (snapshot.n_items, snapshot.dim),
+        snapshot.parts(),
         snapshot.encoder_fingerprint,
         IndexSettings(kind=_next_kind(snapshot.index_kind)),
         snapshot.n_changed,

@@ -10,16 +10,26 @@
 
 Every bundle has changes of its own. A compaction makes a new bundle of an old one and its changes;
 the old ones stay as they are, so that whoever goes back to them finds the gallery of that moment.
+Of a gallery in Milvus there lies what Milvus has not heard of yet, and what came of requests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from model_store.bundle import current_id
 from model_store.errors import GallerySuperseded
-from model_store.gallery import ChangesFile, FaissGallery, LiveGallery
+from model_store.gallery import (
+    ChangesFile,
+    FaissGallery,
+    Gallery,
+    LiveGallery,
+    MilvusGallery,
+    MilvusLive,
+    Writable,
+)
 
 CHANGES_FOLDER = "changes"
 
@@ -37,8 +47,29 @@ def open_live(root: Path, directory: Path, base: FaissGallery | None = None) -> 
     BundleMismatch, StorageFailed : the changes cannot be read, or belong to something else.
     """
     base = base or FaissGallery(directory)
-    log = ChangesFile(changes_path(root, directory.name), directory.name, base.encoder_fingerprint)
-    return LiveGallery(base, log, partial(require_current, root, directory.name))
+    return LiveGallery(base, _log(root, directory, base), _admission(root, directory))
+
+
+def open_writable(root: Path, directory: Path, gallery: Gallery) -> Writable:
+    """The ``gallery`` of the bundle ``directory`` in ``root``, with its changes, wherever it lies.
+
+    Raises
+    ------
+    BundleMismatch, StorageFailed : the changes cannot be read, or belong to something else.
+    GalleryUnavailable : Milvus holds it, and does not answer.
+    """
+    if isinstance(gallery, MilvusGallery):
+        return MilvusLive(gallery, _log(root, directory, gallery), _admission(root, directory))
+    return open_live(root, directory, gallery if isinstance(gallery, FaissGallery) else None)
+
+
+def _log(root: Path, directory: Path, gallery: Gallery) -> ChangesFile:
+    path = changes_path(root, directory.name)
+    return ChangesFile(path, directory.name, gallery.encoder_fingerprint)
+
+
+def _admission(root: Path, directory: Path) -> Callable[[], None]:
+    return partial(require_current, root, directory.name)
 
 
 def require_current(root: Path, bundle_id: str) -> None:

@@ -21,19 +21,18 @@ from model_store.decision import Calibration, Decision, decide
 from model_store.encoder import Embeddings, Encoder, OnnxEncoder, ProviderChoice
 from model_store.errors import BundleMismatch, VouchError, WriteRefused
 from model_store.gallery import (
-    FaissGallery,
     Filter,
     Gallery,
     GallerySnapshot,
     Item,
     LiveGallery,
     MilvusAccess,
-    MilvusGallery,
+    Writable,
     open_gallery,
 )
 from model_store.gallery.milvus_collection import NO_ACCESS
 from model_store.images import DecodedImage, decode_image
-from model_store.live_bundles import open_live
+from model_store.live_bundles import open_writable
 from model_store.matches import Match, matches_of
 from model_store.predictive import N_SAMPLES, Predictive, predict
 from model_store.search import (
@@ -102,15 +101,18 @@ class Retriever:
         self.encoder = encoder
         self.gallery: Gallery = gallery
         self.calibration = calibration
-        self.stale = None if calibration is None else staleness(calibration, gallery)
         self._noise = base_noise(encoder.fingerprint, N_SAMPLES, encoder.dim)
 
     def with_gallery(self, gallery: Gallery) -> Retriever:
         """The same encoder and decision layer, with another state of the gallery."""
         other = copy(self)
         other.gallery = gallery
-        other.stale = None if self.calibration is None else staleness(self.calibration, gallery)
         return other
+
+    @property
+    def stale(self) -> str | None:
+        """Why the calibration does not hold for the gallery; None where it does."""
+        return None if self.calibration is None else staleness(self.calibration, self.gallery)
 
     @property
     def alpha(self) -> float:
@@ -254,14 +256,14 @@ class Bundle:
     Attributes
     ----------
     root : the directory of bundles whose `CURRENT` named it; None where it was named itself.
-    live : takes changes of the gallery, which lie in ``root``; None where there is no root.
+    live : takes changes of the gallery, by way of ``root``; None where there is no root.
     """
 
     directory: Path
     manifest: Manifest
     retriever: Retriever
     root: Path | None = None
-    live: LiveGallery | None = None
+    live: Writable | None = None
 
     @property
     def name(self) -> str:
@@ -270,7 +272,7 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """How many changes the gallery has seen; 0 of one that takes none."""
+        """How many changes the gallery has seen; 0 of one that keeps no earlier state."""
         gallery = self.retriever.gallery
         return gallery.version if isinstance(gallery, GallerySnapshot) else 0
 
@@ -280,18 +282,13 @@ class Bundle:
         gallery = self.retriever.gallery
         return gallery.n_appended if isinstance(gallery, GallerySnapshot) else 0
 
-    def require_live(self) -> LiveGallery:
+    def require_live(self) -> Writable:
         """What takes changes of the gallery.
 
         Raises
         ------
         WriteRefused : nothing does.
         """
-        if isinstance(self.retriever.gallery, MilvusGallery):
-            raise WriteRefused(
-                f"The gallery {self.name!r} lies in Milvus and is changed there: by `upsert` and "
-                "`delete` of `MilvusGallery`."
-            )
         if self.live is None:
             raise WriteRefused(
                 f"The gallery {self.name!r} is served from one bundle, which never changes. To "
@@ -299,13 +296,24 @@ class Bundle:
             )
         return self.live
 
+    def require_log(self) -> LiveGallery:
+        """What keeps changes beside the bundle, from where a compaction takes them.
+
+        Raises
+        ------
+        WriteRefused : nothing does.
+        """
+        live = self.require_live()
+        if not isinstance(live, LiveGallery):
+            raise WriteRefused(
+                f"The gallery {self.name!r} lies in Milvus, which takes every change in at once: "
+                "there is nothing to compact."
+            )
+        return live
+
     def within(self, root: Path) -> Bundle:
         """The bundle as one of ``root``, with the changes of its gallery that lie there."""
-        opened = self.retriever.gallery
-        if isinstance(opened, MilvusGallery):  # whose changes lie with it
-            return replace(self, root=root)
-        base = opened if isinstance(opened, FaissGallery) else None
-        live = open_live(root, self.directory, base)
+        live = open_writable(root, self.directory, self.retriever.gallery)
         retriever = self.retriever.with_gallery(live.snapshot())
         return replace(self, retriever=retriever, root=root, live=live)
 

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from model_store.gallery import Gallery
-from model_store.gaussian import DiagonalGaussian, probability_ranks_above
 from model_store.predictive import Predictive
 
 N_CANDIDATES = 200
 """How many the first stage fetches; also what the decision layer's signals are taken from."""
+
+
+_NOTHING = np.finfo(np.float32).tiny
+"""A variance of which any lead at all is certain: similarities have eight decimals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +85,21 @@ def two_stage_search(
     """
     n = max(n_candidates, k)
     found = gallery.candidates(query.direction[None], n + (left_out is not None), allowed)
-    wanted = np.flatnonzero(found.rows[0] != left_out)[:n]
-    rows = found.rows[0, wanted]
-    directions = gallery.directions(rows)
+    rows, similarities = found.rows[0], found.similarities[0]
+    if left_out is not None:
+        others = np.flatnonzero(rows != left_out)[:n]
+        rows, similarities = rows[others], similarities[others]
+    directions, of_listed = gallery.directions(rows), similarities
     listed = np.arange(len(rows))
     if diversity != EVERYTHING:
         listed = distinct(diversity, directions, gallery.label_codes(rows))
-        directions = directions[listed]
+        directions, of_listed = directions[listed], similarities[listed]
     return Neighbours(
         rows,
-        found.similarities[0, wanted],
+        similarities,
         listed,
         rank_stability(query.samples @ directions.T, k),
-        rank_confidence(query.direction, query.variance, directions[: k + 1]),
+        rank_confidence(of_listed[: k + 1], directions[: k + 1], query.variance),
     )
 
 
@@ -120,31 +126,34 @@ def distinct(
 
 
 def rank_confidence(
-    direction: NDArray[np.float32], variance: NDArray[np.float32], items: NDArray[np.float32]
+    similarities: NDArray[np.float64], items: NDArray[np.float32], variance: NDArray[np.float32]
 ) -> NDArray[np.float64]:
     """P(each item is nearer to the query than the next one is), in closed form.
 
-    Items are taken as they lie in the gallery, as `rank_stability` takes them. With unit items the
-    difference of two squared distances is linear in the query, so that it is exactly normal, and
-    its sign is that of the difference on the sphere.
+    Items are taken as they lie in the gallery, as `rank_stability` takes them. The difference of
+    two squared distances is then linear in the query z ~ N(direction, diag v), so that it is
+    exactly normal, and with unit items its sign is that of the difference on the sphere. For an
+    item a and the next one b, of similarities s_a ≥ s_b to the direction:
+
+        P = Φ((s_a − s_b) / √(Σ_d v_d (a_d − b_d)²))
+
+    That is `model_store.gaussian.probability_ranks_above` where the query alone varies, of what the
+    search knows already: items that share their rounded similarity are even, and the deviation is
+    a float32.
 
     Parameters
     ----------
-    direction, variance : (D,) of the query z ~ N(direction, diag variance).
-    items : (n, D) unit, nearest first.
+    similarities : (n,) of the items to the query's direction, descending.
+    items : (n, D) unit.
+    variance : (D,) of the query.
 
     Returns
     -------
     (n - 1,), at least ½.
     """
-    certain = np.zeros(1)
-    unit = items.astype(np.float64)
-    confidence = probability_ranks_above(
-        DiagonalGaussian(direction.astype(np.float64), variance.astype(np.float64)),
-        DiagonalGaussian(unit[:-1], certain),
-        DiagonalGaussian(unit[1:], certain),
-    )
-    return np.maximum(confidence, 0.5)  # similarities are rounded before they are ordered
+    lead = similarities[:-1] - similarities[1:]
+    variances = np.square(items[:-1] - items[1:]) @ variance
+    return np.asarray(ndtr(lead / np.sqrt(np.maximum(variances, _NOTHING))))
 
 
 def rank_stability(similarities: NDArray[np.float32], k: int) -> NDArray[np.float64]:

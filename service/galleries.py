@@ -233,7 +233,7 @@ class Galleries:
         async with self._switching:
             served = self._find(name)
             now = served.engine.bundle
-            live, root, before = now.require_live(), now.root, now.manifest.id
+            live, root, before = now.require_log(), now.root, now.manifest.id
             if root is None or now.version == await asyncio.to_thread(live.log.start):
                 return Switched(before, before, persisted=True)
             with Compaction(root, now.manifest, live) as compaction:

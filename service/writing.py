@@ -186,8 +186,8 @@ class ItemWriter:
         told: Callable[[list[Written]], str],
     ) -> str:
         async with self._galleries.lease(asked.gallery) as engine:
-            log = engine.bundle.require_live().log
-            before = None if retry is None else await asyncio.to_thread(log.outcome, retry)
+            live = engine.bundle.require_live()
+            before = None if retry is None else await asyncio.to_thread(live.outcome, retry)
             if before is not None:
                 return before
             writes = await prepare(engine)

@@ -1,7 +1,8 @@
 """What has changed in a gallery since its bundle was built: a log in one SQLite file.
 
-Nothing in the log is ever altered. A change has a sequence number; whoever has read up to one reads
-on from there, and what the gallery was at any earlier number can still be told. A transaction is on
+Nothing in the log is ever altered; where Milvus keeps what it says, it is emptied of that
+(`Transaction.settle`). A change has a sequence number; whoever has read up to one reads on from
+there, and what the gallery was at any earlier number can still be told. A transaction is on
 the disk, whole, before it is acknowledged (write-ahead log, ``synchronous=FULL``); the writers of
 all processes take turns.
 """
@@ -176,7 +177,7 @@ class ChangesFile:
 
     def close(self) -> None:
         """Let go of the file."""
-        with self._reading, self._writing:
+        with self._writing, self._reading:
             for connection in (self._reader, self._writer):
                 if connection is not None:
                     connection.close()
@@ -217,10 +218,18 @@ class ChangesFile:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise of_the_system(error) from error
+        with self._reading:  # one that was opened while nobody could write would see no change
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
         connection = connect(self.path, "rwc")
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        make(connection, self._identity, 0)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            make(connection, self._identity, 0)
+        except sqlite3.Error:
+            connection.close()  # or the next would find the file as it was when this one was opened
+            raise
         for path in (folder, folder.parent):  # the file itself is to outlast a power cut
             flush(path)
         return connection
@@ -248,6 +257,15 @@ class Transaction:
     def start(self) -> int:
         """The sequence number at which the log begins."""
         return _first_sequence(self._connection)
+
+    def last(self) -> int:
+        """The latest sequence number; 0 before the first change."""
+        return _last_sequence(self._connection)
+
+    def settle(self, sequence: int) -> None:
+        """Take out the changes up to a sequence number, which are kept elsewhere now."""
+        self._connection.execute("DELETE FROM changes WHERE sequence <= ?", (sequence,))
+        self._connection.execute("UPDATE meta SET value = ? WHERE key = 'start'", (str(sequence),))
 
     def outcome(self, retry: Retry) -> str | None:
         """What came of a request, if it has been answered; or `KeyReused`."""

@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.encoder import Embeddings
 from model_store.errors import BundleMismatch
 from model_store.gallery.filters import Filter
-from model_store.gallery.index_build import REPORT_FILE, IndexReport, build_index
-from model_store.gallery.index_choice import DEFAULT_SETTINGS, IndexSettings, plan_index
+from model_store.gallery.index_build import REPORT_FILE, IndexReport
 from model_store.gallery.index_search import DIRECTIONS_FILE, INDEX_FILE, open_index
-from model_store.gallery.items import Items, write_items
-from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
+from model_store.gallery.items import Items
+from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, Thumbnail
 from model_store.gallery.variances import (
     NORMS_FILE,
     SCALES_FILE,
     VARIANCES_FILE,
     Variances,
-    write_variances,
 )
-from model_store.sphere import unit_direction
 
 LABELS_FILE = "labels.npy"
 ITEMS_FILE = "items.sqlite"
@@ -41,64 +37,8 @@ GALLERY_FILES = (
 """Every file that a gallery may have; not each has all."""
 
 
-def write_faiss_gallery(
-    directory: Path,
-    embeddings: Embeddings,
-    items: Sequence[NewItem],
-    encoder_fingerprint: str,
-    settings: IndexSettings = DEFAULT_SETTINGS,
-    n_changed: int = 0,
-) -> IndexReport:
-    """Write a gallery into ``directory``; same input, same bytes.
-
-    Parameters
-    ----------
-    embeddings : N of them, in the order of ``items``; ``mean`` = norm × direction is kept whole
-        (directions in an exact FAISS index or, beside an approximate one, by themselves), and so is
-        ``variance``, but beside an approximate index in float16.
-    items : N of them, with distinct ids; rows are given in the order of the ids, so that the same
-        items make the same gallery in whatever order they come, and equal similarities can be
-        ordered by row.
-    encoder_fingerprint : of the encoder that made ``embeddings``.
-    settings : what is asked of the index.
-    n_changed : see `Gallery`.
-
-    Returns
-    -------
-    The index that was built.
-
-    Raises
-    ------
-    ValueError : lengths differ or ids repeat.
-    ConfigError : no index is small or good enough for the settings.
-    """
-    if len(items) != len(embeddings):
-        raise ValueError(f"{len(items)} items and {len(embeddings)} embeddings, wanted as many")
-    if len({item.id for item in items}) != len(items):
-        raise ValueError("item ids repeat; each item needs an id of its own")
-    order = sorted(range(len(items)), key=lambda row: items[row].id)
-    mean = np.ascontiguousarray(embeddings.mean[order], dtype=np.float32)
-    directions = unit_direction(mean)
-    index, report = build_index(
-        directions, plan_index(len(mean), mean.shape[1], settings), settings
-    )
-    faiss.write_index(index, str(directory / INDEX_FILE))
-    report.save(directory)
-    exact = report.kind == "flat"
-    if not exact:
-        np.save(directory / DIRECTIONS_FILE, directions)
-    norms = np.linalg.norm(mean, axis=1)
-    write_variances(directory, norms, embeddings.variance[order], half=not exact)
-    ordered = (items[row] for row in order)
-    labels = write_items(directory / ITEMS_FILE, ordered, encoder_fingerprint, n_changed)
-    code = {label: place for place, label in enumerate(labels)} | {None: -1}
-    codes = np.array([code[items[row].label] for row in order], dtype=np.int32)
-    np.save(directory / LABELS_FILE, codes)
-    return report
-
-
 class FaissGallery:
-    """The gallery that `write_faiss_gallery` wrote into ``directory``; safe to share by threads.
+    """The gallery that `faiss_write` wrote into ``directory``; safe to share by threads.
 
     Raises
     ------
@@ -137,17 +77,14 @@ class FaissGallery:
         ranked = [
             self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
         ]
-        return Candidates(
-            np.stack([rows for rows, _ in ranked]),
-            np.stack([similarities for _, similarities in ranked]),
-        )
+        return Candidates(*map(np.array, zip(*ranked, strict=True)))
 
     def _ranked(
         self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The ``n`` nearest of ``rows``, nearest first, and their similarities."""
         rows = np.sort(rows)  # so that the stable sort below ends ties by id
-        exact = similarities_of(self._directions[rows], query)
+        exact = similarities_of(self.directions(rows), query)
         similarities = np.round(exact, SIMILARITY_DECIMALS)
         order = np.argsort(-similarities, kind="stable")[:n]
         return rows[order], similarities[order]
@@ -158,7 +95,7 @@ class FaissGallery:
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""
-        return self._directions[rows]
+        return self._directions.take(rows, axis=0)  # in two thirds of the time of an index
 
     def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
@@ -173,7 +110,7 @@ class FaissGallery:
         return np.asarray(self._label_codes[rows])
 
     def embeddings(self, rows: NDArray[np.int64]) -> Embeddings:
-        """What `write_faiss_gallery` was given of ``rows`` (n,), to rounding; without features."""
+        """What a gallery was written with of ``rows`` (n,), to rounding; without features."""
         norms = self._variances.norms(rows)[:, None]
         mean, variance = self._directions[rows] * norms, self._variances.relative(rows) * norms**2
         return Embeddings(mean, variance, np.empty((len(rows), 0), dtype=np.float32))
@@ -210,6 +147,7 @@ def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> N
 
     Near neighbours differ in the digits that the inner product itself loses to rounding.
     """
-    difference = items.astype(np.float64) - query
-    similarities: NDArray[np.float64] = 1 - 0.5 * (difference * difference).sum(axis=1)
+    difference = items.astype(np.float64)
+    difference -= query
+    similarities: NDArray[np.float64] = 1 - 0.5 * np.vecdot(difference, difference)
     return similarities

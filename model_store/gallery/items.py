@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,42 +33,59 @@ CREATE TABLE thumbnails (row INTEGER PRIMARY KEY, media_type TEXT NOT NULL, data
 """
 
 
-def write_items(
-    path: Path, items: Iterable[NewItem], encoder_fingerprint: str, n_changed: int = 0
-) -> list[str]:
-    """Write ``items``, whose order is their row, to a new file at ``path``.
+class ItemsWriter:
+    """Writes items, whose order is their row, to a new file, part by part; whole, or not at all.
 
     ``n_changed``: see `model_store.gallery.Gallery`.
-
-    Returns
-    -------
-    The distinct labels, sorted.
     """
-    connection = sqlite3.connect(path)
-    labels: set[str] = set()
-    try:
-        connection.executescript(_SCHEMA)
-        with connection:
-            connection.execute("INSERT INTO meta VALUES ('encoder', ?)", (encoder_fingerprint,))
-            if n_changed:
-                connection.execute("INSERT INTO meta VALUES ('changed', ?)", (str(n_changed),))
-            for row, item in enumerate(items):
-                connection.execute(
-                    "INSERT INTO items VALUES (?, ?, ?, ?)",
-                    (row, item.id, item.label, metadata_json(item.metadata)),
-                )
-                if item.label is not None:
-                    labels.add(item.label)
-                connection.execute(
-                    "INSERT INTO thumbnails VALUES (?, ?, ?)",
-                    (row, item.thumbnail.media_type, item.thumbnail.data),
-                )
-            connection.executemany(
-                "INSERT INTO labels VALUES (?)", ((label,) for label in sorted(labels))
+
+    def __init__(self, path: Path, encoder_fingerprint: str, n_changed: int = 0) -> None:
+        self._connection = sqlite3.connect(path)
+        self._connection.executescript(_SCHEMA)
+        self._seen: dict[str | None, int] = {}
+        self._codes = array("i")  # by when a label was seen first
+        self._connection.execute("INSERT INTO meta VALUES ('encoder', ?)", (encoder_fingerprint,))
+        if n_changed:
+            self._connection.execute("INSERT INTO meta VALUES ('changed', ?)", (str(n_changed),))
+
+    def add(self, items: Iterable[NewItem]) -> None:
+        """Write the next items."""
+        for row, item in enumerate(items, start=len(self._codes)):
+            self._connection.execute(
+                "INSERT INTO items VALUES (?, ?, ?, ?)",
+                (row, item.id, item.label, metadata_json(item.metadata)),
             )
-    finally:
-        connection.close()
-    return sorted(labels)
+            self._connection.execute(
+                "INSERT INTO thumbnails VALUES (?, ?, ?)",
+                (row, item.thumbnail.media_type, item.thumbnail.data),
+            )
+            self._codes.append(self._seen.setdefault(item.label, len(self._seen)))
+
+    def label_codes(self) -> NDArray[np.int32]:
+        """Place of each item's label among the sorted ones, (N,), -1 where it has none."""
+        place = {label: place for place, label in enumerate(self._labels())} | {None: -1}
+        codes = np.array([place[label] for label in self._seen], dtype=np.int32)
+        return codes[np.frombuffer(self._codes, dtype=np.intc)] if self._codes else codes
+
+    def _labels(self) -> list[str]:
+        return sorted(label for label in self._seen if label is not None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                labels = ((label,) for label in self._labels())
+                self._connection.executemany("INSERT INTO labels VALUES (?)", labels)
+                self._connection.commit()
+        finally:
+            self._connection.close()
 
 
 REMEMBERED_FILTERS = 16
@@ -73,7 +93,7 @@ REMEMBERED_FILTERS = 16
 
 
 class Items:
-    """Read access to the file that `write_items` wrote, from any thread."""
+    """Read access to the file that `ItemsWriter` wrote, from any thread."""
 
     def __init__(self, path: Path) -> None:
         self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"

@@ -5,38 +5,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.errors import ItemNotFound, WriteRefused
+from model_store.errors import ItemNotFound
 from model_store.gallery.changes import ChangesFile, Transaction
 from model_store.gallery.faiss_gallery import FaissGallery
 from model_store.gallery.snapshot import Appended, GallerySnapshot
-from model_store.gallery.writes import Change, Delete, Retry, Upsert, Vector
+from model_store.gallery.writes import (
+    Change,
+    Delete,
+    Retry,
+    Upsert,
+    Vector,
+    Written,
+    judged,
+)
 from model_store.sphere import unit_direction
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What one write did.
-
-    Attributes
-    ----------
-    id : of the item.
-    existed : whether there was an item of that id before.
-    version : of the gallery since.
-    """
-
-    id: str
-    existed: bool
-    version: int
-
-
 class LiveGallery:
-    """A base gallery and the log of its changes; safe to share by threads.
+    """A base gallery and the log of its changes; safe to share by threads; obeys `Writable`.
 
     Whoever searches takes a `snapshot`, and works with that to the end. Whoever writes calls
     `commit`; other processes may write to the same log, and are heard by `refresh`.
@@ -90,35 +81,24 @@ class LiveGallery:
             self._catch_up(self.log)
             return self._snapshot
 
+    def outcome(self, retry: Retry) -> str | None:
+        """What came of a request, if it has been carried out; or `KeyReused`."""
+        return self.log.outcome(retry)
+
     def commit(
         self,
         writes: Sequence[Upsert | Delete],
         retry: Retry | None = None,
         told: Callable[[list[Written]], str] = repr,
     ) -> str:
-        """Make changes, all of them or none; they are on the disk, and searchable, on return.
-
-        Parameters
-        ----------
-        retry : a request that is known by it is not carried out again.
-        told : what to answer; kept with ``retry``.
-
-        Returns
-        -------
-        What ``told`` made of the outcome, now or when the request was first carried out.
-
-        Raises
-        ------
-        ItemNotFound : an item to delete is not there.
-        WriteError : nothing was changed, for a reason that is named.
-        """
+        """Make changes, all of them or none; see `Writable`."""
         with self.writing() as turn:
             before = None if retry is None else turn.outcome(retry)
             if before is not None:
                 return before
             with self._lock:
                 self._catch_up(turn)
-                outcome = told(self._judged(writes))
+                outcome = told(judged(writes, self._holds, self._snapshot.n_items, self._version))
             changes = turn.add(writes)
             if retry is not None:
                 turn.remember(retry, outcome)
@@ -141,26 +121,6 @@ class LiveGallery:
     def close(self) -> None:
         """Let go of the log."""
         self.log.close()
-
-    def _judged(self, writes: Sequence[Upsert | Delete]) -> list[Written]:
-        """What ``writes`` will do, one after another."""
-        there: dict[str, bool] = {}
-        n_items, outcomes = self._snapshot.n_items, []
-        for place, write in enumerate(writes, start=1):
-            existed = there.get(write.id)
-            if existed is None:
-                existed = self._row(write.id) is not None
-            if isinstance(write, Delete) and not existed:
-                raise ItemNotFound(f"The gallery has no item with the id {write.id!r}.")
-            there[write.id] = isinstance(write, Upsert)
-            n_items += there[write.id] - existed
-            outcomes.append(Written(write.id, existed, self._version + place))
-        if n_items == 0:
-            raise WriteRefused(
-                "The gallery would be empty, and an empty gallery cannot be searched. Put another "
-                "item into it first."
-            )
-        return outcomes
 
     def _catch_up(self, log: ChangesFile | Transaction) -> None:
         """Take in what is in the log; it may have been begun after this was opened."""
@@ -200,6 +160,9 @@ class LiveGallery:
         columns.variances.append(relative)
         columns.dispersions.append(relative.sum())
         columns.label_codes.append(self._codes[change.label])
+
+    def _holds(self, item_id: str) -> bool:
+        return self._row(item_id) is not None
 
     def _row(self, item_id: str) -> int | None:
         """Where the item of that id is now; None where there is none."""

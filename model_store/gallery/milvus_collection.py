@@ -134,11 +134,6 @@ class Collection:
             self.client.load_collection(self.name, timeout=self.timeout_s)
             return getattr(self.client, call)(self.name, *values, **options)
 
-    def count(self, expression: str = "") -> int:
-        """How many items the expression is true of."""
-        [found] = self.ask("query", filter=expression, output_fields=["count(*)"])
-        return int(found["count(*)"])
-
     def properties(self) -> dict[str, str]:
         """What is written on the collection."""
         return dict(self.ask("describe_collection").get("properties", {}))
@@ -205,7 +200,8 @@ class Collection:
         indexes = self._pymilvus.MilvusClient.prepare_index_params()
         options = {"metric_type": "IP", "params": dict(parameters)}
         indexes.add_index("direction", index_type=index_type, **options)
-        indexes.add_index("id", index_type="INVERTED")
+        for name in ("id", "version"):
+            indexes.add_index(name, index_type="INVERTED")
         if "lite" not in self.client.get_server_version():  # which has no index for arrays
             indexes.add_index("facts", index_type="INVERTED")
         self.ask("create_index", indexes, timeout=patience_s)

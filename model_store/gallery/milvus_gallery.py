@@ -9,7 +9,7 @@ items that were found lately. What a gallery in one file does and this does not:
   over the collection, of a hundred answers at 10⁷ items and ten thousand at 10⁹.
 - A mask that does not come from `matching` is sent by its rows, in parts.
 - `page` ends with the items that came later, ordered by when they came.
-- One process may write at a time: two would give the same row twice.
+- Writers take turns at `MilvusLive`; two at once, who do not, would give the same row twice.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +37,16 @@ from model_store.gallery.milvus_collection import (
     MilvusDescription,
 )
 from model_store.gallery.milvus_entities import ENTITY_FIELDS, Entity, read_entity, write_entity
-from model_store.gallery.milvus_filter import EVERYTHING, literal, to_expression
+from model_store.gallery.milvus_filter import EVERYTHING, to_expression
+from model_store.gallery.milvus_memory import FoundLately
+from model_store.gallery.milvus_rows import READ_AT_ONCE, Counts, MilvusRows
 from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
-
-REMEMBERED_ITEMS = 16_384
-"""With their directions: about 30 MB of 128 dimensions."""
 
 MARGIN = 16
 """Candidates fetched beyond those wanted: Milvus compares in float32, and ends ties anyhow."""
 
 MOST_FOUND = 16_384
 """Items that Milvus finds at once."""
-
-_READ_AT_ONCE = 1_000
-"""Items: 64 MB is the most that an answer may have."""
 
 _SEARCHED_AT_ONCE = 32
 """Queries."""
@@ -92,19 +87,24 @@ class MilvusGallery:
             **{label: code for code, label in enumerate(self._labels)},
             None: -1,
         }
-        self._lately: OrderedDict[int, Entity] = OrderedDict()
-        self._lock = threading.Lock()
+        self._rows = MilvusRows(self._collection, described.n_items)
+        self._lately = FoundLately()
+        self._naming = threading.Lock()
         self._writing = threading.Lock()
         self.refresh()
 
     def refresh(self) -> None:
-        """Count again what is there, as others may have written."""
-        unchanged = self._collection.count("version == 0")
-        n_built = self.described.n_items
-        self.n_items = self._collection.count()
-        self.n_rows = self._end(n_built)
-        n_new = self._collection.count(f"row >= {n_built}") if self.n_rows > n_built else 0
-        self.n_changed = n_built - unchanged + n_new
+        """Count again what is there, as others may have written; a pass over all versions."""
+        self._take(self._rows.counts())
+
+    def glance(self) -> None:
+        """The same without the pass: what others have replaced is counted with their next item."""
+        self._take(self._rows.counts(self._counts))
+
+    def _take(self, counts: Counts) -> None:
+        self._counts = counts
+        self.n_items, self.n_rows = counts.n_items, counts.n_rows
+        self.n_changed = counts.n_changed
 
     @property
     def labels(self) -> Sequence[str]:
@@ -168,9 +168,8 @@ class MilvusGallery:
                 output_fields=["version"],
                 search_params={"metric_type": "IP", "params": parameters},
             )
-        self._forget_others(
-            {hit["row"]: hit["entity"]["version"] for hits in found for hit in hits}
-        )
+        versions = {hit["row"]: hit["entity"]["version"] for hits in found for hit in hits}
+        self._lately.forget_others(versions)
         return [np.array([hit["row"] for hit in hits], dtype=np.int64) for hits in found]
 
     def _exact(
@@ -178,7 +177,7 @@ class MilvusGallery:
     ) -> NDArray[np.int64]:
         """The ``n`` nearest of ``rows``, and as near ones; each is read."""
         there, similarities = [], []
-        for part in _parts(rows, _READ_AT_ONCE):
+        for part in _parts(rows, READ_AT_ONCE):
             entities = self._entities(part)
             there += list(entities)
             if entities:
@@ -210,9 +209,7 @@ class MilvusGallery:
         mask = np.zeros(self.n_rows, dtype=bool).view(_Matching)
         for start in range(0, self.n_rows, _ROWS_AT_ONCE):
             end = min(start + _ROWS_AT_ONCE, self.n_rows)
-            within = f"row >= {start} and row < {end} and {expression}"
-            found = self._collection.ask("query", filter=within, output_fields=["row"])
-            mask[[one["row"] for one in found]] = True
+            mask[self._rows.within(start, end, expression)] = True
         mask.flags.writeable = False
         mask.expression = expression
         return mask
@@ -232,7 +229,7 @@ class MilvusGallery:
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""
         stored: dict[int, tuple[Any, Any]] = {}
-        for part in _parts(rows.ravel(), _READ_AT_ONCE):
+        for part in _parts(rows.ravel(), READ_AT_ONCE):
             found = self._read(part, ["variance", "norm"])
             stored |= {row: (one["variance"], one["norm"]) for row, one in found.items()}
         self._require(rows.ravel(), stored)
@@ -255,24 +252,22 @@ class MilvusGallery:
         found: list[int] = []
         start = 0 if after is None else after + 1
         while start < self.n_rows and len(found) < limit:
-            end = start + _READ_AT_ONCE
-            within = f"row >= {start} and row < {end}"
-            part = self._collection.ask("query", filter=within, output_fields=["row"])
-            found += sorted(one["row"] for one in part)
+            end = start + READ_AT_ONCE
+            found += self._rows.within(start, end)
             start = end
         return np.array(found[:limit], dtype=np.int64)
 
     def row(self, item_id: str) -> int:
         """Where the item of that id is, or `ItemNotFound`."""
-        return int(self._by_id(item_id, ENTITY_FIELDS)["row"])
+        return int(self._rows.by_id(item_id, [])["row"])
 
     def item(self, item_id: str) -> Item:
         """The item of that id, or `ItemNotFound`."""
-        return read_entity(self._by_id(item_id, ENTITY_FIELDS)).item
+        return read_entity(self._rows.by_id(item_id, ENTITY_FIELDS)).item
 
     def thumbnail(self, item_id: str) -> Thumbnail:
         """The picture of that item, or `ItemNotFound`."""
-        found = self._by_id(item_id, ["thumbnail", "media_type"])
+        found = self._rows.by_id(item_id, ["thumbnail", "media_type"])
         return Thumbnail(base64.b64decode(found["thumbnail"]), found["media_type"])
 
     def upsert(self, items: Sequence[NewItem], embeddings: Embeddings) -> None:
@@ -291,12 +286,11 @@ class MilvusGallery:
                 f"{self.dim} dimensions"
             )
         with self._writing:
-            self.refresh()
-            rows = self._rows_of([item.id for item in items])
-            free = self.n_rows
+            rows, free = self._rows.of([item.id for item in items]), self._rows.end()
             for item in items:
                 if item.id not in rows:
                     rows[item.id], free = free, free + 1
+                self._code(item.label)
             version = time.time_ns()
             entities = [
                 write_entity(rows[item.id], item, mean, variance, version)
@@ -305,8 +299,8 @@ class MilvusGallery:
                 )
             ]
             try:
-                for start in range(0, len(entities), _READ_AT_ONCE):
-                    self._collection.ask("upsert", entities[start : start + _READ_AT_ONCE])
+                for start in range(0, len(entities), READ_AT_ONCE):
+                    self._collection.ask("upsert", entities[start : start + READ_AT_ONCE])
             finally:
                 self._forget(rows.values())
 
@@ -318,35 +312,22 @@ class MilvusGallery:
         ItemNotFound : one is not there; nothing was changed.
         """
         with self._writing:
-            rows = self._rows_of(item_ids)
+            rows = self._rows.of(item_ids)
             for item_id in item_ids:
                 if item_id not in rows:
-                    raise _no_item(item_id)
+                    raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
             try:
                 self._collection.ask("delete", ids=list(rows.values()))
             finally:
                 self._forget(rows.values())
 
+    def existing(self, item_ids: Sequence[str]) -> set[str]:
+        """Which of these ids there are, whoever wrote them."""
+        return set(self._rows.of(item_ids))
+
     def close(self) -> None:
         """Hang up."""
         self._collection.close()
-
-    def _rows_of(self, item_ids: Sequence[str]) -> dict[str, int]:
-        """Where the items of these ids are, those that there are."""
-        rows: dict[str, int] = {}
-        for start in range(0, len(item_ids), _READ_AT_ONCE):
-            listed = ", ".join(map(literal, item_ids[start : start + _READ_AT_ONCE]))
-            within = f"id in [{listed}]"
-            found = self._collection.ask("query", filter=within, output_fields=["row", "id"])
-            rows |= {one["id"]: one["row"] for one in found}
-        return rows
-
-    def _by_id(self, item_id: str, fields: list[str]) -> dict[str, Any]:
-        within = f"id == {literal(item_id)}"
-        found = self._collection.ask("query", filter=within, output_fields=["row", *fields])
-        if not found:
-            raise _no_item(item_id)
-        return dict(found[0])
 
     def _read(self, rows: NDArray[np.int64], fields: list[str]) -> dict[int, Any]:
         """Some fields of the items at ``rows`` (n,), those that there are."""
@@ -356,7 +337,7 @@ class MilvusGallery:
 
     def _each(self, rows: NDArray[np.int64]) -> Iterator[Entity]:
         """The items at ``rows``, in that order, or `ItemNotFound`."""
-        for part in _parts(rows.ravel(), _READ_AT_ONCE):
+        for part in _parts(rows.ravel(), READ_AT_ONCE):
             entities = self._entities(part)
             self._require(part, entities)
             yield from (entities[row] for row in part.tolist())
@@ -369,61 +350,26 @@ class MilvusGallery:
 
     def _entities(self, rows: NDArray[np.int64]) -> dict[int, Entity]:
         """The items at ``rows`` (n,), those that there are; not those found lately are read."""
-        with self._lock:
-            known = {row: self._lately[row] for row in rows.tolist() if row in self._lately}
+        known = self._lately.known(rows.tolist())
         missing = np.array([row for row in rows.tolist() if row not in known], dtype=np.int64)
         if missing.size:
             found = self._read(missing, ENTITY_FIELDS)
             read = {row: read_entity(one) for row, one in found.items()}
-            self._remember(read)
+            self._lately.remember(read)
             known |= read
         return known
 
-    def _remember(self, entities: Mapping[int, Entity]) -> None:
-        with self._lock:
-            for row, entity in entities.items():
-                self._lately[row] = entity
-                self._lately.move_to_end(row)
-            while len(self._lately) > REMEMBERED_ITEMS:
-                self._lately.popitem(last=False)
-
-    def _forget_others(self, versions: Mapping[int, int]) -> None:
-        """Forget what was replaced since it was read."""
-        with self._lock:
-            for row, version in versions.items():
-                if row in self._lately and self._lately[row].version != version:
-                    del self._lately[row]
-
     def _forget(self, rows: Iterable[int]) -> None:
-        with self._lock:
-            for row in rows:
-                self._lately.pop(row, None)
+        self._lately.forget(rows)
         self.refresh()
 
     def _code(self, label: str | None) -> int:
         """The code of a label; of one that came later, the next one."""
-        with self._lock:
+        with self._naming:
             if label not in self._codes:
                 self._codes[label] = len(self._labels)
                 self._labels.append(str(label))
             return self._codes[label]
-
-    def _end(self, start: int) -> int:
-        """The number after the last row, from ``start`` on."""
-        if not self._any_from(start):
-            return start
-        step = 1
-        while self._any_from(start + step):
-            step *= 2
-        low, high = start, start + step  # there are rows from low on, none from high on
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._any_from(middle) else (low, middle)
-        return high
-
-    def _any_from(self, row: int) -> bool:
-        within = f"row >= {row}"
-        return bool(self._collection.ask("query", filter=within, output_fields=["row"], limit=1))
 
 
 def _engine(described: MilvusDescription) -> str:
@@ -444,7 +390,3 @@ def _expressions(allowed: NDArray[np.bool_]) -> list[str]:
 
 def _parts(rows: NDArray[np.int64], n: int) -> list[NDArray[np.int64]]:
     return [rows[start : start + n] for start in range(0, len(rows), n)]
-
-
-def _no_item(item_id: str) -> ItemNotFound:
-    return ItemNotFound(f"The gallery has no item with the id {item_id!r}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -256,22 +256,32 @@ class GallerySnapshot:
             return self._base.thumbnail(item_id)
         return self._log.thumbnail(int(self._appended.sequences[row - self._base.n_rows]))
 
-    def contents(self) -> tuple[Embeddings, list[NewItem]]:
-        """Everything there is, as `write_faiss_gallery` takes it."""
-        n_base = self._base.n_rows
-        in_base = np.flatnonzero(~self._removed[:n_base])
-        since = np.flatnonzero(~self._removed[n_base:])
-        items = [
+    def parts(self) -> Iterator[tuple[Embeddings, list[NewItem]]]:
+        """Everything there is by id, as `write_faiss_parts` takes it."""
+        after = None
+        while (rows := self.page(after, _AT_ONCE)).size:
+            yield self._whole(rows)
+            after = int(rows[-1])
+
+    def _whole(self, rows: NDArray[np.int64]) -> tuple[Embeddings, list[NewItem]]:
+        """All that was ever written of ``rows`` (n,), in that order."""
+        in_base = rows < self._base.n_rows
+        of_base = self._base.embeddings(rows[in_base])
+        mean = np.empty((len(rows), self.dim), dtype=np.float32)
+        variance = np.empty_like(mean)
+        mean[in_base], variance[in_base] = of_base.mean, of_base.variance
+        sequences = self._appended.sequences[rows[~in_base] - self._base.n_rows]
+        since = list(self._log.upserts(sequences.tolist()))
+        for place, upsert in zip(np.flatnonzero(~in_base), since, strict=True):
+            mean[place], variance[place] = upsert.vector.mean, upsert.vector.variance
+        of_log = iter(upsert.item for upsert in since)
+        kept = iter(self._kept(rows[in_base]))
+        items = [next(kept if known else of_log) for known in in_base]
+        return Embeddings(mean, variance, np.empty((len(rows), 0), dtype=np.float32)), items
+
+    def _kept(self, rows: NDArray[np.int64]) -> list[NewItem]:
+        """Items of the base with their pictures."""
+        return [
             NewItem(item.id, item.label, item.metadata, self._base.thumbnail(item.id))
-            for start in range(0, len(in_base), _AT_ONCE)
-            for item in self._base.items(in_base[start : start + _AT_ONCE])
+            for item in self._base.items(rows)
         ]
-        upserts = list(self._log.upserts(self._appended.sequences[since].tolist()))
-        parts = [self._base.embeddings(in_base)]
-        if upserts:
-            mean, variance = (
-                np.stack([getattr(upsert.vector, name) for upsert in upserts])
-                for name in ("mean", "variance")
-            )
-            parts.append(Embeddings(mean, variance, np.empty((len(mean), 0), dtype=np.float32)))
-        return Embeddings.concatenate(parts), items + [upsert.item for upsert in upserts]

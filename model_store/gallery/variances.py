@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from model_store.gallery.row_file import RowFile
 
 NORMS_FILE = "norms.npy"
 VARIANCES_FILE = "variances.npy"
@@ -16,37 +21,52 @@ HALF_ROUNDING = 2.0**-11
 smaller ones are off by at most 2⁻²⁴ of the largest."""
 
 
-def write_variances(
-    directory: Path, norms: NDArray[np.float32], variances: NDArray[np.float32], *, half: bool
-) -> None:
-    """Write the variances (N, D) of embeddings whose means have ``norms`` (N,).
+class VarianceWriter:
+    """Writes the variances of a gallery's items, part by part.
 
     Whole: as they are. ``half``: relative to the squared norm and to a power of two for each item,
     which brings the largest of its variances to between ½ and 1, in float16 (`HALF_ROUNDING`).
+
+    Parameters
+    ----------
+    n_items, dim : N and D, of all parts together.
     """
-    np.save(directory / NORMS_FILE, norms)
-    if not half:
-        np.save(directory / VARIANCES_FILE, variances.astype(np.float32))
-        return
-    scales = np.empty(len(variances), dtype=np.float32)
-    stored = np.lib.format.open_memmap(
-        directory / VARIANCES_FILE, mode="w+", dtype=np.float16, shape=variances.shape
-    )
-    for start in range(0, len(variances), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        relative = variances[part] / norms[part, None] ** 2
+
+    def __init__(self, directory: Path, n_items: int, dim: int, *, half: bool) -> None:
+        self._files = ExitStack()
+        dtype = np.float16 if half else np.float32
+        variances = RowFile(directory / VARIANCES_FILE, n_items, dim, dtype=dtype)
+        self._variances = self._files.enter_context(variances)
+        self._scales: RowFile | None = None
+        if half:
+            scales = RowFile(directory / SCALES_FILE, n_items, dtype=np.float32)
+            self._scales = self._files.enter_context(scales)
+
+    def add(self, norms: NDArray[np.float32], variances: NDArray[np.float32]) -> None:
+        """Write those of the next items, (n, D), whose means have ``norms`` (n,)."""
+        if self._scales is None:
+            self._variances.add(variances)
+            return
+        relative = variances / norms[:, None] ** 2
         largest = np.maximum(relative.max(axis=1), np.finfo(np.float32).tiny)
-        scales[part] = np.exp2(np.ceil(np.log2(largest)))
-        stored[part] = relative / scales[part, None]
-    stored.flush()
-    np.save(directory / SCALES_FILE, scales)
+        scales = np.exp2(np.ceil(np.log2(largest)))
+        self._scales.add(scales)
+        self._variances.add(relative / scales[:, None])
 
+    def __enter__(self) -> Self:
+        return self
 
-_AT_ONCE = 65_536
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._files.__exit__(kind, error, trace)
 
 
 class Variances:
-    """What `write_variances` wrote into ``directory``, memory-mapped."""
+    """What `VarianceWriter` wrote into ``directory``, memory-mapped."""
 
     def __init__(self, directory: Path) -> None:
         self._norms = np.load(directory / NORMS_FILE, mmap_mode="r")

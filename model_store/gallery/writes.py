@@ -1,13 +1,16 @@
-"""What can be done to a live gallery, and what its log says was done."""
+"""What can be done to a live gallery, what its log says was done, and who does it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.gallery.protocol import NewItem
+from model_store.errors import ItemNotFound, WriteRefused
+from model_store.gallery.protocol import Gallery, NewItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +68,96 @@ class Retry:
 
     key: str
     request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one write did.
+
+    Attributes
+    ----------
+    id : of the item.
+    existed : whether there was an item of that id before.
+    version : of the gallery since.
+    """
+
+    id: str
+    existed: bool
+    version: int
+
+
+class Writable(Protocol):
+    """A gallery that takes changes.
+
+    Laws: a change is there whole or not at all, also after a crash; what `commit` has returned is
+    found by every search of this process; a `Retry` is carried out once.
+    """
+
+    def snapshot(self, version: int | None = None) -> Gallery:
+        """The gallery as it is now, or, where it keeps that, as it was after an earlier change."""
+
+    def refresh(self) -> Gallery:
+        """Hear of what other processes have written; the gallery as it is now."""
+
+    def outcome(self, retry: Retry) -> str | None:
+        """What came of a request, if it has been carried out; or `KeyReused`."""
+
+    def commit(
+        self,
+        writes: Sequence[Upsert | Delete],
+        retry: Retry | None = None,
+        told: Callable[[list[Written]], str] = repr,
+    ) -> str:
+        """Make changes, all of them or none; they are on the disk, and searchable, on return.
+
+        Parameters
+        ----------
+        retry : a request that is known by it is not carried out again.
+        told : what to answer; kept with ``retry``.
+
+        Returns
+        -------
+        What ``told`` made of the outcome, now or when the request was first carried out.
+
+        Raises
+        ------
+        ItemNotFound : an item to delete is not there.
+        WriteError : nothing was changed, for a reason that is named.
+        """
+
+    def close(self) -> None:
+        """Let go of what is held open."""
+
+
+def judged(
+    writes: Sequence[Upsert | Delete], there: Callable[[str], bool], n_items: int, version: int
+) -> list[Written]:
+    """What ``writes`` will do, one after another.
+
+    Parameters
+    ----------
+    there : whether the gallery has an item of an id.
+    n_items, version : of the gallery.
+
+    Raises
+    ------
+    ItemNotFound : an item to delete is not there.
+    WriteRefused : nothing would be left.
+    """
+    since: dict[str, bool] = {}
+    outcomes = []
+    for place, write in enumerate(writes, start=1):
+        existed = since.get(write.id)
+        if existed is None:
+            existed = there(write.id)
+        if isinstance(write, Delete) and not existed:
+            raise ItemNotFound(f"The gallery has no item with the id {write.id!r}.")
+        since[write.id] = isinstance(write, Upsert)
+        n_items += since[write.id] - existed
+        outcomes.append(Written(write.id, existed, version + place))
+    if n_items == 0:
+        raise WriteRefused(
+            "The gallery would be empty, and an empty gallery cannot be searched. Put another "
+            "item into it first."
+        )
+    return outcomes

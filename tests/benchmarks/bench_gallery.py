@@ -91,7 +91,8 @@ def measure(bundle: Path = BUNDLE, sizes: tuple[int, ...] = SIZES) -> dict[str, 
         )
     for ratio in ("uncertain_over_plain_search", "two_stage_over_all_samples"):
         found[ratio] = max(found[size + ratio] for size in every)
-    found["same_vote_share"] = min(found[f"{size}same_label_vote"] for size in every)
+    for of, name in (("label", "same_vote_share"), ("item", "same_item_vote_share")):
+        found[name] = min(found[f"{size}same_{of}_vote"] for size in every)
     return found
 
 

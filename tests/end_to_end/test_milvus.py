@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import time
@@ -9,13 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from end_to_end.processes import Process, Service, free_port, wait_until
+from end_to_end.writes import SETTINGS, CrashTest
 from pymilvus import MilvusClient, MilvusException
 from typer.testing import CliRunner
 
 from index_builder.__main__ import app
 from model_store.bundle import locate, read_manifest
-from model_store.errors import GalleryUnavailable
+from model_store.errors import GalleryUnavailable, ItemNotFound
 from model_store.gallery import MilvusAccess
 from model_store.retriever import open_bundle
 
@@ -114,3 +117,88 @@ def test_answers_are_those_of_files_and_an_outage_is_said(
         with Milvus(place, int(milvus.uri.split(":")[-1])):
             wait_until(served.is_ready, served)
             assert served.answer(samples[0], limit=20)["results"]
+
+
+@pytest.fixture
+def again(bundles: Path, milvus: Milvus, place: Path) -> Iterator[Milvus]:
+    """The Milvus of these tests, started once more."""
+    milvus.kill()
+    with Milvus(place, int(milvus.uri.split(":")[-1])) as running:
+        yield running
+
+
+GALLERY = "/v1/galleries/digits"
+
+
+def test_items_are_put_and_deleted_over_http(
+    bundles: Path, again: Milvus, place: Path, samples: list[bytes]
+) -> None:
+    variables = {"VOUCH_MILVUS_URI": again.uri, "VOUCH_MILVUS_TIMEOUT_S": "1"}
+    with Service(bundles, place / "writing.log", variables) as served:
+        http, before = served.http, served.http.get(GALLERY).json()["n_items"]
+
+        def put(key: str) -> tuple[int, bool]:
+            image = {"image": ("i", samples[0])}
+            headers = {"Idempotency-Key": key}
+            fields = {"label": "new one", "metadata": '{"shelf": 3}'}
+            said = http.put(f"{GALLERY}/items/mine", files=image, data=fields, headers=headers)
+            return said.status_code, "Idempotency-Replayed" in said.headers
+
+        assert [put("1"), put("1")] == [(200, False), (200, True)]
+        found = served.answer(samples[0], limit=1)["results"][0]
+        assert (found["id"], found["label"], found["metadata"]) == ("mine", "new one", {"shelf": 3})
+        assert http.get(found["thumbnail_url"]).status_code == 200
+        gallery = http.get(GALLERY).json()
+        assert gallery["n_items"] == before + 1
+        assert "new one" in gallery["labels"]
+
+        entries = json.dumps([{"id": "good"}, {"id": "bad"}])
+        files = [("images", ("i", samples[1])), ("images", ("i", b"no image"))]
+        written = http.post(f"{GALLERY}/items", files=files, data={"items": entries}).json()
+        assert [entry["status"] for entry in written["items"]] == [200, 415]
+        assert served.answer(samples[1], limit=1)["results"][0]["id"] == "good"
+
+        assert http.delete(f"{GALLERY}/items/good").status_code == 200
+        assert http.delete(f"{GALLERY}/items/good").status_code == 404
+        assert served.answer(samples[1], limit=1)["results"][0]["id"] != "good"
+        compacted = http.post(f"{GALLERY}/compact")
+        assert compacted.status_code == 409
+        assert "nothing to compact" in compacted.json()["detail"]
+
+        again.kill()
+        assert put("2") == (503, False)
+        with Milvus(place, int(again.uri.split(":")[-1])):
+            wait_until(lambda: put("2")[0] == 200, served)  # as a client would, with its key
+            assert http.delete(f"{GALLERY}/items/mine").status_code == 200
+            assert http.get(GALLERY).json()["n_items"] == before
+
+
+def test_items_are_put_and_deleted_by_the_command_line(
+    bundles: Path, again: Milvus, tmp_path: Path, samples: list[bytes]
+) -> None:
+    (tmp_path / "seven.png").write_bytes(samples[0])
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, [*arguments], env={"VOUCH_MILVUS_URI": again.uri})
+
+    put = "items", "put", str(bundles), str(tmp_path / "seven.png"), "--id", "seven"
+    # This process knew the Milvus that was killed, and takes a moment to find the new one.
+    wait_until(lambda: run(*put).exit_code == 0, again)
+    assert run(*put).output.startswith("1 items put")
+    assert run("items", "delete", str(bundles), "seven").exit_code == 0
+    assert isinstance(run("items", "delete", str(bundles), "seven").exception, ItemNotFound)
+    compacted = run("compact", str(bundles)).exception
+    assert "nothing to compact" in str(compacted)
+    backed_up = run("backup", str(bundles), str(tmp_path / "backup.tar")).exception
+    assert "lies in Milvus" in str(backed_up)
+    assert not (tmp_path / "backup.tar").exists()
+
+
+def test_a_service_that_is_killed_loses_no_write(
+    bundles: Path, again: Milvus, place: Path, digits_bundle: Path
+) -> None:
+    settings = {**SETTINGS, "VOUCH_MILVUS_URI": again.uri}
+    crash = CrashTest(bundles, digits_bundle, place / "crash.log", 6, settings, compacts=False)
+    crash.run(n_kills=1)
+    assert crash.counts["acknowledged"] > 0
+    assert crash.counts["results checked"] > 0

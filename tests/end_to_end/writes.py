@@ -6,6 +6,7 @@ import json
 import threading
 import uuid
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -172,8 +173,18 @@ class Writer:
 class CrashTest:
     """A service that is written to, searched, compacted and killed, again and again."""
 
-    def __init__(self, root: Path, bundle: Path, log: Path, n_pictures: int = 12) -> None:
+    def __init__(
+        self,
+        root: Path,
+        bundle: Path,
+        log: Path,
+        n_pictures: int = 12,
+        settings: Mapping[str, str] = SETTINGS,
+        *,
+        compacts: bool = True,
+    ) -> None:
         self._root, self._log = root, log
+        self._settings, self._compacts = settings, compacts
         self.oracle = Oracle(bundle, n_pictures)
         self.writers = [Writer(number, self.oracle) for number in range(N_WRITERS)]
         self.counts: Counter[str] = Counter()
@@ -182,11 +193,11 @@ class CrashTest:
     def run(self, n_kills: int) -> None:
         """Kill the service so often; each time everything is checked by the next one."""
         for _ in range(n_kills):
-            with Service(self._root, self._log, SETTINGS) as service:
+            with Service(self._root, self._log, dict(self._settings)) as service:
                 self._check(service)
                 self._write_until_killed(service)
             self.counts["kills"] += 1
-        with Service(self._root, self._log, SETTINGS) as service:
+        with Service(self._root, self._log, dict(self._settings)) as service:
             self._check(service)
         self.counts["acknowledged"] = sum(writer.n_acknowledged for writer in self.writers)
 
@@ -214,7 +225,7 @@ class CrashTest:
                 threads.submit(self._keep_writing, service, one, killed) for one in self.writers
             ]
             work.append(threads.submit(self._keep_searching, service, killed))
-            if self._rng.uniform() < 0.5:
+            if self._compacts and self._rng.uniform() < 0.5:
                 work.append(threads.submit(self._compact, service))
             threading.Event().wait(self._rng.uniform(0.2, 3.0))
             killed.set()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from model_store.bundle import (
 )
 from model_store.compaction import Compaction
 from model_store.decision import Calibration, label_means
+from model_store.encoder import Embeddings
 from model_store.errors import GallerySuperseded, ItemNotFound, StorageBusy, StorageFull
 from model_store.gallery import (
     Delete,
@@ -44,20 +46,24 @@ N, DIM = 30, 6
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    staging, encoder = tmp_path / "staging", FakeEncoder(DIM)
+    return published(tmp_path, random_embeddings(N, DIM, seed=0), new_items(N))
+
+
+def published(folder: Path, embeddings: Embeddings, items: Sequence[NewItem]) -> Path:
+    """A directory of bundles with a gallery of ``items``."""
+    staging, encoder = folder / "staging", FakeEncoder(embeddings.mean.shape[1])
     staging.mkdir()
     (staging / "encoder.onnx").write_bytes(b"an encoder")
-    embeddings = random_embeddings(N, DIM, seed=0)
-    write_faiss_gallery(staging, embeddings, new_items(N), encoder.fingerprint)
+    write_faiss_gallery(staging, embeddings, items, encoder.fingerprint)
     manifest = Manifest(
-        gallery={"name": "g", "description": "", "n_items": N},
+        gallery={"name": "g", "description": "", "n_items": len(items)},
         encoder={"fingerprint": encoder.fingerprint},
         calibration=None,
         metrics=None,
         samples=(),
         library_versions={},
     )
-    return publish(staging, manifest, tmp_path / "bundles").parent
+    return publish(staging, manifest, folder / "bundles").parent
 
 
 def opened(root: Path, bundle_id: str | None = None) -> LiveGallery:
@@ -136,6 +142,29 @@ def test_what_is_written_meanwhile_goes_along(root: Path) -> None:
     new.commit([upsert("later", 6)])
     assert new.snapshot().version == live.snapshot().version + 1
     assert opened(root).snapshot().item("later").metadata == {"seed": 6}
+
+
+def test_it_holds_a_part_of_the_gallery_at_a_time(tmp_path: Path) -> None:
+    n, dim = 12_000, 128
+    picture = Thumbnail(bytes(1_000), "image/png")
+    items = [NewItem(f"{i:05d}", "abc"[i % 3], {}, picture) for i in range(n)]
+    root = published(tmp_path, random_embeddings(n, dim, seed=0), items)
+    live = opened(root)
+    vector = Vector(*random_embeddings(2, dim, seed=1).mean)
+    live.commit([Delete("00007"), Upsert(NewItem("00008a", "d", {}, picture), vector)])
+    with compaction(root, live) as one:
+        tracemalloc.start()
+        try:
+            one.prepare()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        one.take_over()
+    # Less than the directions alone, of which the index has the only copy.
+    assert peak < n * dim * 4
+    now = opened(root).snapshot()
+    assert now.n_items == n
+    assert [one.id for one in now.items(np.arange(6, 10))] == ["00006", "00008", "00008a", "00009"]
 
 
 def test_requests_are_known_again_after_it(root: Path) -> None:

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from model_store.errors import InvalidFilter
 from model_store.gallery import NewItem, parse_filter, read_filter
 from model_store.gallery.filters import MAX_BYTES, MAX_CONDITIONS, MAX_DEPTH
-from model_store.gallery.items import Items, write_items
+from model_store.gallery.items import Items, ItemsWriter
 
 
 def stored(path: Path, items: Sequence[NewItem]) -> Items:
     path.unlink(missing_ok=True)
-    write_items(path, items, "the-encoder")
+    with ItemsWriter(path, "the-encoder") as written:
+        written.add(items)
     return Items(path)
 
 

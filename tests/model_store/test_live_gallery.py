@@ -11,17 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
+from laws.writable_laws import DIM, Reopen, WritableLaws, some_upsert, upserts
 
 from model_store.encoder import Embeddings
 from model_store.errors import (
     BundleMismatch,
     GallerySuperseded,
     ItemNotFound,
-    KeyReused,
     StorageBusy,
     StorageFailed,
     StorageFull,
-    WriteRefused,
 )
 from model_store.gallery import (
     ChangesFile,
@@ -33,12 +32,8 @@ from model_store.gallery import (
     Retry,
     Thumbnail,
     Upsert,
-    Vector,
-    Written,
     write_faiss_gallery,
 )
-
-DIM = 4
 
 
 def written(folder: Path, embeddings: Embeddings, items: Sequence[NewItem]) -> FaissGallery:
@@ -53,19 +48,6 @@ def opened(base: FaissGallery, path: Path) -> LiveGallery:
 
 def part(embeddings: Embeddings, rows: slice) -> Embeddings:
     return Embeddings(embeddings.mean[rows], embeddings.variance[rows], embeddings.features[rows])
-
-
-def upserts(embeddings: Embeddings, items: Sequence[NewItem]) -> list[Upsert]:
-    vectors = map(Vector, embeddings.mean, embeddings.variance)
-    return [Upsert(item, vector) for item, vector in zip(items, vectors, strict=True)]
-
-
-def item(item_id: str, label: str | None = None, **metadata: object) -> NewItem:
-    return NewItem(item_id, label, metadata, Thumbnail(item_id.encode(), "image/png"))
-
-
-def some_upsert(item_id: str, label: str | None = None, seed: int = 7) -> Upsert:
-    return upserts(random_embeddings(1, DIM, seed), [item(item_id, label, seed=seed)])[0]
 
 
 @pytest.fixture
@@ -179,63 +161,10 @@ class TestASnapshot:
         assert live.snapshot().n_changed == 4  # first, second, third, new
 
 
-class TestWriting:
-    def test_what_was_written_is_there_after_a_restart(
-        self, live: LiveGallery, base: FaissGallery, path: Path
-    ) -> None:
-        live.commit([some_upsert("a", "x"), Delete(base.items(np.array([4]))[0].id)])
-        before, after = live.snapshot(), opened(base, path).snapshot()
-        query = base.directions(np.array([4, 5]))
-        assert after.version == before.version == 2
-        assert np.array_equal(after.candidates(query, 99).rows, before.candidates(query, 99).rows)
-        assert after.item("a") == before.item("a")
-
-    def test_all_of_it_or_nothing(self, live: LiveGallery) -> None:
-        with pytest.raises(ItemNotFound, match="nobody"):
-            live.commit([some_upsert("a"), Delete("nobody")])
-        assert live.snapshot().version == 0
-        with pytest.raises(ItemNotFound):
-            live.snapshot().row("a")
-
-    def test_what_it_did_is_told_in_order(self, live: LiveGallery) -> None:
-        told: list[Written] = []
-        live.commit(
-            [some_upsert("a"), some_upsert("a"), Delete("a"), some_upsert("a")],
-            told=lambda outcomes: str(told.extend(outcomes)),
-        )
-        assert [(one.existed, one.version) for one in told] == [
-            (False, 1),
-            (True, 2),
-            (True, 3),
-            (False, 4),
-        ]
-
-    def test_the_last_item_stays(self, live: LiveGallery) -> None:
-        ids = [one.id for one in live.snapshot().items(np.arange(10))]
-        with pytest.raises(WriteRefused, match="empty"):
-            live.commit([Delete(item_id) for item_id in ids])
-        live.commit([Delete(item_id) for item_id in ids[1:]])
-        query = live.snapshot().directions(np.array([0]))
-        assert live.snapshot().candidates(query, 5).rows.shape == (1, 1)
-
-    def test_a_gallery_may_be_exchanged_whole(self, live: LiveGallery) -> None:
-        ids = [one.id for one in live.snapshot().items(np.arange(10))]
-        live.commit([some_upsert("only"), *map(Delete, ids)])
-        found = live.snapshot().candidates(np.eye(DIM, dtype=np.float32), 5)
-        assert found.rows.tolist() == [[10]] * DIM
-
-    def test_the_same_request_is_carried_out_once(self, live: LiveGallery) -> None:
-        retry = Retry("key", "request")
-        told = live.commit([some_upsert("a")], retry)
-        assert live.commit([some_upsert("a", seed=9)], retry) == told
-        assert live.snapshot().version == 1
-        assert live.log.outcome(retry) == told
-
-    def test_a_key_is_of_one_request(self, live: LiveGallery) -> None:
-        live.commit([some_upsert("a")], Retry("key", "request"))
-        with pytest.raises(KeyReused, match="another request"):
-            live.commit([some_upsert("b")], Retry("key", "another"))
-        assert live.snapshot().version == 1
+class TestWriting(WritableLaws):
+    @pytest.fixture
+    def reopen(self, base: FaissGallery, path: Path) -> Reopen:
+        return lambda: opened(base, path)
 
     def test_a_key_is_forgotten_in_the_end(
         self, live: LiveGallery, monkeypatch: pytest.MonkeyPatch
@@ -247,28 +176,6 @@ class TestWriting:
 
 
 class TestSeveralWriters:
-    def test_threads_take_turns(self, live: LiveGallery) -> None:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda i: live.commit([some_upsert(f"n{i}", seed=i)]), range(40)))
-        now = live.snapshot()
-        assert (now.n_items, now.version) == (50, 40)
-        for i in range(40):
-            row = now.row(f"n{i}")
-            mean = random_embeddings(1, DIM, seed=i).mean[0]
-            np.testing.assert_allclose(
-                now.directions(np.array([row]))[0], mean / np.linalg.norm(mean), atol=1e-6
-            )
-
-    def test_one_sees_what_another_wrote_before_it_writes(
-        self, live: LiveGallery, base: FaissGallery, path: Path
-    ) -> None:
-        other = opened(base, path)
-        live.commit([some_upsert("a")])
-        other.commit([Delete("a"), some_upsert("b")])
-        with pytest.raises(ItemNotFound):
-            live.commit([Delete("a")])
-        assert live.refresh().row("b") == other.snapshot().row("b")
-
     def test_readers_hear_of_it_when_they_look(
         self, live: LiveGallery, base: FaissGallery, path: Path
     ) -> None:

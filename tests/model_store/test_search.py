@@ -10,6 +10,7 @@ from laws.gallery_laws import new_items, random_embeddings
 from numpy.typing import NDArray
 
 from model_store.gallery import FaissGallery, write_faiss_gallery
+from model_store.gaussian import DiagonalGaussian, probability_ranks_above
 from model_store.predictive import Predictive
 from model_store.search import (
     Diversity,
@@ -91,7 +92,27 @@ def test_rank_confidence_is_the_share_of_samples_that_keep_the_order(gallery: Fa
 def test_rank_confidence_of_a_certain_query_is_certain_and_of_a_tie_even() -> None:
     items = np.array([[1, 0], [0.6, 0.8], [0.6, -0.8]], dtype=np.float32)
     none = np.zeros(2, dtype=np.float32)
-    np.testing.assert_array_equal(rank_confidence(items[0], none, items), [1, 0.5])
+    similarities = np.array([1, 0.6, 0.6])
+    np.testing.assert_array_equal(rank_confidence(similarities, items, none), [1, 0.5])
+    least = np.array([0.6 + 1e-8, 0.6])
+    np.testing.assert_array_equal(rank_confidence(least, items[1:], none), [1])
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.3])
+def test_rank_confidence_is_that_of_the_triplet(gallery: FaissGallery, scale: float) -> None:
+    generator = np.random.default_rng(4)
+    direction = gallery.directions(np.array([11]))[0] + 0.1 * generator.standard_normal(6)
+    direction = (direction / np.linalg.norm(direction)).astype(np.float32)
+    asked = query(direction, scale * generator.exponential(size=6), 1)
+    found = two_stage_search(gallery, asked, k=60)
+    items = gallery.directions(found.rows[:61]).astype(np.float64)
+    expected = probability_ranks_above(
+        DiagonalGaussian(asked.direction.astype(np.float64), asked.variance.astype(np.float64)),
+        DiagonalGaussian(items[:-1], np.zeros(1)),
+        DiagonalGaussian(items[1:], np.zeros(1)),
+    )
+    np.testing.assert_allclose(found.rank_confidence, expected, atol=1e-5)
+    assert expected.min() < 0.9
 
 
 def test_the_last_item_of_the_gallery_has_nothing_below_it(gallery: FaissGallery) -> None:
@@ -141,7 +162,8 @@ def test_the_numbers_of_a_diverse_list_are_of_the_list(gallery: FaissGallery) ->
     directions = gallery.directions(found.rows[found.listed])
     similarities = (asked.samples @ directions.T).tolist()
     np.testing.assert_allclose(found.rank_stability, naive_stability(similarities, 2))
-    expected = rank_confidence(asked.direction, asked.variance, directions[:3])
+    nearest = found.similarities[found.listed[:3]]
+    expected = rank_confidence(nearest, directions[:3], asked.variance)
     np.testing.assert_array_equal(found.rank_confidence, expected)
 
 

@@ -1,0 +1,51 @@
+"""Arrays on disk whose rows come in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+
+class RowFile:
+    """A file that `numpy.load` reads, written part by part; the same bytes as `numpy.save` writes.
+
+    Not by a memory map: a full disk is to be an `OSError`, not the end of the process.
+
+    Parameters
+    ----------
+    n_rows, shape, dtype : of the whole array, (n_rows, *shape).
+    """
+
+    def __init__(self, path: Path, n_rows: int, *shape: int, dtype: DTypeLike) -> None:
+        self._dtype, self._shape, self._missing = np.dtype(dtype), shape, n_rows
+        self._file = path.open("wb")
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": (n_rows, *shape),
+        }
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def add(self, rows: NDArray[Any]) -> None:
+        """Write the next rows, (n, *shape)."""
+        if rows.shape[1:] != self._shape or len(rows) > self._missing:
+            raise ValueError(f"{rows.shape=}, wanted at most {(self._missing, *self._shape)}")
+        self._missing -= len(rows)
+        self._file.write(np.ascontiguousarray(rows, dtype=self._dtype).tobytes())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        if error is None and self._missing:
+            raise ValueError(f"{self._missing} rows are missing")

@@ -1,0 +1,155 @@
+"""What every gallery keeps that takes changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from laws.gallery_laws import random_embeddings
+
+from model_store.encoder import Embeddings
+from model_store.errors import ItemNotFound, KeyReused, WriteRefused
+from model_store.gallery import (
+    Delete,
+    Gallery,
+    NewItem,
+    Retry,
+    Thumbnail,
+    Upsert,
+    Vector,
+    Writable,
+    Written,
+)
+
+DIM = 4
+N_ITEMS = 10
+
+Reopen = Callable[[], Writable]
+
+
+def upserts(embeddings: Embeddings, items: Sequence[NewItem]) -> list[Upsert]:
+    vectors = map(Vector, embeddings.mean, embeddings.variance)
+    return [Upsert(item, vector) for item, vector in zip(items, vectors, strict=True)]
+
+
+def item(item_id: str, label: str | None = None, **metadata: object) -> NewItem:
+    return NewItem(item_id, label, metadata, Thumbnail(item_id.encode(), "image/png"))
+
+
+def some_upsert(item_id: str, label: str | None = None, seed: int = 7) -> Upsert:
+    return upserts(random_embeddings(1, DIM, seed), [item(item_id, label, seed=seed)])[0]
+
+
+def ids_of(gallery: Gallery) -> list[str]:
+    """Of everything that a search finds, in order."""
+    rows = gallery.candidates(np.eye(DIM, dtype=np.float32)[:1], 1000).rows[0]
+    return sorted(found.id for found in gallery.items(rows))
+
+
+def nearest(gallery: Gallery, seed: int) -> str:
+    """The item that lies nearest to what `some_upsert` writes with that seed."""
+    rows = gallery.candidates(random_embeddings(1, DIM, seed).directions, 1).rows[0]
+    return gallery.items(rows)[0].id
+
+
+class WritableLaws:
+    """Inherit; supply `live`, of ten items of `new_items`, and `reopen`, which opens it again."""
+
+    def test_what_was_written_is_found_on_return(self, live: Writable) -> None:
+        before = ids_of(live.snapshot())
+        live.commit([some_upsert("new", "z", seed=3)])
+        now = live.snapshot()
+        assert nearest(now, 3) == "new"
+        assert now.item("new").label == "z"
+        assert now.thumbnail("new") == Thumbnail(b"new", "image/png")
+        assert "z" in now.labels
+        live.commit([some_upsert("new", seed=4), Delete(before[0])])
+        now = live.snapshot()
+        assert nearest(now, 4) == "new"
+        assert now.item("new").metadata == {"seed": 4}
+        assert ids_of(now) == sorted({*before[1:], "new"})
+        assert (now.n_items, now.n_changed) == (N_ITEMS, 2)
+
+    def test_what_was_written_is_there_after_a_restart(
+        self, live: Writable, reopen: Reopen
+    ) -> None:
+        gone = ids_of(live.snapshot())[4]
+        live.commit([some_upsert("a", "x"), Delete(gone)])
+        before, after = live.snapshot(), reopen().snapshot()
+        assert ids_of(after) == ids_of(before)
+        assert after.item("a") == before.item("a")
+        assert after.n_changed == before.n_changed == 2
+
+    def test_all_of_it_or_nothing(self, live: Writable) -> None:
+        before = ids_of(live.snapshot())
+        with pytest.raises(ItemNotFound, match="nobody"):
+            live.commit([some_upsert("a"), Delete("nobody")])
+        assert ids_of(live.snapshot()) == before
+        with pytest.raises(ItemNotFound):
+            live.snapshot().row("a")
+
+    def test_what_it_did_is_told_in_order(self, live: Writable) -> None:
+        told: list[Written] = []
+        live.commit(
+            [some_upsert("a"), some_upsert("a"), Delete("a"), some_upsert("a")],
+            told=lambda outcomes: str(told.extend(outcomes)),
+        )
+        live.commit([Delete("a")], told=lambda outcomes: str(told.extend(outcomes)))
+        assert [(one.existed, one.version) for one in told] == [
+            (False, 1),
+            (True, 2),
+            (True, 3),
+            (False, 4),
+            (True, 5),
+        ]
+
+    def test_the_last_item_stays(self, live: Writable) -> None:
+        ids = ids_of(live.snapshot())
+        with pytest.raises(WriteRefused, match="empty"):
+            live.commit([Delete(item_id) for item_id in ids])
+        live.commit([Delete(item_id) for item_id in ids[1:]])
+        assert ids_of(live.snapshot()) == ids[:1]
+
+    def test_a_gallery_may_be_exchanged_whole(self, live: Writable) -> None:
+        live.commit([some_upsert("only"), *map(Delete, ids_of(live.snapshot()))])
+        assert ids_of(live.snapshot()) == ["only"]
+
+    def test_the_same_request_is_carried_out_once(self, live: Writable, reopen: Reopen) -> None:
+        retry = Retry("key", "request")
+        assert live.outcome(retry) is None
+        told = live.commit([some_upsert("a")], retry)
+        for again in (live, reopen()):
+            assert again.outcome(retry) == told
+            assert again.commit([some_upsert("a", seed=9)], retry) == told
+        assert live.refresh().item("a").metadata == {"seed": 7}
+
+    def test_a_key_is_of_one_request(self, live: Writable) -> None:
+        live.commit([some_upsert("a")], Retry("key", "request"))
+        for refused in (live.outcome, lambda retry: live.commit([some_upsert("b")], retry)):
+            with pytest.raises(KeyReused, match="another request"):
+                refused(Retry("key", "another"))
+        assert "b" not in ids_of(live.snapshot())
+
+    def test_threads_take_turns(self, live: Writable) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda i: live.commit([some_upsert(f"n{i}", seed=i)]), range(12)))
+        now = live.snapshot()
+        assert now.n_items == N_ITEMS + 12
+        for i in range(12):
+            row = now.row(f"n{i}")
+            expected = random_embeddings(1, DIM, seed=i).directions
+            np.testing.assert_allclose(now.directions(np.array([row])), expected, atol=1e-6)
+
+    def test_one_sees_what_another_wrote_before_it_writes(
+        self, live: Writable, reopen: Reopen
+    ) -> None:
+        other = reopen()
+        live.commit([some_upsert("a")])
+        other.commit([Delete("a"), some_upsert("b")])
+        with pytest.raises(ItemNotFound):
+            live.commit([Delete("a")])
+        live.commit([some_upsert("c", seed=8)])
+        assert {"b", "c"} <= set(ids_of(live.snapshot()))
+        assert ids_of(other.refresh()) == ids_of(live.snapshot())
