@@ -9,10 +9,8 @@ import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from index_builder.networks import MetricEncoder
-from index_builder.posteriors import Posterior
 from model_store.encoder import (
     INPUT_NAME,
     METADATA_KEY,
@@ -21,7 +19,6 @@ from model_store.encoder import (
     OnnxEncoder,
 )
 from model_store.errors import ParityError
-from model_store.images import Preprocessing
 
 PARITY_BATCHES = (1, 2, 5)
 """Batch sizes at which the exported file must agree with torch: the exporter's own (2), one below
@@ -29,26 +26,6 @@ PARITY_BATCHES = (1, 2, 5)
 
 PARITY_TOLERANCE = 1e-5
 """Largest difference allowed, relative to the largest value of the output."""
-
-
-class ProbabilisticEncoder(nn.Module):
-    """An encoder with its posterior: what is exported."""
-
-    def __init__(self, encoder: MetricEncoder, posterior: Posterior) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.posterior = posterior
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """How an upright RGB image becomes the input."""
-        return self.encoder.preprocessing
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
-        features = self.encoder.features(images)
-        mean, variance = self.posterior.predict(features)
-        return mean, variance, features
 
 
 def export_encoder(
@@ -62,7 +39,7 @@ def export_encoder(
     Parameters
     ----------
     encoder : images (B, H, W, 3) uint8 to embedding mean, embedding variance and features, such as
-        `ProbabilisticEncoder`.
+        those of `index_builder.probabilistic_encoders`.
     images : at least 5 real ones, (n, H, W, 3) uint8, on which parity is measured.
 
     Raises

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from torch import Tensor, nn
 
 from index_builder.configuration import BuildConfig
-from index_builder.export import ProbabilisticEncoder
 from index_builder.networks import MetricEncoder, load_encoder
-from index_builder.networks.small_cnn import SmallCNN
 from index_builder.posterior_configuration import (
     CONTRASTIVE,
     DeterministicConfig,
@@ -18,66 +13,21 @@ from index_builder.posterior_configuration import (
 )
 from index_builder.posteriors import (
     DropoutPosterior,
-    EnsemblePosterior,
     load_ensemble,
     load_posterior,
 )
+from index_builder.probabilistic_encoders import (
+    DropoutEncoder,
+    EnsembleEncoder,
+    ProbabilisticEncoder,
+)
 from index_builder.run import Run
 from model_store.errors import ConfigError
-from model_store.images import Preprocessing
 
 TRAINING_REPORT = "training.json"
 
 
-class DropoutEncoder(nn.Module):
-    """Monte Carlo dropout with the posterior's fixed masks within the trunk.
-
-    The features that it gives are those of the whole network, nothing dropped.
-    """
-
-    def __init__(self, encoder: MetricEncoder, posterior: DropoutPosterior) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.posterior = posterior
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """How an upright RGB image becomes the input."""
-        return self.encoder.preprocessing
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
-        trunk = self.encoder.trunk
-        assert isinstance(trunk, SmallCNN)  # noqa: S101 - the configuration allows no other
-        pixels = self.encoder.standardised(images)
-        passes = trunk.masked_features(pixels, self.posterior.masks)
-        return *self.posterior.combine(passes), trunk(pixels)
-
-
-class EnsembleEncoder(nn.Module):
-    """A deep ensemble in one graph.
-
-    The features that it gives are the first member's: those of members trained apart have nothing
-    in common, and M times as many would cost the outlier detector M times as much.
-    """
-
-    def __init__(self, members: Sequence[MetricEncoder], posterior: EnsemblePosterior) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-        self.preprocessing = members[0].preprocessing
-        self.posterior = posterior
-        self._features = [member.features for member in members]
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
-        features = [features_of(images) for features_of in self._features]
-        return *self.posterior.predict(features), features[0]
-
-
-FittedEncoder = ProbabilisticEncoder | DropoutEncoder | EnsembleEncoder
-
-
-def load_fitted(config: BuildConfig, run: Run) -> FittedEncoder:
+def load_fitted(config: BuildConfig, run: Run) -> ProbabilisticEncoder | EnsembleEncoder:
     """The encoder with its posterior, as `fit` left it: images to mean, variance and features.
 
     Raises

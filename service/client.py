@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, Self, TypeVar
+from typing import Any, BinaryIO, Literal, Self, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 import httpx2
@@ -40,6 +40,38 @@ Filter = Mapping[str, Any]
 MAX_ATTEMPTS = 3
 MAX_WAIT_S = 10.0
 """How often, and how long in between, a client waits for a service that says that it is busy."""
+
+
+class ListOptions(TypedDict, total=False):
+    """What may be asked of a list of results; what is not named is the service's default.
+
+    Attributes
+    ----------
+    limit : results, 10.
+    filter : on metadata; under one there are no probabilities, and ``reason`` says why.
+    group_by : one result a label.
+    duplicate_similarity : of results more alike than that only the first is given.
+    """
+
+    limit: int
+    filter: Filter
+    group_by: Literal["label"]
+    duplicate_similarity: float
+
+
+class SearchOptions(ListOptions, total=False):
+    """What may be asked of a search besides.
+
+    Attributes
+    ----------
+    alpha : share of ordinary images that may be called outliers.
+    coverage : probability that the result set holds a match.
+    on_uncertain : ``answer`` or ``refuse``, which leaves the results empty unless they match.
+    """
+
+    alpha: float
+    coverage: float
+    on_uncertain: schemas.OnUncertain
 
 
 class VouchProblem(Exception):
@@ -120,14 +152,7 @@ class VouchClient:
         self,
         gallery: str,
         image: Image,
-        *,
-        limit: int = 10,
-        alpha: float | None = None,
-        coverage: float | None = None,
-        on_uncertain: schemas.OnUncertain = "answer",
-        filter: Filter | None = None,  # noqa: A002 - the service's own word
-        group_by: Literal["label"] | None = None,
-        duplicate_similarity: float | None = None,
+        **options: Unpack[SearchOptions],
     ) -> schemas.SearchAnswer:
         """Find the items most like an image, and how sure that is.
 
@@ -137,17 +162,9 @@ class VouchClient:
         ------
         VouchProblem : such as ``corrupt_image``, or an option out of range.
         """
-        options = _options(
-            limit=limit,
-            alpha=alpha,
-            coverage=coverage,
-            on_uncertain=on_uncertain,
-            filter=filter,
-            group_by=group_by,
-            duplicate_similarity=duplicate_similarity,
-        )
         path = _path(gallery, "search")
-        return self._upload(path, schemas.SearchAnswer, options, [("image", _file(image))])
+        files = [("image", _file(image))]
+        return self._upload(path, schemas.SearchAnswer, _options(**options), files)
 
     def search_next(self, answer: schemas.SearchAnswer) -> schemas.SearchAnswer | None:
         """The results after those of ``answer``; None where there are no more."""
@@ -160,28 +177,12 @@ class VouchClient:
         self,
         gallery: str,
         images: Sequence[Image],
-        *,
-        limit: int = 10,
-        alpha: float | None = None,
-        coverage: float | None = None,
-        on_uncertain: schemas.OnUncertain = "answer",
-        filter: Filter | None = None,  # noqa: A002 - the service's own word
-        group_by: Literal["label"] | None = None,
-        duplicate_similarity: float | None = None,
+        **options: Unpack[SearchOptions],
     ) -> list[schemas.BatchItem]:
         """An answer or a problem for each image, in their order; a bad image harms no other."""
-        options = _options(
-            limit=limit,
-            alpha=alpha,
-            coverage=coverage,
-            on_uncertain=on_uncertain,
-            filter=filter,
-            group_by=group_by,
-            duplicate_similarity=duplicate_similarity,
-        )
         files = [("images", _file(image)) for image in images]
         path = _path(gallery, "search", "batch")
-        return self._upload(path, schemas.BatchAnswer, options, files).items
+        return self._upload(path, schemas.BatchAnswer, _options(**options), files).items
 
     def assess(
         self, gallery: str, image: Image, *, alpha: float | None = None
@@ -215,21 +216,11 @@ class VouchClient:
         self,
         gallery: str,
         item_id: str,
-        *,
-        limit: int = 10,
-        filter: Filter | None = None,  # noqa: A002 - the service's own word
-        group_by: Literal["label"] | None = None,
-        duplicate_similarity: float | None = None,
+        **options: Unpack[ListOptions],
     ) -> schemas.SimilarAnswer:
         """What is like an item of the gallery, itself left out."""
         path = _path(gallery, "items", item_id, "similar")
-        options = _options(
-            limit=limit,
-            filter=filter,
-            group_by=group_by,
-            duplicate_similarity=duplicate_similarity,
-        )
-        return self._get(path, schemas.SimilarAnswer, options)
+        return self._get(path, schemas.SimilarAnswer, _options(**options))
 
     def put_item(
         self,

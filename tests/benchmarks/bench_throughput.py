@@ -214,9 +214,9 @@ def _serve_plainly(port: int) -> None:
     import uvicorn
 
     from index_builder.configuration import BuildConfig
-    from index_builder.export import ProbabilisticEncoder
     from index_builder.networks import load_encoder
     from index_builder.posteriors import load_posterior
+    from index_builder.probabilistic_encoders import ProbabilisticEncoder
     from index_builder.run import Run
     from model_store.encoder import Embeddings
 

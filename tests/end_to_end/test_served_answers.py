@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from index_builder.configuration import BuildConfig
 from index_builder.datasets import load_splits
-from index_builder.export import ProbabilisticEncoder
 from index_builder.networks import load_encoder
 from index_builder.posteriors import load_posterior
+from index_builder.probabilistic_encoders import ProbabilisticEncoder
 from index_builder.run import Run
 from model_store.encoder import Embeddings, EncoderMetadata
 from model_store.images import decode_image

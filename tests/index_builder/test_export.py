@@ -10,10 +10,11 @@ from laws.encoder_laws import EncoderLaws
 from torch import Tensor
 
 from index_builder.configuration import NetworkConfig
-from index_builder.export import ProbabilisticEncoder, export_encoder
+from index_builder.export import export_encoder
 from index_builder.networks import MetricEncoder, build_encoder
 from index_builder.networks.trunk import Trunk
 from index_builder.posteriors import LastLayerPosterior
+from index_builder.probabilistic_encoders import ProbabilisticEncoder
 from model_store.encoder import Encoder, EncoderMetadata, OnnxEncoder
 from model_store.errors import ParityError
 from model_store.images import Preprocessing

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from index_builder.configuration import NetworkConfig
-from index_builder.export import ProbabilisticEncoder, export_encoder
+from index_builder.export import export_encoder
 from index_builder.networks import build_encoder
 from index_builder.networks.torchvision_trunk import TorchvisionName
 from index_builder.posteriors import (
@@ -19,6 +19,7 @@ from index_builder.posteriors import (
     VarianceHead,
     VarianceHeadPosterior,
 )
+from index_builder.probabilistic_encoders import ProbabilisticEncoder
 from model_store.encoder import EncoderMetadata, OnnxEncoder
 
 SIZE = 64

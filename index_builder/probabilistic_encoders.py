@@ -1,0 +1,69 @@
+"""Encoders with their posterior, as they are exported: images to mean, variance and features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from index_builder.networks import MetricEncoder
+from index_builder.networks.small_cnn import SmallCNN
+from index_builder.posteriors import DropoutPosterior, EnsemblePosterior, Posterior
+from model_store.images import Preprocessing
+
+
+class ProbabilisticEncoder(nn.Module):
+    """One network; its posterior is on the features of one pass."""
+
+    def __init__(self, encoder: MetricEncoder, posterior: Posterior) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.posterior = posterior
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How an upright RGB image becomes the input."""
+        return self.encoder.preprocessing
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
+        features = self.encoder.features(images)
+        mean, variance = self.posterior.predict(features)
+        return mean, variance, features
+
+
+class DropoutEncoder(ProbabilisticEncoder):
+    """Monte Carlo dropout with the posterior's fixed masks within the trunk.
+
+    The features that it gives are those of the whole network, nothing dropped.
+    """
+
+    posterior: DropoutPosterior
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
+        trunk = self.encoder.trunk
+        assert isinstance(trunk, SmallCNN)  # noqa: S101 - the configuration allows no other
+        pixels = self.encoder.standardised(images)
+        passes = trunk.masked_features(pixels, self.posterior.masks)
+        return *self.posterior.combine(passes), trunk(pixels)
+
+
+class EnsembleEncoder(nn.Module):
+    """A deep ensemble in one graph.
+
+    The features that it gives are the first member's: those of members trained apart have nothing
+    in common, and M times as many would cost the outlier detector M times as much.
+    """
+
+    def __init__(self, members: Sequence[MetricEncoder], posterior: EnsemblePosterior) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.preprocessing = members[0].preprocessing
+        self.posterior = posterior
+        self._features = [member.features for member in members]
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
+        features = [features_of(images) for features_of in self._features]
+        return *self.posterior.predict(features), features[0]
