@@ -202,8 +202,11 @@ class Galleries:
             async with served.writing:  # not on a thread: they are few
                 outcome = await asyncio.to_thread(live.commit, writes, retry, told)
         except GallerySuperseded:
-            if bundle.root is not None and self._find(name) is served:
-                self._consider(name, await asyncio.to_thread(named_by, bundle.root))
+            root = bundle.root
+            if root is not None and self._find(name) is served and name not in self.refused:
+                named = await asyncio.to_thread(named_by, root)
+                if named is not None:  # the first of several opens it, the others wait for that
+                    await self._follow(name, named)
             raise
         await served.engine.renew()
         return outcome

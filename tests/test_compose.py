@@ -52,4 +52,4 @@ def test_the_replicas_write_beside_the_bundles_and_nowhere_else(services: dict[s
     assert writable == ["${VOUCH_BUNDLES:-bundles}:/bundles:${VOUCH_BUNDLES_ACCESS:-rw}"]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
-    assert all(path.startswith("/tmp:") for path in service["tmpfs"])  # noqa: S108
+    assert all(path.startswith("/tmp:") for path in service["tmpfs"])
