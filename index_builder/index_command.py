@@ -119,6 +119,10 @@ def index_command(
         str,
         typer.Option(help="Of what the index keeps in memory: 512MiB, 4GiB, or bytes."),
     ] = "4GiB",
+    min_recall: Annotated[
+        float,
+        typer.Option(min=0.01, max=1, help="Share of the ten nearest that a search is to find."),
+    ] = DEFAULT_SETTINGS.min_recall,
     milvus: Annotated[
         str | None,
         typer.Option(
@@ -133,11 +137,11 @@ def index_command(
     A collection is published with the encoder it was embedded with. Interrupted, the same command
     goes on from where it was and ends with the same bundle.
     """
-    settings = IndexSettings(index.value, parse_bytes(memory_budget))
+    settings = IndexSettings(index.value, parse_bytes(memory_budget), min_recall)
     if config is not None and (calibrate or settings != DEFAULT_SETTINGS):
         raise ConfigError(
-            "--calibrate, --index and --memory-budget are for SOURCE. A configuration has [index] "
-            "for the index, and `vouch-build calibrate`."
+            "--calibrate, --index, --memory-budget and --min-recall are for SOURCE. With --config "
+            "the table [index] says so, and `vouch-build calibrate` is a step of its own."
         )
     if config is not None and source is None and encoder is None:
         build = in_milvus(load_config(config), milvus)
