@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.markup import escape
 from rich.table import Table
 
@@ -17,6 +18,7 @@ from index_builder.indexing.tolerance import NONE, parse_tolerance
 from index_builder.progress import console
 from index_builder.run import Run
 from model_store.errors import ConfigError
+from model_store.gallery.index_choice import DEFAULT_SETTINGS, IndexSettings
 from model_store.processors import usable_processors
 
 
@@ -25,6 +27,16 @@ class Engine(StrEnum):
 
     local = "local"
     ray = "ray"
+
+
+class Index(StrEnum):
+    """How a gallery is searched; see `IndexConfig`."""
+
+    auto = "auto"
+    flat = "flat"
+    ivf_sq8 = "ivf_sq8"
+    ivf_pq = "ivf_pq"
+    hnsw = "hnsw"
 
 
 class Provider(StrEnum):
@@ -88,6 +100,29 @@ def index_command(
     engine: Annotated[
         Engine, typer.Option(help="This machine, or a Ray cluster (the extra `ray`).")
     ] = Engine.local,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Fit probabilities: with a fifth of each label's images, 2,000 at most, which are "
+            "kept out of the gallery; without labels, with views made up of its images. The "
+            "encoder must not have been trained on them.",
+        ),
+    ] = False,
+    index: Annotated[
+        Index,
+        typer.Option(
+            help="How it is searched; auto: exactly while small, then by size and budget."
+        ),
+    ] = Index.auto,
+    memory_budget: Annotated[
+        str,
+        typer.Option(help="Of what the index keeps in memory: 512MiB, 4GiB, or bytes."),
+    ] = "4GiB",
+    min_recall: Annotated[
+        float,
+        typer.Option(min=0.01, max=1, help="Share of the ten nearest that a search is to find."),
+    ] = DEFAULT_SETTINGS.min_recall,
     milvus: Annotated[
         str | None,
         typer.Option(
@@ -99,9 +134,15 @@ def index_command(
 ) -> None:
     """Embed a gallery: of a configuration, as a step; or of any collection, to a bundle.
 
-    A collection is published with the encoder it was embedded with, uncalibrated. Interrupted, the
-    same command goes on from where it was and ends with the same bundle.
+    A collection is published with the encoder it was embedded with. Interrupted, the same command
+    goes on from where it was and ends with the same bundle.
     """
+    settings = IndexSettings(index.value, parse_bytes(memory_budget), min_recall)
+    if config is not None and (calibrate or settings != DEFAULT_SETTINGS):
+        raise ConfigError(
+            "--calibrate, --index, --memory-budget and --min-recall are for SOURCE. With --config "
+            "the table [index] says so, and `vouch-build calibrate` is a step of its own."
+        )
     if config is not None and source is None and encoder is None:
         build = in_milvus(load_config(config), milvus)
         importlib.import_module("index_builder.steps").index_step(
@@ -131,7 +172,9 @@ def index_command(
         workers or usable_processors(),
         engine.value,
         provider.value,
-        milvus_uri=milvus,
+        settings,
+        milvus,
+        calibrate,
     )
     if dry_run:
         _print_table("before anything is embedded", rehearse(indexing).rows())
@@ -143,6 +186,24 @@ def index_command(
         raise typer.Exit(130) from None
     _print_table("indexed", outcome.rows(indexing.directory))
     print(outcome.bundle)
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size: a number of bytes, or one with a unit such as MB or GiB.
+
+    Raises
+    ------
+    ConfigError
+    """
+    try:
+        size = TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError as error:
+        raise ConfigError(
+            f"--memory-budget {text!r} is no size. Give bytes, or a number with a unit: 512MiB."
+        ) from error
+    if size <= 0:
+        raise ConfigError(f"--memory-budget {text!r} leaves no memory. Give more.")
+    return size
 
 
 def _print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:

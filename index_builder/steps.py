@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import Counter
 from dataclasses import asdict
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from index_builder.calibration import (
-    CalibrationQueries,
-    corrected_by_feedback,
-    fit_calibration,
-    fit_detector,
-    left_out_queries,
-)
+from index_builder.calibration import corrected_by_feedback
+from index_builder.calibration.of_gallery import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.configuration import BuildConfig
 from index_builder.datasets import LabelledImages, Splits, load_splits
-from index_builder.datasets.corruption import corrupted
 from index_builder.distributed import Group, process_group
-from index_builder.embedding import embed_with_features
 from index_builder.evaluation import evaluate
 from index_builder.export import PARITY_BATCHES, export_encoder
 from index_builder.features import feature_blocks
@@ -50,10 +43,9 @@ from index_builder.networks import (
     save_checkpoint,
 )
 from index_builder.objectives import build_objective
-from index_builder.observation import observe
 from index_builder.posterior_configuration import EnsembleConfig
 from index_builder.posteriors import EnsemblePosterior, Posterior
-from index_builder.progress import console, track
+from index_builder.progress import console
 from index_builder.protocols import load_protocol
 from index_builder.publishing import describe
 from index_builder.run import Run, write_json
@@ -64,24 +56,14 @@ from model_store.bundle import (
     EVALUATION_FILE,
     publish,
 )
-from model_store.decision import label_means
-from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder
+from model_store.encoder import EncoderMetadata, OnnxEncoder
 from model_store.errors import ConfigError, DatasetError
 from model_store.feedback import FeedbackLog
 from model_store.gallery import Gallery, open_gallery
 from model_store.gallery.faiss_gallery import ITEMS_FILE
 from model_store.gallery.milvus_collection import MILVUS_FILE
 from model_store.gallery.opening import index_description
-from model_store.quality import ordinary_limits, quality_measures
 from model_store.retriever import open_parts
-from model_store.staleness import search_settings
-
-N_DETECTOR_IMAGES = 10_000
-"""Gallery images whose features the outlier detector is fitted on; beyond it nothing is gained and
-the features of a large gallery do not fit into memory."""
-
-N_CORRUPTED = 1_000
-"""Calibration queries that are spoilt to learn what that looks like."""
 
 N_PARITY_IMAGES = max(PARITY_BATCHES)
 
@@ -255,40 +237,16 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
     encoder = _exported(run)
     gallery = _indexed(run)
     splits = _splits(config)
-    queries = splits.calibration
-    images, embeddings = _some_of_the_gallery(encoder, splits.gallery, config.seed)
-    detector = fit_detector(embeddings, images.label_codes(), config.seed)
-    means = label_means(gallery)
-    look = partial(observe, encoder, gallery, detector, means)
-    strangers = len(queries.withheld) > 0
-    chosen = np.random.default_rng(config.seed).permutation(len(queries.matched))[:N_CORRUPTED]
-    left_out, sources = None, np.arange(len(queries.matched))
-    if splits.gallery_unseen:
-        left_out, sources = left_out_queries(
-            gallery, means, images, embeddings, queries.matched, config.seed, strangers=strangers
-        )
-    observed = CalibrationQueries(
-        matched=look(queries.matched),
-        no_match=look(queries.withheld) if strangers else look(queries.matched, hide_label=True),
-        strangers=strangers,
-        are_views=not splits.labelled,
-        corrupted=look(corrupted(queries.matched, config.seed).subset(chosen)),
-        corrupted_of=chosen,
-        outliers=None if queries.outliers is None else look(queries.outliers),
-        sources=sources,
-        left_out=left_out,
-    )
-    pictures = track(range(len(queries.matched)), "quality of the queries", len(queries.matched))
-    measures = [quality_measures(queries.matched.pixels(position)) for position in pictures]
-    calibration = fit_calibration(
-        detector,
-        means,
-        observed,
-        encoder.fingerprint,
-        search_settings(gallery),
+    order = np.random.default_rng(config.seed).permutation(len(splits.gallery))
+    calibration = calibrate_gallery(
+        encoder,
+        gallery,
+        splits.gallery.subset(order[:N_DETECTOR_IMAGES]),
+        splits.calibration,
         config.calibration,
         config.seed,
-        ordinary_limits(np.stack(measures)),
+        are_views=not splits.labelled,
+        unseen=splits.gallery_unseen,
     )
     if feedback is not None:
         calibration = corrected_by_feedback(calibration, FeedbackLog(feedback))
@@ -373,13 +331,3 @@ def _indexed(run: Run) -> Gallery:
     if not (run.staging / MILVUS_FILE).exists():
         run.require(run.staging / ITEMS_FILE, "index")
     return open_gallery(run.staging, milvus_access())
-
-
-def _some_of_the_gallery(
-    encoder: OnnxEncoder, gallery: LabelledImages, seed: int
-) -> tuple[LabelledImages, Embeddings]:
-    """At most `N_DETECTOR_IMAGES` of the gallery's images, in random order, embedded."""
-    images = gallery.subset(
-        np.random.default_rng(seed).permutation(len(gallery))[:N_DETECTOR_IMAGES]
-    )
-    return images, embed_with_features(encoder, images, "features of the gallery")

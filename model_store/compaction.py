@@ -43,7 +43,7 @@ from model_store.gallery import (
 from model_store.gallery.faiss_gallery import GALLERY_FILES
 from model_store.gallery.index_choice import IndexKind
 from model_store.gallery.storage import of_the_system
-from model_store.live_bundles import changes_path
+from model_store.live_bundles import changes_path, require_current
 from model_store.staleness import search_settings
 
 LOCK_FILE = ".compacting"
@@ -60,6 +60,7 @@ class Compaction:
     Raises
     ------
     StorageBusy : another process is at it.
+    GallerySuperseded : another bundle is current already.
     WriteError : the directory cannot be written to.
     """
 
@@ -80,7 +81,13 @@ class Compaction:
             ) from None
         except OSError as error:
             raise of_the_system(error) from error
-        self._clean_up()
+        try:
+            # Or everything would be written for nothing, after another process has done it.
+            require_current(self._root, self._manifest.id)
+            self._clean_up()
+        except BaseException:
+            self._unlock()
+            raise
         return self
 
     def __exit__(

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from model_store.bundle import activate, current_id
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """What an activation did.
+
+    Attributes
+    ----------
+    bundle_id, previous_id : what is served now, and what was before.
+    persisted : whether `CURRENT` could be written, so that a restart serves the same.
+    """
+
+    bundle_id: str
+    previous_id: str
+    persisted: bool
 
 
 def named_by(root: Path) -> str | None:

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
@@ -16,8 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.decision import DriftTest, assess
-from model_store.decision.drift import PERIOD
+from model_store.decision import assess
 from model_store.errors import (
     FeedbackNotKept,
     InternalError,
@@ -33,6 +31,7 @@ from model_store.search import N_CANDIDATES
 from service.batching import MicroBatcher, largest_useful_batch
 from service.cache import CacheEntry
 from service.cache_keys import key_prefix
+from service.drift import DriftWatch
 from service.outcomes import Asked, Assessed, Embedded, Encoded, Found, Similar
 from service.schemas import QueryImage
 from service.single_flight import SingleFlight
@@ -44,11 +43,6 @@ T = TypeVar("T")
 
 HASHED_AT_ONCE_BYTES = 2**18
 """Half a millisecond of hashing."""
-
-DRIFTED = (
-    "Recent queries are not such as the gallery was calibrated with, so that its probabilities may "
-    "be wrong. Look at what is being sent, then run `vouch-build calibrate` with queries like it."
-)
 
 
 class SearchEngine:
@@ -72,11 +66,9 @@ class SearchEngine:
         )
         joined = workplace.telemetry.single_flight_joins.labels(bundle.name)
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
-        calibration = bundle.retriever.calibration
-        scores = [] if calibration is None else calibration.outlier_scores.tolist()
-        self._drift = DriftTest(scores)
-        self._watched: OrderedDict[str, None] = OrderedDict()
+        self._drift = DriftWatch(bundle.retriever.calibration)
         self._key_prefix = key_prefix(bundle.retriever)
+        self._heard = 0
         self.canary_at = -math.inf
         self.canary_s = math.nan
 
@@ -126,6 +118,19 @@ class SearchEngine:
             pinned.bundle = replace(self.bundle, retriever=retriever)
         return pinned
 
+    async def catch_up(self) -> None:
+        """Find what any process has written to the gallery until now; microseconds if nothing.
+
+        Raises
+        ------
+        StorageFailed : what was written cannot be read.
+        """
+        live = self.bundle.live
+        mark = None if live is None else live.mark()
+        if mark is not None and mark != self._heard:
+            await self.renew()
+            self._heard = mark  # not sooner: whoever comes meanwhile waits for it as well
+
     async def renew(self) -> None:
         """Let those who come now find what has been written to the gallery.
 
@@ -158,9 +163,7 @@ class SearchEngine:
     @property
     def stale(self) -> str | None:
         """Why the calibration does not hold for what is served; None where it does."""
-        if self._retriever.stale is None and self._drift.drifted:
-            return DRIFTED
-        return self._retriever.stale
+        return self._retriever.stale or self._drift.reason
 
     @property
     def drift_log_capital(self) -> float:
@@ -177,7 +180,7 @@ class SearchEngine:
         started = time.perf_counter()
         encoded = await self.encoded(data)
         answer = await self.compute(lambda: self._find(encoded.predictive, asked))
-        self._watch(encoded.query_id, answer.predictive.outlier_score)
+        self._drift.observe(encoded.query_id, answer.predictive.outlier_score)
         total = {"total": time.perf_counter() - started}
         seconds = encoded.seconds | answer.seconds | total
         return Found(encoded.query_id, encoded.image, answer, encoded.cache, seconds)
@@ -335,15 +338,6 @@ class SearchEngine:
     async def compute(self, work: Callable[[], T]) -> T:
         """Run ``work`` on the executor."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
-    def _watch(self, query_id: str, outlier_score: float) -> None:
-        """Let the drift test see each picture once, cached or not: copies are not exchangeable."""
-        if self._retriever.calibration is None or query_id in self._watched:
-            return
-        self._watched[query_id] = None
-        if len(self._watched) > PERIOD:
-            self._watched.popitem(last=False)
-        self._drift.observe(outlier_score)
 
     def _key(self, query_id: str) -> str:
         return f"{self._key_prefix}:{query_id}"

@@ -19,11 +19,12 @@ from model_store.errors import (
     GalleryNotFound,
     GallerySuperseded,
     NotReady,
+    StorageBusy,
     VouchError,
 )
 from model_store.gallery import Delete, Retry, Upsert, Written
 from model_store.retriever import Bundle
-from service.current import named_by, persist
+from service.current import Switched, named_by, persist
 from service.engine import SearchEngine
 
 logger = logging.getLogger(__name__)
@@ -45,21 +46,6 @@ class _Served:
     leases: int = 0
     retired: bool = False
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-@dataclass(frozen=True, slots=True)
-class Switched:
-    """What an activation did.
-
-    Attributes
-    ----------
-    bundle_id, previous_id : what is served now, and what was before.
-    persisted : whether `CURRENT` could be written, so that a restart serves the same.
-    """
-
-    bundle_id: str
-    previous_id: str
-    persisted: bool
 
 
 class Galleries:
@@ -109,13 +95,17 @@ class Galleries:
     async def lease(self, name: str) -> AsyncIterator[SearchEngine]:
         """The engine of a gallery, open until it is returned.
 
+        It finds whatever was acknowledged before this, by this process or another.
+
         Raises
         ------
         GalleryNotFound
+        StorageFailed : what was written to the gallery cannot be read.
         """
         served = self._find(name)
         served.leases += 1
         try:
+            await served.engine.catch_up()
             yield served.engine.pinned()
         finally:
             served.leases -= 1
@@ -212,8 +202,11 @@ class Galleries:
             async with served.writing:  # not on a thread: they are few
                 outcome = await asyncio.to_thread(live.commit, writes, retry, told)
         except GallerySuperseded:
-            if bundle.root is not None and self._find(name) is served:
-                self._consider(name, await asyncio.to_thread(named_by, bundle.root))
+            root = bundle.root
+            if root is not None and self._find(name) is served and name not in self.refused:
+                named = await asyncio.to_thread(named_by, root)
+                if named is not None:  # the first of several opens it, the others wait for that
+                    await self._follow(name, named)
             raise
         await served.engine.renew()
         return outcome
@@ -284,6 +277,8 @@ class Galleries:
             if 0 < self._compact_after <= engine.bundle.n_pending and not self._switching.locked():
                 await self.compact(name)
                 self._observe(name, "compacted")
+        except (GallerySuperseded, StorageBusy) as error:  # another process compacts it
+            logger.info(str(error), extra={"fields": {"gallery": name}})
         except VouchError as error:
             fields = {"gallery": name, "reason": str(error)}
             logger.error("changes not looked after", extra={"fields": fields})  # noqa: TRY400

@@ -44,3 +44,12 @@ def test_only_the_service_and_the_builder_reach_milvus(services: dict[str, Any])
     """It asks for no password."""
     there = {name for name, one in services.items() if "vectors" in one.get("networks", [])}
     assert there == {"service", "build", "milvus"}
+
+
+def test_the_replicas_write_beside_the_bundles_and_nowhere_else(services: dict[str, Any]) -> None:
+    service = services["service"]
+    writable = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
+    assert writable == ["${VOUCH_BUNDLES:-bundles}:/bundles:${VOUCH_BUNDLES_ACCESS:-rw}"]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert all(path.startswith("/tmp:") for path in service["tmpfs"])

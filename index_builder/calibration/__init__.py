@@ -3,7 +3,8 @@
 `detector` learns what tells alien images apart, `probabilities` what makes a match likely; `fit`
 puts both together with what follows from them: operating points, result sets, a report. `left_out`
 adds gallery images to too few queries, where the encoder has learned nothing from them;
-`feedback` corrects the whole by what users said of it.
+`of_gallery` is the way in, for the build of a configuration and for any collection; `feedback`
+corrects the whole by what users said of it.
 """
 
 from index_builder.calibration.detector import fit_detector

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import overload
@@ -14,6 +15,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from index_builder.indexing.catalogue import STAY
 from index_builder.indexing.shards import ShardStore
 from index_builder.indexing.work import Work
 from index_builder.milvus import milvus_access
@@ -38,13 +40,27 @@ CREATE TABLE items (
   shard INTEGER NOT NULL, place INTEGER NOT NULL, media_type TEXT NOT NULL,
   start INTEGER NOT NULL, stop INTEGER NOT NULL
 );
+CREATE TABLE held_out (id TEXT PRIMARY KEY) WITHOUT ROWID;
 """
+
+# The order of hashes is as good as random, and always the same. No copy of an item is held out,
+# as none could be a fair query.
+_HELD_OUT = f"""
+INSERT INTO held_out
+SELECT id FROM (
+  SELECT id, hash, row_number() OVER (PARTITION BY label ORDER BY hash) AS place,
+    count(*) OVER (PARTITION BY label) AS n
+  FROM entries JOIN embedded USING (id)
+  WHERE label IS NOT NULL
+    AND hash NOT IN (SELECT hash FROM embedded GROUP BY hash HAVING count(*) > 1)
+) WHERE place > {STAY} ORDER BY hash LIMIT ?
+"""  # noqa: S608 - no value in it
 
 _SORTED = """
 INSERT INTO items
 SELECT row_number() OVER (ORDER BY id) - 1, id, label, metadata, shard, place, media_type,
   start, stop
-FROM entries JOIN embedded USING (id) ORDER BY id
+FROM entries JOIN embedded USING (id) WHERE id NOT IN (SELECT id FROM held_out) ORDER BY id
 """
 
 _CHUNK = 256
@@ -58,6 +74,7 @@ def assemble(
     fingerprint: str,
     settings: IndexSettings,
     milvus_uri: str | None = None,
+    n_held_out: int = 0,
 ) -> int:
     """Write the gallery of all shards into ``work.bundle``; returns the number of its items.
 
@@ -67,6 +84,8 @@ def assemble(
     fingerprint : of the encoder.
     settings : of the index.
     milvus_uri : of the Milvus to put the gallery into; None for files.
+    n_held_out : images with a label that are kept out of it at most, a fifth of each label's; the
+        table `held_out` of the catalogue has their ids.
 
     Raises
     ------
@@ -78,7 +97,7 @@ def assemble(
         directory.mkdir()
     connection = sqlite3.connect(work.catalogue)
     try:
-        n_items = _sorted_items(connection, work.store, n_blocks)
+        n_items = _sorted_items(connection, work.store, n_blocks, n_held_out)
         if n_items == 0:
             raise DatasetError(
                 f"None of the images could be embedded; {work.quarantine} says why of each."
@@ -87,8 +106,8 @@ def assemble(
             _array(work.assembly / name, (n_items, dim)) for name in ("mean.npy", "variance.npy")
         )
         for shard in track(work.store.all(n_blocks), "assembling", n_blocks):
-            rows = _rows_of(connection, shard.number)
-            mean[rows], variance[rows] = shard.mean, shard.variance
+            rows, places = _rows_of(connection, shard.number)
+            mean[rows], variance[rows] = shard.mean[places], shard.variance[places]
         features = np.empty((n_items, 0), dtype=np.float32)
         items = StoredItems(connection, work.store, n_items)
         embeddings = Embeddings(mean, variance, features)
@@ -168,11 +187,19 @@ class StoredItems(Sequence[NewItem]):
         ]
 
 
-def _sorted_items(connection: sqlite3.Connection, store: ShardStore, n_blocks: int) -> int:
+def held_out(catalogue: Path) -> list[str]:
+    """Ids of the images that were kept out of the gallery, in order; after `assemble`."""
+    with closing(sqlite3.connect(catalogue)) as connection:
+        return [name for (name,) in connection.execute("SELECT id FROM held_out ORDER BY id")]
+
+
+def _sorted_items(
+    connection: sqlite3.Connection, store: ShardStore, n_blocks: int, n_held_out: int
+) -> int:
     """Note where everything is, in the order of the ids."""
     connection.executescript(
         f"PRAGMA journal_mode = OFF; DROP TABLE IF EXISTS embedded;"
-        f" DROP TABLE IF EXISTS items; {_SCHEMA}"
+        f" DROP TABLE IF EXISTS items; DROP TABLE IF EXISTS held_out; {_SCHEMA}"
     )
     with connection:
         for shard in store.all(n_blocks):
@@ -191,16 +218,20 @@ def _sorted_items(connection: sqlite3.Connection, store: ShardStore, n_blocks: i
                     for place in places
                 ],
             )
+        connection.execute(_HELD_OUT, (n_held_out,))
         connection.execute(_SORTED)
         connection.execute("CREATE INDEX by_shard ON items (shard, place)")
     (n_items,) = connection.execute("SELECT count(*) FROM items").fetchone()
     return int(n_items)
 
 
-def _rows_of(connection: sqlite3.Connection, shard: int) -> NDArray[np.int64]:
-    """Where the images of a shard stand in the gallery, in the shard's order."""
-    rows = connection.execute("SELECT row FROM items WHERE shard = ? ORDER BY place", (shard,))
-    return np.array([row for (row,) in rows], dtype=np.int64)
+def _rows_of(
+    connection: sqlite3.Connection, shard: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of the gallery that a shard holds the images of, and their places in the shard."""
+    found = connection.execute("SELECT row, place FROM items WHERE shard = ?", (shard,)).fetchall()
+    rows, places = np.array(found, dtype=np.int64).reshape(-1, 2).T
+    return rows, places
 
 
 def _array(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:

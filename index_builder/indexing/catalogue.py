@@ -23,6 +23,9 @@ CREATE TABLE entries (
 );
 """
 
+STAY = "CAST(round(0.8 * n) AS INTEGER)"
+"""Of the n images of a label that may be held out, how many are not: SQL."""
+
 N_SHOWN = 5
 """Examples of a mistake in a message."""
 
@@ -74,6 +77,14 @@ class Catalogue:
     def n_blocks(self) -> int:
         """Blocks that the entries are cut into."""
         return -(-self.contents.n_images // BLOCK)
+
+    def n_to_hold_out(self) -> int:
+        """Images that could be held out as queries, if all can be read and none is a copy."""
+        (n,) = self._connection.execute(
+            f"SELECT coalesce(sum(n - {STAY}), 0) FROM (SELECT count(*) AS n FROM entries"  # noqa: S608 - no value in it
+            " WHERE label IS NOT NULL AND size >= 0 GROUP BY label)"
+        ).fetchone()
+        return int(n)
 
     def blocks(self) -> Iterator[Block]:
         """All entries, in the order of the source, `BLOCK` of them together."""

@@ -11,11 +11,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from index_builder.indexing.assembly import assemble
+from index_builder.indexing.calibrating import (
+    N_QUERIES,
+    calibrate_collection,
+    require_enough,
+)
 from index_builder.indexing.catalogue import Catalogue
 from index_builder.indexing.decoders import DecoderProcesses
 from index_builder.indexing.embedding import open_encoder
 from index_builder.indexing.engines import Engine, LocalEngine
-from index_builder.indexing.reports import write_duplicates, write_quarantine, write_summary
+from index_builder.indexing.reports import (
+    write_duplicates,
+    write_held_out,
+    write_quarantine,
+    write_summary,
+)
 from index_builder.indexing.run import Progress, embed_catalogue
 from index_builder.indexing.sources import Source
 from index_builder.indexing.tolerance import Tolerance
@@ -23,10 +33,11 @@ from index_builder.indexing.work import Work, occupied, writing
 from index_builder.milvus import milvus_access
 from index_builder.publishing import describe
 from model_store.bundle import ENCODER_FILE, MANIFEST_FILE, locate, publish, read_manifest
+from model_store.decision import Calibration
 from model_store.encoder import Encoder, ProviderChoice
 from model_store.errors import BundleNotFound, TooManyBadImages
-from model_store.gallery import IndexSettings
-from model_store.gallery.index_choice import DEFAULT_SETTINGS
+from model_store.gallery import IndexSettings, open_gallery
+from model_store.gallery.index_choice import DEFAULT_SETTINGS, plan_index
 from model_store.gallery.opening import index_description
 from model_store.retriever import open_parts
 
@@ -50,6 +61,8 @@ class Indexing:
     engine : who does the work.
     provider : what the encoder runs on.
     index : how the gallery will be searched.
+    milvus_uri : of the Milvus to put the gallery into; None for files.
+    calibrate : whether answers shall have probabilities, see `calibrate_collection`.
     """
 
     source: Source
@@ -65,6 +78,24 @@ class Indexing:
     provider: ProviderChoice = "auto"
     index: IndexSettings = DEFAULT_SETTINGS
     milvus_uri: str | None = None
+    calibrate: bool = False
+
+    def require_feasible(self, catalogue: Catalogue, dim: int) -> None:
+        """Refuse what would fail after everything has been embedded.
+
+        Parameters
+        ----------
+        dim : D, of the encoder.
+
+        Raises
+        ------
+        ConfigError : the index does not fit into its memory budget.
+        CalibrationError : there is too little to calibrate with.
+        """
+        if self.milvus_uri is None:
+            plan_index(catalogue.contents.n_images, dim, self.index)
+        if self.calibrate:
+            require_enough(catalogue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +108,8 @@ class Outcome:
     n_items : of its gallery.
     n_kept : images that an earlier run had embedded.
     n_quarantined, n_copies : images left out, and items whose content another one has too.
+    n_held_out : images that are queries to calibrate with, and not in the gallery.
+    calibration : what was fitted; None where nothing was asked for.
     """
 
     bundle: Path
@@ -84,6 +117,8 @@ class Outcome:
     n_kept: int
     n_quarantined: int
     n_copies: int
+    n_held_out: int = 0
+    calibration: Calibration | None = None
 
     def rows(self, directory: Path) -> list[tuple[str, str]]:
         """For a table; ``directory`` is where the reports lie."""
@@ -95,12 +130,13 @@ class Outcome:
             ("embedded by an earlier run", f"{self.n_kept:,}"),
             ("unreadable", f"{quarantined}: {work.quarantine}" if self.n_quarantined else "0"),
             ("copies of others", f"{copies}: {work.duplicates}" if self.n_copies else "0"),
-            ("calibrated", "no: answers say `not_calibrated`"),
+            ("held out", f"{self.n_held_out:,}: {work.held_out}" if self.n_held_out else "0"),
+            ("calibrated", _said_of(self.calibration)),
         ]
 
 
 def index_collection(indexing: Indexing) -> Outcome:
-    """Embed the collection and publish it, uncalibrated, as the current bundle.
+    """Embed the collection and publish it as the current bundle.
 
     Whatever interrupts it, the same call goes on from where it was and ends with the same bundle.
 
@@ -110,6 +146,7 @@ def index_collection(indexing: Indexing) -> Outcome:
     TooManyBadImages : more images than tolerated cannot be read; the quarantine report says which.
     OutputError : a disk is full, or a directory read-only.
     RunInUse : another process works there.
+    ConfigError, CalibrationError : see `Indexing.require_feasible`.
     """
     _require_writable(indexing.bundles)
     with occupied(indexing.directory) as work:
@@ -118,6 +155,7 @@ def index_collection(indexing: Indexing) -> Outcome:
             work.begin(resume=indexing.resume)
             work.quarantine.unlink(missing_ok=True)
             catalogue = Catalogue(work.catalogue, indexing.source.entries(work.directory))
+        indexing.require_feasible(catalogue, encoder.dim)
         summary = _summary(indexing, catalogue)
         progress = Progress(catalogue.contents.n_images)
         started, computed = time.perf_counter(), _cpu_seconds()
@@ -140,6 +178,7 @@ def index_collection(indexing: Indexing) -> Outcome:
                 "n_items": outcome.n_items,
                 "n_quarantined": outcome.n_quarantined,
                 "n_copies": outcome.n_copies,
+                "n_held_out": outcome.n_held_out,
                 "seconds_embedding": seconds,
                 "cpu_seconds_embedding": cpu_seconds,
             }
@@ -192,14 +231,34 @@ def _published(
         encoder.fingerprint,
         indexing.index,
         indexing.milvus_uri,
+        N_QUERIES if indexing.calibrate else 0,
     )
-    n_copies = write_duplicates(work)
+    n_copies, n_held_out = write_duplicates(work), write_held_out(work)
+    calibration = None
+    if indexing.calibrate:
+        labelled = catalogue.contents.n_labels > 0
+        gallery, seed = open_gallery(work.bundle, milvus_access()), indexing.index.seed
+        calibration = calibrate_collection(work, encoder, gallery, seed, labelled=labelled)
+        calibration.save(work.bundle)
     shutil.copyfile(indexing.encoder, work.bundle / ENCODER_FILE)
     retriever = open_parts(work.bundle, "cpu", milvus=milvus_access())
     index = index_description(work.bundle)
     manifest = describe(retriever, index, indexing.name, indexing.description)
     bundle = publish(work.bundle, manifest, indexing.bundles)
-    return Outcome(bundle, n_items, progress.n_kept, len(progress.failures), n_copies)
+    n_bad = len(progress.failures)
+    return Outcome(bundle, n_items, progress.n_kept, n_bad, n_copies, n_held_out, calibration)
+
+
+def _said_of(calibration: Calibration | None) -> str:
+    if calibration is None:
+        return "no: answers say `not_calibrated`"
+    report = calibration.report
+    queries = "views of items" if report["queries"] == "views_of_items" else "held-out images"
+    return (
+        f"with {calibration.n_queries:,} {queries}; by cross-fitting, an error of the probabilities"
+        f" of {report['cross_fitted']['top1_ece']:.3f} and the verdict `match` for"
+        f" {report['cross_fitted']['match_coverage']:.0%}"
+    )
 
 
 def _cpu_seconds() -> float:

@@ -64,6 +64,7 @@ def rehearse(indexing: Indexing) -> Rehearsal:
     Raises
     ------
     DatasetError : the source is not what it should be.
+    ConfigError, CalibrationError : see `Indexing.require_feasible`.
     """
     with TemporaryDirectory(prefix="vouch-index-") as scratch:
         catalogue = Catalogue(
@@ -71,6 +72,7 @@ def rehearse(indexing: Indexing) -> Rehearsal:
         )
         contents, sample = catalogue.contents, _sample(catalogue)
         encoder = open_encoder(indexing.encoder, indexing.provider)
+        indexing.require_feasible(catalogue, encoder.dim)
         decoders = DecoderProcesses(encoder.metadata.preprocessing, 1)
         try:
             for _ in range(2):  # the first time starts a process

@@ -1,4 +1,4 @@
-"""What a run leaves for people: the images it left out, copies among them, and a summary."""
+"""What a run leaves for people: the images it left out and why, copies, and a summary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from index_builder.indexing.assembly import duplicates
+from index_builder.indexing.assembly import duplicates, held_out
 from index_builder.indexing.blocks import Failure
 from index_builder.indexing.work import Work
 
@@ -48,6 +48,13 @@ def write_duplicates(work: Work) -> int:
 
     _write_lines(work.duplicates, lines())
     return n_copies
+
+
+def write_held_out(work: Work) -> int:
+    """One line for each image that is a query and not in the gallery; returns how many they are."""
+    ids = held_out(work.catalogue)
+    _write_lines(work.held_out, ({"id": name} for name in ids))
+    return len(ids)
 
 
 def write_summary(work: Work, summary: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ class Work:
       index.json        what the run is of, and how it ended
       quarantine.jsonl  images that are not in the gallery, and why
       duplicates.jsonl  ids of images with the same content
+      held_out.jsonl    ids of images that are queries to calibrate with, and not in the gallery
       catalogue.sqlite  the source's entries, read anew by every run
       shards/           what is embedded; see `index_builder.indexing.shards`
       assembly/         the gallery in the making, begun anew by every run
@@ -47,6 +48,11 @@ class Work:
     def duplicates(self) -> Path:
         """Ids of images with the same content, one JSON object a line."""
         return self.directory / "duplicates.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        """Ids of the images that were kept out of the gallery, one JSON object a line."""
+        return self.directory / "held_out.jsonl"
 
     @property
     def catalogue(self) -> Path:

@@ -169,9 +169,10 @@ def _tuned(
         if recall >= settings.min_recall:
             return effort, recall, len(queries)
     raise ConfigError(
-        f"The index {plan.factory} finds {recall:.3f} of the ten nearest items at most, wanted "
-        f"{settings.min_recall}. Raise index.memory_budget_bytes, so that items are stored in more "
-        "bits, or lower index.min_recall."
+        f"The index {plan.factory} finds {recall:.4f} of the ten nearest items at most, wanted "
+        f"{settings.min_recall}. Raise the memory budget (index.memory_budget_bytes, "
+        "--memory-budget), so that items are stored in more bits, or be content with less "
+        "(index.min_recall, --min-recall)."
     )
 
 

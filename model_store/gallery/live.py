@@ -81,6 +81,10 @@ class LiveGallery:
             self._catch_up(self.log)
             return self._snapshot
 
+    def mark(self) -> int | None:
+        """See `ChangesFile.mark`."""
+        return self.log.mark()
+
     def outcome(self, retry: Retry) -> str | None:
         """What came of a request, if it has been carried out; or `KeyReused`."""
         return self.log.outcome(retry)

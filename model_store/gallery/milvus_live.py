@@ -57,6 +57,10 @@ class MilvusLive:
         self._gallery.glance()
         return self._gallery
 
+    def mark(self) -> int | None:
+        """See `ChangesFile.mark`; what others write passes through the log too."""
+        return self._log.mark()
+
     def outcome(self, retry: Retry) -> str | None:
         """What came of a request, if it has been carried out; or `KeyReused`."""
         before = self._log.outcome(retry)

@@ -16,11 +16,13 @@ BUSY_S = 5.0
 compaction a second."""
 
 
-def connect(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
+def connect(
+    path: Path, mode: str, *, immutable: bool = False, patience_s: float = BUSY_S
+) -> sqlite3.Connection:
     """Open a file that any thread may use, and that begins no transaction by itself."""
     uri = f"{path.resolve().as_uri()}?mode={mode}" + ("&immutable=1" if immutable else "")
     return sqlite3.connect(
-        uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        uri, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False
     )
 
 

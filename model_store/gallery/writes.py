@@ -99,6 +99,9 @@ class Writable(Protocol):
     def refresh(self) -> Gallery:
         """Hear of what other processes have written; the gallery as it is now."""
 
+    def mark(self) -> int | None:
+        """See `ChangesFile.mark`: whether there is anything to hear of, in microseconds."""
+
     def outcome(self, retry: Retry) -> str | None:
         """What came of a request, if it has been carried out; or `KeyReused`."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from model_store.retriever import Bundle
 from service import schemas
+from service.current import Switched
 from service.engine import SearchEngine
-from service.galleries import Galleries, Switched
+from service.galleries import Galleries
 
 
 def bundle_state(engine: SearchEngine) -> schemas.BundleState:

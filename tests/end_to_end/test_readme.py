@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torchvision import models
 
+from model_store.bundle import read_manifest
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -147,6 +148,8 @@ def test_any_collection_is_indexed(place: Path) -> None:
     index, doctor = block("sh", "--name everything").splitlines()
     run(index.replace("bundles/mine", "bundles/digits"), place)
     assert "is finished" in run(doctor, place)
+    calibrated = run(block("sh", "--calibrate").replace("bundles/mine", "bundles/digits"), place)
+    assert read_manifest(place / calibrated.strip()).calibration is not None
 
 
 def test_photographs_and_a_pretrained_trunk_become_a_bundle(place: Path) -> None:
@@ -190,6 +193,14 @@ def test_every_variable_that_is_documented_exists() -> None:
     known = {f"VOUCH_{name.upper()}" for name in Settings.model_fields}
     outside = {
         f"VOUCH_{name}"
-        for name in ("DATA_DIR", "BIND", "BUNDLES", "KEYS_DIR", "MEMORY", "BUILD_MEMORY")
+        for name in (
+            "DATA_DIR",
+            "BIND",
+            "BUNDLES",
+            "BUNDLES_ACCESS",
+            "KEYS_DIR",
+            "MEMORY",
+            "BUILD_MEMORY",
+        )
     }
     assert set(re.findall(r"VOUCH_[A-Z_]+", README)) <= known | outside

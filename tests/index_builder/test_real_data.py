@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from build_command import vouch_build
 
 from index_builder.configuration import load_config
 from index_builder.datasets import load_splits
@@ -55,6 +56,30 @@ def test_fashion_mnist_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
 
 
+def assert_calibrates_by_itself(photographs: Path, encoder: Path, tmp_path: Path) -> None:
+    """Photographs of things that the encoder was not fitted to, two of each kept back."""
+    kept_back = [
+        path.rename(tmp_path / f"{path.parent.name} {path.name}")
+        for folder in photographs.iterdir()
+        for path in sorted(folder.iterdir())[:2]
+    ]
+    command = ["index", str(photographs), "--encoder", str(encoder), "--calibrate"]
+    done = vouch_build(*command, "--name", "own", "--bundles", str(tmp_path / "own"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    retriever = open_bundle(tmp_path / "own").retriever
+    answers = [(retriever.search(path.read_bytes()), path.name) for path in kept_back]
+    right = [
+        bool(name.startswith(f"{answer.matches[0].item.label} "))
+        for answer, name in answers
+        if answer.decision.verdict == "match"
+    ]
+    assert len(right) > len(kept_back) / 2
+    assert np.mean(right) > 0.8
+    probabilities = [answer.matches[0].match_probability for answer, _ in answers]
+    true = [name.startswith(f"{answer.matches[0].item.label} ") for answer, name in answers]
+    assert abs(np.mean(probabilities) - np.mean(true)) < 0.15
+
+
 @pytest.mark.real_data
 def test_a_folder_of_photographs_and_imagenet_weights_become_a_bundle(
     data_dir: Path, tmp_path: Path
@@ -62,17 +87,19 @@ def test_a_folder_of_photographs_and_imagenet_weights_become_a_bundle(
     (archive,) = (data_dir / "caltech101_half").glob("*.zip")
     with zipfile.ZipFile(archive) as file:
         labels = sorted({name.split("/")[1] for name in file.namelist() if name.count("/") > 1})
-        chosen = labels[:16]
-        for name in file.namelist():
-            if name.split("/")[1] in chosen:
-                file.extract(name, tmp_path)
-    (root,) = tmp_path.iterdir()
+        chosen, others = labels[:16], labels[16:31]
+        for part, wanted in ((tmp_path / "known", chosen), (tmp_path / "own", others)):
+            for name in file.namelist():
+                if name.split("/")[1] in wanted:
+                    file.extract(name, part)
+    ((root,), (own,)) = ((tmp_path / part).iterdir() for part in ("known", "own"))
     weights = data_dir / "backbones" / "mobilenet_v2_imagenet_int8.npz"
     command = [sys.executable, "-m", "index_builder", "all", "--images", str(root)]
     command += ["--trunk", "mobilenet_v2", "--weights", str(weights)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (published,) = (tmp_path / "bundles").iterdir()
+    assert_calibrates_by_itself(own, published, tmp_path)
     bundle = open_bundle(published)
     metrics = bundle.manifest.metrics
     assert metrics is not None

@@ -192,6 +192,19 @@ def test_the_old_bundle_takes_no_more_changes(root: Path) -> None:
         live.snapshot().row("lost")
 
 
+def test_what_another_process_has_compacted_is_not_prepared_again(root: Path) -> None:
+    live, late = opened(root), opened(root)
+    change(live)
+    stale = compaction(root, late)
+    with compaction(root, live) as one:
+        one.prepare()
+        one.take_over()
+    with pytest.raises(GallerySuperseded), stale:
+        stale.prepare()
+    with compaction(root, opened(root)):  # the lock was let go of
+        pass
+
+
 def test_going_back_is_going_back_to_that_moment(root: Path) -> None:
     live, old = opened(root), str(current_id(root))
     change(live)

@@ -184,6 +184,27 @@ class TestSeveralWriters:
         assert other.snapshot().version == 0
         assert other.refresh().item("a") == live.snapshot().item("a")
 
+    def test_its_mark_is_another_once_anybody_has_written(
+        self, live: LiveGallery, base: FaissGallery, path: Path
+    ) -> None:
+        other = opened(base, path)
+        marks = [other.log.mark()]
+        for commit in (live.commit, opened(base, path).commit, other.commit):
+            commit([some_upsert("a")])
+            marks.append(other.log.mark())
+        assert marks[0] == 0
+        assert len({*marks}) == len(marks)
+        other.refresh()
+        assert other.log.mark() == marks[-1]  # reading changes nothing
+
+    def test_its_mark_waits_for_nobody(self, live: LiveGallery, path: Path) -> None:
+        live.commit([some_upsert("a")])
+        mark = live.log.mark()
+        with live.writing() as turn:
+            turn.add([some_upsert("b")])
+            assert live.log.mark() == mark
+        assert live.log.mark() != mark
+
     def test_one_that_does_not_end_is_not_waited_for_for_ever(
         self, live: LiveGallery, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,0 +1,79 @@
+"""Any collection, through the command line, to answers over HTTP with probabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from build_command import vouch_build
+from collection_files import lines, write_drawings
+from end_to_end.processes import Service
+
+from index_builder.indexing.collections import find_encoder
+from model_store.bundle import locate, read_manifest
+
+N_IMAGES = 320
+
+
+@pytest.fixture(scope="module")
+def place(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a collection was indexed and calibrated."""
+    directory = tmp_path_factory.mktemp("place")
+    (directory / "shelf").mkdir()
+    write_drawings(directory / "shelf", N_IMAGES)
+    command = ["index", "shelf", "--encoder", str(digits_bundle), "--calibrate", "--index", "hnsw"]
+    done = vouch_build(*command, "--memory-budget", "64MiB", "--min-recall", "0.9", cwd=directory)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).is_relative_to("bundles/shelf")
+    return directory
+
+
+def test_held_out_images_are_matches(place: Path, tmp_path: Path) -> None:
+    held_out = [line["id"] for line in lines(place / "runs" / "shelf" / "index" / "held_out.jsonl")]
+    assert len(held_out) >= 50
+    with Service(place / "bundles" / "shelf", tmp_path / "log") as service:
+        answers = [
+            service.answer((place / "shelf" / name).read_bytes(), gallery="shelf")
+            for name in held_out
+        ]
+        described = service.http.get("/v1/galleries/shelf/calibration").json()
+    matches = [
+        (answer["results"][0], name)
+        for answer, name in zip(answers, held_out, strict=True)
+        if answer["verdict"] == "match"
+    ]
+    assert len(matches) > len(held_out) / 2
+    right = [first["label"] == name.split("/")[0] for first, name in matches]
+    assert sum(right) >= 0.95 * len(matches)
+    assert min(first["match_probability"] for first, _ in matches) > 0.5
+    assert {answer["bundle"]["calibration"]["status"] for answer in answers} == {"valid"}
+    assert (described["n_queries"], described["queries"]) == (len(held_out), "held_out_images")
+
+
+def test_the_index_is_the_one_that_was_asked_for(place: Path) -> None:
+    manifest = read_manifest(locate(place / "bundles" / "shelf"))
+    assert manifest.gallery["index"]["kind"] == "hnsw"
+    assert manifest.gallery["index"]["n_bytes"] <= 64 * 2**20
+    assert manifest.gallery["index"]["recall_at_10"] >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--memory-budget", "1000", "--index", "flat"), "the budget is 1,000"),
+        (("--memory-budget", "lots"), "is no size"),
+        (("--memory-budget", "0"), "leaves no memory"),
+    ],
+)
+def test_what_cannot_be_is_said(place: Path, options: tuple[str, ...], said: str) -> None:
+    encoder = str(find_encoder(place / "bundles" / "shelf"))
+    done = vouch_build("index", "shelf", "--encoder", encoder, *options, cwd=place)
+    assert done.returncode == 1
+    assert said in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("option", [("--calibrate",), ("--index", "flat")])
+def test_a_configuration_has_its_own_words_for_it(tmp_path: Path, option: tuple[str, ...]) -> None:
+    done = vouch_build("index", "--config", "digits", *option, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "are for SOURCE" in " ".join(done.stderr.split())
