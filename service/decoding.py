@@ -37,6 +37,7 @@ from model_store.images import (
 from model_store.images.budget import DecodingBudget
 from model_store.quality import quality_measures
 from service.decoder import PREFIX
+from service.memory import kept_freed_memory
 
 T = TypeVar("T")
 
@@ -375,8 +376,5 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ} | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OPENBLAS_NUM_THREADS": "1",  # its threads would only map memory
-        # The C library gives every array of more than 128 KiB back to the system at once, and
-        # clearing fresh pages then takes as long as decoding: 1.6 ms in place of 0.8 at 224 px.
-        "MALLOC_MMAP_THRESHOLD_": str(8 * 2**20),
-        "MALLOC_TRIM_THRESHOLD_": str(32 * 2**20),
+        **kept_freed_memory(),  # or decoding at 224 px takes 1.6 ms in place of 0.8
     }

@@ -145,8 +145,8 @@ def _agreeing(
     bandwidths = np.array([[_BANDWIDTH], [_NARROW * span], [_WIDE * span]])
     np.exp(behind / bandwidths, out=votes[len(_NEAREST) :])
     cells = members + n_labels * np.arange(_N_VOTES)[:, None]
-    sums: NDArray[np.float64] = np.bincount(cells.ravel(), votes.ravel(), _N_VOTES * n_labels)
-    return sums.reshape(_N_VOTES, n_labels).T
+    sums = np.bincount(cells.ravel(), votes.ravel(), _N_VOTES * n_labels)
+    return sums.astype(np.float64, copy=False).reshape(_N_VOTES, n_labels).T
 
 
 def _of_means(
