@@ -1,7 +1,7 @@
 """The form of the busiest path, read without what FastAPI makes of forms in general.
 
 FastAPI takes a form apart by the annotations of its model, anew for each request; beside the lease
-of an engine as a dependency that is a tenth of what the event loop computes for a search.
+of an engine as a dependency that is a quarter of what the event loop computes for a search.
 """
 
 from __future__ import annotations
