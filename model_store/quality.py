@@ -15,6 +15,8 @@ MEASURES = ("short_side", "brightness", "contrast", "sharpness", "aspect")
 _MEASURED_SIDE = 256
 """Pixels that the longer side is brought down to before anything but its size is measured."""
 
+_GREYS = np.arange(256.0)
+
 _FLAT = 1.0
 """Variance of grey values below which nothing is left to be sharp."""
 
@@ -83,14 +85,28 @@ def quality_measures(pixels: NDArray[np.uint8]) -> NDArray[np.float64]:
     height, width = pixels.shape[:2]
     image = Image.fromarray(pixels).convert("L")
     image.thumbnail((_MEASURED_SIDE, _MEASURED_SIDE), Image.Resampling.BOX)
-    grey = np.asarray(image, dtype=np.float64)
-    padded = np.pad(grey, 1, mode="edge")
-    around = padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:]
-    laplacian = around - 4 * grey
-    variance = float(grey.var())
-    sharpness = float((laplacian**2).mean()) / variance if variance > _FLAT else 0.0
+    shares = np.array(image.histogram()) / (image.width * image.height)
+    brightness = shares @ _GREYS
+    variance = float(shares @ (_GREYS - brightness) ** 2)
+    sharpness = _mean_squared_laplacian(image) / variance if variance > _FLAT else 0.0
     short, long = min(height, width), max(height, width)
-    return np.array([short, grey.mean(), variance**0.5, sharpness, long / short])
+    return np.array([short, brightness, variance**0.5, sharpness, long / short])
+
+
+def _mean_squared_laplacian(image: Image.Image) -> float:
+    """Of grey values; beyond the edge they are those of the edge."""
+    grey = np.asarray(image, dtype=np.int16)
+    laplacian = -4 * grey
+    laplacian[1:] += grey[:-1]
+    laplacian[:-1] += grey[1:]
+    laplacian[:, 1:] += grey[:, :-1]
+    laplacian[:, :-1] += grey[:, 1:]
+    laplacian[0] += grey[0]
+    laplacian[-1] += grey[-1]
+    laplacian[:, 0] += grey[:, 0]
+    laplacian[:, -1] += grey[:, -1]
+    values = laplacian.ravel().astype(np.float64)
+    return float(values @ values) / values.size
 
 
 def quality_hints(

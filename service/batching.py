@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 GAIN = 1.1
 """Images a second, over those of smaller batches, that make a larger batch worth its waiting."""
 
+BATCHES_IN_A_TURN = 4
+"""Of an encoder that shares its only processor: each change between what encodes and what answers
+empties the processor's caches, and the first image of a turn waits for three more."""
+
 _REPETITIONS = 5
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -103,6 +107,7 @@ class MicroBatcher:
     Parameters
     ----------
     size : see `largest_useful_batch`; padding to it is up to ``padded``.
+    turn : batches that are encoded, one after the other, before their answers are looked at.
     padded : fill every batch up to ``size``, so that each image is computed in the same way however
         many come together; for encoders (GPUs) whose arithmetic depends on the size of the batch.
     observe : told of every batch.
@@ -113,11 +118,13 @@ class MicroBatcher:
         encoder: Encoder,
         size: int = 1,
         *,
+        turn: int = 1,
         padded: bool = False,
         observe: Callable[[BatchRecord], None] = lambda _: None,
     ) -> None:
         self._encoder = encoder
         self._size = size
+        self._turn = turn
         self._padded = padded
         self._observe = observe
         self._queue: deque[_Waiting] = deque()
@@ -155,59 +162,85 @@ class MicroBatcher:
 
     async def _run(self) -> None:
         while True:
-            batch = self._next()
-            if not batch:
+            batches = self._next()
+            if not batches:
                 self._more.clear()
                 await self._more.wait()
                 continue
-            waited_s = time.perf_counter() - batch[0].since
-            stopped = False
+            taken = time.perf_counter()
             try:
-                await self._answer(batch)
-            except EncoderStopped as error:
-                self._fail(batch, error)
-                stopped = True
+                stopped = await self._answer(batches)
             except asyncio.CancelledError:
-                self._fail(batch, EncoderStopped("The service ends. Send the image again."))
+                for batch in batches:
+                    self._fail(batch, EncoderStopped("The service ends. Send the image again."))
                 raise
-            self._observe(BatchRecord(len(batch), waited_s, stopped))
-            if stopped:
+            encoded = batches if stopped is None else batches[: stopped + 1]
+            for place, batch in enumerate(encoded):
+                waited_s = taken - batch[0].since
+                self._observe(BatchRecord(len(batch), waited_s, place == stopped))
+            if stopped is not None:
                 await self._recover()
 
-    def _next(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
-        while self._queue and len(batch) < self._size:
+    def _next(self) -> list[list[_Waiting]]:
+        """The batches of a turn."""
+        found: list[_Waiting] = []
+        while self._queue and len(found) < self._turn * self._size:
             one = self._queue.popleft()
             if not one.answer.done():
-                batch.append(one)
-        return batch
+                found.append(one)
+        return [found[i : i + self._size] for i in range(0, len(found), self._size)]
 
-    async def _answer(self, batch: list[_Waiting]) -> None:
-        """Encode ``batch``; where that fails, its halves."""
-        try:
-            embeddings = await self._compute(np.stack([one.image for one in batch]))
-        except EncoderStopped:
-            raise
-        except Exception as error:
-            if len(batch) == 1:
-                self._fail(batch, error)
-                return
-            middle = len(batch) // 2
-            await self._answer(batch[:middle])
-            await self._answer(batch[middle:])
-            return
-        for row, one in enumerate(batch):
-            if not one.answer.done():
-                one.answer.set_result(embeddings[row : row + 1])
+    async def _answer(self, batches: list[list[_Waiting]]) -> int | None:
+        """Encode ``batches``; where one fails, its halves.
 
-    async def _compute(self, images: NDArray[np.uint8]) -> Embeddings:
-        n_images = len(images)
-        if self._padded and n_images < self._size:
-            blank = np.zeros((self._size - n_images, *images.shape[1:]), dtype=np.uint8)
-            images = np.concatenate([images, blank])
+        Returns
+        -------
+        The place of the batch over which the encoder stopped; those after it wait again.
+        """
+        images = [np.stack([one.image for one in batch]) for batch in batches]
+        outcomes = await self._compute(images)
+        for place, (batch, outcome) in enumerate(zip(batches, outcomes, strict=False)):
+            stopped = False
+            if isinstance(outcome, Embeddings):
+                for row, one in enumerate(batch):
+                    if not one.answer.done():
+                        one.answer.set_result(outcome[row : row + 1])
+            elif isinstance(outcome, EncoderStopped):
+                self._fail(batch, outcome)
+                stopped = True
+            elif len(batch) == 1:
+                self._fail(batch, outcome)
+            else:
+                middle = len(batch) // 2
+                stopped = await self._answer([batch[:middle], batch[middle:]]) is not None
+            if stopped:
+                rest = [one for after in batches[place + 1 :] for one in after]
+                self._queue.extendleft(reversed(rest))
+                return place
+        return None
+
+    async def _compute(self, batches: list[NDArray[np.uint8]]) -> list[Embeddings | Exception]:
+        """Encode one batch after the other, until the encoder stops."""
         loop = asyncio.get_running_loop()
-        embeddings = await loop.run_in_executor(self._thread, self._encoder.encode, images)
-        return embeddings[:n_images]
+        return await loop.run_in_executor(self._thread, self._encoded, batches)
+
+    def _encoded(self, batches: list[NDArray[np.uint8]]) -> list[Embeddings | Exception]:
+        outcomes: list[Embeddings | Exception] = []
+        for images in batches:
+            try:
+                outcomes.append(self._encoder.encode(self._padded_up(images))[: len(images)])
+            except EncoderStopped as error:
+                return [*outcomes, error]
+            except Exception as error:
+                outcomes.append(error)
+        return outcomes
+
+    def _padded_up(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        missing = self._size - len(images)
+        if not self._padded or missing == 0:
+            return images
+        blank = np.zeros((missing, *images.shape[1:]), dtype=np.uint8)
+        return np.concatenate([images, blank])
 
     async def _recover(self) -> None:
         """Encode canaries until one is answered."""
@@ -217,15 +250,13 @@ class MicroBatcher:
         canary = np.zeros((1, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
         pause = _FIRST_PAUSE_S
         while True:
-            try:
-                await self._compute(canary)
-            except Exception:
-                logger.exception("encoder does not start")
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
-            else:
+            [outcome] = await self._compute([canary])
+            if isinstance(outcome, Embeddings):
                 self.running = True
                 return
+            logger.error("encoder does not start", exc_info=outcome)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     @staticmethod
     def _fail(batch: list[_Waiting], error: Exception) -> None:

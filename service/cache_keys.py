@@ -7,8 +7,8 @@ import hashlib
 from model_store.predictive import N_SAMPLES
 from model_store.retriever import Retriever
 
-KEY_VERSION = 4
-"""Of the layout of cache entries; another layout is another key."""
+KEY_VERSION = 5
+"""Of the layout of cache entries, and of how their numbers are computed; another is another key."""
 
 
 def key_prefix(retriever: Retriever) -> str:

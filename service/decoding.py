@@ -19,6 +19,7 @@ from base64 import b64decode
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -37,6 +38,7 @@ from model_store.images import (
 from model_store.images.budget import DecodingBudget
 from model_store.quality import quality_measures
 from service.decoder import PREFIX
+from service.memory import kept_freed_memory
 
 T = TypeVar("T")
 
@@ -206,8 +208,8 @@ class DecoderPool:
         """What became of an image; None where its decoder was killed from outside."""
         try:
             async with asyncio.timeout(self._budget.clock_s):
-                asked = {"preprocessing": asdict(preprocessing), "thumbnail": thumbnail}
-                fields, picture = await decoder.ask(asked, data, preprocessing.n_bytes)
+                header = _request(preprocessing, thumbnail=thumbnail)
+                fields, picture = await decoder.ask(header, data, preprocessing.n_bytes)
         except TimeoutError:
             await self._replace(decoder)
             return self._too_costly()
@@ -271,7 +273,7 @@ class DecoderPool:
         self._decoders.add(decoder)
         try:
             settings = {"limits": asdict(self._limits), "budget": asdict(self._budget)}
-            await decoder.ask(settings, b"", 0)
+            await decoder.ask(json.dumps(settings).encode(), b"", 0)
         except (OSError, EOFError):
             self._decoders.discard(decoder)
             await decoder.end()
@@ -291,6 +293,12 @@ class DecoderPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(decoder.end() for decoder in self._decoders))
         self._decoders.clear()
+
+
+@lru_cache(maxsize=8)
+def _request(preprocessing: Preprocessing, *, thumbnail: bool) -> bytes:
+    """The header of what a decoder is asked; the encoders that are served ask for the same."""
+    return json.dumps({"preprocessing": asdict(preprocessing), "thumbnail": thumbnail}).encode()
 
 
 def _thumbnail(sent: str | None) -> Thumbnail | None:
@@ -330,16 +338,20 @@ class _Decoder:
         return self._process.poll() is None
 
     async def ask(
-        self, fields: dict[str, Any], data: bytes, n_bytes: int
-    ) -> tuple[dict[str, Any], bytearray]:
+        self, header: bytes, data: bytes, n_bytes: int
+    ) -> tuple[dict[str, Any], memoryview]:
         """Send one message and wait for its answer, which has ``n_bytes`` bytes or none.
+
+        Parameters
+        ----------
+        header : JSON.
+        data : what it is about.
 
         Raises
         ------
         OSError, EOFError : the process has ended, or says what no decoder says.
         """
         loop = asyncio.get_running_loop()
-        header = json.dumps(fields).encode()
         prefix = PREFIX.pack(len(header), len(data))
         await loop.sock_sendall(self._socket, b"".join([prefix, header, data]))
         answer = bytearray(PREFIX.size + _MAX_HEADER + n_bytes)
@@ -349,7 +361,7 @@ class _Decoder:
         if n_header > _MAX_HEADER or n_picture not in {0, n_bytes}:
             raise EOFError(f"a decoder announced {n_header} and {n_picture} bytes")
         await self._receive(answer, received, end)
-        return json.loads(answer[PREFIX.size : begin]), answer[begin:end]
+        return json.loads(answer[PREFIX.size : begin]), memoryview(answer)[begin:end]
 
     async def end(self) -> int:
         """Kill the process, if it still runs; returns its exit status."""
@@ -375,8 +387,5 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ} | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OPENBLAS_NUM_THREADS": "1",  # its threads would only map memory
-        # The C library gives every array of more than 128 KiB back to the system at once, and
-        # clearing fresh pages then takes as long as decoding: 1.6 ms in place of 0.8 at 224 px.
-        "MALLOC_MMAP_THRESHOLD_": str(8 * 2**20),
-        "MALLOC_TRIM_THRESHOLD_": str(32 * 2**20),
+        **kept_freed_memory(),  # or decoding at 224 px takes 1.6 ms in place of 0.8
     }

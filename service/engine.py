@@ -25,10 +25,11 @@ from model_store.errors import (
 from model_store.feedback import Feedback
 from model_store.gallery import Thumbnail, Vector
 from model_store.predictive import Predictive
+from model_store.processors import usable_processors
 from model_store.quality import quality_hints
 from model_store.retriever import Answer, Bundle, Retriever
 from model_store.search import N_CANDIDATES
-from service.batching import MicroBatcher, largest_useful_batch
+from service.batching import BATCHES_IN_A_TURN, MicroBatcher, largest_useful_batch
 from service.cache import CacheEntry
 from service.cache_keys import key_prefix
 from service.drift import DriftWatch
@@ -61,6 +62,7 @@ class SearchEngine:
         self._batcher = MicroBatcher(
             bundle.retriever.encoder,
             batch_size,
+            turn=BATCHES_IN_A_TURN if usable_processors() == 1 else 1,
             padded=workplace.pad_batches,
             observe=workplace.telemetry.batches(bundle.name),
         )

@@ -16,8 +16,10 @@ from model_store.errors import (
 )
 from service.access import SECURITY_SCHEMES, Access
 from service.admission import COUNTED_METHODS
+from service.forms import form_schema
 from service.keys import KeyScope, allows
 from service.problems import responses
+from service.routes import FORMS
 from service.schemas import Problem
 
 
@@ -38,6 +40,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(problem.pop("$defs", {}))
     schemas["Problem"] = problem
+    schemas.update({form.__name__: form_schema(form) for form in FORMS})
     found["components"]["securitySchemes"] = SECURITY_SCHEMES
     in_a_crowd = responses(Overloaded, EncoderStopped, DeadlineExceeded)
     for methods in found["paths"].values():

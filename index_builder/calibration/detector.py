@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 from sklearn.model_selection import StratifiedGroupKFold
 
 from model_store.decision import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
-from model_store.decision.outliers import log_lengths, unit_rows
+from model_store.decision.outliers import feature_lengths, log_lengths, unit_rows
 from model_store.encoder import Embeddings
 from model_store.errors import CalibrationError
 from model_store.sphere import unit_direction
@@ -90,7 +90,7 @@ def fit_detector(
     np.add.at(means, codes, coordinates)
     means /= counts[:, None]
     residual = ((rows - centre) ** 2).sum() - (coordinates.astype(np.float64) ** 2).sum()
-    lengths = log_lengths(embeddings.features)
+    lengths = log_lengths(feature_lengths(embeddings.features))
     n_outside = max(len(rows) * (n_features - rank), 1)
     return OutlierDetector(
         centre,

@@ -78,7 +78,7 @@ class Calibration:
 
     def uncertainty_percentile(self, spherical_variance: float) -> float:
         """Share of calibration queries that are less uncertain, in percent."""
-        below = np.searchsorted(self.uncertainties, spherical_variance, side="left")
+        below = self.uncertainties.searchsorted(spherical_variance, side="left")
         return float(100 * below / len(self.uncertainties))
 
     def outlier_score(self, embeddings: Embeddings) -> NDArray[np.float64]:
@@ -88,7 +88,7 @@ class Calibration:
     def outlier_p_value(self, score: float) -> float:
         """Conformal p-value (1 + #{calibration scores ≥ score}) / (n + 1)."""
         n = len(self.outlier_scores)
-        at_least = n - np.searchsorted(self.outlier_scores, score, side="left")
+        at_least = n - self.outlier_scores.searchsorted(score, side="left")
         return float((1 + at_least) / (n + 1))
 
     def match_fingerprint(self) -> str:

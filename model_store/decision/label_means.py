@@ -45,7 +45,7 @@ class LabelMeans:
         """
         of_label = similarities.copy()
         known = (label_codes >= 0) & (label_codes < len(self.directions))
-        of_label[known] = (self.directions[label_codes[known]] * direction).sum(axis=1)
+        of_label[known] = self.directions[label_codes[known]] @ direction
         return of_label
 
 

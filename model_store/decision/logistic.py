@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ _BOUND = 1e-12
 """Probabilities closer to 0 or 1 have the log-odds of this one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LogisticModel:
     """P(y = 1 | x) = expit(w · (x − centre) / scale + intercept).
 
@@ -37,15 +38,20 @@ class LogisticModel:
 
     def log_odds(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Log-odds (...) of ``values`` (..., M)."""
-        log_odds: NDArray[np.float64] = (
-            (values - self.centre) / self.scale
-        ) @ self.weights + self.intercept
+        slopes, offset = self._line
+        log_odds: NDArray[np.float64] = values @ slopes + offset
         return log_odds
 
     def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Probabilities (...) of ``values`` (..., M)."""
         probabilities: NDArray[np.float64] = expit(self.log_odds(values))
         return probabilities
+
+    @cached_property
+    def _line(self) -> tuple[NDArray[np.float64], float]:
+        """Slopes (M,) and offset of the log-odds in ``values`` as they are."""
+        slopes = self.weights / self.scale
+        return slopes, float(self.intercept - self.centre @ slopes)
 
 
 def choice_probabilities(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -63,5 +69,6 @@ def choice_probabilities(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def bounded_logit(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
     """Log-odds of probabilities, finite for 0 and 1 too."""
-    log_odds: NDArray[np.float64] = logit(np.clip(probabilities, _BOUND, 1 - _BOUND))
+    bounded = np.minimum(np.maximum(probabilities, _BOUND), 1 - _BOUND)
+    log_odds: NDArray[np.float64] = logit(bounded)
     return log_odds

@@ -25,6 +25,9 @@ _POWERS = np.array([0.5, 0.5, 1.0, 1.0, 0.5])
 _TINY = 1e-12
 """Keeps the logarithm of a distance or variance that is exactly zero finite."""
 
+_LEAST = np.finfo(np.float32).tiny
+"""Divides what has no length at all."""
+
 _FLOOR = 1e-4
 """Added to cosine distances before their logarithm: the distance of an image to its exact copy
 would drown every other."""
@@ -86,44 +89,80 @@ class OutlierDetector:
 
     def signals(self, embeddings: Embeddings) -> NDArray[np.float64]:
         """Signals (B, len(OUTLIER_SIGNALS)) of B embeddings, larger is more alien."""
-        centred: NDArray[np.float32] = unit_rows(embeddings.features) - self.centre
-        coordinates: NDArray[np.float32] = centred @ self.basis
-        residual = np.maximum((centred**2).sum(-1) - (coordinates**2).sum(-1), 0)
-        nearest = _nearest_squared(coordinates, self.references, self._reference_lengths)
-        whitened: NDArray[np.float32] = coordinates @ self.whitening
-        mahalanobis = _nearest_squared(whitened, self._whitened_means, self._whitened_lengths)
-        cosines = (embeddings.directions @ self.directions.T).max(axis=1).astype(np.float64)
-        deviation = (log_lengths(embeddings.features) - self.length_centre) / self.length_scale
-        values = np.stack(
-            [
-                nearest + residual + _TINY,
-                mahalanobis + residual / self.residual_variance + _TINY,
-                np.maximum(1 - cosines, 0) + _FLOOR,
-                embeddings.spherical_variances + _TINY,
-                1 + deviation**2,
-            ],
-            axis=-1,
-        )
-        signals: NDArray[np.float64] = np.log(values) * _POWERS
+        lengths = feature_lengths(embeddings.features)
+        # Of x only its products are formed: one pass over what the last search has driven from the
+        # processor's cache, in place of six.
+        products: NDArray[np.float32] = embeddings.features @ self._axes.T
+        products /= np.maximum(lengths, _LEAST)[:, None]
+        coordinates: NDArray[np.float32] = products[:, 1:] - self._axes_of_centre[1:]
+        squared_lengths = self._axes_of_centre[0] - 2 * products[:, 0] + (lengths > 0)
+        residual = np.maximum(squared_lengths - np.vecdot(coordinates, coordinates), 0)
+        values = np.empty((len(embeddings), len(OUTLIER_SIGNALS)))
+        values[:, 0] = self._references.nearest_squared(coordinates) + residual + _TINY
+        values[:, 1] = self._whitened_means.nearest_squared(coordinates @ self.whitening)
+        values[:, 1] += residual / self.residual_variance + _TINY
+        cosines = (embeddings.directions @ self._directions).max(axis=1)
+        values[:, 2] = np.maximum(1 - cosines.astype(np.float64), 0) + _FLOOR
+        values[:, 3] = embeddings.spherical_variances + _TINY
+        deviation = (log_lengths(lengths) - self.length_centre) / self.length_scale
+        values[:, 4] = 1 + deviation**2
+        signals: NDArray[np.float64] = np.log(values, out=values)
+        signals *= _POWERS
         return signals
 
     @cached_property
-    def _reference_lengths(self) -> NDArray[np.float32]:
-        lengths: NDArray[np.float32] = (self.references**2).sum(-1)
-        return lengths
+    def _axes(self) -> NDArray[np.float32]:
+        """The centre and the columns of the basis, (1 + r, F), in the order they are read in."""
+        return np.vstack([self.centre, self.basis.T])
 
     @cached_property
-    def _whitened_means(self) -> NDArray[np.float32]:
-        means: NDArray[np.float32] = self.label_means @ self.whitening
-        return means
+    def _axes_of_centre(self) -> NDArray[np.float32]:
+        """Products of the centre with `_axes`, (1 + r,)."""
+        products: NDArray[np.float32] = self._axes @ self.centre
+        return products
 
     @cached_property
-    def _whitened_lengths(self) -> NDArray[np.float32]:
-        lengths: NDArray[np.float32] = (self._whitened_means**2).sum(-1)
-        return lengths
+    def _references(self) -> _Points:
+        return _Points.of(self.references)
+
+    @cached_property
+    def _whitened_means(self) -> _Points:
+        return _Points.of(self.label_means @ self.whitening)
+
+    @cached_property
+    def _directions(self) -> NDArray[np.float32]:
+        """Of the gallery, (D, M): so laid out they are multiplied in half the time."""
+        return np.ascontiguousarray(self.directions.T)
 
 
 @dataclass(frozen=True, slots=True)
+class _Points:
+    """M points, to find the nearest of.
+
+    Attributes
+    ----------
+    minus_twice : (r, M) their coordinates, times −2.
+    squared_lengths : (M,).
+    """
+
+    minus_twice: NDArray[np.float32]
+    squared_lengths: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, points: NDArray[np.float32]) -> _Points:
+        """Of ``points`` (M, r)."""
+        return cls(np.ascontiguousarray(-2 * points.T), np.vecdot(points, points))
+
+    def nearest_squared(self, others: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Squared distance (B,) of each of ``others`` (B, r) to the nearest point."""
+        compared = others @ self.minus_twice
+        compared += self.squared_lengths
+        squared = np.vecdot(others, others) + compared.min(axis=1)
+        nearest: NDArray[np.float64] = np.maximum(squared, 0).astype(np.float64)
+        return nearest
+
+
+@dataclass(frozen=True)
 class OutlierFusion:
     """The outlier score: w · (x − centre) / scale of the outlier signals x; larger is more alien.
 
@@ -140,31 +179,31 @@ class OutlierFusion:
 
     def __call__(self, signals: NDArray[np.float64]) -> NDArray[np.float64]:
         """Outlier scores (B,) of ``signals`` (B, S)."""
-        fused: NDArray[np.float64] = ((signals - self.centre) / self.scale) @ self.weights
+        slopes, offset = self._line
+        fused: NDArray[np.float64] = signals @ slopes - offset
         return fused
+
+    @cached_property
+    def _line(self) -> tuple[NDArray[np.float64], float]:
+        """Slopes (S,) and offset of the score in the signals as they are."""
+        slopes = self.weights / self.scale
+        return slopes, float(self.centre @ slopes)
 
 
 def unit_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """L2-normalise the rows of ``features`` (B, F); a row of zeros stays one."""
     norms = np.linalg.norm(features, axis=1, keepdims=True)
-    unit: NDArray[np.float32] = features / np.maximum(norms, np.finfo(np.float32).tiny)
+    unit: NDArray[np.float32] = features / np.maximum(norms, _LEAST)
     return unit
 
 
-def log_lengths(features: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Logarithm (B,) of the norms of ``features`` (B, F); finite where they are all zero."""
-    norms = np.linalg.norm(features, axis=1).astype(np.float64)
-    lengths: NDArray[np.float64] = np.log(norms + _TINY)
+def feature_lengths(features: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The norms (B,) of the rows of ``features`` (B, F)."""
+    lengths: NDArray[np.float32] = np.sqrt(np.vecdot(features, features))
     return lengths
 
 
-def _nearest_squared(
-    points: NDArray[np.float32], others: NDArray[np.float32], lengths: NDArray[np.float32]
-) -> NDArray[np.float64]:
-    """Squared distance (B,) of each of ``points`` (B, r) to the nearest of ``others`` (M, r).
-
-    ``lengths`` (M,) are the squared norms of the others.
-    """
-    squared = (points**2).sum(-1) + (lengths - 2 * points @ others.T).min(axis=1)
-    nearest: NDArray[np.float64] = np.maximum(squared, 0).astype(np.float64)
-    return nearest
+def log_lengths(lengths: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Logarithms (B,) of `feature_lengths` (B,); finite where they are zero."""
+    logarithms: NDArray[np.float64] = np.log(lengths.astype(np.float64) + _TINY)
+    return logarithms

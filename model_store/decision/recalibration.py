@@ -37,7 +37,7 @@ class Recalibration:
 
     def of(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
         """The same of uncorrected ``probabilities`` (...); 0 and 1 stay what they are."""
-        if self == Recalibration():  # as it is until users have said enough
+        if self.slope == 1 and self.intercept == 0:  # as it is until users have said enough
             return probabilities
         certain = (probabilities <= 0) | (probabilities >= 1)
         return np.where(certain, probabilities, self(bounded_logit(probabilities)))

@@ -44,6 +44,13 @@ _OF_MEANS = 0.2
 _SHARE_FLOOR = 1e-3
 """Of the whole weight, added to either side of a share: no label is ruled out."""
 
+_N_VOTES = 5
+"""Ways to vote: of `_NEAREST`, and at `_BANDWIDTH`, `_NARROW` and `_WIDE`."""
+
+_COUNTED = np.array([True, True, True, False, False, False])
+"""Of these, and of the label means: what half a vote is added to. The first bandwidth is so small
+that its votes count too."""
+
 _TINY = 1e-12
 """Keeps the logarithm of a variance that is exactly zero finite, and the span of equal items."""
 
@@ -62,16 +69,12 @@ def labels_found(
     places : (g,) of the nearest item of each label, ascending.
     members : (n,) which of them each item belongs to.
     """
-    places: list[int] = []
-    members: list[int] = []
-    seen: dict[int, int] = {}
     # A list this short is passed through faster than it is sorted.
-    for place, code in enumerate(label_codes.tolist()):
-        label = seen.setdefault(code if code >= 0 else -1 - place, len(places))
-        if label == len(places):
-            places.append(place)
-        members.append(label)
-    return np.array(places), np.array(members)
+    codes = [code if code >= 0 else -1 - place for place, code in enumerate(label_codes.tolist())]
+    nearest = dict(zip(reversed(codes), reversed(range(len(codes))), strict=True))
+    places = sorted(nearest.values())
+    label_of = {codes[place]: label for label, place in enumerate(places)}
+    return np.array(places), np.array([label_of[code] for code in codes])
 
 
 def signals(
@@ -119,55 +122,55 @@ def signals(
     values[:, 0] = own
     values[:, 1] = log_distances[0] - own
     values[0, 1] = log_distances[places[1] if n_labels > 1 else -1] - own[0]
-    votes = _votes(similarities)
-    total = votes.sum(axis=1)
-    added = np.full(len(votes), 0.5)
-    added[-2:] = _SHARE_FLOOR * total[-2:]
-    agreeing = np.empty((n_labels, len(votes)))
-    for column, weights in enumerate(votes):
-        agreeing[:, column] = np.bincount(members, weights, n_labels)
-    values[:, 2:7] = _log_odds(agreeing, total, added)
-    values[:, 7:9] = _of_means(mean_similarities, float(similarities[-1]))
+    agreeing = np.empty((n_labels, _N_VOTES + 1))
+    agreeing[:, :_N_VOTES] = _agreeing(similarities, members, n_labels)
+    values[:, 7], agreeing[:, _N_VOTES] = _of_means(mean_similarities, float(similarities[-1]))
+    log_odds = _log_odds(agreeing)
+    values[:, 2:7], values[:, 8] = log_odds[:, :_N_VOTES], log_odds[:, _N_VOTES]
     values[:, 9] = log_distances[min(50, n_candidates) - 1]
     values[:, 10] = math.log(spherical_variance + _TINY)
     values[:, 11] = outlier_score
     return values
 
 
-def _votes(similarities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weights (5, n) of candidates: the nearest 10, the nearest 50, and at three bandwidths."""
+def _agreeing(
+    similarities: NDArray[np.float64], members: NDArray[np.int64], n_labels: int
+) -> NDArray[np.float64]:
+    """Votes (g, 5) for each label: of the nearest 10 and 50, and at three bandwidths."""
     behind = similarities - similarities[0]
     span = float(_TINY - behind[-1])
-    votes = np.zeros((5, len(similarities)))
+    votes = np.zeros((_N_VOTES, len(similarities)))
     for weights, k in zip(votes, _NEAREST, strict=False):
         weights[:k] = 1
     bandwidths = np.array([[_BANDWIDTH], [_NARROW * span], [_WIDE * span]])
     np.exp(behind / bandwidths, out=votes[len(_NEAREST) :])
-    return votes
+    cells = members + n_labels * np.arange(_N_VOTES)[:, None]
+    sums = np.bincount(cells.ravel(), votes.ravel(), _N_VOTES * n_labels)
+    return sums.astype(np.float64, copy=False).reshape(_N_VOTES, n_labels).T
 
 
-def _of_means(similarities: NDArray[np.float64], last: float) -> NDArray[np.float64]:
-    """``mean_margin`` and ``mean_agreement`` (g, 2), by the ``similarities`` (g,) of label means.
+def _of_means(
+    similarities: NDArray[np.float64], last: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """``mean_margin`` (g,), and votes (g,), by the ``similarities`` (g,) of label means.
 
     ``last`` is the similarity of the last candidate, to compare with where there is one label.
     """
-    best = similarities.argmax()
-    highest = similarities[best]
-    rivals = np.full(len(similarities), highest)
-    rivals[best] = np.partition(similarities, -2)[-2] if len(similarities) > 1 else last
-    bandwidth = _OF_MEANS * (highest - similarities.min() + _TINY)
-    weights = np.exp((similarities - highest) / bandwidth)
-    total = weights.sum()
-    agreement = _log_odds(weights, total, _SHARE_FLOOR * total)
-    return np.stack([similarities - rivals, agreement], axis=-1)
+    ascending = np.sort(similarities)
+    highest = ascending[-1]
+    second = ascending[-2] if len(ascending) > 1 else last
+    rivals = np.where(similarities < highest, highest, second)
+    bandwidth = _OF_MEANS * (highest - ascending[0] + _TINY)
+    return similarities - rivals, np.exp((similarities - highest) / bandwidth)
 
 
-def _log_odds(
-    agreeing: NDArray[np.float64],
-    of: NDArray[np.float64],
-    added: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Log-odds of a share, with something added to either side (Haldane & Anscombe: a half)."""
-    against = np.maximum(of - agreeing, 0)  # sums may differ in their last digit
+def _log_odds(agreeing: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log-odds (g, v) of each label's share of the votes, with something added to either side.
+
+    A half to what is counted (Haldane & Anscombe), `_SHARE_FLOOR` of the whole to what is weighed.
+    """
+    total = agreeing.sum(axis=0)
+    added = np.where(_COUNTED, 0.5, _SHARE_FLOOR * total)
+    against = np.maximum(total - agreeing, 0)  # sums may differ in their last digit
     log_odds: NDArray[np.float64] = np.log((agreeing + added) / (against + added))
     return log_odds

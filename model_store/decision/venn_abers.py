@@ -31,9 +31,10 @@ class VennAbers:
 
     def __call__(self, log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
         """Lower and upper probability (..., 2) of ``log_odds`` (...)."""
-        below = np.searchsorted(self.log_odds, log_odds, side="right")
-        above = np.searchsorted(self.log_odds, log_odds, side="left")
-        return np.stack([self._lower_from[below], self._upper_from[above]], axis=-1)
+        bounds = np.empty((*np.shape(log_odds), 2))
+        bounds[..., 0] = self._lower_from[self.log_odds.searchsorted(log_odds, side="right")]
+        bounds[..., 1] = self._upper_from[self.log_odds.searchsorted(log_odds, side="left")]
+        return bounds
 
     @cached_property
     def _lower_from(self) -> NDArray[np.float64]:

@@ -162,8 +162,10 @@ def _around(
     probabilities: NDArray[np.float64], intervals: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Widen intervals (n, 2) to hold the probability (n,) that they are shown with."""
-    lower = np.minimum(intervals[:, 0], probabilities)
-    return np.stack([lower, np.maximum(intervals[:, 1], probabilities)], axis=-1)
+    around = np.empty_like(intervals)
+    np.minimum(intervals[:, 0], probabilities, out=around[:, 0])
+    np.maximum(intervals[:, 1], probabilities, out=around[:, 1])
+    return around
 
 
 def _level(percentile: float) -> Level:

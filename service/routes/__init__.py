@@ -13,9 +13,13 @@
 """
 
 from service.routes import bundles, changes, feedback, galleries, items, operations, searching
+from service.routes.searching import SearchForm
 
 ROUTERS = tuple(
     room.router for room in (galleries, searching, items, changes, feedback, bundles, operations)
 )
 
-__all__ = ["ROUTERS"]
+FORMS = (SearchForm,)
+"""What paths read with `service.forms.form_of`."""
+
+__all__ = ["FORMS", "ROUTERS"]

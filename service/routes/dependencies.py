@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -39,12 +40,19 @@ async def state_of(request: Request) -> State:
 StateOf = Annotated[State, Depends(state_of)]
 
 
-async def engine_of(gallery: str, state: StateOf) -> AsyncIterator[SearchEngine]:
-    """The engine of the gallery in the path, the same one until the answer is given."""
+@asynccontextmanager
+async def leased(gallery: str, state: State) -> AsyncIterator[SearchEngine]:
+    """The engine of a gallery, the same one until the answer is given."""
     async with state.galleries.lease(gallery) as engine:
         record = current_record()
         if record is not None:
             record.gallery = gallery
+        yield engine
+
+
+async def engine_of(gallery: str, state: StateOf) -> AsyncIterator[SearchEngine]:
+    """The engine of the gallery in the path."""
+    async with leased(gallery, state) as engine:
         yield engine
 
 

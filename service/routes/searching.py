@@ -27,8 +27,16 @@ from model_store.errors import (
 from model_store.search import N_CANDIDATES
 from service import answers, cursors, schemas
 from service.engine import SearchEngine
+from service.forms import form_body, form_of
 from service.problems import problem_document, responses
-from service.routes.dependencies import EngineOf, StateOf, asked_of, gallery_router
+from service.routes.dependencies import (
+    EngineOf,
+    StateOf,
+    asked_of,
+    gallery_router,
+    leased,
+    state_of,
+)
 from service.state import State
 from service.uploads import JSON, MULTIPART, RAW, body_of, from_base64
 
@@ -84,19 +92,16 @@ class AssessmentForm(BaseModel):
     "/{gallery}/search",
     operation_id="search",
     responses=UPLOAD_ERRORS,
-    dependencies=[Depends(body_of(MULTIPART))],
+    openapi_extra=form_body(SearchForm),
 )
-async def search(
-    request: Request,
-    engine: EngineOf,
-    state: StateOf,
-    form: Annotated[SearchForm, Form(media_type=MULTIPART)],
-) -> schemas.SearchAnswer:
+async def search(request: Request, gallery: str) -> schemas.SearchAnswer:
     """Find the items most like an uploaded image, and say how sure that is.
 
     `curl -F image=@photo.jpg -F limit=5 http://127.0.0.1:8080/v1/galleries/digits/search`
     """
-    return await _answer(request, engine, state, await form.image.read(), form)
+    state = await state_of(request)
+    async with form_of(request, SearchForm) as form, leased(gallery, state) as engine:
+        return await _answer(request, engine, state, await form.image.read(), form)
 
 
 @router.post(

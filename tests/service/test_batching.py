@@ -157,6 +157,39 @@ async def test_it_is_not_running_until_a_canary_is_answered(
     await batcher.close()
 
 
+async def test_the_batches_of_a_turn_are_encoded_one_by_one_and_each_gets_its_own() -> None:
+    encoder = Recording()
+    batcher = MicroBatcher(encoder, turn=3)
+    tasks = await in_one_batch(encoder, batcher, [1, 2, 3, 4])
+    answers = await asyncio.gather(*tasks)
+    assert encoder.batches == [[0], [1], [2], [3], [4]]
+    for value, answer in enumerate(answers, start=1):
+        np.testing.assert_array_equal(answer.mean, encoder.encode(image(value)[None]).mean)
+    await batcher.close()
+
+
+async def test_a_poisoned_batch_of_a_turn_fails_alone() -> None:
+    encoder = Recording(failing=lambda: ValueError("poison"))
+    batcher = MicroBatcher(encoder, turn=3)
+    tasks = await in_one_batch(encoder, batcher, [1, POISON, 2])
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(outcome, ValueError) for outcome in outcomes] == [False, True, False]
+    await batcher.close()
+
+
+async def test_what_comes_after_a_stop_in_its_turn_is_encoded_after_a_canary() -> None:
+    encoder = Recording(failing=lambda: EncoderStopped("it died"))
+    records: list[BatchRecord] = []
+    batcher = MicroBatcher(encoder, turn=3, observe=records.append)
+    tasks = await in_one_batch(encoder, batcher, [1, POISON, 2])
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(outcome, EncoderStopped) for outcome in outcomes] == [False, True, False]
+    assert encoder.batches == [[0], [1], [POISON], [0], [2]]
+    await until(lambda: len(records) == 4)
+    assert [record.stopped for record in records] == [False, False, True, False]
+    await batcher.close()
+
+
 async def test_padded_batches_have_one_size_and_give_back_what_was_asked() -> None:
     encoder = Recording()
     batcher = MicroBatcher(encoder, size=4, padded=True)
