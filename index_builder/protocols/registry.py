@@ -38,6 +38,10 @@ _INTERIM = (
     "their checkpoints by the test images, which here choose nothing."
 )
 
+NO_MATCH_SHARE = 0.001
+"""Of the queries that probabilities are to hold for. In every protocol each query of the test has a
+match; this much is left, so that the absence of one has a probability at all."""
+
 _PHOTOGRAPHS: Mapping[str, Any] = {
     "network": {
         "trunk": "resnet50",
@@ -220,7 +224,7 @@ def protocol_config(
                 },
                 "network": {**fields.get("network", {}), **(network or {})},
                 "training": training,
-                "calibration": {"no_match_share": 0.02},
+                "calibration": {"no_match_share": NO_MATCH_SHARE},
             }
         )
     except ValidationError as error:

@@ -175,7 +175,8 @@ def _prepare_process(threads: int) -> None:
 
 def _measure(plan: Plan, method: str, seed: int) -> Outcome:
     try:
-        _write(plan.cell(method, seed), _measured_cell(plan, method, seed))
+        if not plan.cell(method, seed).exists():  # another command may be at work beside this one
+            _write(plan.cell(method, seed), _measured_cell(plan, method, seed))
     except BuildError as error:
         return method, seed, str(error)
     return method, seed, None

@@ -108,8 +108,8 @@ def evaluate_decision(
         {name: one.outlier_scores for name, one in aliens.items()},
         ordinary.match_probabilities,
         correct,
-        ordinary.match_probabilities,
-        first.match_probabilities,
+        -ordinary.outlier_scores,  # as α accepts
+        -first.outlier_scores,
     )
     metrics = of_ranking(searched, config.seed) | of_signals(signals, correct)
     if not by_place:
