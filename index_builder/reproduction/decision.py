@@ -61,12 +61,14 @@ class Decided:
     correct : (B,) whether it is a true match.
     likeliest_correct : (B,) whether the label of the highest probability is right.
     outlier_scores : (B,).
+    outlier_signals : (B, len(OUTLIER_SIGNALS)) that the scores are fused from.
     """
 
     match_probabilities: Floats
     correct: NDArray[np.bool_]
     likeliest_correct: NDArray[np.bool_]
     outlier_scores: Floats
+    outlier_signals: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def decided(calibration: Calibration, observed: Observed) -> Decided:
         probabilities = choice_probabilities(calibration.match.log_odds(values))
         first[row] = probabilities[0]
         likeliest[row] = observed.matches[row, places[int(np.argmax(probabilities))]]
-    return Decided(first, observed.matches[:, 0], likeliest, scores)
+    return Decided(first, observed.matches[:, 0], likeliest, scores, observed.outlier_signals)
 
 
 def _left_out(encoder: Encoder, world: World, seed: int) -> Observed:

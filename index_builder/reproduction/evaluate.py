@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from index_builder.configuration import BuildConfig
 from index_builder.embedding import embed_all
 from index_builder.features import all_features
+from index_builder.metrics import auroc
 from index_builder.networks import load_encoder
 from index_builder.posterior_configuration import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.posteriors import LastLayerPosterior, load_posterior
@@ -32,6 +33,7 @@ from index_builder.reproduction.searched import (
 from index_builder.run import Run
 from index_builder.training import trunk_device
 from model_store.bundle import ENCODER_FILE
+from model_store.decision import OUTLIER_SIGNALS
 from model_store.encoder import Embeddings, OnnxEncoder
 from model_store.predictive import N_SAMPLES
 from model_store.sphere import spherical_variance, unit_direction
@@ -112,6 +114,10 @@ def evaluate_decision(
         -first.outlier_scores,
     )
     metrics = of_ranking(searched, config.seed) | of_signals(signals, correct)
+    for place, name in enumerate(OUTLIER_SIGNALS):
+        metrics[f"ood_auroc by {name}"] = auroc(
+            first.outlier_signals[:, place], ordinary.outlier_signals[:, place]
+        )
     if not by_place:
         metrics["recall_of_likeliest"] = float(ordinary.likeliest_correct.mean())
     return {
