@@ -70,7 +70,7 @@ class SearchEngine:
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
         self._drift = DriftWatch(bundle.retriever.calibration)
         self._key_prefix = key_prefix(bundle.retriever)
-        self._heard = 0
+        self._heard = (0, 0)
         self.canary_at = -math.inf
         self.canary_s = math.nan
 

@@ -88,23 +88,25 @@ class ChangesFile:
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
         self._watcher: sqlite3.Connection | None = None
+        self._n_watchers = 0
 
-    def mark(self) -> int | None:
-        """A number that is another as soon as any process has written; 0 before the first change.
+    def mark(self) -> tuple[int, int] | None:
+        """What is another as soon as any process has written; (0, 0) before the first change.
 
         Read in microseconds from memory that the processes share, before every request. None where
         it cannot be told, as on a disk that is mounted for reading.
         """
         with self._watching:
             if self._watcher is None and not self.path.exists():
-                return 0
+                return 0, 0
             try:
                 if self._watcher is None:
                     self._watcher = connect(self.path, "ro", patience_s=0)
+                    self._n_watchers += 1  # each counts for itself
                 ((version,),) = _fetched(self._watcher, "PRAGMA data_version")
             except sqlite3.Error:
                 return None
-            return int(version)
+            return self._n_watchers, int(version)
 
     def after(self, sequence: int) -> list[Change]:
         """The changes after ``sequence``, in order."""
@@ -197,10 +199,16 @@ class ChangesFile:
     def close(self) -> None:
         """Let go of the file."""
         with self._writing, self._reading, self._watching:
-            for connection in (self._reader, self._writer, self._watcher):
-                if connection is not None:
-                    connection.close()
-            self._reader = self._writer = self._watcher = None
+            self._close_readers()
+            if self._writer is not None:
+                self._writer.close()
+            self._writer = None
+
+    def _close_readers(self) -> None:
+        for connection in (self._reader, self._watcher):
+            if connection is not None:
+                connection.close()
+        self._reader = self._watcher = None
 
     def _read(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
         """Do ``work`` with the connection that reads; ``otherwise`` where there is no log yet."""
@@ -237,10 +245,9 @@ class ChangesFile:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise of_the_system(error) from error
-        with self._reading:  # one that was opened while nobody could write would see no change
-            if self._reader is not None:
-                self._reader.close()
-                self._reader = None
+        # What was opened while nobody could write sees no change, and lets nobody write here.
+        with self._reading, self._watching:
+            self._close_readers()
         connection = connect(self.path, "rwc")
         try:
             connection.execute("PRAGMA journal_mode=WAL")

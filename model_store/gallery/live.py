@@ -81,7 +81,7 @@ class LiveGallery:
             self._catch_up(self.log)
             return self._snapshot
 
-    def mark(self) -> int | None:
+    def mark(self) -> tuple[int, int] | None:
         """See `ChangesFile.mark`."""
         return self.log.mark()
 

@@ -57,7 +57,7 @@ class MilvusLive:
         self._gallery.glance()
         return self._gallery
 
-    def mark(self) -> int | None:
+    def mark(self) -> tuple[int, int] | None:
         """See `ChangesFile.mark`; what others write passes through the log too."""
         return self._log.mark()
 

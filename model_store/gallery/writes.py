@@ -99,7 +99,7 @@ class Writable(Protocol):
     def refresh(self) -> Gallery:
         """Hear of what other processes have written; the gallery as it is now."""
 
-    def mark(self) -> int | None:
+    def mark(self) -> tuple[int, int] | None:
         """See `ChangesFile.mark`: whether there is anything to hear of, in microseconds."""
 
     def outcome(self, retry: Retry) -> str | None:

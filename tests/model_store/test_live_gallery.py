@@ -192,7 +192,7 @@ class TestSeveralWriters:
         for commit in (live.commit, opened(base, path).commit, other.commit):
             commit([some_upsert("a")])
             marks.append(other.log.mark())
-        assert marks[0] == 0
+        assert marks[0] == (0, 0)
         assert len({*marks}) == len(marks)
         other.refresh()
         assert other.log.mark() == marks[-1]  # reading changes nothing
