@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 340, 250
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 40
 """Of a chart and the margins around what is drawn, for ticks and titles."""
 
 N_TICKS = 5
