@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.splits import QuerySet
 from index_builder.embedding import embed_with_features
-from index_builder.observation import observe
+from index_builder.observation import Observed, observe
 from index_builder.progress import track
 from model_store.decision import Calibration, label_means
 from model_store.encoder import Encoder
@@ -28,6 +30,33 @@ the features of a large gallery do not fit into memory."""
 
 N_CORRUPTED = 1_000
 """Calibration queries that are spoilt to learn what that looks like."""
+
+
+class Look(Protocol):
+    """Looks images up in a gallery, see `observe`."""
+
+    def __call__(self, images: LabelledImages, *, hide_label: bool = False) -> Observed:
+        """What is found of ``images``."""
+
+
+def asked(look: Look, queries: QuerySet, seed: int) -> CalibrationQueries:
+    """What a gallery says of everything that the decision layer learns from.
+
+    Where no labels are withheld, the queries without a match are the matched ones, with their own
+    label hidden.
+    """
+    matched, strangers = queries.matched, len(queries.withheld) > 0
+    chosen = np.random.default_rng(seed).permutation(len(matched))[:N_CORRUPTED]
+    return CalibrationQueries(
+        matched=look(matched),
+        no_match=look(queries.withheld) if strangers else look(matched, hide_label=True),
+        strangers=strangers,
+        are_views=False,
+        corrupted=look(corrupted(matched, seed).subset(chosen)),
+        corrupted_of=chosen,
+        outliers=None if queries.outliers is None else look(queries.outliers),
+        sources=np.arange(len(matched)),
+    )
 
 
 def calibrate_gallery(
@@ -58,24 +87,13 @@ def calibrate_gallery(
     detector = fit_detector(embeddings, images.label_codes(), seed)
     means = label_means(gallery)
     look = partial(observe, encoder, gallery, detector, means)
-    matched, strangers = queries.matched, len(queries.withheld) > 0
-    chosen = np.random.default_rng(seed).permutation(len(matched))[:N_CORRUPTED]
-    left_out, sources = None, np.arange(len(matched))
+    matched = queries.matched
+    observed = replace(asked(look, queries, seed), are_views=are_views)
     if unseen:
         left_out, sources = left_out_queries(
-            gallery, means, images, embeddings, matched, seed, strangers=strangers
+            gallery, means, images, embeddings, matched, seed, strangers=observed.strangers
         )
-    observed = CalibrationQueries(
-        matched=look(matched),
-        no_match=look(queries.withheld) if strangers else look(matched, hide_label=True),
-        strangers=strangers,
-        are_views=are_views,
-        corrupted=look(corrupted(matched, seed).subset(chosen)),
-        corrupted_of=chosen,
-        outliers=None if queries.outliers is None else look(queries.outliers),
-        sources=sources,
-        left_out=left_out,
-    )
+        observed = replace(observed, left_out=left_out, sources=sources)
     pictures = track(range(len(matched)), "quality of the queries", len(matched))
     measures = [quality_measures(matched.pixels(position)) for position in pictures]
     return fit_calibration(

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration import (
-    CalibrationQueries,
     fit_calibration,
     fit_detector,
     out_of_fold_signals,
 )
+from index_builder.calibration.of_gallery import N_DETECTOR_IMAGES, asked
 from index_builder.configuration import CalibrationConfig
-from index_builder.datasets import LabelledImages
-from index_builder.datasets.corruption import corrupted
 from index_builder.embedding import embed_with_features
 from index_builder.indexing.gallery import build_gallery
 from index_builder.observation import Observed, observe, observe_left_out
@@ -37,12 +36,6 @@ from model_store.decision import (
 from model_store.encoder import Encoder
 from model_store.gallery import FaissGallery
 from model_store.staleness import search_settings
-
-N_DETECTOR_IMAGES = 10_000
-"""Gallery images that detectors are fitted on, as in a build."""
-
-N_CORRUPTED = 1_000
-"""Rehearsal queries that are spoilt, likewise."""
 
 N_FOLDS = 5
 """Of a gallery that is asked among itself: outlier signals of an image come from detectors that
@@ -106,24 +99,8 @@ def fit_decision(
     ------
     CalibrationError : too few queries.
     """
-    queries = data.rehearsal.queries
-    chosen = np.random.default_rng(seed).permutation(len(queries))[:N_CORRUPTED]
-
-    def look(images: LabelledImages, *, hide_label: bool = False) -> Observed:
-        return observe(
-            encoder, world.gallery, world.detector, world.means, images, hide_label=hide_label
-        )
-
-    observed = CalibrationQueries(
-        matched=look(queries),
-        no_match=look(queries, hide_label=True),
-        strangers=False,
-        are_views=False,
-        corrupted=look(corrupted(queries, seed).subset(chosen)),
-        corrupted_of=chosen,
-        outliers=look(data.rehearsal_outliers),
-        sources=np.arange(len(queries)),
-    )
+    look = partial(observe, encoder, world.gallery, world.detector, world.means)
+    observed = asked(look, data.splits().calibration, seed)
     return fit_calibration(
         world.detector,
         world.means,

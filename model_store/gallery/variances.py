@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +19,8 @@ HALF_ROUNDING = 2.0**-11
 smaller ones are off by at most 2⁻²⁴ of the largest."""
 
 
-class VarianceWriter:
-    """Writes the variances of a gallery's items, part by part.
+class VarianceWriter(ExitStack):
+    """Writes the variances of a gallery's items, part by part; as a context, it closes its files.
 
     Whole: as they are. ``half``: relative to the squared norm and to a power of two for each item,
     which brings the largest of its variances to between ½ and 1, in float16 (`HALF_ROUNDING`).
@@ -33,14 +31,14 @@ class VarianceWriter:
     """
 
     def __init__(self, directory: Path, n_items: int, dim: int, *, half: bool) -> None:
-        self._files = ExitStack()
+        super().__init__()
         dtype = np.float16 if half else np.float32
         variances = RowFile(directory / VARIANCES_FILE, n_items, dim, dtype=dtype)
-        self._variances = self._files.enter_context(variances)
+        self._variances = self.enter_context(variances)
         self._scales: RowFile | None = None
         if half:
             scales = RowFile(directory / SCALES_FILE, n_items, dtype=np.float32)
-            self._scales = self._files.enter_context(scales)
+            self._scales = self.enter_context(scales)
 
     def add(self, norms: NDArray[np.float32], variances: NDArray[np.float32]) -> None:
         """Write those of the next items, (n, D), whose means have ``norms`` (n,)."""
@@ -52,17 +50,6 @@ class VarianceWriter:
         scales = np.exp2(np.ceil(np.log2(largest)))
         self._scales.add(scales)
         self._variances.add(relative / scales[:, None])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._files.__exit__(kind, error, trace)
 
 
 class Variances:
