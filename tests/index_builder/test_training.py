@@ -244,7 +244,7 @@ def test_mixed_precision_moves_features_by_little_and_leaves_nothing_behind() ->
     place_for_training(encoder, TrainingConfig(device="cpu", precision="mixed"))
     mixed = encoder.features(images)
     assert mixed.dtype == torch.float32
-    assert not torch.equal(mixed, expected)
+    assert (mixed - expected).abs().max() > 1e-4  # another layout alone rounds by far less
     torch.testing.assert_close(mixed, expected, rtol=0.05, atol=0.05)
     mixed.sum().backward()
     assert all(weight.grad.dtype == torch.float32 for weight in encoder.trunk.parameters())
