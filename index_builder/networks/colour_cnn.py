@@ -12,7 +12,8 @@ class ColourCNN(Trunk):
     """Three 3 × 3 convolutions and two poolings: RGB 32 × 32 in, 1,024 features out.
 
     As the code has it. The paper's text (G.2) has one input channel and one pooling, of which
-    neither the images nor the size of its last layer make sense.
+    neither the images nor the size of its last layer make sense. Each ReLU before a pooling stands
+    after it: the same numbers, of a quarter as many.
     """
 
     preprocessing = Preprocessing(height=32, width=32)
@@ -22,11 +23,11 @@ class ColourCNN(Trunk):
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(3, 32, 3),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Conv2d(32, 64, 3),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Conv2d(64, 64, 3),
             nn.ReLU(),
             nn.Flatten(),

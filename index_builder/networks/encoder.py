@@ -76,13 +76,14 @@ class MetricEncoder(nn.Module):
     def place_trunk(self, device: torch.device, *, mixed_precision: bool = False) -> None:
         """Compute features on ``device``, where nearly all of the work is; the rest stays here.
 
+        With channels last, which convolutions are faster in on a processor, and in bfloat16.
+
         Parameters
         ----------
-        mixed_precision : in training; with channels last, which bfloat16 convolutions want.
+        mixed_precision : in training.
         """
-        layout = torch.channels_last if mixed_precision else torch.contiguous_format
         self.trunk.to(device=device)
-        self.trunk.to(memory_format=layout)
+        self.trunk.to(memory_format=torch.channels_last)
         self._mixed_precision = mixed_precision
         self.pixel_mean = self.pixel_mean.to(device)
         self.pixel_std = self.pixel_std.to(device)

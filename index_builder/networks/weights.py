@@ -132,7 +132,8 @@ def save_checkpoint(state: Mapping[str, Tensor], path: Path, weights: str | None
     weights : what its trunk began with; it decides on the padding, which no tensor tells.
     """
     padding = _TENSORFLOW if needs_tensorflow_padding(weights) else "torch"
-    save_file(dict(state), path, metadata={_PADDING: padding})
+    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+    save_file(tensors, path, metadata={_PADDING: padding})
 
 
 def load_checkpoint(source: str) -> dict[str, Tensor]:

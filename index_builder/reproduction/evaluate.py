@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from index_builder.configuration import BuildConfig
 from index_builder.embedding import embed_all
@@ -172,11 +173,13 @@ def _drawn_layers(
     own = searched.task.own_rows()
     asked = None if own is not None else all_features(network, searched.task.queries)
     generator = torch.Generator().manual_seed(config.seed)
-    for _ in range(N_SAMPLES):
-        weights, biases = posterior.sample(1, generator)
-        gallery = (features @ weights[0].T + biases[0]).numpy()
-        if own is not None:
-            yield gallery[own], gallery
-        else:
-            assert asked is not None  # noqa: S101 - one of the two
-            yield (asked @ weights[0].T + biases[0]).numpy(), gallery
+    weights, biases = posterior.sample(N_SAMPLES, generator)
+
+    def by_all(some: Tensor) -> Tensor:
+        """Embeddings (N, S, D): one product of S layers' rows, since each reads all features."""
+        return (some @ weights.flatten(0, 1).T).reshape(len(some), *biases.shape) + biases
+
+    galleries = by_all(features)
+    queries = galleries[own] if asked is None else by_all(asked)
+    for sample in range(N_SAMPLES):
+        yield queries[:, sample].numpy(), galleries[:, sample].numpy()
