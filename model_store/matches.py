@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,20 +47,24 @@ def matches_of(
     decision: Decision,
 ) -> tuple[Match, ...]:
     """The first of the list, with what is known of each; ``variances`` (n,) of the n ``items``."""
-    probabilities, intervals = decision.match_probabilities, decision.match_intervals
+    similarities = neighbours.similarities.tolist()  # plain numbers, all at once
+    probabilities = _plain(decision.match_probabilities)
+    intervals = _plain(decision.match_intervals)
     confidences = neighbours.rank_confidence
     return tuple(
         Match(
             rank=rank + 1,
             item=item,
-            similarity=float(neighbours.similarities[place]),
-            match_probability=None if probabilities is None else float(probabilities[place]),
-            match_interval=None
-            if intervals is None
-            else (float(intervals[place, 0]), float(intervals[place, 1])),
+            similarity=similarities[place],
+            match_probability=None if probabilities is None else probabilities[place],
+            match_interval=None if intervals is None else tuple(intervals[place]),
             rank_stability=float(neighbours.rank_stability[rank]),
             rank_confidence=float(confidences[rank]) if rank < len(confidences) else None,
             variance=float(variances[rank]),
         )
         for rank, (place, item) in enumerate(zip(neighbours.listed, items, strict=False))
     )
+
+
+def _plain(numbers: NDArray[np.float64] | None) -> list[Any] | None:
+    return None if numbers is None else numbers.tolist()

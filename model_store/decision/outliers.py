@@ -28,8 +28,8 @@ _TINY = 1e-12
 _LEAST = np.finfo(np.float32).tiny
 """Divides what has no length at all."""
 
-_FLOOR = 1e-4
-"""Added to cosine distances before their logarithm: the distance of an image to its exact copy
+_ADDED = np.array([_TINY, _TINY, 1e-4, _TINY, 1.0])
+"""Before the logarithm; to cosine distances more, since the distance of an image to its exact copy
 would drown every other."""
 
 
@@ -37,9 +37,10 @@ would drown every other."""
 class OutlierDetector:
     """What tells alien images from the gallery's: distances, posterior variance, feature length.
 
-    With x = φ / ‖φ‖ and its coordinates t = (x − c) U in the r leading principal directions of the
-    gallery's features, what of x lies outside their subspace is e² = ‖(x − c) − t Uᵀ‖², the
-    residual of ViM (Wang et al. 2022). The signals are logarithms of
+    With φ the features, averaged as `averaged_features` says, x = φ / ‖φ‖ and its coordinates
+    t = (x − c) U in the r leading principal directions of the gallery's features, what of x lies
+    outside their subspace is e² = ‖(x − c) − t Uᵀ‖², the residual of ViM (Wang et al. 2022). The
+    signals are logarithms of
 
     - the distance to the nearest gallery features (after Sun et al. 2022),
       √(min_m ‖t − t_m‖² + e²);
@@ -54,7 +55,8 @@ class OutlierDetector:
 
     Attributes
     ----------
-    centre : (F,) c.
+    n_averaged : k, adjacent features that are averaged.
+    centre : (F,) c, with F the number of averages.
     basis : (F, r) U, orthonormal columns.
     references : (M, r) coordinates t_m of gallery images.
     label_means : (C, r) μ_c.
@@ -64,6 +66,7 @@ class OutlierDetector:
     directions : (M, D) unit embeddings of gallery images.
     """
 
+    n_averaged: int
     centre: NDArray[np.float32]
     basis: NDArray[np.float32]
     references: NDArray[np.float32]
@@ -89,36 +92,41 @@ class OutlierDetector:
 
     def signals(self, embeddings: Embeddings) -> NDArray[np.float64]:
         """Signals (B, len(OUTLIER_SIGNALS)) of B embeddings, larger is more alien."""
-        lengths = feature_lengths(embeddings.features)
+        features = averaged_features(embeddings.features, self.n_averaged)
+        lengths = feature_lengths(features)
         # Of x only its products are formed: one pass over what the last search has driven from the
         # processor's cache, in place of six.
-        products: NDArray[np.float32] = embeddings.features @ self._axes.T
+        products: NDArray[np.float32] = features @ self._axes.T
         products /= np.maximum(lengths, _LEAST)[:, None]
-        coordinates: NDArray[np.float32] = products[:, 1:] - self._axes_of_centre[1:]
-        squared_lengths = self._axes_of_centre[0] - 2 * products[:, 0] + (lengths > 0)
-        residual = np.maximum(squared_lengths - np.vecdot(coordinates, coordinates), 0)
+        products -= self._axes_of_centre
+        coordinates = products[:, 1:]
+        from_centre = (lengths > 0) - products[:, 0]  # ‖x − c‖², with the first axis 2c
+        residual = np.maximum(from_centre - np.vecdot(coordinates, coordinates), 0)
+        whitened = coordinates @ self.whitening
         values = np.empty((len(embeddings), len(OUTLIER_SIGNALS)))
-        values[:, 0] = self._references.nearest_squared(coordinates) + residual + _TINY
-        values[:, 1] = self._whitened_means.nearest_squared(coordinates @ self.whitening)
-        values[:, 1] += residual / self.residual_variance + _TINY
-        cosines = (embeddings.directions @ self._directions).max(axis=1)
-        values[:, 2] = np.maximum(1 - cosines.astype(np.float64), 0) + _FLOOR
-        values[:, 3] = embeddings.spherical_variances + _TINY
-        deviation = (log_lengths(lengths) - self.length_centre) / self.length_scale
-        values[:, 4] = 1 + deviation**2
+        values[:, 0] = from_centre + self._references.nearest(coordinates)
+        values[:, 1] = np.vecdot(whitened, whitened) + self._whitened_means.nearest(whitened)
+        values[:, 2] = 1 - (embeddings.directions @ self._directions).max(axis=1)
+        values[:, 3] = embeddings.spherical_variances
+        values[:, 4] = (log_lengths(lengths) - self.length_centre) / self.length_scale
+        np.maximum(values[:, :3], 0, out=values[:, :3])  # but for rounding, they are
+        values[:, 1] += residual / self.residual_variance
+        values[:, 4] **= 2
+        values += _ADDED
         signals: NDArray[np.float64] = np.log(values, out=values)
         signals *= _POWERS
         return signals
 
     @cached_property
     def _axes(self) -> NDArray[np.float32]:
-        """The centre and the columns of the basis, (1 + r, F), in the order they are read in."""
-        return np.vstack([self.centre, self.basis.T])
+        """Twice the centre and the columns of the basis, (1 + r, F), in the order they are read."""
+        return np.vstack([2 * self.centre, self.basis.T])
 
     @cached_property
     def _axes_of_centre(self) -> NDArray[np.float32]:
-        """Products of the centre with `_axes`, (1 + r,)."""
+        """Products of the centre with `_axes`, (1 + r,); with itself, of the first."""
         products: NDArray[np.float32] = self._axes @ self.centre
+        products[0] /= 2
         return products
 
     @cached_property
@@ -153,12 +161,11 @@ class _Points:
         """Of ``points`` (M, r)."""
         return cls(np.ascontiguousarray(-2 * points.T), np.vecdot(points, points))
 
-    def nearest_squared(self, others: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Squared distance (B,) of each of ``others`` (B, r) to the nearest point."""
+    def nearest(self, others: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Squared distances (B,) of ``others`` (B, r) to the nearest point, less ‖others‖²."""
         compared = others @ self.minus_twice
         compared += self.squared_lengths
-        squared = np.vecdot(others, others) + compared.min(axis=1)
-        nearest: NDArray[np.float64] = np.maximum(squared, 0).astype(np.float64)
+        nearest: NDArray[np.float32] = compared.min(axis=1)
         return nearest
 
 
@@ -188,6 +195,21 @@ class OutlierFusion:
         """Slopes (S,) and offset of the score in the signals as they are."""
         slopes = self.weights / self.scale
         return slopes, float(self.centre @ slopes)
+
+
+def averaged_features(features: NDArray[np.float32], k: int) -> NDArray[np.float32]:
+    """Means (B, F // k) of each ``k`` adjacent ``features`` (B, F); the last F mod k are left out.
+
+    Where a convolution's map is not pooled, adjacent features are adjacent places in it, which say
+    much the same: their means are fewer and less noisy.
+    """
+    if k == 1:
+        return features
+    n = features.shape[1] // k
+    means: NDArray[np.float32] = features[:, : n * k].reshape(-1, n, k) @ np.full(
+        k, 1 / k, dtype=np.float32
+    )
+    return means
 
 
 def unit_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -47,7 +47,7 @@ _SHARE_FLOOR = 1e-3
 _N_VOTES = 5
 """Ways to vote: of `_NEAREST`, and at `_BANDWIDTH`, `_NARROW` and `_WIDE`."""
 
-_COUNTED = np.array([True, True, True, False, False, False])
+_COUNTED = np.array([[True], [True], [True], [False], [False], [False]])
 """Of these, and of the label means: what half a vote is added to. The first bandwidth is so small
 that its votes count too."""
 
@@ -69,12 +69,19 @@ def labels_found(
     places : (g,) of the nearest item of each label, ascending.
     members : (n,) which of them each item belongs to.
     """
-    # A list this short is passed through faster than it is sorted.
-    codes = [code if code >= 0 else -1 - place for place, code in enumerate(label_codes.tolist())]
-    nearest = dict(zip(reversed(codes), reversed(range(len(codes))), strict=True))
-    places = sorted(nearest.values())
-    label_of = {codes[place]: label for label, place in enumerate(places)}
-    return np.array(places), np.array([label_of[code] for code in codes])
+    label_of: dict[int, int] = {}
+    places: list[int] = []
+    members: list[int] = []
+    for place, code in enumerate(
+        label_codes.tolist()
+    ):  # so short a list is sooner read than sorted
+        own = code if code >= 0 else -1 - place
+        label = label_of.get(own)
+        if label is None:
+            label = label_of[own] = len(places)
+            places.append(place)
+        members.append(label)
+    return np.array(places), np.array(members)
 
 
 def signals(
@@ -120,12 +127,12 @@ def signals(
     own = log_distances[places]
     values = np.empty((n_labels, len(SIGNALS)))
     values[:, 0] = own
-    values[:, 1] = log_distances[0] - own
+    np.subtract(log_distances[0], own, out=values[:, 1])
     values[0, 1] = log_distances[places[1] if n_labels > 1 else -1] - own[0]
-    agreeing = np.empty((n_labels, _N_VOTES + 1))
-    agreeing[:, :_N_VOTES] = _agreeing(similarities, members, n_labels)
-    values[:, 7], agreeing[:, _N_VOTES] = _of_means(mean_similarities, float(similarities[-1]))
-    log_odds = _log_odds(agreeing)
+    agreeing = np.empty((_N_VOTES + 1, n_labels))
+    _count_votes(similarities, members, out=agreeing[:_N_VOTES])
+    values[:, 7] = _compare_means(mean_similarities, float(similarities[-1]), out=agreeing[-1])
+    log_odds = _log_odds(agreeing).T
     values[:, 2:7], values[:, 8] = log_odds[:, :_N_VOTES], log_odds[:, _N_VOTES]
     values[:, 9] = log_distances[min(50, n_candidates) - 1]
     values[:, 10] = math.log(spherical_variance + _TINY)
@@ -133,44 +140,44 @@ def signals(
     return values
 
 
-def _agreeing(
-    similarities: NDArray[np.float64], members: NDArray[np.int64], n_labels: int
-) -> NDArray[np.float64]:
-    """Votes (g, 5) for each label: of the nearest 10 and 50, and at three bandwidths."""
+def _count_votes(
+    similarities: NDArray[np.float64], members: NDArray[np.int64], out: NDArray[np.float64]
+) -> None:
+    """Votes (5, g) for each label: of the nearest 10 and 50, and at three bandwidths."""
     behind = similarities - similarities[0]
     span = float(_TINY - behind[-1])
     votes = np.zeros((_N_VOTES, len(similarities)))
     for weights, k in zip(votes, _NEAREST, strict=False):
         weights[:k] = 1
-    bandwidths = np.array([[_BANDWIDTH], [_NARROW * span], [_WIDE * span]])
-    np.exp(behind / bandwidths, out=votes[len(_NEAREST) :])
-    cells = members + n_labels * np.arange(_N_VOTES)[:, None]
-    sums = np.bincount(cells.ravel(), votes.ravel(), _N_VOTES * n_labels)
-    return sums.astype(np.float64, copy=False).reshape(_N_VOTES, n_labels).T
+    rates = np.array([1 / _BANDWIDTH, 1 / (_NARROW * span), 1 / (_WIDE * span)])
+    weighted = np.multiply.outer(rates, behind, out=votes[len(_NEAREST) :])
+    np.exp(weighted, out=weighted)
+    cells = members + out.shape[1] * np.arange(_N_VOTES)[:, None]
+    out[:] = np.bincount(cells.ravel(), votes.ravel(), out.size).reshape(out.shape)
 
 
-def _of_means(
-    similarities: NDArray[np.float64], last: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """``mean_margin`` (g,), and votes (g,), by the ``similarities`` (g,) of label means.
+def _compare_means(
+    similarities: NDArray[np.float64], last: float, out: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """``mean_margin`` (g,), and into ``out`` votes (g,), by the ``similarities`` of label means.
 
     ``last`` is the similarity of the last candidate, to compare with where there is one label.
     """
-    ascending = np.sort(similarities)
+    ascending = sorted(similarities.tolist())
     highest = ascending[-1]
     second = ascending[-2] if len(ascending) > 1 else last
-    rivals = np.where(similarities < highest, highest, second)
-    bandwidth = _OF_MEANS * (highest - ascending[0] + _TINY)
-    return similarities - rivals, np.exp((similarities - highest) / bandwidth)
+    np.exp((similarities - highest) / (_OF_MEANS * (highest - ascending[0] + _TINY)), out=out)
+    return similarities - np.where(similarities < highest, highest, second)
 
 
 def _log_odds(agreeing: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Log-odds (g, v) of each label's share of the votes, with something added to either side.
+    """Log-odds (v, g) of each label's share of the votes, with something added to either side.
 
     A half to what is counted (Haldane & Anscombe), `_SHARE_FLOOR` of the whole to what is weighed.
     """
-    total = agreeing.sum(axis=0)
+    total = agreeing.sum(axis=1, keepdims=True)
     added = np.where(_COUNTED, 0.5, _SHARE_FLOOR * total)
     against = np.maximum(total - agreeing, 0)  # sums may differ in their last digit
-    log_odds: NDArray[np.float64] = np.log((agreeing + added) / (against + added))
+    against += added
+    log_odds: NDArray[np.float64] = np.log((agreeing + added) / against)
     return log_odds

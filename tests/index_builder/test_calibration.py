@@ -378,6 +378,13 @@ def test_mahalanobis_is_whitened_within_labels() -> None:
     np.testing.assert_allclose(spreads[1:], 1, atol=0.05)  # the first is that of the length
 
 
+def test_of_many_features_adjacent_ones_are_averaged() -> None:
+    features = RNG.standard_normal((40, 6000))
+    fitted = fit_detector(gallery_embeddings(features), np.zeros(40, dtype=np.int32), seed=0)
+    assert (fitted.n_averaged, fitted.centre.shape) == (3, (2000,))
+    assert np.isfinite(fitted.signals(gallery_embeddings(features))).all()
+
+
 def test_a_gallery_of_a_few_images_has_no_detector() -> None:
     with pytest.raises(CalibrationError, match="at least 20"):
         fit_detector(gallery_embeddings(np.ones((19, 5))), np.zeros(19, dtype=np.int32), seed=0)

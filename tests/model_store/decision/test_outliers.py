@@ -17,6 +17,7 @@ RNG = np.random.default_rng(0)
 def detector(rank: int = 4, n_features: int = 9, n_references: int = 40) -> OutlierDetector:
     directions = unit_rows(RNG.standard_normal((n_references, 3)).astype(np.float32))
     return OutlierDetector(
+        n_averaged=1,
         centre=(RNG.standard_normal(n_features) / 10).astype(np.float32),
         basis=np.linalg.qr(RNG.standard_normal((n_features, rank)))[0].astype(np.float32),
         references=(RNG.standard_normal((n_references, rank)) / 3).astype(np.float32),
@@ -97,6 +98,15 @@ def test_the_rest_looks_at_the_direction_of_the_features_alone() -> None:
     turned = fitted.signals(replace(asked, features=-asked.features))
     np.testing.assert_allclose(longer[:, :-1], near[:, :-1], rtol=1e-4, atol=1e-4)
     assert not np.allclose(turned[:, :2], near[:, :2], rtol=0.01)
+
+
+def test_of_averaged_features_it_sees_the_means_of_neighbours_and_not_what_is_left_over() -> None:
+    fitted, asked = detector(), queries(3)
+    noise = RNG.standard_normal(asked.features.shape)
+    pairs = np.stack([asked.features + noise, asked.features - noise], axis=2).reshape(3, -1)
+    wider = replace(asked, features=np.c_[pairs, np.full(3, 9)].astype(np.float32))
+    got = replace(fitted, n_averaged=2).signals(wider)
+    np.testing.assert_allclose(got, fitted.signals(asked), rtol=1e-4, atol=1e-4)
 
 
 def test_no_features_and_no_variance_at_all_are_finite() -> None:

@@ -60,6 +60,7 @@ def calibration() -> Calibration:
         outlier_scores=np.arange(1.0, 10.0),
         means=LabelMeans(np.eye(3, 2, dtype=np.float32)),
         detector=OutlierDetector(
+            1,
             *(array(*shape) for shape in ((5,), (5, 2), (20, 2), (3, 2), (2, 2))),
             0.5,
             1.0,
