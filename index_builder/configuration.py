@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -264,6 +265,18 @@ class BuildConfig(Section):
     posterior: PosteriorConfig = LaplaceConfig()
     index: IndexConfig = IndexConfig()
     calibration: CalibrationConfig = CalibrationConfig()
+
+    def changed_since(self, stored: Mapping[str, Any]) -> set[str]:
+        """Parts that differ from those of a configuration ``stored`` as JSON.
+
+        What has been added to the configuration since then had its default.
+        """
+        now = dict(self)
+        try:
+            then = dict(BuildConfig.model_validate(stored))
+        except ValidationError:  # what was stored means nothing any more
+            return set(now)
+        return {part for part in now if now[part] != then[part]}
 
     @model_validator(mode="after")
     def _something_is_learned(self) -> BuildConfig:

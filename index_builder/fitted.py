@@ -86,11 +86,12 @@ def member_configs(config: BuildConfig) -> list[BuildConfig]:
 
 
 def _require_unchanged(config: BuildConfig, run: Run) -> None:
-    then, now = run.read_json(TRAINING_REPORT)["config"], config.model_dump(mode="json")
+    then = run.read_json(TRAINING_REPORT)["config"]
     parts = ["dataset", "network", "training", "seed"]
-    if not {then["posterior"]["method"], now["posterior"]["method"]} <= CONTRASTIVE:
+    if not {then["posterior"]["method"], config.posterior.method} <= CONTRASTIVE:
         parts.append("posterior")
-    changed = [part for part in parts if then[part] != now[part]]
+    differing = config.changed_since(then)
+    changed = [part for part in parts if part in differing]
     if changed:
         raise ConfigError(
             f"{run.directory} was trained with another `{'`, `'.join(changed)}` than the "

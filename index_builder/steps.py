@@ -101,8 +101,9 @@ def _train_members(config: BuildConfig, images: LabelledImages, run: Run, group:
         group.wait()  # all see the same members finished
         place = run.member(number)
         finished = place.directory / TRAINING_REPORT
-        asked = member.model_dump(mode="json")
-        if finished.exists() and place.read_json(TRAINING_REPORT)["config"] == asked:
+        if finished.exists() and not member.changed_since(
+            place.read_json(TRAINING_REPORT)["config"]
+        ):
             continue
         console.print(f"member {number + 1}")
         _train_alone(member, images, place, group)

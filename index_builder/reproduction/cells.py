@@ -267,7 +267,7 @@ def _require_same_settings(plan: Plan) -> None:
         _write(path, settings)
         return
     before = json.loads(path.read_text(encoding="utf-8"))
-    changed = [part for part in settings if settings[part] != before.get(part)]
+    changed = sorted(plan.base.changed_since({**before, "seed": plan.base.seed}))
     if changed:
         raise ConfigError(
             f"{plan.directory} holds measurements with another `{'`, `'.join(changed)}`. Name "

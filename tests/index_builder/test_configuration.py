@@ -134,3 +134,13 @@ def test_a_folder_and_a_pretrained_trunk_are_a_whole_configuration(tmp_path: Pat
     assert photographs_config(folder, "resnet18", "w.pth", "mine").name == "mine"
     with pytest.raises(ConfigError, match=r"network.trunk.*mobilenet_v2.*received 'vgg'"):
         photographs_config(folder, "vgg", "weights.npz")
+
+
+def test_what_was_stored_before_a_key_existed_had_its_default() -> None:
+    config = load_config("digits")
+    stored = config.model_dump(mode="json")
+    del stored["training"]["precision"]
+    assert config.changed_since(stored) == set()
+    stored["training"]["margin"] = 0.1
+    assert config.changed_since(stored) == {"training"}
+    assert "network" in config.changed_since({**stored, "network": {"gone": 1}})
