@@ -4,6 +4,7 @@ Image files come from strangers, and their parsers are the likeliest part of the
 to hang or to eat memory. So they run here, one file at a time, in a process that can be lost.
 `service.decoding` starts these processes and talks to them over a socket pair, in messages of JSON
 and bytes: nothing of a message is ever executed, whatever became of the process at the other end.
+Prepared pictures lie in a file in memory that the two share.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from base64 import b64encode
 from io import BytesIO
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from model_store.errors import ImageError, ImageTooCostly
@@ -32,18 +35,19 @@ from model_store.images import (
 )
 from model_store.images.budget import DecodingBudget, spending
 from model_store.quality import quality_measures
+from service.shared_pixels import SharedPixels
 
 PREFIX = struct.Struct("!II")
 """Before every message: how many bytes of JSON follow, and how many bytes after that."""
 
 
 def main() -> None:
-    """Answer requests on the socket whose file number is the first argument, until it closes."""
+    """Answer requests until the socket closes; its file number, and the pictures', are given."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the service says when it is over
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would keep somebody's picture
     _silence_libraries()
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel, pictures = socket.socket(fileno=int(sys.argv[1])), SharedPixels(int(sys.argv[2]))
     fields, _ = _receive(channel)
     limits, budget = ImageLimits(**fields["limits"]), DecodingBudget(**fields["budget"])
     _warm_up(limits)
@@ -51,28 +55,30 @@ def main() -> None:
     while True:
         fields, data = _receive(channel)
         fields, picture = _within(budget, data, fields, limits)
-        _send(channel, fields, picture)
+        if picture is not None:
+            pictures.write(picture)
+        _send(channel, fields)
 
 
 def _within(
     budget: DecodingBudget, data: bytes, asked: dict[str, Any], limits: ImageLimits
-) -> tuple[dict[str, Any], bytes]:
+) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
     """The answer to a request, unless its decoding ends this process."""
     with spending(budget):
         try:
             preprocessing = Preprocessing(**asked["preprocessing"])
             return _answer(data, preprocessing, limits, thumbnail=asked["thumbnail"])
         except ImageError as error:
-            return {"error": type(error).__name__, "detail": str(error)}, b""
+            return {"error": type(error).__name__, "detail": str(error)}, None
 
 
 def _answer(
     data: bytes, preprocessing: Preprocessing, limits: ImageLimits, *, thumbnail: bool
-) -> tuple[dict[str, Any], bytes]:
+) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     decoded = decode_image(data, limits)
     small = None
     try:
-        picture = preprocessing(decoded.pixels).tobytes()
+        picture = preprocessing(decoded.pixels)
         measures = quality_measures(decoded.pixels)
         if thumbnail:
             small, _ = encode_thumbnail(decoded.pixels)
@@ -107,9 +113,9 @@ def _warm_up(limits: ImageLimits) -> None:
         _answer(file.getvalue(), preprocessing, limits, thumbnail=True)
 
 
-def _send(channel: socket.socket, fields: dict[str, Any], data: bytes = b"") -> None:
+def _send(channel: socket.socket, fields: dict[str, Any]) -> None:
     header = json.dumps(fields).encode()
-    channel.sendall(b"".join([PREFIX.pack(len(header), len(data)), header, data]))
+    channel.sendall(PREFIX.pack(len(header), 0) + header)
 
 
 def _receive(channel: socket.socket) -> tuple[dict[str, Any], bytes]:

@@ -39,6 +39,7 @@ from model_store.images.budget import DecodingBudget
 from model_store.quality import quality_measures
 from service.decoder import PREFIX
 from service.memory import kept_freed_memory
+from service.shared_pixels import SharedPixels
 
 T = TypeVar("T")
 
@@ -209,17 +210,17 @@ class DecoderPool:
         try:
             async with asyncio.timeout(self._budget.clock_s):
                 header = _request(preprocessing, thumbnail=thumbnail)
-                fields, picture = await decoder.ask(header, data, preprocessing.n_bytes)
+                fields = await decoder.ask(header, data)
+                shape = (preprocessing.height, preprocessing.width, 3)
+                pixels = None if "error" in fields else decoder.pictures.read(shape)
         except TimeoutError:
             await self._replace(decoder)
             return self._too_costly()
         except (OSError, EOFError):
             return self._judged(await self._replace(decoder))
         self._free.put_nowait(decoder)
-        if "error" in fields:
+        if pixels is None:
             return _ERRORS[fields["error"]](fields["detail"])
-        shape = (preprocessing.height, preprocessing.width, 3)
-        pixels = np.frombuffer(picture, dtype=np.uint8).reshape(shape)
         measures = np.array(fields.pop("measures"), dtype=np.float64)
         fields["warnings"] = tuple(fields["warnings"])
         small = _thumbnail(fields.pop("thumbnail", None))
@@ -273,7 +274,7 @@ class DecoderPool:
         self._decoders.add(decoder)
         try:
             settings = {"limits": asdict(self._limits), "budget": asdict(self._budget)}
-            await decoder.ask(json.dumps(settings).encode(), b"", 0)
+            await decoder.ask(json.dumps(settings).encode(), b"")
         except (OSError, EOFError):
             self._decoders.discard(decoder)
             await decoder.end()
@@ -310,21 +311,22 @@ def _thumbnail(sent: str | None) -> Thumbnail | None:
 
 
 class _Decoder:
-    """One decoder process, and the socket to it."""
+    """One decoder process, the socket to it, and where its pictures lie."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
-        number = str(theirs.fileno())
+        self.pictures = SharedPixels()
+        numbers = [theirs.fileno(), self.pictures.fileno()]
         with theirs:
             # Unlike multiprocessing, this does not import the main module once more, which here is
             # the whole service.
             self._process = subprocess.Popen(  # noqa: S603 # nothing here comes from a request
-                [sys.executable, "-P", "-W", "ignore", "-m", "service.decoder", number],
+                [sys.executable, "-P", "-W", "ignore", "-m", "service.decoder", *map(str, numbers)],
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=numbers,
             )
 
     @property
@@ -337,10 +339,8 @@ class _Decoder:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    async def ask(
-        self, header: bytes, data: bytes, n_bytes: int
-    ) -> tuple[dict[str, Any], memoryview]:
-        """Send one message and wait for its answer, which has ``n_bytes`` bytes or none.
+    async def ask(self, header: bytes, data: bytes) -> dict[str, Any]:
+        """Send one message and wait for its answer.
 
         Parameters
         ----------
@@ -354,31 +354,32 @@ class _Decoder:
         loop = asyncio.get_running_loop()
         prefix = PREFIX.pack(len(header), len(data))
         await loop.sock_sendall(self._socket, b"".join([prefix, header, data]))
-        answer = bytearray(PREFIX.size + _MAX_HEADER + n_bytes)
-        received = await self._receive(answer, 0, PREFIX.size)
-        n_header, n_picture = PREFIX.unpack_from(answer)
-        begin, end = PREFIX.size + n_header, PREFIX.size + n_header + n_picture
-        if n_header > _MAX_HEADER or n_picture not in {0, n_bytes}:
-            raise EOFError(f"a decoder announced {n_header} and {n_picture} bytes")
-        await self._receive(answer, received, end)
-        return json.loads(answer[PREFIX.size : begin]), memoryview(answer)[begin:end]
+        answer = await self._received(PREFIX.size)
+        n_header, n_data = PREFIX.unpack_from(answer)
+        if n_header > _MAX_HEADER or n_data:
+            raise EOFError(f"a decoder announced {n_header} and {n_data} bytes")
+        while len(answer) < PREFIX.size + n_header:
+            answer += await self._received(1)
+        fields: dict[str, Any] = json.loads(answer[PREFIX.size :])
+        return fields
 
     async def end(self) -> int:
         """Kill the process, if it still runs; returns its exit status."""
         self._socket.close()
+        self.pictures.close()
         self._process.kill()
         return await asyncio.to_thread(self._process.wait)
 
-    async def _receive(self, answer: bytearray, n_received: int, n_wanted: int) -> int:
-        """Fill ``answer``, of which ``n_received`` bytes are there, at least to ``n_wanted``."""
+    async def _received(self, n_least: int) -> bytes:
+        """What the process sends next, ``n_least`` bytes or more."""
         loop = asyncio.get_running_loop()
-        view = memoryview(answer)
-        while n_received < n_wanted:
-            n_more = await loop.sock_recv_into(self._socket, view[n_received:])
-            if n_more == 0:
+        received = b""
+        while len(received) < n_least:
+            more = await loop.sock_recv(self._socket, _MAX_HEADER)
+            if not more:
                 raise EOFError("a decoder has ended")
-            n_received += n_more
-        return n_received
+            received += more
+        return received
 
 
 def _environment() -> dict[str, str]:

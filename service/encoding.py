@@ -27,6 +27,7 @@ from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder, Provid
 from model_store.errors import EncoderError, EncoderStopped, EncodingFailed, VouchError
 from model_store.placement import Placement
 from service.logs import log_as_json
+from service.shared_pixels import SharedPixels
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +82,11 @@ class EncoderProcess:
             if self._closed:
                 raise EncoderStopped("The encoder has been closed. Send the image again.")
             if self._process.poll() is not None:
+                self._end()
                 self._start()
             try:
-                self._connection.send(images)
+                self._images.write(images)
+                self._connection.send(images.shape)
                 answer = self._receive(ENCODE_PATIENCE_S)
             except (EOFError, OSError) as error:
                 self._end()
@@ -105,14 +108,16 @@ class EncoderProcess:
 
     def _start(self) -> None:
         self._connection, theirs = Pipe()
+        self._images = SharedPixels()
+        numbers = [theirs.fileno(), self._images.fileno()]
         with theirs:
             # Unlike multiprocessing, this does not import the main module once more, which is the
             # whole service: 3.8 s of computing in place of 0.2 before the encoder is back.
             self._process = subprocess.Popen(  # noqa: S603 # nothing here comes from a request
-                [sys.executable, "-P", "-m", "service.encoding", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "service.encoding", *map(str, numbers)],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=numbers,
             )
         try:
             self._connection.send(self._arguments)
@@ -147,21 +152,22 @@ class EncoderProcess:
 
     def _end(self) -> None:
         self._connection.close()
+        self._images.close()
         self._process.kill()
         self._process.wait()
 
 
 def main() -> None:
-    """The child's whole life; its only argument is the file number of its pipe."""
+    """The child's whole life; given are the file numbers of its pipe, and of its images."""
     # Whoever stops the service may signal its whole group; the service then drains, and needs us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log_as_json()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the service has ended
-        _serve(Connection(int(sys.argv[1])))
+        _serve(Connection(int(sys.argv[1])), SharedPixels(int(sys.argv[2])))
 
 
-def _serve(connection: Connection[Any, Any]) -> None:
+def _serve(connection: Connection[Any, Any], images: SharedPixels) -> None:
     """Answer batches until the pipe closes."""
     try:
         encoder = OnnxEncoder(*connection.recv())
@@ -179,9 +185,9 @@ def _serve(connection: Connection[Any, Any]) -> None:
         )
     )
     while True:
-        images = connection.recv()
+        shape = connection.recv()
         try:
-            answer: Embeddings | str = encoder.encode(images)
+            answer: Embeddings | str = encoder.encode(images.read(shape))
         except Exception as error:
             answer = str(error)
         connection.send(answer)
