@@ -44,9 +44,19 @@ from index_builder.posteriors import (
     fit_laplace,
     laplace_of_curvature,
 )
-from index_builder.posteriors.validation import select_by_validation
+from index_builder.posteriors.validation import (
+    Criterion,
+    select_by_validation,
+    temper_by_validation,
+)
 from index_builder.posteriors.votes import vote_log_likelihood
 from index_builder.training import train
+
+PRIOR_FACTORS = np.logspace(-2, 6, 33)
+"""Of the likeliest prior precision: what validation tries."""
+
+TEMPERATURES = np.logspace(-4, 1, 21)
+"""Likewise."""
 
 N_VALIDATION = 1_000
 """Validation images that vote on the prior precision: its optimum is flat, more hardly move it."""
@@ -166,15 +176,26 @@ def _laplace(
     splits: Splits,
     learned: Mapping[str, Tensor],
 ) -> tuple[Posterior, dict[str, Any]]:
-    """The Laplace posterior, its prior precision chosen as the configuration says."""
+    """The Laplace posterior, its prior and temperature chosen as the configuration says."""
     fitted = _fit_laplace(asked, config, encoder, splits.training, learned)
-    by_validation = asked.prior_chosen_by == "validation" and len(splits.validation)
-    if asked.prior_precision is None and by_validation:
-        fitted = _select_prior(encoder, fitted, splits, config.seed)
+    if asked.temperature == "validation":
+        if len(splits.validation):
+            criterion = _votes(encoder, fitted, splits, config.seed)
+            fitted = temper_by_validation(fitted, TEMPERATURES.tolist(), criterion)
+    else:
+        by_validation = asked.prior_chosen_by == "validation" and len(splits.validation)
+        if asked.prior_precision is None and by_validation:
+            criterion = _votes(encoder, fitted, splits, config.seed)
+            candidates = fitted.prior_precision * PRIOR_FACTORS
+            fitted = select_by_validation(fitted, candidates.tolist(), criterion)
+        fitted = fitted.tempered(asked.temperature)
+    searched = fitted.temperature_search
     return fitted.posterior, {
         "prior_precision": fitted.prior_precision,
         "prior_chosen_by": fitted.prior_chosen_by,
         "prior_search": asdict(fitted.prior_search),
+        "temperature": fitted.temperature,
+        "temperature_search": None if searched is None else asdict(searched),
         "data_scale": fitted.data_scale,
         "curvature": fitted.summary(),
         "log_marginal_likelihood": fitted.log_marginal_likelihood,
@@ -209,10 +230,8 @@ def _fit_laplace(
     )
 
 
-def _select_prior(
-    encoder: MetricEncoder, fitted: LaplaceFit, splits: Splits, seed: int
-) -> LaplaceFit:
-    """Choose the prior precision by the votes of validation images on training images."""
+def _votes(encoder: MetricEncoder, fitted: LaplaceFit, splits: Splits, seed: int) -> Criterion:
+    """How well the votes of a posterior's samples predict labels of validation images."""
     shuffle = np.random.default_rng(seed)
     names = sorted({*splits.training.labels, *splits.validation.labels})
 
@@ -223,7 +242,7 @@ def _select_prior(
 
     queries, query_labels = drawn(splits.validation, N_VALIDATION)
     found, found_labels = drawn(splits.training, N_VOTERS)
-    criterion = vote_log_likelihood(
+    return vote_log_likelihood(
         fitted.posterior,
         queries,
         query_labels,
@@ -231,5 +250,3 @@ def _select_prior(
         found_labels,
         torch.Generator().manual_seed(seed),
     )
-    candidates = fitted.prior_precision * np.logspace(-2, 6, 33)
-    return select_by_validation(fitted, candidates.tolist(), criterion)

@@ -99,7 +99,8 @@ def configured(base: BuildConfig, name: str, checkpoint: Path | None = None) -> 
 
     Parameters
     ----------
-    base : of data, network, training and calibration; its posterior is replaced.
+    base : of data, network, training and calibration; its posterior is replaced, but for what all
+        Laplace posteriors share.
     name : of `METHODS`.
     checkpoint : of an encoder that ``deterministic`` has trained. A method that is
         post-hoc as well takes it as it is; others train their own.
@@ -112,7 +113,7 @@ def configured(base: BuildConfig, name: str, checkpoint: Path | None = None) -> 
         raise ConfigError(f"No method {name!r}. There are: {', '.join(METHODS)}.")
     method = METHODS[name]
     fields = base.model_dump()
-    fields["posterior"] = dict(method.posterior)
+    fields["posterior"] = {**_carried_over(base, method), **method.posterior}
     fields["network"] |= method.network
     if base.network.trunk == "small_cnn":
         fields["network"] |= method.small_cnn
@@ -123,3 +124,10 @@ def configured(base: BuildConfig, name: str, checkpoint: Path | None = None) -> 
         return BuildConfig.model_validate(fields)
     except ValidationError as error:
         raise ConfigError(f"{name}: {in_words(error)}") from error
+
+
+def _carried_over(base: BuildConfig, method: Method) -> dict[str, Any]:
+    """Prior and temperature of a Laplace posterior, where ``method`` is another one."""
+    if base.posterior.method != "laplace" or "laplace" not in method.posterior["method"]:
+        return {}
+    return base.posterior.model_dump(include={"prior_precision", "prior_chosen_by", "temperature"})

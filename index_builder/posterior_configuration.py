@@ -32,6 +32,13 @@ class _LaplaceConfig(Section):
         "the encoder was not trained on. marginal_likelihood: by the evidence of the training "
         "images, which leaves a last layer with more weights than images far too uncertain.",
     )
+    temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
+        1.0,
+        description="Of the posterior, whose variances are multiplied by it. validation: chosen as "
+        "the prior precision would be, which is then the one given, or the likeliest. What tells "
+        "outliers apart is the posterior's shape, which a strong prior makes round; a low "
+        "temperature takes as much of its spread, and leaves the shape.",
+    )
 
     @property
     def name(self) -> str:

@@ -40,7 +40,11 @@ from index_builder.posteriors.uncertainty_module import (
     UncertaintyModule,
     UncertaintyModulePosterior,
 )
-from index_builder.posteriors.validation import nearest_neighbour_criterion, select_by_validation
+from index_builder.posteriors.validation import (
+    nearest_neighbour_criterion,
+    select_by_validation,
+    temper_by_validation,
+)
 from index_builder.posteriors.variance_head import VarianceHead, VarianceHeadPosterior
 
 __all__ = [
@@ -73,4 +77,5 @@ __all__ = [
     "online_step",
     "pair_curvature",
     "select_by_validation",
+    "temper_by_validation",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -31,7 +31,7 @@ class LaplaceFit:
 
     Attributes
     ----------
-    posterior : N(θ, 1 / (data_scale H + prior_precision)), entry by entry.
+    posterior : N(θ, temperature / (data_scale H + prior_precision)), entry by entry.
     weight_curvature, bias_curvature : (D, F), (D,), H ≥ 0 for targets that sum to one; the data
         scale is not in it.
     prior_precision : inverse variance of each weight before data.
@@ -39,6 +39,8 @@ class LaplaceFit:
     prior_search : the criterion around that choice; the evidence, unless validation decided.
     data_scale : what H is multiplied by, to behave as a sum over the data.
     log_marginal_likelihood : evidence of the prior precision, without its constant data term.
+    temperature : below 1 where the images say more than as many observations would.
+    temperature_search : the criterion around it, where validation decided.
     """
 
     posterior: LastLayerPosterior
@@ -49,6 +51,13 @@ class LaplaceFit:
     prior_search: PriorSearch
     data_scale: float
     log_marginal_likelihood: float
+    temperature: float = 1.0
+    temperature_search: PriorSearch | None = None
+
+    def tempered(self, temperature: float) -> LaplaceFit:
+        """The same curvature and prior, at another temperature."""
+        posterior = self.posterior.tempered(temperature / self.temperature)
+        return replace(self, posterior=posterior, temperature=temperature)
 
     def summary(self) -> dict[str, float]:
         """The entries of H in three numbers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -84,6 +84,14 @@ class LastLayerPosterior:
             )
             draws.append(mean + variance.sqrt() * noise)
         return draws[0], draws[1]
+
+    def tempered(self, temperature: float) -> LastLayerPosterior:
+        """The posterior to the power of 1 / ``temperature`` > 0: its variances times that."""
+        return replace(
+            self,
+            weight_variance=self.weight_variance * temperature,
+            bias_variance=self.bias_variance * temperature,
+        )
 
     def save(self, path: Path) -> None:
         """Write the four tensors as safetensors."""

@@ -21,11 +21,11 @@ _DECADES = 4
 
 @dataclass(frozen=True, slots=True)
 class PriorSearch:
-    """What the prior precisions that were tried came to.
+    """What was tried, and what it came to.
 
     Attributes
     ----------
-    candidates : prior precisions.
+    candidates : prior precisions, or temperatures.
     values : of the criterion, one each; larger is better.
     """
 

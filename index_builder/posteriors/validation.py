@@ -52,6 +52,18 @@ def select_by_validation(
     )
 
 
+def temper_by_validation(
+    fit: LaplaceFit, candidates: Sequence[float], criterion: Criterion
+) -> LaplaceFit:
+    """The fit at the candidate temperature of the largest criterion; see `select_by_validation`."""
+    if not candidates:
+        raise ValueError("no candidates")
+    values = {value: criterion(fit.tempered(value).posterior) for value in candidates}
+    best = max(values, key=values.__getitem__)
+    search = PriorSearch(tuple(values), tuple(values.values()))
+    return replace(fit.tempered(best), temperature_search=search)
+
+
 def nearest_neighbour_criterion(
     posterior: LastLayerPosterior,
     queries: Tensor,

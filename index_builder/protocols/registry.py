@@ -87,6 +87,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
         {
             "network": {"embedding_dim": 3},
             "training": {"epochs": 20, "images_per_label": 12, "margin": 0.7},
+            "posterior": {"prior_precision": 1.0, "temperature": "validation"},
         },
         published.FASHION_MNIST,
         (
@@ -224,6 +225,7 @@ def protocol_config(
                 },
                 "network": {**fields.get("network", {}), **(network or {})},
                 "training": training,
+                "posterior": {"method": "laplace", **fields.get("posterior", {})},
                 "calibration": {"no_match_share": NO_MATCH_SHARE},
             }
         )

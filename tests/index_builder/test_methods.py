@@ -8,6 +8,7 @@ import pytest
 
 from index_builder.configuration import BuildConfig
 from index_builder.methods import METHODS, configured
+from index_builder.posterior_configuration import LaplaceConfig
 from model_store.errors import ConfigError
 
 
@@ -45,3 +46,12 @@ def test_a_method_that_does_not_go_with_the_build_says_why(digits_config: BuildC
     base = digits_config.model_copy(update={"network": network})
     with pytest.raises(ConfigError, match=r"^lam_online_full: .*no dropout"):
         configured(base, "lam_online_full")
+
+
+def test_prior_and_temperature_are_those_of_the_comparison(digits_config: BuildConfig) -> None:
+    posterior = LaplaceConfig(prior_precision=3.0, temperature="validation")
+    base = digits_config.model_copy(update={"posterior": posterior})
+    for name in ("lam_posthoc_full", "lam_online_sampled"):
+        asked = configured(base, name).posterior
+        assert (asked.prior_precision, asked.temperature) == (3.0, "validation")
+    assert configured(base, "btl") == configured(digits_config, "btl")

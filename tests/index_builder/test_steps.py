@@ -349,7 +349,9 @@ def test_the_same_build_gives_the_same_bundle(
     assert again.name == digits_bundle.name
 
 
-def test_the_run_says_what_it_did(digits_run: Path, digits_config: BuildConfig) -> None:
+def test_the_run_says_what_it_did(
+    digits_bundle: Path, digits_run: Path, digits_config: BuildConfig
+) -> None:
     training = json.loads((digits_run / "training.json").read_text())
     assert training["config"] == digits_config.model_dump(mode="json")
     assert len(training["epochs"]) == digits_config.training.epochs
@@ -357,6 +359,23 @@ def test_the_run_says_what_it_did(digits_run: Path, digits_config: BuildConfig) 
     assert posterior["prior_chosen_by"] == "validation"
     assert posterior["prior_precision"] in posterior["prior_search"]["candidates"]
     assert posterior["data_scale"] == training["n_images"]
+
+
+def test_validation_chooses_the_temperature_where_it_is_asked_to(
+    digits_bundle: Path, digits_run: Path, digits_config: BuildConfig, tmp_path: Path
+) -> None:
+    fields = digits_config.model_dump()
+    fields["posterior"] |= {"prior_precision": 1.0, "temperature": "validation"}
+    shutil.copytree(digits_run, tmp_path, dirs_exist_ok=True)
+    fit_step(BuildConfig.model_validate(fields), Run(tmp_path))
+    posterior = json.loads((tmp_path / "posterior.json").read_text())
+    assert (posterior["prior_precision"], posterior["prior_chosen_by"]) == (1.0, "caller")
+    search = posterior["temperature_search"]
+    best = max(zip(search["values"], search["candidates"], strict=True))
+    assert (posterior["temperature"], best[1]) == (best[1], posterior["temperature"])
+    assert posterior["temperature"] < 1  # images say more than as many observations would
+    variances = load_file(tmp_path / "posterior.safetensors")["weight_variance"]
+    assert variances.max() <= posterior["temperature"] * (1 + 1e-6)
 
 
 def test_the_demo_learns_and_knows_what_it_does_not_know(digits_bundle: Path) -> None:

@@ -10,6 +10,7 @@ from index_builder.posteriors import (
     fit_laplace,
     nearest_neighbour_criterion,
     select_by_validation,
+    temper_by_validation,
 )
 from model_store.errors import CalibrationError
 
@@ -52,8 +53,26 @@ def test_the_candidate_of_the_largest_criterion_is_taken(fit: LaplaceFit) -> Non
 
 
 def test_no_candidates_are_refused(fit: LaplaceFit) -> None:
-    with pytest.raises(ValueError, match="no candidates"):
-        select_by_validation(fit, [], lambda _: 0.0)
+    for choose in (select_by_validation, temper_by_validation):
+        with pytest.raises(ValueError, match="no candidates"):
+            choose(fit, [], lambda _: 0.0)
+
+
+def test_a_temperature_changes_the_spread_of_the_posterior_and_nothing_of_its_shape(
+    fit: LaplaceFit,
+) -> None:
+    wanted = 0.1 * fit.posterior.weight_variance
+
+    def criterion(posterior: LastLayerPosterior) -> float:
+        return -float((posterior.weight_variance - wanted).abs().sum())
+
+    chosen = temper_by_validation(fit.tempered(7.0), [0.01, 0.1, 1.0], criterion)
+    assert chosen.temperature == 0.1
+    assert chosen.temperature_search.candidates == (0.01, 0.1, 1.0)
+    assert chosen.prior_precision == fit.prior_precision
+    torch.testing.assert_close(chosen.posterior.weight_variance, wanted)
+    torch.testing.assert_close(chosen.posterior.bias_variance, 0.1 * fit.posterior.bias_variance)
+    assert torch.equal(chosen.posterior.weight_mean, fit.posterior.weight_mean)
 
 
 def test_criterion_is_the_auroc_of_wrong_nearest_neighbours(
