@@ -135,8 +135,7 @@ class Protocol:
     ----------
     title : for people.
     load : reads the data; the generator decides what is held out.
-    fields : tables of the configuration that belong to it: network, training, posterior (prior and
-        temperature of all Laplace posteriors).
+    fields : tables of the configuration that belong to it: network, training, calibration.
     published : the papers' own figures, method → metric → "mean ± sd".
     notes : what differs from the papers, and where the figures are from.
     shared_samples : sample last layers, each for all images, as the authors do, instead of
