@@ -216,7 +216,7 @@ class DecoderPool:
         except TimeoutError:
             await self._replace(decoder)
             return self._too_costly()
-        except (OSError, EOFError):
+        except (OSError, EOFError, ValueError):
             return self._judged(await self._replace(decoder))
         self._free.put_nowait(decoder)
         if pixels is None:
@@ -349,7 +349,7 @@ class _Decoder:
 
         Raises
         ------
-        OSError, EOFError : the process has ended, or says what no decoder says.
+        OSError, EOFError, ValueError : the process has ended, or says what no decoder says.
         """
         loop = asyncio.get_running_loop()
         prefix = PREFIX.pack(len(header), len(data))

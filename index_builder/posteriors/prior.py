@@ -32,6 +32,11 @@ class PriorSearch:
     candidates: tuple[float, ...]
     values: tuple[float, ...]
 
+    @property
+    def best(self) -> float:
+        """The candidate of the largest value; of equal ones the first."""
+        return self.candidates[self.values.index(max(self.values))]
+
 
 def log_marginal_likelihood(
     curvature: Curvature, weight: Tensor, bias: Tensor, prior_precision: float

@@ -30,24 +30,21 @@ def select_by_validation(
     candidates : prior precisions to try, in the order of preference where criteria are equal.
     criterion : judged on data that neither trained the layer nor will evaluate it.
     """
-    if not candidates:
-        raise ValueError("no candidates")
     mean = fit.posterior
     curvature = Curvature(fit.weight_curvature, fit.bias_curvature) * fit.data_scale
-    posteriors = {
-        value: laplace_posterior(mean.weight_mean, mean.bias_mean, curvature, value)
-        for value in candidates
-    }
-    values = {candidate: criterion(posterior) for candidate, posterior in posteriors.items()}
-    best = max(values, key=values.__getitem__)
+
+    def with_prior(precision: float) -> LastLayerPosterior:
+        return laplace_posterior(mean.weight_mean, mean.bias_mean, curvature, precision)
+
+    search = _tried(candidates, criterion, with_prior)
     return replace(
         fit,
-        posterior=posteriors[best],
-        prior_precision=best,
+        posterior=with_prior(search.best),
+        prior_precision=search.best,
         prior_chosen_by="validation",
-        prior_search=PriorSearch(tuple(values), tuple(values.values())),
+        prior_search=search,
         log_marginal_likelihood=log_marginal_likelihood(
-            curvature, mean.weight_mean, mean.bias_mean, best
+            curvature, mean.weight_mean, mean.bias_mean, search.best
         ),
     )
 
@@ -56,12 +53,19 @@ def temper_by_validation(
     fit: LaplaceFit, candidates: Sequence[float], criterion: Criterion
 ) -> LaplaceFit:
     """The fit at the candidate temperature of the largest criterion; see `select_by_validation`."""
+    search = _tried(candidates, criterion, lambda value: fit.tempered(value).posterior)
+    return replace(fit.tempered(search.best), temperature_search=search)
+
+
+def _tried(
+    candidates: Sequence[float],
+    criterion: Criterion,
+    posterior_of: Callable[[float], LastLayerPosterior],
+) -> PriorSearch:
     if not candidates:
         raise ValueError("no candidates")
-    values = {value: criterion(fit.tempered(value).posterior) for value in candidates}
-    best = max(values, key=values.__getitem__)
-    search = PriorSearch(tuple(values), tuple(values.values()))
-    return replace(fit.tempered(best), temperature_search=search)
+    values = tuple(criterion(posterior_of(value)) for value in candidates)
+    return PriorSearch(tuple(candidates), values)
 
 
 def nearest_neighbour_criterion(
