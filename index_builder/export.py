@@ -24,8 +24,9 @@ PARITY_BATCHES = (1, 2, 5)
 """Batch sizes at which the exported file must agree with torch: the exporter's own (2), one below
 (a graph specialised to a batch of one is a known failure) and one above."""
 
-PARITY_TOLERANCE = 1e-5
-"""Largest difference allowed, relative to the largest value of the output."""
+PARITY_TOLERANCE = 1e-4
+"""Largest difference allowed, relative to the largest value of the output. Float32 sums in another
+order differ by 1e-6, and by 1e-5 where they are the variance between passes that hardly differ."""
 
 
 def export_encoder(

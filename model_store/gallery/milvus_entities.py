@@ -66,15 +66,15 @@ def write_entity(
     thumbnail = base64.b64encode(item.thumbnail.data).decode()
     known = facts(item.id, item.label, metadata)
     _require_room(item, metadata, known, thumbnail)
-    norm = np.linalg.norm(mean[None], axis=1)[0]  # rounded as that of many
+    norms = np.linalg.norm(mean[None], axis=1)  # rounded, like all here, as those of many
     return {
         "row": row,
         "id": item.id,
         "label": item.label,
         "direction": unit_direction(mean[None])[0],
         "variance": variance.tolist(),
-        "norm": float(norm),
-        "dispersion": float(variance.sum() / norm**2),
+        "norm": float(norms[0]),
+        "dispersion": float((variance[None].sum(-1) / norms**2)[0]),
         "metadata": metadata,
         "facts": known,
         "version": version,
