@@ -53,13 +53,13 @@ from index_builder.posteriors.votes import vote_log_likelihood
 from index_builder.training import train
 
 PRIOR_FACTORS = np.logspace(-2, 6, 33)
-"""Of the likeliest prior precision: what validation tries."""
+"""Prior precisions that validation tries, over the likeliest."""
 
 TEMPERATURES = np.logspace(-4, 1, 21)
-"""Likewise."""
+"""Temperatures that validation tries."""
 
 N_VALIDATION = 1_000
-"""Validation images that vote on the prior precision: its optimum is flat, more hardly move it."""
+"""Validation images that vote on prior or temperature: the optimum is flat, more hardly move it."""
 
 N_VOTERS = 10_000
 """Training images among which their neighbours are looked for, likewise."""
@@ -178,16 +178,16 @@ def _laplace(
 ) -> tuple[Posterior, dict[str, Any]]:
     """The Laplace posterior, its prior and temperature chosen as the configuration says."""
     fitted = _fit_laplace(asked, config, encoder, splits.training, learned)
-    if asked.temperature == "validation":
-        if len(splits.validation):
-            criterion = _votes(encoder, fitted, splits, config.seed)
+    chooses_temperature = asked.temperature == "validation"
+    chooses_prior = asked.prior_precision is None and asked.prior_chosen_by == "validation"
+    if len(splits.validation) and (chooses_temperature or chooses_prior):
+        criterion = _votes(encoder, fitted, splits, config.seed)
+        if chooses_temperature:
             fitted = temper_by_validation(fitted, TEMPERATURES.tolist(), criterion)
-    else:
-        by_validation = asked.prior_chosen_by == "validation" and len(splits.validation)
-        if asked.prior_precision is None and by_validation:
-            criterion = _votes(encoder, fitted, splits, config.seed)
+        else:
             candidates = fitted.prior_precision * PRIOR_FACTORS
             fitted = select_by_validation(fitted, candidates.tolist(), criterion)
+    if asked.temperature != "validation":
         fitted = fitted.tempered(asked.temperature)
     searched = fitted.temperature_search
     return fitted.posterior, {

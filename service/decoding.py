@@ -216,7 +216,7 @@ class DecoderPool:
         except TimeoutError:
             await self._replace(decoder)
             return self._too_costly()
-        except (OSError, EOFError, ValueError):
+        except (OSError, EOFError):
             return self._judged(await self._replace(decoder))
         self._free.put_nowait(decoder)
         if pixels is None:
@@ -349,7 +349,7 @@ class _Decoder:
 
         Raises
         ------
-        OSError, EOFError, ValueError : the process has ended, or says what no decoder says.
+        OSError, EOFError : the process has ended, or says what no decoder says.
         """
         loop = asyncio.get_running_loop()
         prefix = PREFIX.pack(len(header), len(data))
@@ -360,7 +360,10 @@ class _Decoder:
             raise EOFError(f"a decoder announced {n_header} and {n_data} bytes")
         while len(answer) < PREFIX.size + n_header:
             answer += await self._received(1)
-        fields: dict[str, Any] = json.loads(answer[PREFIX.size :])
+        try:
+            fields: dict[str, Any] = json.loads(answer[PREFIX.size :])
+        except ValueError as error:
+            raise EOFError("a decoder answered what is no JSON") from error
         return fields
 
     async def end(self) -> int:

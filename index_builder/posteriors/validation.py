@@ -34,7 +34,8 @@ def select_by_validation(
     curvature = Curvature(fit.weight_curvature, fit.bias_curvature) * fit.data_scale
 
     def with_prior(precision: float) -> LastLayerPosterior:
-        return laplace_posterior(mean.weight_mean, mean.bias_mean, curvature, precision)
+        posterior = laplace_posterior(mean.weight_mean, mean.bias_mean, curvature, precision)
+        return posterior.tempered(fit.temperature)
 
     search = _tried(candidates, criterion, with_prior)
     return replace(

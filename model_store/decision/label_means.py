@@ -44,7 +44,7 @@ class LabelMeans:
         similarities : (n,) of the candidates.
         """
         of_label = similarities.copy()
-        known = label_codes.view(np.uint32) < len(self.directions)  # -1 is the largest of these
+        known = (label_codes >= 0) & (label_codes < len(self.directions))
         of_label[known] = self.directions[label_codes[known]] @ direction
         return of_label
 
