@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,15 +8,22 @@ import onnx
 import pytest
 import torch
 from laws.encoder_laws import EncoderLaws
+from numpy.typing import NDArray
 from torch import Tensor
 
 from index_builder.configuration import NetworkConfig
-from index_builder.export import export_encoder
+from index_builder.export import PARITY_TOLERANCES, export_encoder
 from index_builder.networks import MetricEncoder, build_encoder
 from index_builder.networks.trunk import Trunk
 from index_builder.posteriors import LastLayerPosterior
 from index_builder.probabilistic_encoders import ProbabilisticEncoder
-from model_store.encoder import Encoder, EncoderMetadata, OnnxEncoder
+from model_store.encoder import (
+    OUTPUT_NAMES,
+    Embeddings,
+    Encoder,
+    EncoderMetadata,
+    OnnxEncoder,
+)
 from model_store.errors import ParityError
 from model_store.images import Preprocessing
 
@@ -96,10 +104,20 @@ def test_the_file_names_no_path_of_the_machine(exported_path: Path) -> None:
     assert onnx.load(exported_path).graph.input[0].name == "images"
 
 
+@pytest.mark.parametrize("output", OUTPUT_NAMES)
+@pytest.mark.parametrize("times_tolerance", [1.5, np.nan])
 def test_a_file_that_disagrees_is_refused_and_not_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, times_tolerance: float
 ) -> None:
-    monkeypatch.setattr("index_builder.export.PARITY_TOLERANCE", 0.0)
-    with pytest.raises(ParityError, match="Nothing was written"):
+    encode, field = OnnxEncoder.encode, output.removeprefix("embedding_")
+
+    def off_in_one_value(self: OnnxEncoder, images: NDArray[np.uint8]) -> Embeddings:
+        embeddings = encode(self, images)
+        values = getattr(embeddings, field).copy()
+        values.flat[np.abs(values).argmax()] *= 1 + times_tolerance * PARITY_TOLERANCES[output]
+        return replace(embeddings, **{field: values})
+
+    monkeypatch.setattr(OnnxEncoder, "encode", off_in_one_value)
+    with pytest.raises(ParityError, match=rf"^{output} .* Nothing was written"):
         exported(tmp_path / "encoder.onnx")
     assert list(tmp_path.iterdir()) == []
