@@ -13,15 +13,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import redis.asyncio as redis
-from numpy.typing import NDArray
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from model_store.predictive import Predictive
-from model_store.quality import MEASURES
 from service.resting import Rest
 from service.schemas import QueryImage
 from service.settings import Settings
@@ -36,13 +33,12 @@ class CacheEntry:
     """What is known of an uploaded image once it has been encoded."""
 
     image: QueryImage
-    measures: NDArray[np.float64]
     predictive: Predictive
 
     def to_bytes(self) -> bytes:
-        """Serialise: checksum, length of the JSON, the JSON, measures, predictive distribution."""
+        """Serialise: checksum, length of the JSON, the JSON, predictive distribution."""
         described = self.image.model_dump_json().encode()
-        body = described + self.measures.astype("<f8").tobytes() + self.predictive.to_bytes()
+        body = described + self.predictive.to_bytes()
         return _HEADER.pack(zlib.crc32(body), len(described)) + body
 
     @classmethod
@@ -56,9 +52,8 @@ class CacheEntry:
             image = QueryImage.model_validate_json(body[:length])
         except (struct.error, ValueError):
             return None
-        measures = np.frombuffer(body, "<f8", len(MEASURES), length)
-        predictive = Predictive.from_bytes(body[length + measures.nbytes :])
-        return None if predictive is None else cls(image, measures, predictive)
+        predictive = Predictive.from_bytes(body[length:])
+        return None if predictive is None else cls(image, predictive)
 
 
 class Cache(Protocol):

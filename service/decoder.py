@@ -66,33 +66,36 @@ def _within(
     """The answer to a request, unless its decoding ends this process."""
     with spending(budget):
         try:
-            preprocessing = Preprocessing(**asked["preprocessing"])
-            return _answer(data, preprocessing, limits, thumbnail=asked["thumbnail"])
+            preprocessing = Preprocessing(**asked.pop("preprocessing"))
+            return _answer(data, preprocessing, limits, **asked)
         except ImageError as error:
             return {"error": type(error).__name__, "detail": str(error)}, None
 
 
 def _answer(
-    data: bytes, preprocessing: Preprocessing, limits: ImageLimits, *, thumbnail: bool
+    data: bytes,
+    preprocessing: Preprocessing,
+    limits: ImageLimits,
+    *,
+    measured: bool,
+    thumbnail: bool,
 ) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     decoded = decode_image(data, limits)
-    small = None
-    try:
-        picture = preprocessing(decoded.pixels)
-        measures = quality_measures(decoded.pixels)
-        if thumbnail:
-            small, _ = encode_thumbnail(decoded.pixels)
-    except MemoryError as error:
-        raise ImageTooCostly(TOO_MUCH_MEMORY) from error
-    fields = {
-        "measures": measures.tolist(),
+    fields: dict[str, Any] = {
         "format": decoded.format,
         "width": decoded.width,
         "height": decoded.height,
         "warnings": decoded.warnings,
     }
-    if small is not None:
-        fields["thumbnail"] = b64encode(small).decode()
+    try:
+        picture = preprocessing(decoded.pixels)
+        if measured:
+            fields["measures"] = quality_measures(decoded.pixels).tolist()
+        if thumbnail:
+            small, _ = encode_thumbnail(decoded.pixels)
+            fields["thumbnail"] = b64encode(small).decode()
+    except MemoryError as error:
+        raise ImageTooCostly(TOO_MUCH_MEMORY) from error
     return fields, picture
 
 
@@ -110,7 +113,7 @@ def _warm_up(limits: ImageLimits) -> None:
     for name in FORMATS:
         file = BytesIO()
         Image.new("RGB", (16, 16)).save(file, name)
-        _answer(file.getvalue(), preprocessing, limits, thumbnail=True)
+        _answer(file.getvalue(), preprocessing, limits, measured=True, thumbnail=True)
 
 
 def _send(channel: socket.socket, fields: dict[str, Any]) -> None:

@@ -61,17 +61,18 @@ class Prepared:
     Attributes
     ----------
     pixels : (H, W, 3) uint8 at the encoder's input size.
-    measures : `model_store.quality.quality_measures` of the picture in its own size.
     format, width, height, warnings : as in `model_store.images.DecodedImage`.
-    thumbnail : a small picture of it, where one was asked for.
+    measures : `model_store.quality.quality_measures` of the picture in its own size, where they
+        were asked for.
+    thumbnail : a small picture of it, likewise.
     """
 
     pixels: NDArray[np.uint8]
-    measures: NDArray[np.float64]
     format: str
     width: int
     height: int
     warnings: tuple[str, ...]
+    measures: NDArray[np.float64] | None = None
     thumbnail: Thumbnail | None = None
 
 
@@ -79,9 +80,14 @@ class Decoder(Protocol):
     """From uploads to the encoder's input."""
 
     async def decode(
-        self, data: bytes, preprocessing: Preprocessing, *, thumbnail: bool = False
+        self,
+        data: bytes,
+        preprocessing: Preprocessing,
+        *,
+        measured: bool = False,
+        thumbnail: bool = False,
     ) -> Prepared:
-        """Decode an image file, measure it, and bring it to the encoder's input size."""
+        """Decode an image file and bring it to the encoder's input size."""
 
 
 class ThreadDecoder:
@@ -92,9 +98,14 @@ class ThreadDecoder:
         self._limits = limits
 
     async def decode(
-        self, data: bytes, preprocessing: Preprocessing, *, thumbnail: bool = False
+        self,
+        data: bytes,
+        preprocessing: Preprocessing,
+        *,
+        measured: bool = False,
+        thumbnail: bool = False,
     ) -> Prepared:
-        """Decode an image file, measure it, and bring it to the encoder's input size.
+        """Decode an image file and bring it to the encoder's input size.
 
         Raises
         ------
@@ -102,18 +113,20 @@ class ThreadDecoder:
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._executor, self._decode, data, preprocessing, thumbnail
+            self._executor, self._decode, data, preprocessing, measured, thumbnail
         )
 
-    def _decode(self, data: bytes, preprocessing: Preprocessing, thumbnail: bool) -> Prepared:
+    def _decode(
+        self, data: bytes, preprocessing: Preprocessing, measured: bool, thumbnail: bool
+    ) -> Prepared:
         decoded = decode_image(data, self._limits)
         return Prepared(
             preprocessing(decoded.pixels),
-            quality_measures(decoded.pixels),
             decoded.format,
             decoded.width,
             decoded.height,
             decoded.warnings,
+            quality_measures(decoded.pixels) if measured else None,
             Thumbnail(*encode_thumbnail(decoded.pixels)) if thumbnail else None,
         )
 
@@ -180,19 +193,25 @@ class DecoderPool:
         return [decoder.pid for decoder in self._decoders]
 
     async def decode(
-        self, data: bytes, preprocessing: Preprocessing, *, thumbnail: bool = False
+        self,
+        data: bytes,
+        preprocessing: Preprocessing,
+        *,
+        measured: bool = False,
+        thumbnail: bool = False,
     ) -> Prepared:
-        """Decode an image file, measure it, and bring it to the encoder's input size.
+        """Decode an image file and bring it to the encoder's input size.
 
         Raises
         ------
         ImageError : the image is empty, too large, damaged, of another format, or too costly.
         """
         check_size(data, self._limits)
+        request = _request(preprocessing, measured=measured, thumbnail=thumbnail)
         outcome = None
         for _ in range(2):
             decoder = await self._take()
-            job = self._spawn(self._decode(decoder, data, preprocessing, thumbnail))
+            job = self._spawn(self._decode(decoder, data, request, preprocessing))
             outcome = await asyncio.shield(job)
             if outcome is not None:
                 break
@@ -204,27 +223,20 @@ class DecoderPool:
         )
 
     async def _decode(
-        self, decoder: _Decoder, data: bytes, preprocessing: Preprocessing, thumbnail: bool
+        self, decoder: _Decoder, data: bytes, request: bytes, preprocessing: Preprocessing
     ) -> Prepared | ImageError | None:
         """What became of an image; None where its decoder was killed from outside."""
         try:
             async with asyncio.timeout(self._budget.clock_s):
-                header = _request(preprocessing, thumbnail=thumbnail)
-                fields = await decoder.ask(header, data)
-                shape = (preprocessing.height, preprocessing.width, 3)
-                pixels = None if "error" in fields else decoder.pictures.read(shape)
+                fields = await decoder.ask(request, data)
+                outcome = _understood(fields, decoder.pictures, preprocessing)
         except TimeoutError:
             await self._replace(decoder)
             return self._too_costly()
         except (OSError, EOFError):
             return self._judged(await self._replace(decoder))
         self._free.put_nowait(decoder)
-        if pixels is None:
-            return _ERRORS[fields["error"]](fields["detail"])
-        measures = np.array(fields.pop("measures"), dtype=np.float64)
-        fields["warnings"] = tuple(fields["warnings"])
-        small = _thumbnail(fields.pop("thumbnail", None))
-        return Prepared(pixels, measures, **fields, thumbnail=small)
+        return outcome
 
     def _judged(self, exit_status: int) -> ImageError | None:
         """What the end of its decoder says of an image."""
@@ -297,15 +309,41 @@ class DecoderPool:
 
 
 @lru_cache(maxsize=8)
-def _request(preprocessing: Preprocessing, *, thumbnail: bool) -> bytes:
+def _request(preprocessing: Preprocessing, *, measured: bool, thumbnail: bool) -> bytes:
     """The header of what a decoder is asked; the encoders that are served ask for the same."""
-    return json.dumps({"preprocessing": asdict(preprocessing), "thumbnail": thumbnail}).encode()
+    asked = {
+        "preprocessing": asdict(preprocessing),
+        "measured": measured,
+        "thumbnail": thumbnail,
+    }
+    return json.dumps(asked).encode()
 
 
-def _thumbnail(sent: str | None) -> Thumbnail | None:
+def _understood(
+    fields: dict[str, Any], pictures: SharedPixels, preprocessing: Preprocessing
+) -> Prepared | ImageError:
+    """What a decoder answered.
+
+    Raises
+    ------
+    EOFError : it says what no decoder says.
+    """
+    try:
+        if "error" in fields:
+            return _ERRORS[fields["error"]](fields["detail"])
+        pixels = pictures.read((preprocessing.height, preprocessing.width, 3))
+        fields["warnings"] = tuple(fields["warnings"])
+        if "measures" in fields:
+            fields["measures"] = np.array(fields["measures"], dtype=np.float64)
+        if "thumbnail" in fields:
+            fields["thumbnail"] = _thumbnail(fields["thumbnail"])
+        return Prepared(pixels, **fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise EOFError("a decoder answered what is no answer") from error
+
+
+def _thumbnail(sent: str) -> Thumbnail:
     """What a decoder says is a thumbnail; one that was taken over cannot make it another type."""
-    if sent is None:
-        return None
     data = b64decode(sent)
     return Thumbnail(data, "image/png" if data.startswith(b"\x89PNG") else "image/jpeg")
 
@@ -361,10 +399,9 @@ class _Decoder:
         while len(answer) < PREFIX.size + n_header:
             answer += await self._received(1)
         try:
-            fields: dict[str, Any] = json.loads(answer[PREFIX.size :])
-        except ValueError as error:
-            raise EOFError("a decoder answered what is no JSON") from error
-        return fields
+            return dict(json.loads(answer[PREFIX.size :]))
+        except (TypeError, ValueError) as error:
+            raise EOFError("a decoder answered what is no JSON object") from error
 
     async def end(self) -> int:
         """Kill the process, if it still runs; returns its exit status."""

@@ -32,6 +32,7 @@ from model_store.search import N_CANDIDATES
 from service.batching import BATCHES_IN_A_TURN, MicroBatcher, largest_useful_batch
 from service.cache import CacheEntry
 from service.cache_keys import key_prefix
+from service.decoding import Prepared
 from service.drift import DriftWatch
 from service.outcomes import Asked, Assessed, Embedded, Encoded, Found, Similar
 from service.schemas import QueryImage
@@ -194,21 +195,28 @@ class SearchEngine:
         ------
         ImageError : the bytes cannot be searched with.
         """
-        encoded = await self.encoded(data)
+        prepared = await self._decode(data, measured=True)
+        if prepared.measures is None:
+            raise InternalError("The decoder measured nothing.")
+        encoded = await self.encoded(data, prepared)
         calibration = self._retriever.calibration
         ordinary = None if calibration is None else calibration.quality_limits
         return Assessed(
             encoded.query_id,
             encoded.image,
-            encoded.measures,
-            quality_hints(encoded.measures, ordinary),
+            prepared.measures,
+            quality_hints(prepared.measures, ordinary),
             encoded.predictive,
             assess(calibration, encoded.predictive),
             self._retriever.alpha if alpha is None else alpha,
         )
 
-    async def encoded(self, data: bytes) -> Encoded:
+    async def encoded(self, data: bytes, prepared: Prepared | None = None) -> Encoded:
         """Decode and embed an uploaded image, unless that has been done, or is being done.
+
+        Parameters
+        ----------
+        prepared : the image, where it has been decoded already.
 
         Raises
         ------
@@ -221,10 +229,8 @@ class SearchEngine:
         known = await self._cache.get(key)
         looked_up = {"cache": time.perf_counter() - started}
         if known is not None:
-            return Encoded(
-                query_id, known.image, known.measures, known.predictive, "hit", looked_up
-            )
-        encoded = await self._flights.do(key, lambda: self._encode(query_id, data))
+            return Encoded(query_id, known.image, known.predictive, "hit", looked_up)
+        encoded = await self._flights.do(key, lambda: self._encode(query_id, data, prepared))
         return replace(encoded, seconds=looked_up | encoded.seconds)
 
     async def said(self, query_id: str, item_id: str, *, correct: bool) -> Feedback:
@@ -304,8 +310,7 @@ class SearchEngine:
 
     async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail]:
         """The embedding and the picture of an image that is to become an item; see `encoded`."""
-        preprocessing = self._retriever.encoder.metadata.preprocessing
-        prepared = await self._decoder.decode(data, preprocessing, thumbnail=True)
+        prepared = await self._decode(data, thumbnail=True)
         embeddings = await self._batcher.encode(prepared.pixels)
         if prepared.thumbnail is None:
             raise InternalError("The decoder made no thumbnail.")
@@ -350,10 +355,19 @@ class SearchEngine:
             return hashlib.sha256(data).hexdigest()
         return await self.compute(lambda: hashlib.sha256(data).hexdigest())
 
-    async def _encode(self, query_id: str, data: bytes) -> Encoded:
+    async def _decode(
+        self, data: bytes, *, measured: bool = False, thumbnail: bool = False
+    ) -> Prepared:
+        """An uploaded image at the encoder's input size, and what else is asked of it."""
+        preprocessing = self._retriever.encoder.metadata.preprocessing
+        return await self._decoder.decode(
+            data, preprocessing, measured=measured, thumbnail=thumbnail
+        )
+
+    async def _encode(self, query_id: str, data: bytes, prepared: Prepared | None) -> Encoded:
         """Decode and embed an image file, and keep the outcome."""
         started = time.perf_counter()
-        prepared = await self._decoder.decode(data, self._retriever.encoder.metadata.preprocessing)
+        prepared = prepared or await self._decode(data)
         decoded = time.perf_counter()
         predictive = await self._embed(prepared.pixels)
         seconds = {"decode": decoded - started, "encode": time.perf_counter() - decoded}
@@ -363,9 +377,9 @@ class SearchEngine:
             height=prepared.height,
             warnings=list(prepared.warnings),
         )
-        entry = CacheEntry(image, prepared.measures, predictive)
+        entry = CacheEntry(image, predictive)
         await self._cache.put(self._key(query_id), entry)
-        return Encoded(query_id, entry.image, entry.measures, predictive, "miss", seconds)
+        return Encoded(query_id, entry.image, predictive, "miss", seconds)
 
     async def _embed(self, pixels: NDArray[np.uint8]) -> Predictive:
         """Predictive distribution of one picture at the encoder's input size."""

@@ -45,14 +45,13 @@ class Encoded:
     Attributes
     ----------
     query_id : hash of the uploaded bytes.
-    image, measures, predictive : what is known of the picture.
+    image, predictive : what is known of the picture.
     cache : whether that was known before.
     seconds : of each stage.
     """
 
     query_id: str
     image: QueryImage
-    measures: NDArray[np.float64]
     predictive: Predictive
     cache: Literal["hit", "miss"]
     seconds: dict[str, float]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from model_store.predictive import Predictive
-from model_store.quality import MEASURES
 from service.cache import Cache, CacheEntry
 from service.schemas import QueryImage
 
@@ -23,14 +22,13 @@ def new_entry(
     arrays = generator.standard_normal((n_samples + 2, dim)).astype(np.float32)
     predictive = Predictive(arrays[0], arrays[1], *generator.random(2), arrays[2:])
     image = QueryImage(format="PNG", width=seed + 1, height=9, warnings=list(warnings))
-    return CacheEntry(image, generator.random(len(MEASURES)), predictive)
+    return CacheEntry(image, predictive)
 
 
 def assert_same_bits(found: CacheEntry | None, wanted: CacheEntry) -> None:
     """Every field of ``found``, not only its serialisation, is that of ``wanted`` to the bit."""
     assert found is not None
     assert found.image == wanted.image
-    assert found.measures.tobytes() == wanted.measures.tobytes()
     ours, theirs = found.predictive, wanted.predictive
     for name in ("direction", "variance", "samples"):
         got, put = getattr(ours, name), getattr(theirs, name)
@@ -61,7 +59,6 @@ class CacheLaws:
         known = new_entry(2, warnings=["Grün, 5 µm: „ß“."]).predictive
         entry = CacheEntry(
             QueryImage(format="TIFF", width=1, height=2, warnings=['„ß“ & \u2028 \\ " µ']),
-            np.zeros(len(MEASURES)),
             replace(known, spherical_variance=0.0, outlier_score=float("nan")),
         )
         await cache.put("key", entry)

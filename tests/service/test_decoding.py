@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from model_store.errors import (
 from model_store.images import ImageLimits, Preprocessing, decode_image
 from model_store.images.budget import DecodingBudget
 from model_store.quality import quality_measures
+from service import decoding
 from service.decoding import DecoderPool, Prepared
 
 pytestmark = pytest.mark.anyio
@@ -39,22 +41,24 @@ SLOW = slow_png()
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def decoded_here(data: bytes, preprocessing: Preprocessing = PREPROCESSING) -> Prepared:
+def decoded_here(
+    data: bytes, preprocessing: Preprocessing = PREPROCESSING, *, measured: bool = False
+) -> Prepared:
     decoded = decode_image(data)
     return Prepared(
         preprocessing(decoded.pixels),
-        quality_measures(decoded.pixels),
         decoded.format,
         decoded.width,
         decoded.height,
         decoded.warnings,
+        quality_measures(decoded.pixels) if measured else None,
     )
 
 
 def assert_equal(prepared: Prepared, wanted: Prepared) -> None:
     np.testing.assert_array_equal(prepared.pixels, wanted.pixels)
     assert prepared.pixels.dtype == np.uint8
-    np.testing.assert_array_equal(prepared.measures, wanted.measures)
+    np.testing.assert_equal(prepared.measures, wanted.measures)
     assert prepared.format == wanted.format
     assert (prepared.width, prepared.height) == (wanted.width, wanted.height)
     assert prepared.warnings == wanted.warnings
@@ -97,8 +101,9 @@ async def test_every_kind_of_file_is_decoded_as_at_home() -> None:
     async with DecoderPool(2) as pool:
         for turn, data in enumerate(seeds().values()):
             preprocessing = others[turn % len(others)]
-            prepared = await pool.decode(data, preprocessing)
-            assert_equal(prepared, decoded_here(data, preprocessing))
+            for measured in (True, False):
+                prepared = await pool.decode(data, preprocessing, measured=measured)
+                assert_equal(prepared, decoded_here(data, preprocessing, measured=measured))
         assert pool.n_lost == 0
 
 
@@ -188,6 +193,35 @@ async def test_a_crash_costs_the_image_that_caused_it() -> None:
 
 
 @linux
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"error": "SystemExit", "detail": "as if"},
+        {"format": "PNG", "width": 1, "height": 1, "warnings": None},
+        {"format": "PNG", "width": 1, "height": 1, "warnings": [], "colour": "red"},
+        {"format": "PNG", "width": 1, "height": 1, "warnings": [], "measures": ["many"]},
+        {"format": "PNG", "width": 1, "height": 1, "warnings": [], "thumbnail": 5},
+    ],
+)
+async def test_a_decoder_that_answers_nonsense_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
+) -> None:
+    ask = decoding._Decoder.ask
+
+    async def nonsense(self: decoding._Decoder, header: bytes, data: bytes) -> dict[str, Any]:
+        fields = await ask(self, header, data)
+        return dict(said) if data else fields
+
+    async with DecoderPool(1) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr(decoding._Decoder, "ask", nonsense)
+            with pytest.raises(ImageError):
+                await pool.decode(GOOD, PREPROCESSING)
+        assert_equal(await pool.decode(GOOD, PREPROCESSING), decoded_here(GOOD))
+        assert pool.n_lost == 2
+
+
 async def test_nobody_loses_by_a_decoder_that_is_killed_from_outside() -> None:
     wanted = decoded_here(SLOW)
     async with DecoderPool(2) as pool:
@@ -310,7 +344,9 @@ def test_no_decoder_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
     script = """
 import asyncio, sys
 from pathlib import Path
+from typing import Any
 from model_store.images import Preprocessing
+from service import decoding
 from service.decoding import DecoderPool
 
 async def main():
