@@ -141,8 +141,8 @@ class Encoder(Protocol):
     def n_features(self) -> int:
         """F, the size of the penultimate layer."""
 
-    def encode(self, images: NDArray[np.uint8]) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3)."""
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+        """Embed ``images`` (B, H, W, 3) uint8, so many ``at_once``; by default all."""
 
     def close(self) -> None:
         """Let go of processes and memory; nothing is encoded afterwards."""
@@ -179,8 +179,13 @@ class OnnxEncoder:
         self.dim = int(shapes["embedding_mean"][1])
         self.n_features = int(shapes["features"][1])
 
-    def encode(self, images: NDArray[np.uint8]) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3) uint8."""
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+        """Embed ``images`` (B, H, W, 3) uint8, so many ``at_once``; by default all."""
+        size = at_once or max(1, len(images))
+        parts = [self._run(images[i : i + size]) for i in range(0, max(1, len(images)), size)]
+        return parts[0] if len(parts) == 1 else Embeddings.concatenate(parts)
+
+    def _run(self, images: NDArray[np.uint8]) -> Embeddings:
         mean, variance, features = self._session.run(list(OUTPUT_NAMES), {INPUT_NAME: images})
         return Embeddings(mean, variance, features)
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 GAIN = 1.1
 """Images a second, over those of smaller batches, that make a larger batch worth its waiting."""
 
-BATCHES_IN_A_TURN = 4
+BATCHES_IN_A_TURN = 8
 """Of an encoder that shares its only processor: each change between what encodes and what answers
-empties the processor's caches, and the first image of a turn waits for three more."""
+empties the processor's caches, and the first image of a turn waits for seven more."""
 
 _REPETITIONS = 5
 _FIRST_PAUSE_S = 0.5
@@ -80,7 +80,7 @@ class BatchRecord:
     ----------
     size : images encoded together.
     waited_s : how long the first of them had waited.
-    stopped : whether the encoder stopped over them.
+    stopped : whether the encoder stopped over them, or over others that it was given before.
     """
 
     size: int
@@ -90,24 +90,32 @@ class BatchRecord:
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """An image in the queue, and where its answer goes."""
+    """An image in the queue, and where its answer goes.
+
+    Attributes
+    ----------
+    alone : whether the encoder has stopped over it and others: which of them it was over shows when
+        each is encoded alone.
+    """
 
     image: NDArray[np.uint8]
     answer: asyncio.Future[Embeddings]
     since: float = field(default_factory=time.perf_counter)
+    alone: bool = False
 
 
 class MicroBatcher:
     """Encodes what waits as soon as the encoder is idle, up to ``size`` images at once.
 
     Nobody waits for a batch to fill. Whoever has gone away (a cancelled `encode`) is left out.
-    A batch that fails is halved until the image that spoils it is alone; a batch over which the
-    encoder *stops* fails whole, and what waits goes on once the encoder has answered a canary.
+    Images over which the encoder fails are halved until the one that spoils them is alone; those
+    over which it *stops* are encoded one by one once it has answered a canary, and the one over
+    which it stops again has failed.
 
     Parameters
     ----------
     size : see `largest_useful_batch`; padding to it is up to ``padded``.
-    turn : batches that are encoded, one after the other, before their answers are looked at.
+    turn : batches that the encoder is given, one after the other, before it answers.
     padded : fill every batch up to ``size``, so that each image is computed in the same way however
         many come together; for encoders (GPUs) whose arithmetic depends on the size of the batch.
     observe : told of every batch.
@@ -157,86 +165,80 @@ class MicroBatcher:
         self._runs.cancel()
         with suppress(asyncio.CancelledError):
             await self._runs
-        self._fail(list(self._queue), EncoderStopped("The service ends. Send the image again."))
+        _fail(self._queue, EncoderStopped("The service ends. Send the image again."))
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _run(self) -> None:
         while True:
-            batches = self._next()
-            if not batches:
+            taken = self._next()
+            if not taken:
                 self._more.clear()
                 await self._more.wait()
                 continue
-            taken = time.perf_counter()
+            began = time.perf_counter()
             try:
-                stopped = await self._answer(batches)
+                stopped = await self._answer(taken)
             except asyncio.CancelledError:
-                for batch in batches:
-                    self._fail(batch, EncoderStopped("The service ends. Send the image again."))
+                _fail(taken, EncoderStopped("The service ends. Send the image again."))
                 raise
-            encoded = batches if stopped is None else batches[: stopped + 1]
-            for place, batch in enumerate(encoded):
-                waited_s = taken - batch[0].since
-                self._observe(BatchRecord(len(batch), waited_s, place == stopped))
-            if stopped is not None:
+            for i in range(0, len(taken), self._size):
+                size = min(self._size, len(taken) - i)
+                last = i + size == len(taken)
+                self._observe(BatchRecord(size, began - taken[i].since, stopped and last))
+            if stopped:
                 await self._recover()
 
-    def _next(self) -> list[list[_Waiting]]:
-        """The batches of a turn."""
-        found: list[_Waiting] = []
-        while self._queue and len(found) < self._turn * self._size:
+    def _next(self) -> list[_Waiting]:
+        """Whom the encoder is given next."""
+        taken: list[_Waiting] = []
+        while self._queue and len(taken) < self._turn * self._size:
+            if self._queue[0].alone and taken:
+                break
             one = self._queue.popleft()
-            if not one.answer.done():
-                found.append(one)
-        return [found[i : i + self._size] for i in range(0, len(found), self._size)]
+            if one.answer.done():
+                continue
+            taken.append(one)
+            if one.alone:
+                break
+        return taken
 
-    async def _answer(self, batches: list[list[_Waiting]]) -> int | None:
-        """Encode ``batches``; where one fails, its halves.
+    async def _answer(self, taken: list[_Waiting]) -> bool:
+        """Encode those ``taken``, or their halves where that fails; whether the encoder stopped."""
+        outcome = await self._compute(np.stack([one.image for one in taken]))
+        if isinstance(outcome, Embeddings):
+            for row, one in enumerate(taken):
+                if not one.answer.done():
+                    one.answer.set_result(outcome[row : row + 1])
+            return False
+        if len(taken) == 1:
+            _fail(taken, outcome)
+            return isinstance(outcome, EncoderStopped)
+        if isinstance(outcome, EncoderStopped):
+            self._put_back(taken, alone=True)
+            return True
+        middle = len(taken) // 2
+        if not await self._answer(taken[:middle]):
+            return await self._answer(taken[middle:])
+        self._put_back(taken[middle:])
+        return True
 
-        Returns
-        -------
-        The place of the batch over which the encoder stopped; those after it wait again.
-        """
-        images = [np.stack([one.image for one in batch]) for batch in batches]
-        outcomes = await self._compute(images)
-        for place, (batch, outcome) in enumerate(zip(batches, outcomes, strict=False)):
-            stopped = False
-            if isinstance(outcome, Embeddings):
-                for row, one in enumerate(batch):
-                    if not one.answer.done():
-                        one.answer.set_result(outcome[row : row + 1])
-            elif isinstance(outcome, EncoderStopped):
-                self._fail(batch, outcome)
-                stopped = True
-            elif len(batch) == 1:
-                self._fail(batch, outcome)
-            else:
-                middle = len(batch) // 2
-                stopped = await self._answer([batch[:middle], batch[middle:]]) is not None
-            if stopped:
-                rest = [one for after in batches[place + 1 :] for one in after]
-                self._queue.extendleft(reversed(rest))
-                return place
-        return None
+    def _put_back(self, taken: list[_Waiting], *, alone: bool = False) -> None:
+        for one in reversed(taken):
+            one.alone |= alone
+            self._queue.appendleft(one)
 
-    async def _compute(self, batches: list[NDArray[np.uint8]]) -> list[Embeddings | Exception]:
-        """Encode one batch after the other, until the encoder stops."""
+    async def _compute(self, images: NDArray[np.uint8]) -> Embeddings | Exception:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._encoded, batches)
+        return await loop.run_in_executor(self._thread, self._encoded, images)
 
-    def _encoded(self, batches: list[NDArray[np.uint8]]) -> list[Embeddings | Exception]:
-        outcomes: list[Embeddings | Exception] = []
-        for images in batches:
-            try:
-                outcomes.append(self._encoder.encode(self._padded_up(images))[: len(images)])
-            except EncoderStopped as error:
-                return [*outcomes, error]
-            except Exception as error:
-                outcomes.append(error)
-        return outcomes
+    def _encoded(self, images: NDArray[np.uint8]) -> Embeddings | Exception:
+        try:
+            return self._encoder.encode(self._padded_up(images), self._size)[: len(images)]
+        except Exception as error:
+            return error
 
     def _padded_up(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        missing = self._size - len(images)
+        missing = -len(images) % self._size
         if not self._padded or missing == 0:
             return images
         blank = np.zeros((missing, *images.shape[1:]), dtype=np.uint8)
@@ -250,7 +252,7 @@ class MicroBatcher:
         canary = np.zeros((1, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
         pause = _FIRST_PAUSE_S
         while True:
-            [outcome] = await self._compute([canary])
+            outcome = await self._compute(canary)
             if isinstance(outcome, Embeddings):
                 self.running = True
                 return
@@ -258,8 +260,8 @@ class MicroBatcher:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    @staticmethod
-    def _fail(batch: list[_Waiting], error: Exception) -> None:
-        for one in batch:
-            if not one.answer.done():
-                one.answer.set_exception(error)
+
+def _fail(taken: Iterable[_Waiting], error: Exception) -> None:
+    for one in taken:
+        if not one.answer.done():
+            one.answer.set_exception(error)

@@ -70,8 +70,8 @@ class EncoderProcess:
         """Of the child."""
         return self._process.pid
 
-    def encode(self, images: NDArray[np.uint8]) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3); starts the child again where it has died before.
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+        """Embed ``images``; starts the child again where it has died before.
 
         Raises
         ------
@@ -86,7 +86,7 @@ class EncoderProcess:
                 self._start()
             try:
                 self._images.write(images)
-                self._connection.send(images.shape)
+                self._connection.send((images.shape, at_once))
                 answer = self._receive(ENCODE_PATIENCE_S)
             except (EOFError, OSError) as error:
                 self._end()
@@ -185,9 +185,9 @@ def _serve(connection: Connection[Any, Any], images: SharedPixels) -> None:
         )
     )
     while True:
-        shape = connection.recv()
+        shape, at_once = connection.recv()
         try:
-            answer: Embeddings | str = encoder.encode(images.read(shape))
+            answer: Embeddings | str = encoder.encode(images.read(shape), at_once)
         except Exception as error:
             answer = str(error)
         connection.send(answer)

@@ -24,7 +24,7 @@ class FakeEncoder:
         self._weight = generator.standard_normal((self.n_features, dim)).astype(np.float32)
         self.fingerprint = hashlib.sha256(self._weight.tobytes()).hexdigest()
 
-    def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
         features = images.reshape(len(images), -1).astype(np.float32) / 255 + 0.1
         # Row by row, so that an image's answer cannot depend on its batch.
         mean = np.stack([row @ self._weight for row in features])

@@ -233,7 +233,7 @@ def _serve_plainly(port: int) -> None:
         provider, dim = "torch", whole.encoder.dim
         n_features = whole.encoder.n_features
 
-        def encode(self, images: Any) -> Embeddings:
+        def encode(self, images: Any, at_once: int | None = None) -> Embeddings:
             with torch.inference_mode():
                 return Embeddings(*(part.numpy() for part in network(torch.from_numpy(images))))
 

@@ -41,7 +41,7 @@ class TorchEncoder:
         # Of the exported file: it decides which noise the predictive samples are made of.
         self.fingerprint = served.retriever.encoder.fingerprint
 
-    def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
         with torch.inference_mode():
             mean, variance, features = self._encoder(torch.tensor(images))
         return Embeddings(mean.numpy(), variance.numpy(), features.numpy())

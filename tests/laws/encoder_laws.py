@@ -40,6 +40,19 @@ class EncoderLaws:
             scale = np.abs(expected).max()
             np.testing.assert_allclose(getattr(together, part)[-1], expected, atol=1e-5 * scale)
 
+    @pytest.mark.parametrize("at_once", [1, 2, 5, 9])
+    def test_each_batch_gets_the_bits_it_gets_by_itself(
+        self, encoder: Encoder, at_once: int
+    ) -> None:
+        images = images_for(encoder, 5, seed=4)
+        found = encoder.encode(images, at_once)
+        assert len(found) == 5
+        for i in range(0, 5, at_once):
+            wanted = encoder.encode(images[i : i + at_once])
+            for part in ("mean", "variance", "features"):
+                ours, theirs = getattr(found, part)[i : i + at_once], getattr(wanted, part)
+                assert ours.tobytes() == theirs.tobytes()
+
     def test_different_images_differ(self, encoder: Encoder) -> None:
         out = encoder.encode(images_for(encoder, 2, seed=3))
         assert not np.allclose(out.mean[0], out.mean[1])

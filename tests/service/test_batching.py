@@ -41,12 +41,14 @@ class Recording(FakeEncoder):
         self.may_go_on.set()
         self._failing = failing
 
-    def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
         self.entered.set()
         assert self.may_go_on.wait(10)
-        self.batches.append([int(one[0, 0, 0]) for one in images])
-        if self._failing is not None and POISON in self.batches[-1]:
-            raise self._failing()
+        size = at_once or len(images)
+        for i in range(0, len(images), size):
+            self.batches.append([int(one[0, 0, 0]) for one in images[i : i + size]])
+            if self._failing is not None and POISON in self.batches[-1]:
+                raise self._failing()
         return super().encode(images)
 
 
@@ -120,14 +122,32 @@ async def test_who_has_gone_is_not_encoded() -> None:
     await batcher.close()
 
 
-async def test_a_stop_fails_those_in_flight_and_what_waits_goes_on_after_a_canary() -> None:
+async def test_a_stop_fails_the_image_it_was_over_and_what_waits_goes_on_after_canaries() -> None:
     encoder = Recording(lambda: EncoderStopped("gone"))
     batcher = MicroBatcher(encoder, size=2)
-    tasks = await in_one_batch(encoder, batcher, [1, POISON, 3])
+    tasks = await in_one_batch(encoder, batcher, [1, POISON, 3, 4])
     answers = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(answer) for answer in answers] == [EncoderStopped, EncoderStopped, Embeddings]
-    assert encoder.batches == [[0], [1, POISON], [0], [3]], "halved, or no canary"
+    assert [isinstance(answer, EncoderStopped) for answer in answers] == [False, True, False, False]
+    assert encoder.batches == [[0], [1, POISON], [0], [1], [POISON], [0], [3, 4]]
     assert batcher.running
+    await batcher.close()
+
+
+async def test_who_has_gone_when_the_encoder_is_back_is_not_encoded_alone() -> None:
+    def held_up() -> Exception:
+        encoder.may_go_on.clear()
+        return EncoderStopped("gone")
+
+    encoder = Recording(held_up)
+    batcher = MicroBatcher(encoder, size=3)
+    tasks = await in_one_batch(encoder, batcher, [1, POISON, 2])
+    await until(lambda: not batcher.running)
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    encoder.may_go_on.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [Embeddings, asyncio.CancelledError, Embeddings]
+    assert encoder.batches == [[0], [1, POISON, 2], [0], [1], [2]]
     await batcher.close()
 
 
@@ -138,7 +158,7 @@ async def test_it_is_not_running_until_a_canary_is_answered(
     encoder = Recording()
     down = True
 
-    def encode(images: NDArray[np.uint8]) -> Embeddings:
+    def encode(images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
         if down:
             raise EncoderStopped("still down")
         return FakeEncoder(side=SIDE).encode(images)
@@ -177,16 +197,16 @@ async def test_a_poisoned_batch_of_a_turn_fails_alone() -> None:
     await batcher.close()
 
 
-async def test_what_comes_after_a_stop_in_its_turn_is_encoded_after_a_canary() -> None:
+async def test_a_stop_in_a_turn_fails_the_image_it_was_over() -> None:
     encoder = Recording(failing=lambda: EncoderStopped("it died"))
     records: list[BatchRecord] = []
     batcher = MicroBatcher(encoder, turn=3, observe=records.append)
     tasks = await in_one_batch(encoder, batcher, [1, POISON, 2])
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [isinstance(outcome, EncoderStopped) for outcome in outcomes] == [False, True, False]
-    assert encoder.batches == [[0], [1], [POISON], [0], [2]]
-    await until(lambda: len(records) == 4)
-    assert [record.stopped for record in records] == [False, False, True, False]
+    assert encoder.batches == [[0], [1], [POISON], [0], [1], [POISON], [0], [2]]
+    await until(lambda: len(records) == 7)
+    assert [record.stopped for record in records].count(True) == 2, "stops are counted once each"
     await batcher.close()
 
 
@@ -196,6 +216,15 @@ async def test_padded_batches_have_one_size_and_give_back_what_was_asked() -> No
     answer = await batcher.encode(image(7))
     assert encoder.batches == [[7, 0, 0, 0]]
     assert len(answer) == 1
+    await batcher.close()
+
+
+async def test_each_batch_of_a_turn_is_padded() -> None:
+    encoder = Recording()
+    batcher = MicroBatcher(encoder, size=2, turn=2, padded=True)
+    answers = await asyncio.gather(*await in_one_batch(encoder, batcher, [1, 2, 3]))
+    assert encoder.batches == [[0, 0], [1, 2], [3, 0]]
+    assert [len(answer) for answer in answers] == [1, 1, 1]
     await batcher.close()
 
 
@@ -229,7 +258,7 @@ class Clocked(FakeEncoder):
     def perf_counter(self) -> float:
         return self.now
 
-    def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
         self.now += self._seconds(len(images))
         return super().encode(images)
 
@@ -259,7 +288,7 @@ class TestLargestUsefulBatch:
         self, only_at: int, wanted: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Rounding(Clocked):
-            def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+            def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
                 found = super().encode(images)
                 if len(images) == only_at:
                     found.features[0, 0] = np.nextafter(found.features[0, 0], np.float32(2))

@@ -57,9 +57,9 @@ async def test_the_same_bytes_are_encoded_once(
     encoded = []
     encode = bundle.retriever.encoder.encode
 
-    def counting(images: NDArray[np.uint8]) -> Embeddings:
+    def counting(images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
         encoded.append(len(images))
-        return encode(images)
+        return encode(images, at_once)
 
     monkeypatch.setattr(bundle.retriever.encoder, "encode", counting)
     found = [await engine.search(image, ASKED) for image in (digit, stranger, digit, digit)]
@@ -96,10 +96,10 @@ async def test_the_event_loop_goes_on_while_an_image_is_encoded(
     begun, released = threading.Event(), threading.Event()
     encode = bundle.retriever.encoder.encode
 
-    def slow(images: NDArray[np.uint8]) -> Embeddings:
+    def slow(images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
         begun.set()
         assert released.wait(10), "nobody else could run"
-        return encode(images)
+        return encode(images, at_once)
 
     monkeypatch.setattr(bundle.retriever.encoder, "encode", slow)
     searching = asyncio.create_task(engine.search(digit, ASKED))

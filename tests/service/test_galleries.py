@@ -178,7 +178,9 @@ async def test_a_bad_bundle_is_refused_and_the_good_one_served_on(
 async def test_one_that_opens_but_does_not_answer_is_refused(
     galleries: Galleries, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(encoder: OnnxEncoder, images: NDArray[np.uint8]) -> Embeddings:
+    def fail(
+        encoder: OnnxEncoder, images: NDArray[np.uint8], at_once: int | None = None
+    ) -> Embeddings:
         raise EncoderStopped("no memory")
 
     monkeypatch.setattr("service.batching._FIRST_PAUSE_S", 0.01)
@@ -343,7 +345,9 @@ async def test_ready_is_who_answered_a_canary_lately(
     await asyncio.sleep(6 * PERIOD_S)
     galleries.require_ready()
 
-    def fail(encoder: OnnxEncoder, images: NDArray[np.uint8]) -> Embeddings:
+    def fail(
+        encoder: OnnxEncoder, images: NDArray[np.uint8], at_once: int | None = None
+    ) -> Embeddings:
         raise EncoderStopped("gone")
 
     with monkeypatch.context() as patched:

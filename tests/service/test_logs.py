@@ -164,7 +164,7 @@ class TestWhomALineConcerns:
         class Stops(FakeEncoder):
             stopping = True
 
-            def encode(self, images: NDArray[np.uint8]) -> Embeddings:
+            def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
                 if self.stopping:
                     self.stopping = False
                     raise EncoderStopped("stopped")

@@ -269,9 +269,9 @@ def test_images_that_wait_are_in_the_queue_s_length(
     client = start(max_batch=1)
     free, encode = threading.Event(), bundle.retriever.encoder.encode
 
-    def waiting(images: NDArray[np.uint8]) -> Embeddings:
+    def waiting(images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
         free.wait()
-        return encode(images)
+        return encode(images, at_once)
 
     monkeypatch.setattr(bundle.retriever.encoder, "encode", waiting)
     pictures = [picture("PNG", seed=seed) for seed in range(4)]
