@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -57,8 +56,7 @@ class Admission:
         self._n += 1
         self._in_flight.set(self._n)
         try:
-            async with asyncio.timeout(self._deadline_s):
-                await _while_wanted(self._app, scope, receive, send)
+            await _while_wanted(self._app, scope, receive, send, self._deadline_s)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"The request was not answered within {self._deadline_s:g} s: the service is "
@@ -69,15 +67,24 @@ class Admission:
             self._in_flight.set(self._n)
 
 
-async def _while_wanted(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Let ``app`` answer, and cancel it if the client goes before it has begun to."""
-    uploaded = asyncio.Event()
-    answering = False
+async def _while_wanted(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, deadline_s: float
+) -> None:
+    """Let ``app`` answer, and cancel it if it is late, or the client goes before it has begun to.
+
+    Raises
+    ------
+    TimeoutError, ClientGone
+    """
+    watch: asyncio.Task[None] | None = None
+    answering = gone = False
 
     async def noting_the_end() -> Message:
+        nonlocal watch
         message = await receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            uploaded.set()
+        uploaded = message["type"] == "http.request" and not message.get("more_body")
+        if uploaded and watch is None:
+            watch = asyncio.create_task(watching())
         return message
 
     async def noting_the_start(message: Message) -> None:
@@ -85,20 +92,21 @@ async def _while_wanted(app: ASGIApp, scope: Scope, receive: Receive, send: Send
         answering = True
         await send(message)
 
-    async def gone() -> None:
-        await uploaded.wait()
+    async def watching() -> None:
+        nonlocal gone
         while (await receive())["type"] != "http.disconnect":
             pass
+        if not answering and not deadline.expired():
+            gone = True
+            deadline.reschedule(asyncio.get_running_loop().time())  # that is, cancel it now
 
-    work = asyncio.ensure_future(app(scope, noting_the_end, noting_the_start))
-    watch = asyncio.ensure_future(gone())
     try:
-        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done() and not answering:
-            raise ClientGone
-        await work
+        async with asyncio.timeout(deadline_s) as deadline:
+            await app(scope, noting_the_end, noting_the_start)
+    except TimeoutError as error:
+        if gone:
+            raise ClientGone from error
+        raise
     finally:
-        for task in (work, watch):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+        if watch is not None:
+            watch.cancel()

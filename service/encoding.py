@@ -27,6 +27,7 @@ from model_store.encoder import Embeddings, EncoderMetadata, OnnxEncoder, Provid
 from model_store.errors import EncoderError, EncoderStopped, EncodingFailed, VouchError
 from model_store.placement import Placement
 from service.logs import log_as_json
+from service.memory import large_pages
 from service.shared_pixels import SharedPixels
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,11 @@ class EncoderProcess:
             # whole service: 3.8 s of computing in place of 0.2 before the encoder is back.
             self._process = subprocess.Popen(  # noqa: S603 # nothing here comes from a request
                 [sys.executable, "-P", "-m", "service.encoding", *map(str, numbers)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={
+                    **os.environ,
+                    **large_pages(os.environ),
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
                 stdin=subprocess.DEVNULL,
                 pass_fds=numbers,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from contextlib import suppress
 
 KEPT_BLOCK_BYTES = 8 * 2**20
@@ -11,6 +12,8 @@ are a twentieth of it."""
 
 KEPT_BYTES = 32 * 2**20
 """How much freed memory a process keeps."""
+
+_LARGE_PAGES = "glibc.malloc.hugetlb=1"
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
@@ -35,3 +38,14 @@ def kept_freed_memory() -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(KEPT_BLOCK_BYTES),
         "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
     }
+
+
+def large_pages(environment: Mapping[str, str]) -> dict[str, str]:
+    """What has a process that is started in ``environment`` keep its memory in large pages.
+
+    An encoder reads all its weights for every image, and so spends 3 to 5 % of its time on finding
+    them. Where the system has no large pages to give, or another C library than glibc, nothing
+    changes.
+    """
+    tunables = [environment.get("GLIBC_TUNABLES"), _LARGE_PAGES]
+    return {"GLIBC_TUNABLES": ":".join(filter(None, tunables))}

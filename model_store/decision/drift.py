@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 ALARM = math.log(100)
 """Log capital at which the test fires: under exchangeability it ever gets there in a period with
@@ -20,7 +19,7 @@ CALM = 1_000
 """Queries that an alarm lasts for, or twice as many as it took to be raised if that is more: the
 test begins anew with each alarm, and would be expected to have fired again by then."""
 
-_BETS = np.array([-1.0, 0.0, 1.0])
+_BETS = (-1.0, 0.0, 1.0)
 _JUMP = 0.01
 """Rate at which capital moves between the bets, so that a change is followed late as well."""
 
@@ -42,7 +41,7 @@ class DriftTest:
     def __init__(self, calibration_scores: Iterable[float], seed: int = 0) -> None:
         self._calibration = sorted(calibration_scores)
         self._scores: list[float] = []
-        self._shares: NDArray[np.float64] = np.zeros(len(_BETS))
+        self._shares: list[float] = []
         self._log_capital = 0.0
         self._generator = np.random.default_rng(seed)
         self._alarmed_for = 0
@@ -70,16 +69,19 @@ class DriftTest:
         insort(self._scores, outlier_score)
         n, below = len(self._scores), bisect_left(self._scores, outlier_score)
         up_to = bisect_right(self._scores, outlier_score)
-        p_value = (n - up_to + self._generator.uniform() * (up_to - below)) / n
-        shares = (1 - _JUMP) * self._shares + _JUMP / len(_BETS)
-        shares *= 1 + _BETS * (p_value - 0.5)
-        self._log_capital += math.log(shares.sum())
-        self._shares = shares / shares.sum()
+        p_value = (n - up_to + self._generator.random() * (up_to - below)) / n
+        grown = [
+            ((1 - _JUMP) * share + _JUMP / len(_BETS)) * (1 + bet * (p_value - 0.5))
+            for share, bet in zip(self._shares, _BETS, strict=True)
+        ]
+        total = sum(grown)
+        self._log_capital += math.log(total)
+        self._shares = [share / total for share in grown]
         self._alarmed_for -= 1
         if self._log_capital >= ALARM:
             self._alarmed_for = max(CALM, 2 * self.n_served)
 
     def _begin(self) -> None:
         self._scores = list(self._calibration)
-        self._shares = np.full(len(_BETS), 1 / len(_BETS))
+        self._shares = [1 / len(_BETS)] * len(_BETS)
         self._log_capital = 0.0

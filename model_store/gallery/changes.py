@@ -122,6 +122,8 @@ class ChangesFile:
 
     def items(self, sequences: Sequence[int]) -> list[Item]:
         """The items that were written at ``sequences``, in that order."""
+        if not sequences:
+            return []
         marks = ",".join("?" * len(sequences))
         query = f"SELECT sequence, id, label, metadata FROM changes WHERE sequence IN ({marks})"  # noqa: S608
         found = {

@@ -230,6 +230,8 @@ class GallerySnapshot:
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
         """The items at ``rows`` (n,), in that order."""
         in_base = rows < self._base.n_rows
+        if in_base.all():
+            return self._base.items(rows)
         of_base = iter(self._base.items(rows[in_base]))
         places = rows[~in_base] - self._base.n_rows
         since = iter(self._log.items(self._appended.sequences[places].tolist()))

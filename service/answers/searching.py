@@ -45,7 +45,7 @@ def search_answer(
     options : what was asked for.
     skipped : how many results stood on earlier pages.
     """
-    bundle, answer = engine.bundle, found.answer
+    bundle, answer, state = engine.bundle, found.answer, bundle_state(engine)
     decision = answer.decision
     filtered, calibrated = options.filter is not None, bundle.retriever.calibration is not None
     refused = options.on_uncertain == "refuse" and decision.verdict != "match"
@@ -70,9 +70,9 @@ def search_answer(
         reason=NOT_UNDER_A_FILTER if filtered and calibrated else None,
         query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
         results=[_result(bundle.name, match) for match in shown],
-        result_set=None if refused else _result_set(answer, engine.stale),
+        result_set=None if refused else _result_set(answer, state.calibration.reason),
         next_cursor=None if cursor is None else write(cursor),
-        bundle=bundle_state(engine),
+        bundle=state,
         cache=found.cache,
         timing_ms=_milliseconds(found.seconds),
     )

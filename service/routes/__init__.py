@@ -16,8 +16,9 @@ from service.routes import bundles, changes, feedback, galleries, items, operati
 from service.routes.searching import SearchForm
 
 ROUTERS = tuple(
-    room.router for room in (galleries, searching, items, changes, feedback, bundles, operations)
+    room.router for room in (searching, galleries, items, changes, feedback, bundles, operations)
 )
+"""The busiest first: a path is looked for in one after the other."""
 
 FORMS = (SearchForm,)
 """What paths read with `service.forms.form_of`."""

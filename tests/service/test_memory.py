@@ -1,12 +1,16 @@
-"""Freed memory stays with the process: measured in one of its own, by its page faults."""
+"""Memory, as the system sees it: measured in a process of its own."""
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from service.memory import large_pages
 
 N_BLOCKS = 100
 
@@ -38,3 +42,38 @@ def test_blocks_of_a_query_are_not_fetched_anew() -> None:
     }
     assert faults["kept"] < 1000  # two blocks of 256 pages, once
     assert faults["given_back"] > 5 * faults["kept"]
+
+
+HELD = """
+import re
+held = bytearray(64 * 2**20)
+for i in range(0, len(held), 4096):
+    held[i] = 1
+print(re.search(r"AnonHugePages:\\s+(\\d+)", open("/proc/self/smaps_rollup").read())[1])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is tuned")
+def test_an_encoder_keeps_its_memory_in_large_pages() -> None:
+    offered = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not offered.exists() or "[madvise]" not in offered.read_text(encoding="ascii"):
+        pytest.skip("the system gives large pages to everybody, or to nobody")
+    kib = {
+        way: int(
+            subprocess.run(
+                [sys.executable, "-c", HELD],
+                check=True,
+                capture_output=True,
+                text=True,
+                env=os.environ | added,
+            ).stdout
+        )
+        for way, added in {"small": {}, "large": large_pages(os.environ)}.items()
+    }
+    assert kib["small"] < 16 * 1024
+    assert kib["large"] > 48 * 1024
+
+
+def test_other_tunables_stay() -> None:
+    tuned = {"GLIBC_TUNABLES": "glibc.malloc.check=3"}
+    assert large_pages(tuned) == {"GLIBC_TUNABLES": "glibc.malloc.check=3:glibc.malloc.hugetlb=1"}

@@ -375,7 +375,7 @@ def test_each_documented_answer_is_given(
     status: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(images: object) -> None:
+    def fail(images: object, at_once: object) -> None:
         raise EncoderError("The encoder cannot be run.")
 
     if status == "503":
@@ -396,11 +396,11 @@ def test_in_a_crowd_every_request_with_a_body_is_answered_as_documented(
     start: StartClient, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = start(deadline_s=0.01, max_in_flight=1)
-    if status == "503":
-        monopolised = client.app._app  # type: ignore[attr-defined]
-        monopolised._n = 1
-    monkeypatch.setattr("service.admission._while_wanted", lambda *_: asyncio.sleep(60))
-    for path, method, operation in operations(client.get("/openapi.json").json()):
+    admission = client.app._app  # type: ignore[attr-defined]
+    document = client.get("/openapi.json").json()
+    admission._n = 1 if status == "503" else 0
+    monkeypatch.setattr(admission, "_app", lambda *_: asyncio.sleep(60))
+    for path, method, operation in operations(document):
         if method in CHANGING:
             filled = path.format(gallery="digits", bundle_id=1, item_id=1)
             response = client.request(method, filled)
