@@ -22,7 +22,7 @@ from service.access import open_access
 from service.app import create_app
 from service.encoding import EncoderProcess
 from service.logs import log_as_json
-from service.memory import keep_freed_memory
+from service.memory import keep_freed_memory, look_for_garbage_seldom
 from service.settings import Settings
 
 logger = logging.getLogger("service")
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings = Settings(**given)
         log_as_json()
         keep_freed_memory()
+        look_for_garbage_seldom()
         access = open_access(settings)
         bundles = open_bundles(bundle_paths or [settings.bundle], settings)
     except ValidationError as error:

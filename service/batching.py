@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 GAIN = 1.1
 """Images a second, over those of smaller batches, that make a larger batch worth its waiting."""
 
-BATCHES_IN_A_TURN = 8
+BATCHES_IN_A_TURN = 16
 """Of an encoder that shares its only processor: each change between what encodes and what answers
-empties the processor's caches, and the first image of a turn waits for seven more."""
+empties the processor's caches, and the first image of a turn waits for those after it."""
 
 _REPETITIONS = 5
 _FIRST_PAUSE_S = 0.5
