@@ -88,8 +88,11 @@ async def _while_wanted(
         return message
 
     async def noting_the_start(message: Message) -> None:
-        nonlocal answering
+        nonlocal answering, gone
         answering = True
+        if gone and not deadline.expired():  # the answer was on its way: it is given to its end
+            gone = False
+            deadline.reschedule(until)
         await send(message)
 
     async def watching() -> None:
@@ -102,6 +105,7 @@ async def _while_wanted(
 
     try:
         async with asyncio.timeout(deadline_s) as deadline:
+            until = deadline.when()
             await app(scope, noting_the_end, noting_the_start)
     except TimeoutError as error:
         if gone:

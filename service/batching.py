@@ -24,10 +24,14 @@ GAIN = 1.1
 """Images a second, over those of smaller batches, that make a larger batch worth its waiting."""
 
 BATCHES_IN_A_TURN = 16
-"""Of an encoder that shares its only processor: each change between what encodes and what answers
-empties the processor's caches, and the first image of a turn waits for those after it."""
+"""At most, of an encoder that shares its only processor: each change between what encodes and what
+answers empties the processor's caches."""
+
+TURN_S = 0.25
+"""How long a turn may take: its first image waits for its last, and nobody is given up."""
 
 _REPETITIONS = 5
+_SHORTEST_S = 1e-6
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
@@ -49,6 +53,14 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
             break
         best, best_rate = 2 * best, rate
     return best
+
+
+def useful_turn(encoder: Encoder, size: int, limit: int) -> int:
+    """Measure how many batches of ``size`` an encoder is best given in a row, ``limit`` at most."""
+    preprocessing = encoder.metadata.preprocessing
+    images = np.zeros((size, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
+    seconds = size / _images_per_second(encoder, images)
+    return max(1, min(BATCHES_IN_A_TURN, limit, int(TURN_S / max(seconds, _SHORTEST_S))))
 
 
 def _images_per_second(encoder: Encoder, images: NDArray[np.uint8]) -> float:
@@ -115,7 +127,8 @@ class MicroBatcher:
     Parameters
     ----------
     size : see `largest_useful_batch`; padding to it is up to ``padded``.
-    turn : batches that the encoder is given, one after the other, before it answers.
+    turn : batches that the encoder is given, one after the other, before it answers; see
+        `useful_turn`.
     padded : fill every batch up to ``size``, so that each image is computed in the same way however
         many come together; for encoders (GPUs) whose arithmetic depends on the size of the batch.
     observe : told of every batch.
@@ -177,15 +190,17 @@ class MicroBatcher:
                 continue
             began = time.perf_counter()
             try:
-                stopped = await self._answer(taken)
+                back = await self._answer(taken)
             except asyncio.CancelledError:
                 _fail(taken, EncoderStopped("The service ends. Send the image again."))
                 raise
+            stopped = back is not None
             for i in range(0, len(taken), self._size):
                 size = min(self._size, len(taken) - i)
                 last = i + size == len(taken)
                 self._observe(BatchRecord(size, began - taken[i].since, stopped and last))
-            if stopped:
+            if back is not None:
+                self._queue.extendleft(reversed(back))
                 await self._recover()
 
     def _next(self) -> list[_Waiting]:
@@ -202,38 +217,39 @@ class MicroBatcher:
                 break
         return taken
 
-    async def _answer(self, taken: list[_Waiting]) -> bool:
-        """Encode those ``taken``, or their halves where that fails; whether the encoder stopped."""
-        outcome = await self._compute(np.stack([one.image for one in taken]))
+    async def _answer(self, taken: list[_Waiting]) -> list[_Waiting] | None:
+        """Encode those ``taken``, or their halves where that fails.
+
+        Returns
+        -------
+        None; where the encoder stopped, those of them that are to be encoded once it is back.
+        """
+        outcome = await self._compute([one.image for one in taken])
         if isinstance(outcome, Embeddings):
             for row, one in enumerate(taken):
                 if not one.answer.done():
                     one.answer.set_result(outcome[row : row + 1])
-            return False
+            return None
+        stopped = isinstance(outcome, EncoderStopped)
         if len(taken) == 1:
             _fail(taken, outcome)
-            return isinstance(outcome, EncoderStopped)
-        if isinstance(outcome, EncoderStopped):
-            self._put_back(taken, alone=True)
-            return True
+            return [] if stopped else None
+        if stopped:
+            for one in taken:
+                one.alone = True
+            return taken
         middle = len(taken) // 2
-        if not await self._answer(taken[:middle]):
-            return await self._answer(taken[middle:])
-        self._put_back(taken[middle:])
-        return True
+        back = await self._answer(taken[:middle])
+        return await self._answer(taken[middle:]) if back is None else back + taken[middle:]
 
-    def _put_back(self, taken: list[_Waiting], *, alone: bool = False) -> None:
-        for one in reversed(taken):
-            one.alone |= alone
-            self._queue.appendleft(one)
-
-    async def _compute(self, images: NDArray[np.uint8]) -> Embeddings | Exception:
+    async def _compute(self, images: list[NDArray[np.uint8]]) -> Embeddings | Exception:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._encoded, images)
 
-    def _encoded(self, images: NDArray[np.uint8]) -> Embeddings | Exception:
+    def _encoded(self, images: list[NDArray[np.uint8]]) -> Embeddings | Exception:
         try:
-            return self._encoder.encode(self._padded_up(images), self._size)[: len(images)]
+            batches = self._padded_up(np.stack(images))
+            return self._encoder.encode(batches, self._size)[: len(images)]
         except Exception as error:
             return error
 
@@ -249,10 +265,10 @@ class MicroBatcher:
         self.running = False
         logger.error("encoder stopped")
         preprocessing = self._encoder.metadata.preprocessing
-        canary = np.zeros((1, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
+        canary = np.zeros((preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
         pause = _FIRST_PAUSE_S
         while True:
-            outcome = await self._compute(canary)
+            outcome = await self._compute([canary])
             if isinstance(outcome, Embeddings):
                 self.running = True
                 return

@@ -15,16 +15,16 @@ import signal
 import socket
 import subprocess
 import sys
-from base64 import b64decode
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Annotated, Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from model_store.errors import CorruptImage, ImageError, ImageTooCostly
 from model_store.gallery import Thumbnail
@@ -36,7 +36,7 @@ from model_store.images import (
     encode_thumbnail,
 )
 from model_store.images.budget import DecodingBudget
-from model_store.quality import quality_measures
+from model_store.quality import MEASURES, quality_measures
 from service.decoder import PREFIX
 from service.memory import kept_freed_memory
 from service.shared_pixels import SharedPixels
@@ -228,8 +228,8 @@ class DecoderPool:
         """What became of an image; None where its decoder was killed from outside."""
         try:
             async with asyncio.timeout(self._budget.clock_s):
-                fields = await decoder.ask(request, data)
-                outcome = _understood(fields, decoder.pictures, preprocessing)
+                said = await decoder.ask(request, data)
+                outcome = _understood(said, decoder.pictures, preprocessing)
         except TimeoutError:
             await self._replace(decoder)
             return self._too_costly()
@@ -319,8 +319,34 @@ def _request(preprocessing: Preprocessing, *, measured: bool, thumbnail: bool) -
     return json.dumps(asked).encode()
 
 
+_ONE_EACH = Field(min_length=len(MEASURES), max_length=len(MEASURES))
+
+
+class _Said(BaseModel):
+    """What a decoder answers, as strictly as if it had been taken over."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Refused(_Said):
+    error: str
+    detail: str
+
+
+class _Decoded(_Said):
+    format: str
+    width: int
+    height: int
+    warnings: tuple[str, ...]
+    measures: Annotated[list[float], _ONE_EACH] | None = None
+    thumbnail: Base64Bytes | None = None
+
+
+_ANSWER: TypeAdapter[_Decoded | _Refused] = TypeAdapter(_Decoded | _Refused)
+
+
 def _understood(
-    fields: dict[str, Any], pictures: SharedPixels, preprocessing: Preprocessing
+    said: bytes, pictures: SharedPixels, preprocessing: Preprocessing
 ) -> Prepared | ImageError:
     """What a decoder answered.
 
@@ -329,22 +355,24 @@ def _understood(
     EOFError : it says what no decoder says.
     """
     try:
-        if "error" in fields:
-            return _ERRORS[fields["error"]](fields["detail"])
-        pixels = pictures.read((preprocessing.height, preprocessing.width, 3))
-        fields["warnings"] = tuple(fields["warnings"])
-        if "measures" in fields:
-            fields["measures"] = np.array(fields["measures"], dtype=np.float64)
-        if "thumbnail" in fields:
-            fields["thumbnail"] = _thumbnail(fields["thumbnail"])
-        return Prepared(pixels, **fields)
-    except (KeyError, TypeError, ValueError) as error:
+        answer = _ANSWER.validate_json(said)
+        if isinstance(answer, _Refused):
+            return _ERRORS[answer.error](answer.detail)
+    except (ValidationError, KeyError) as error:
         raise EOFError("a decoder answered what is no answer") from error
+    return Prepared(
+        pictures.read((preprocessing.height, preprocessing.width, 3)),
+        answer.format,
+        answer.width,
+        answer.height,
+        answer.warnings,
+        None if answer.measures is None else np.array(answer.measures),
+        None if answer.thumbnail is None else _thumbnail(answer.thumbnail),
+    )
 
 
-def _thumbnail(sent: str) -> Thumbnail:
+def _thumbnail(data: bytes) -> Thumbnail:
     """What a decoder says is a thumbnail; one that was taken over cannot make it another type."""
-    data = b64decode(sent)
     return Thumbnail(data, "image/png" if data.startswith(b"\x89PNG") else "image/jpeg")
 
 
@@ -377,7 +405,7 @@ class _Decoder:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    async def ask(self, header: bytes, data: bytes) -> dict[str, Any]:
+    async def ask(self, header: bytes, data: bytes) -> bytes:
         """Send one message and wait for its answer.
 
         Parameters
@@ -385,9 +413,13 @@ class _Decoder:
         header : JSON.
         data : what it is about.
 
+        Returns
+        -------
+        JSON, or what a decoder that was taken over says in its place.
+
         Raises
         ------
-        OSError, EOFError : the process has ended, or says what no decoder says.
+        OSError, EOFError : the process has ended, or says more than any decoder says.
         """
         loop = asyncio.get_running_loop()
         prefix = PREFIX.pack(len(header), len(data))
@@ -398,10 +430,7 @@ class _Decoder:
             raise EOFError(f"a decoder announced {n_header} and {n_data} bytes")
         while len(answer) < PREFIX.size + n_header:
             answer += await self._received(1)
-        try:
-            return dict(json.loads(answer[PREFIX.size :]))
-        except (TypeError, ValueError) as error:
-            raise EOFError("a decoder answered what is no JSON object") from error
+        return answer[PREFIX.size :]
 
     async def end(self) -> int:
         """Kill the process, if it still runs; returns its exit status."""

@@ -36,7 +36,7 @@ START_PATIENCE_S = 120.0
 """For loading the encoder: CUDA's libraries come from a cold disk once."""
 
 ENCODE_PATIENCE_S = 30.0
-"""For one batch: what takes longer hangs, and is ended."""
+"""For one turn of batches: what takes longer hangs, and is ended."""
 
 
 class EncoderProcess:
@@ -76,7 +76,7 @@ class EncoderProcess:
 
         Raises
         ------
-        EncoderStopped : the child died, or hung, over these images.
+        EncoderStopped : the child died, or hung, over these images; or it cannot be started again.
         EncodingFailed : it refused them and lives on.
         """
         with self._lock:
@@ -84,7 +84,13 @@ class EncoderProcess:
                 raise EncoderStopped("The encoder has been closed. Send the image again.")
             if self._process.poll() is not None:
                 self._end()
-                self._start()
+                try:
+                    self._start()
+                except VouchError as error:
+                    raise EncoderStopped(
+                        "The encoder has stopped and does not start again; the log says why. Send "
+                        "the image again later."
+                    ) from error
             try:
                 self._images.write(images)
                 self._connection.send((images.shape, at_once))

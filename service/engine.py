@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.decision import assess
+from model_store.encoder import PROVIDERS
 from model_store.errors import (
     FeedbackNotKept,
     InternalError,
@@ -29,7 +30,7 @@ from model_store.processors import usable_processors
 from model_store.quality import quality_hints
 from model_store.retriever import Answer, Bundle, Retriever
 from model_store.search import N_CANDIDATES
-from service.batching import BATCHES_IN_A_TURN, MicroBatcher, largest_useful_batch
+from service.batching import MicroBatcher, largest_useful_batch, useful_turn
 from service.cache import CacheEntry
 from service.cache_keys import key_prefix
 from service.decoding import Prepared
@@ -54,7 +55,9 @@ class SearchEngine:
     that is faster, and everything else that computes runs on ``executor``.
     """
 
-    def __init__(self, bundle: Bundle, workplace: Workplace, batch_size: int = 1) -> None:
+    def __init__(
+        self, bundle: Bundle, workplace: Workplace, batch_size: int = 1, turn: int = 1
+    ) -> None:
         self.bundle = bundle
         self.batch_size = batch_size
         self._cache = workplace.cache
@@ -63,7 +66,7 @@ class SearchEngine:
         self._batcher = MicroBatcher(
             bundle.retriever.encoder,
             batch_size,
-            turn=BATCHES_IN_A_TURN if usable_processors() == 1 else 1,
+            turn=turn,
             padded=workplace.pad_batches,
             observe=workplace.telemetry.batches(bundle.name),
         )
@@ -90,7 +93,10 @@ class SearchEngine:
         try:
             if size > 1 and not workplace.pad_batches:
                 size = await asyncio.to_thread(largest_useful_batch, encoder, size)
-            engine = cls(bundle, workplace, size)
+            turn = 1
+            if usable_processors() == 1 and encoder.provider != PROVIDERS["cuda"]:
+                turn = await asyncio.to_thread(useful_turn, encoder, size, fitting // size)
+            engine = cls(bundle, workplace, size, turn)
         except BaseException:
             encoder.close()
             raise
@@ -99,7 +105,12 @@ class SearchEngine:
         except BaseException:
             await engine.close()
             raise
-        fields = {"gallery": bundle.name, "bundle": bundle.manifest.id, "batch_size": size}
+        fields = {
+            "gallery": bundle.name,
+            "bundle": bundle.manifest.id,
+            "batch_size": size,
+            "turn": turn,
+        }
         logger.info("engine started", extra={"fields": fields})
         return engine
 

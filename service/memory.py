@@ -59,5 +59,5 @@ def large_pages(environment: Mapping[str, str]) -> dict[str, str]:
     them. Where the system has no large pages to give, or another C library than glibc, nothing
     changes.
     """
-    tunables = [environment.get("GLIBC_TUNABLES"), _LARGE_PAGES]
+    tunables = [_LARGE_PAGES, environment.get("GLIBC_TUNABLES")]  # of two, the last counts
     return {"GLIBC_TUNABLES": ":".join(filter(None, tunables))}

@@ -148,3 +148,20 @@ async def test_an_error_of_the_route_is_passed_on() -> None:
     for _ in range(3):  # and its place is given back
         with pytest.raises(LookupError):
             await serve(Connection())
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+async def test_an_answer_that_is_on_its_way_when_the_client_leaves_is_given_to_its_end(
+    leaves_first: bool,
+) -> None:
+    endpoint, connection = Endpoint(), Connection()
+    endpoint.may_end.clear()
+    task = serving(endpoint)(connection)
+    await asyncio.sleep(0.01)
+    both = [connection.left, endpoint.may_answer]
+    for event in both if leaves_first else reversed(both):
+        event.set()
+    await asyncio.sleep(0.01)
+    endpoint.may_end.set()
+    await task
+    assert (endpoint.cancelled, endpoint.ended, len(connection.sent)) == (0, 1, 2)

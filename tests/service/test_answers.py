@@ -336,7 +336,7 @@ class TestHealth:
     ) -> None:
         client = start(canary_period_s=0.05)
 
-        def fail(images: object) -> None:
+        def fail(images: object, at_once: object) -> None:
             raise RuntimeError("the device is lost")
 
         monkeypatch.setattr(bundle.retriever.encoder, "encode", fail)

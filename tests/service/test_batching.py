@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from model_store.encoder import Embeddings
 from model_store.errors import EncoderStopped
-from service.batching import BatchRecord, MicroBatcher, largest_useful_batch
+from service.batching import BatchRecord, MicroBatcher, largest_useful_batch, useful_turn
 
 pytestmark = pytest.mark.anyio
 
@@ -210,6 +210,37 @@ async def test_a_stop_in_a_turn_fails_the_image_it_was_over() -> None:
     await batcher.close()
 
 
+async def test_after_a_failure_and_a_stop_those_who_came_first_are_encoded_first() -> None:
+    ends: list[Exception] = [ValueError("too much at once"), EncoderStopped("gone")]
+    encoder = Recording(lambda: ends.pop(0) if ends else EncoderStopped("gone"))
+    batcher = MicroBatcher(encoder, size=4)
+    tasks = await in_one_batch(encoder, batcher, [1, POISON, 3, 4])
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(outcome, EncoderStopped) for outcome in outcomes] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert encoder.batches == [[0], [1, POISON, 3, 4], [1, POISON], [0], [1], [POISON], [0], [3, 4]]
+    await batcher.close()
+
+
+async def test_images_that_cannot_be_put_together_are_encoded_one_by_one() -> None:
+    encoder = Recording()
+    batcher = MicroBatcher(encoder, size=4)
+    encoder.may_go_on.clear()
+    first = asyncio.create_task(batcher.encode(image(0)))
+    await until(encoder.entered.is_set)
+    other = np.full((SIDE * SIDE, 1, 3), 1, dtype=np.uint8)  # as many pixels
+    tasks = [asyncio.create_task(batcher.encode(one)) for one in (other, image(2))]
+    await until(lambda: batcher.waiting == len(tasks))
+    encoder.may_go_on.set()
+    await asyncio.wait_for(asyncio.gather(first, *tasks), 5)
+    assert encoder.batches == [[0], [1], [2]]
+    await batcher.close()
+
+
 async def test_padded_batches_have_one_size_and_give_back_what_was_asked() -> None:
     encoder = Recording()
     batcher = MicroBatcher(encoder, size=4, padded=True)
@@ -266,6 +297,18 @@ class Clocked(FakeEncoder):
 def useful(encoder: Clocked, limit: int, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr("service.batching.time", encoder)
     return largest_useful_batch(encoder, limit)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit", "wanted"),
+    [(1e-4, 100, 16), (0.01, 100, 16), (0.03, 100, 8), (0.2, 100, 1), (3.0, 100, 1), (0.01, 3, 3)],
+)
+def test_a_turn_takes_a_quarter_of_a_second_at_most(
+    seconds: float, limit: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Clocked(lambda _: seconds)
+    monkeypatch.setattr("service.batching.time", encoder)
+    assert useful_turn(encoder, 1, limit) == wanted
 
 
 class TestLargestUsefulBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -192,26 +193,40 @@ async def test_a_crash_costs_the_image_that_caused_it() -> None:
         assert pool.n_lost == 1
 
 
-@linux
+DESCRIPTION: dict[str, Any] = {"format": "PNG", "width": 1, "height": 1, "warnings": []}
+
+
 @pytest.mark.parametrize(
     "said",
     [
-        {},
-        {"error": "SystemExit", "detail": "as if"},
-        {"format": "PNG", "width": 1, "height": 1, "warnings": None},
-        {"format": "PNG", "width": 1, "height": 1, "warnings": [], "colour": "red"},
-        {"format": "PNG", "width": 1, "height": 1, "warnings": [], "measures": ["many"]},
-        {"format": "PNG", "width": 1, "height": 1, "warnings": [], "thumbnail": 5},
+        b"no JSON",
+        b"[" * 60_000,
+        *(
+            json.dumps(fields).encode()
+            for fields in (
+                {},
+                {"error": "SystemExit", "detail": "as if"},
+                {"error": "CorruptImage", "detail": ["as if"]},
+                DESCRIPTION | {"colour": "red"},
+                DESCRIPTION | {"width": "wide"},
+                DESCRIPTION | {"warnings": [1]},
+                DESCRIPTION | {"measures": [1.0]},
+                DESCRIPTION | {"measures": [1.0, 2.0, 3.0, 4.0, float("nan")]},
+                DESCRIPTION | {"measures": [10**400] * 5},
+                DESCRIPTION | {"thumbnail": 5},
+            )
+        ),
     ],
+    ids=lambda said: said[:70].decode(),
 )
 async def test_a_decoder_that_answers_nonsense_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     ask = decoding._Decoder.ask
 
-    async def nonsense(self: decoding._Decoder, header: bytes, data: bytes) -> dict[str, Any]:
-        fields = await ask(self, header, data)
-        return dict(said) if data else fields
+    async def nonsense(self: decoding._Decoder, header: bytes, data: bytes) -> bytes:
+        answer = await ask(self, header, data)
+        return said if data else answer
 
     async with DecoderPool(1) as pool:
         with monkeypatch.context() as patch:
@@ -222,6 +237,7 @@ async def test_a_decoder_that_answers_nonsense_is_replaced(
         assert pool.n_lost == 2
 
 
+@linux
 async def test_nobody_loses_by_a_decoder_that_is_killed_from_outside() -> None:
     wanted = decoded_here(SLOW)
     async with DecoderPool(2) as pool:
@@ -344,9 +360,7 @@ def test_no_decoder_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
     script = """
 import asyncio, sys
 from pathlib import Path
-from typing import Any
 from model_store.images import Preprocessing
-from service import decoding
 from service.decoding import DecoderPool
 
 async def main():

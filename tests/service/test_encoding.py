@@ -83,6 +83,20 @@ def test_killed_while_idle_it_costs_nobody_anything(encoder: EncoderProcess) -> 
     encoder.encode(images(1, encoder))
 
 
+def test_one_that_does_not_start_again_has_stopped(
+    digits_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = EncoderProcess(digits_bundle / ENCODER_FILE, "cpu", 1)
+    os.kill(encoder.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, encoder.pid, os.WEXITED | os.WNOWAIT)
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "_arguments", (digits_bundle / "gone.onnx", "cpu", 1))
+        with pytest.raises(EncoderStopped, match="does not start again"):
+            encoder.encode(images(1, encoder))
+    encoder.encode(images(1, encoder))
+    encoder.close()
+
+
 def test_one_that_hangs_is_ended(encoder: EncoderProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.encoding.ENCODE_PATIENCE_S", 0.2)
     hanging = encoder.pid

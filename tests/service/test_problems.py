@@ -443,7 +443,7 @@ class TestAMistakeOfOurs:
     def test_an_encoder_that_fails_is_service_unavailable(
         self, client: TestClient, bundle: Bundle, digit: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fail(images: object) -> None:
+        def fail(images: object, at_once: object) -> None:
             raise EncoderError("The encoder cannot be run. Restart the service.")
 
         monkeypatch.setattr(bundle.retriever.encoder, "encode", fail)

@@ -201,7 +201,7 @@ class TestABatch:
     ) -> None:
         expected = search(client, digit).json()  # and is cached: the encoder is not asked again
 
-        def fail(images: object) -> None:
+        def fail(images: object, at_once: object) -> None:
             raise RuntimeError("secret")
 
         monkeypatch.setattr(bundle.retriever.encoder, "encode", fail)
