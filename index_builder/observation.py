@@ -50,11 +50,11 @@ class Observed:
 
     def signals(self, row: int, outlier_score: float) -> tuple[NDArray[np.int64], Floats]:
         """Places (g,) of the labels that one query finds, and their signals (g, S)."""
-        places, members = labels_found(self.label_codes[row])
+        places, belong = labels_found(self.label_codes[row])
         return places, signals(
             self.similarities[row],
             places,
-            members,
+            belong,
             self.mean_similarities[row, places],
             float(self.spherical_variances[row]),
             outlier_score,

@@ -189,17 +189,18 @@ class Retriever:
         shown = neighbours.rows[places]
         chosen = decision.result_set
         members = neighbours.rows[:0] if chosen is None else neighbours.rows[chosen.places]
-        items = self.gallery.items(np.concatenate([shown, members]))  # one look-up for both
-        variances = self.gallery.dispersions(shown)
-        matches = matches_of(items[: len(shown)], variances, neighbours, decision)
+        rows = list(dict.fromkeys([*shown.tolist(), *members.tolist()]))  # most members are shown
+        item_of = dict(zip(rows, self.gallery.items(np.array(rows, np.int64)), strict=True))
+        result_set = tuple(item_of[row] for row in members.tolist())
+        items = [item_of[row] for row in shown.tolist()]
+        matches = matches_of(items, self.gallery.dispersions(shown), neighbours, decision)
         seconds = {
             "search": searched - started,
             "decide": decided - searched,
             "items": time.perf_counter() - decided,
         }
-        others = tuple(items[len(shown) :])
         n_listed = len(neighbours.listed)
-        return Answer(decision, predictive, alpha, matches, n_listed, others, seconds)
+        return Answer(decision, predictive, alpha, matches, n_listed, result_set, seconds)
 
     def similar(
         self,

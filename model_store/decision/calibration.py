@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -78,8 +79,8 @@ class Calibration:
 
     def uncertainty_percentile(self, spherical_variance: float) -> float:
         """Share of calibration queries that are less uncertain, in percent."""
-        below = self.uncertainties.searchsorted(spherical_variance, side="left")
-        return float(100 * below / len(self.uncertainties))
+        below = bisect_left(self.uncertainties, spherical_variance)
+        return 100 * below / len(self.uncertainties)
 
     def outlier_score(self, embeddings: Embeddings) -> NDArray[np.float64]:
         """How alien B queries are, (B,)."""
@@ -88,8 +89,8 @@ class Calibration:
     def outlier_p_value(self, score: float) -> float:
         """Conformal p-value (1 + #{calibration scores ≥ score}) / (n + 1)."""
         n = len(self.outlier_scores)
-        at_least = n - self.outlier_scores.searchsorted(score, side="left")
-        return float((1 + at_least) / (n + 1))
+        at_least = n - bisect_left(self.outlier_scores, score)
+        return (1 + at_least) / (n + 1)
 
     def match_fingerprint(self) -> str:
         """Identifies what uncorrected match probabilities were fitted with and on.

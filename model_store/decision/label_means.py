@@ -43,8 +43,11 @@ class LabelMeans:
             one of a label that came after the means were taken.
         similarities : (n,) of the candidates.
         """
+        n_known, codes = len(self.directions), label_codes.tolist()
+        if min(codes) >= 0 and max(codes) < n_known:  # as nearly always
+            return (self.directions[label_codes] @ direction).astype(np.float64)
         of_label = similarities.copy()
-        known = (label_codes >= 0) & (label_codes < len(self.directions))
+        known = (label_codes >= 0) & (label_codes < n_known)
         of_label[known] = self.directions[label_codes[known]] @ direction
         return of_label
 

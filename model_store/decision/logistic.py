@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,7 +40,7 @@ class LogisticModel:
     def log_odds(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Log-odds (...) of ``values`` (..., M)."""
         slopes, offset = self._line
-        log_odds: NDArray[np.float64] = values @ slopes + offset
+        log_odds: NDArray[np.float64] = np.vecdot(values, slopes) + offset
         return log_odds
 
     def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -61,9 +62,9 @@ def choice_probabilities(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
     ----------
     log_odds : (g,) of each against none of them: p_i = exp(ℓ_i) / (1 + Σ_j exp(ℓ_j)).
     """
-    most = max(float(log_odds.max()), 0.0)
+    most = max(0.0, *log_odds.tolist())
     odds = np.exp(log_odds - most)
-    probabilities: NDArray[np.float64] = odds / (np.exp(-most) + odds.sum())
+    probabilities: NDArray[np.float64] = odds / (math.exp(-most) + float(np.add.reduce(odds)))
     return probabilities
 
 

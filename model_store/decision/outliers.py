@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +20,15 @@ OUTLIER_SIGNALS = (
 )
 """The last axis of `OutlierDetector.signals`, in order."""
 
-_POWERS = np.array([0.5, 0.5, 1.0, 1.0, 0.5])
-"""What is squared when it is measured is a root in the signals."""
-
 _TINY = 1e-12
 """Keeps the logarithm of a distance or variance that is exactly zero finite."""
 
 _LEAST = np.finfo(np.float32).tiny
 """Divides what has no length at all."""
 
-_ADDED = np.array([_TINY, _TINY, 1e-4, _TINY, 1.0])
-"""Before the logarithm; to cosine distances more, since the distance of an image to its exact copy
-would drown every other."""
+_COSINE_FLOOR = 1e-4
+"""The same of cosine distances: the distance of an image to its exact copy would drown every
+other."""
 
 
 @dataclass(frozen=True)
@@ -99,23 +97,37 @@ class OutlierDetector:
         products: NDArray[np.float32] = features @ self._axes.T
         products /= np.maximum(lengths, _LEAST)[:, None]
         products -= self._axes_of_centre
-        coordinates = products[:, 1:]
-        from_centre = (lengths > 0) - products[:, 0]  # ‖x − c‖², with the first axis 2c
-        residual = np.maximum(from_centre - np.vecdot(coordinates, coordinates), 0)
-        whitened = coordinates @ self.whitening
-        values = np.empty((len(embeddings), len(OUTLIER_SIGNALS)))
-        values[:, 0] = from_centre + self._references.nearest(coordinates)
-        values[:, 1] = np.vecdot(whitened, whitened) + self._whitened_means.nearest(whitened)
-        values[:, 2] = 1 - (embeddings.directions @ self._directions).max(axis=1)
-        values[:, 3] = embeddings.spherical_variances
-        values[:, 4] = (log_lengths(lengths) - self.length_centre) / self.length_scale
-        np.maximum(values[:, :3], 0, out=values[:, :3])  # but for rounding, they are
-        values[:, 1] += residual / self.residual_variance
-        values[:, 4] **= 2
-        values += _ADDED
-        signals: NDArray[np.float64] = np.log(values, out=values)
-        signals *= _POWERS
-        return signals
+        by_centre, n_axes = products[:, 0].tolist(), products.shape[1]
+        products[:, 0] = 1  # from here on they are (1, t)
+        compared = products @ self._compared
+        whitened, to_references = compared[:, :n_axes], compared[:, n_axes:]
+        measured = zip(
+            lengths.tolist(),
+            by_centre,
+            _squared_lengths(products),
+            np.minimum.reduce(to_references, axis=1).tolist(),
+            _squared_lengths(whitened),
+            np.minimum.reduce(whitened @ self._to_means, axis=1).tolist(),
+            np.maximum.reduce(embeddings.directions @ self._directions, axis=1).tolist(),
+            embeddings.spherical_variances.tolist(),
+            strict=True,
+        )
+        # In plain numbers from here on, of which an image has too few to be worth arrays.
+        signals = []
+        for length, c, t_t, to_reference, w_w, to_mean, cosine, spherical_variance in measured:
+            from_centre = (length > 0) - c  # ‖x − c‖², with the first axis 2c
+            outside = max(from_centre - t_t, 0) / self.residual_variance
+            deviation = (_log_length(length) - self.length_centre) / self.length_scale
+            signals.append(
+                (
+                    math.log(max(from_centre + to_reference, 0) + _TINY) / 2,
+                    math.log(max(w_w + to_mean, 0) + outside + _TINY) / 2,
+                    math.log(max(1 - cosine, 0) + _COSINE_FLOOR),
+                    math.log(spherical_variance + _TINY),
+                    math.log1p(deviation**2) / 2,
+                )
+            )
+        return np.array(signals)
 
     @cached_property
     def _axes(self) -> NDArray[np.float32]:
@@ -130,12 +142,16 @@ class OutlierDetector:
         return products
 
     @cached_property
-    def _references(self) -> _Points:
-        return _Points.of(self.references)
+    def _compared(self) -> NDArray[np.float32]:
+        """What of (1, t) makes (1, t L), and after it the `_comparison` with the references."""
+        rank = len(self.whitening)
+        whitening = np.eye(1 + rank, dtype=np.float32)
+        whitening[1:, 1:] = self.whitening
+        return np.hstack([whitening, _comparison(self.references)])
 
     @cached_property
-    def _whitened_means(self) -> _Points:
-        return _Points.of(self.label_means @ self.whitening)
+    def _to_means(self) -> NDArray[np.float32]:
+        return _comparison(self.label_means @ self.whitening)
 
     @cached_property
     def _directions(self) -> NDArray[np.float32]:
@@ -143,30 +159,16 @@ class OutlierDetector:
         return np.ascontiguousarray(self.directions.T)
 
 
-@dataclass(frozen=True, slots=True)
-class _Points:
-    """M points, to find the nearest of.
+def _comparison(points: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What of (1, t) makes ‖t − p‖² − ‖t‖² for each of M ``points`` p (M, r), (1 + r, M)."""
+    return np.vstack([np.vecdot(points, points), -2 * points.T])
 
-    Attributes
-    ----------
-    minus_twice : (r, M) their coordinates, times −2.
-    squared_lengths : (M,).
-    """
 
-    minus_twice: NDArray[np.float32]
-    squared_lengths: NDArray[np.float32]
-
-    @classmethod
-    def of(cls, points: NDArray[np.float32]) -> _Points:
-        """Of ``points`` (M, r)."""
-        return cls(np.ascontiguousarray(-2 * points.T), np.vecdot(points, points))
-
-    def nearest(self, others: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Squared distances (B,) of ``others`` (B, r) to the nearest point, less ‖others‖²."""
-        compared = others @ self.minus_twice
-        compared += self.squared_lengths
-        nearest: NDArray[np.float32] = compared.min(axis=1)
-        return nearest
+def _squared_lengths(points: NDArray[np.float32]) -> list[float]:
+    """‖t‖² of ``points`` (1, t), (B, 1 + r)."""
+    coordinates = points[:, 1:]
+    squared: list[float] = np.vecdot(coordinates, coordinates).tolist()
+    return squared
 
 
 @dataclass(frozen=True)
@@ -206,10 +208,13 @@ def averaged_features(features: NDArray[np.float32], k: int) -> NDArray[np.float
     if k == 1:
         return features
     n = features.shape[1] // k
-    means: NDArray[np.float32] = features[:, : n * k].reshape(-1, n, k) @ np.full(
-        k, 1 / k, dtype=np.float32
-    )
-    return means
+    means: NDArray[np.float32] = features[:, : n * k].reshape(-1, k) @ _equal_weights(k)
+    return means.reshape(-1, n)
+
+
+@cache
+def _equal_weights(k: int) -> NDArray[np.float32]:
+    return np.full(k, 1 / k, dtype=np.float32)
 
 
 def unit_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -227,5 +232,8 @@ def feature_lengths(features: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def log_lengths(lengths: NDArray[np.float32]) -> NDArray[np.float64]:
     """Logarithms (B,) of `feature_lengths` (B,); finite where they are zero."""
-    logarithms: NDArray[np.float64] = np.log(lengths.astype(np.float64) + _TINY)
-    return logarithms
+    return np.array([_log_length(length) for length in lengths.tolist()])
+
+
+def _log_length(length: float) -> float:
+    return math.log(length + _TINY)

@@ -73,9 +73,8 @@ class ResultSetRule:
     def threshold(self, coverage: float) -> float | None:
         """The largest threshold that promises ``coverage``; None where none does."""
         allowed = errors_allowed(len(self.critical), coverage)
-        if allowed < 0 or self.critical[allowed] < 0:
-            return None
-        return float(self.critical[allowed])
+        threshold = float(self.critical[allowed]) if allowed >= 0 else -1.0
+        return threshold if threshold >= 0 else None
 
     def choose(
         self, places: NDArray[np.int64], probabilities: NDArray[np.float64], coverage: float
@@ -92,9 +91,8 @@ class ResultSetRule:
         if threshold is None:
             likeliest = np.sort(np.argsort(-probabilities, kind="stable")[:MOST_UNPROMISED])
             return ResultSet(places[likeliest], coverage, self._shortfall(coverage))
-        chosen = probabilities >= threshold
-        chosen[np.argmax(probabilities)] = True
-        return ResultSet(places[chosen], coverage, None)
+        reached = min(threshold, max(probabilities.tolist()))
+        return ResultSet(places[probabilities >= reached], coverage, None)
 
     def _shortfall(self, coverage: float) -> str:
         needed = math.ceil(math.log(DELTA) / math.log(coverage))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,9 +48,11 @@ _SHARE_FLOOR = 1e-3
 _N_VOTES = 5
 """Ways to vote: of `_NEAREST`, and at `_BANDWIDTH`, `_NARROW` and `_WIDE`."""
 
-_COUNTED = np.array([[True], [True], [True], [False], [False], [False]])
-"""Of these, and of the label means: what half a vote is added to. The first bandwidth is so small
-that its votes count too."""
+_COUNTED = np.array([[0.5], [0.5], [0.5], [0.0], [0.0], [0.0]])
+_SHARED = np.array([[0.0], [0.0], [0.0], [_SHARE_FLOOR], [_SHARE_FLOOR], [_SHARE_FLOOR]])
+"""What is added to either side of these votes, and of the label means': half a vote where they are
+counted, a share of the whole where they are weighed. The first bandwidth is so small that its votes
+count too."""
 
 _TINY = 1e-12
 """Keeps the logarithm of a variance that is exactly zero finite, and the span of equal items."""
@@ -57,7 +60,7 @@ _TINY = 1e-12
 
 def labels_found(
     label_codes: NDArray[np.int32],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The labels of a result list, in the order of their nearest items.
 
     Parameters
@@ -67,26 +70,21 @@ def labels_found(
     Returns
     -------
     places : (g,) of the nearest item of each label, ascending.
-    members : (n,) which of them each item belongs to.
+    belong : (g, n) whether each item is of that label.
     """
-    label_of: dict[int, int] = {}
-    places: list[int] = []
-    members: list[int] = []
-    # A list this short is passed through faster than it is sorted.
-    for place, code in enumerate(label_codes.tolist()):
-        own = code if code >= 0 else -1 - place
-        label = label_of.get(own)
-        if label is None:
-            label = label_of[own] = len(places)
-            places.append(place)
-        members.append(label)
-    return np.array(places), np.array(members)
+    codes = list(dict.fromkeys(label_codes.tolist()))
+    if -1 in codes:
+        own = np.arange(-1, -1 - len(label_codes), -1, dtype=np.int32)
+        label_codes = np.where(label_codes < 0, own, label_codes)
+        codes = list(dict.fromkeys(label_codes.tolist()))
+    belong = np.array(codes, dtype=np.int32)[:, None] == label_codes
+    return belong.argmax(axis=1), belong
 
 
 def signals(
     similarities: NDArray[np.float64],
     places: NDArray[np.int64],
-    members: NDArray[np.int64],
+    belong: NDArray[np.bool_],
     mean_similarities: NDArray[np.float64],
     spherical_variance: float,
     outlier_score: float,
@@ -97,8 +95,8 @@ def signals(
 
     Parameters
     ----------
-    similarities : (n,), descending.
-    places, members : (g,) and (n,), see `labels_found`.
+    similarities : (n,), descending, at most 1.
+    places, belong : (g,) and (g, n), see `labels_found`.
     mean_similarities : (g,), see `LabelMeans.similarities`.
     spherical_variance, outlier_score : of the query.
 
@@ -122,37 +120,44 @@ def signals(
     - ``outlier_score``: of the query.
     """
     n_candidates, n_labels = len(similarities), len(places)
-    log_distances = np.log(np.maximum(1 - similarities, 0) + _FLOOR)
-    own = log_distances[places]
     values = np.empty((n_labels, len(SIGNALS)))
-    values[:, 0] = own
-    np.subtract(log_distances[0], own, out=values[:, 1])
-    values[0, 1] = log_distances[places[1] if n_labels > 1 else -1] - own[0]
+    own = np.log(1 + _FLOOR - similarities[places], out=values[:, 0])
+    np.subtract(own[0], own, out=values[:, 1])
+    other = own[1] if n_labels > 1 else _log_distance(similarities[-1])
+    values[0, 1] = other - own[0]
     agreeing = np.empty((_N_VOTES + 1, n_labels))
-    _count_votes(similarities, members, out=agreeing[:_N_VOTES])
+    np.vecdot(_weights(similarities)[:, None], belong.astype(float), out=agreeing[:_N_VOTES])
     values[:, 7] = _compare_means(mean_similarities, float(similarities[-1]), out=agreeing[-1])
     log_odds = _log_odds(agreeing).T
     values[:, 2:7], values[:, 8] = log_odds[:, :_N_VOTES], log_odds[:, _N_VOTES]
-    values[:, 9] = log_distances[min(50, n_candidates) - 1]
+    values[:, 9] = _log_distance(similarities[min(50, n_candidates) - 1])
     values[:, 10] = math.log(spherical_variance + _TINY)
     values[:, 11] = outlier_score
     return values
 
 
-def _count_votes(
-    similarities: NDArray[np.float64], members: NDArray[np.int64], out: NDArray[np.float64]
-) -> None:
-    """Votes (5, g) for each label: of the nearest 10 and 50, and at three bandwidths."""
+def _log_distance(similarity: float) -> float:
+    return math.log(1 + _FLOOR - similarity)
+
+
+def _weights(similarities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What each item's vote weighs (5, n): of the nearest 10 and 50, and at three bandwidths."""
     behind = similarities - similarities[0]
     span = float(_TINY - behind[-1])
-    votes = np.zeros((_N_VOTES, len(similarities)))
-    for weights, k in zip(votes, _NEAREST, strict=False):
-        weights[:k] = 1
     rates = np.array([1 / _BANDWIDTH, 1 / (_NARROW * span), 1 / (_WIDE * span)])
-    weighted = np.multiply.outer(rates, behind, out=votes[len(_NEAREST) :])
-    np.exp(weighted, out=weighted)
-    cells = members + out.shape[1] * np.arange(_N_VOTES)[:, None]
-    out[:] = np.bincount(cells.ravel(), votes.ravel(), out.size).reshape(out.shape)
+    weights = _counts(len(similarities)).copy()
+    weighed = weights[len(_NEAREST) :]
+    np.exp(np.multiply.outer(rates, behind, out=weighed), out=weighed)
+    return weights
+
+
+@cache
+def _counts(n: int) -> NDArray[np.float64]:
+    """Which of n items are among the nearest that are counted, and rows to be filled, (5, n)."""
+    counts = np.zeros((_N_VOTES, n))
+    for row, k in zip(counts, _NEAREST, strict=False):
+        row[:k] = 1
+    return counts
 
 
 def _compare_means(
@@ -165,8 +170,10 @@ def _compare_means(
     ascending = sorted(similarities.tolist())
     highest = ascending[-1]
     second = ascending[-2] if len(ascending) > 1 else last
-    np.exp((similarities - highest) / (_OF_MEANS * (highest - ascending[0] + _TINY)), out=out)
-    return similarities - np.where(similarities < highest, highest, second)
+    margins: NDArray[np.float64] = similarities - highest
+    np.exp(margins / (_OF_MEANS * (highest - ascending[0] + _TINY)), out=out)
+    margins[similarities.argmax()] = highest - second
+    return margins
 
 
 def _log_odds(agreeing: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -174,9 +181,8 @@ def _log_odds(agreeing: NDArray[np.float64]) -> NDArray[np.float64]:
 
     A half to what is counted (Haldane & Anscombe), `_SHARE_FLOOR` of the whole to what is weighed.
     """
-    total = agreeing.sum(axis=1, keepdims=True)
-    added = np.where(_COUNTED, 0.5, _SHARE_FLOOR * total)
-    against = np.maximum(total - agreeing, 0)  # sums may differ in their last digit
-    against += added
+    total = np.add.reduce(agreeing, axis=1, keepdims=True)  # .sum() takes longer
+    added = _COUNTED + _SHARED * total
+    against = total - agreeing + added
     log_odds: NDArray[np.float64] = np.log((agreeing + added) / against)
     return log_odds

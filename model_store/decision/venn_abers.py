@@ -31,17 +31,18 @@ class VennAbers:
 
     def __call__(self, log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
         """Lower and upper probability (..., 2) of ``log_odds`` (...)."""
-        bounds = np.empty((*np.shape(log_odds), 2))
-        bounds[..., 0] = self._lower_from[self.log_odds.searchsorted(log_odds, side="right")]
-        bounds[..., 1] = self._upper_from[self.log_odds.searchsorted(log_odds, side="left")]
+        before = self.log_odds.searchsorted(log_odds, side="left")
+        up_to = self.log_odds.searchsorted(log_odds, side="right")
+        bounds: NDArray[np.float64] = self._bounds[before + up_to]
         return bounds
 
     @cached_property
-    def _lower_from(self) -> NDArray[np.float64]:
-        """`lower` (m + 1,), and before it what bounds the log-odds below the table."""
-        return np.concatenate([[0.0], self.lower])
+    def _bounds(self) -> NDArray[np.float64]:
+        """Of (2 m + 1, 2) places: before the first row, at it, between it and the next, and so on.
 
-    @cached_property
-    def _upper_from(self) -> NDArray[np.float64]:
-        """`upper` (m + 1,), and after it what bounds the log-odds above the table."""
-        return np.concatenate([self.upper, [1.0]])
+        What lies between two rows is bounded by the lower of the one and the upper of the other.
+        """
+        bounds = np.empty((2 * len(self.log_odds) + 1, 2))
+        bounds[1::2] = np.stack([self.lower, self.upper], axis=1)
+        bounds[::2] = np.stack([np.r_[0.0, self.lower], np.r_[self.upper, 1.0]], axis=1)
+        return bounds

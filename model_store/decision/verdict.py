@@ -119,11 +119,11 @@ def decide(
         return Decision("out_of_distribution" if alien else "not_calibrated", assessment)
     if calibration is None or math.isnan(predictive.outlier_score):
         return Decision("not_calibrated", assess(calibration, predictive))
-    places, members = labels_found(label_codes)
+    places, belong = labels_found(label_codes)
     values = signals(
         neighbours.similarities,
         places,
-        members,
+        belong,
         calibration.means.similarities(
             predictive.direction, label_codes[places], neighbours.similarities[places]
         ),
@@ -131,8 +131,9 @@ def decide(
         predictive.outlier_score,
     )
     of_labels = choice_probabilities(calibration.match.log_odds(values))
-    log_odds = bounded_logit(of_labels[members[:limit]])
-    probabilities = calibration.feedback(log_odds)
+    uncorrected = of_labels[belong[:, :limit].argmax(axis=0)]
+    log_odds = bounded_logit(uncorrected)
+    probabilities = calibration.feedback.of(uncorrected)
     intervals = calibration.feedback.of(calibration.intervals(log_odds))
     no_match_probability = float(calibration.no_match(values[0]))
     assessment = assess(calibration, predictive)
@@ -161,11 +162,11 @@ def decide(
 def _around(
     probabilities: NDArray[np.float64], intervals: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Widen intervals (n, 2) to hold the probability (n,) that they are shown with."""
-    around = np.empty_like(intervals)
-    np.minimum(intervals[:, 0], probabilities, out=around[:, 0])
-    np.maximum(intervals[:, 1], probabilities, out=around[:, 1])
-    return around
+    """Widen intervals (n, 2), where they are, to hold the probability (n,) shown with each."""
+    lower, upper = intervals.T
+    np.minimum(lower, probabilities, out=lower)
+    np.maximum(upper, probabilities, out=upper)
+    return intervals
 
 
 def _level(percentile: float) -> Level:

@@ -53,11 +53,11 @@ def by_hand(query: int, rank: int) -> dict[str, float]:
 
 
 def of_labels(query: int) -> NDArray[np.float64]:
-    places, members = labels_found(LABELS[query])
+    places, belong = labels_found(LABELS[query])
     return signals(
         SIMILARITIES[query],
         places,
-        members,
+        belong,
         MEANS[query, places],
         UNCERTAINTIES[query],
         OUTLIER_SCORES[query],
@@ -74,37 +74,38 @@ def test_agrees_with_the_definitions(query: int) -> None:
 
 
 def test_an_item_without_a_label_agrees_with_itself_alone_and_is_its_own_mean() -> None:
-    places, members = labels_found(np.full(4, -1, dtype=np.int32))
-    values = signals(SIMILARITIES[0], places, members, SIMILARITIES[0], 1.0, 1.0)
+    places, belong = labels_found(np.full(4, -1, dtype=np.int32))
+    values = signals(SIMILARITIES[0], places, belong, SIMILARITIES[0], 1.0, 1.0)
     np.testing.assert_allclose(values[:, SIGNALS.index("agreement_10")], math.log(1.5 / 3.5))
     margins = values[:, SIGNALS.index("mean_margin")]
     np.testing.assert_allclose(margins, [0.9 - 0.85, 0.85 - 0.9, 0.8 - 0.9, 0.5 - 0.9])
 
 
 def test_one_label_is_compared_with_the_last_candidate() -> None:
-    places, members = labels_found(np.zeros(4, dtype=np.int32))
-    (values,) = signals(SIMILARITIES[0], places, members, np.array([0.7]), 1.0, 1.0)
+    places, belong = labels_found(np.zeros(4, dtype=np.int32))
+    (values,) = signals(SIMILARITIES[0], places, belong, np.array([0.7]), 1.0, 1.0)
     assert values[SIGNALS.index("mean_margin")] == pytest.approx(0.7 - 0.5)
     ratio = math.log(0.5 + 1e-4) - math.log(0.1 + 1e-4)
     assert values[SIGNALS.index("log_distance_ratio")] == pytest.approx(ratio)
 
 
 def test_a_list_of_one_item() -> None:
-    places, members = labels_found(np.array([3], dtype=np.int32))
-    values = signals(np.array([0.5]), places, members, np.array([0.6]), 0.1, 1.0)
+    places, belong = labels_found(np.array([3], dtype=np.int32))
+    values = signals(np.array([0.5]), places, belong, np.array([0.6]), 0.1, 1.0)
     assert values.shape == (1, len(SIGNALS))
     assert np.isfinite(values).all()
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-30])
 def test_extremes_stay_finite(value: float) -> None:
-    places, members = labels_found(np.array([0, 0, 1], dtype=np.int32))
-    values = signals(np.ones(3), places, members, np.ones(2), value, value)
+    places, belong = labels_found(np.array([0, 0, 1], dtype=np.int32))
+    values = signals(np.ones(3), places, belong, np.ones(2), value, value)
     assert np.isfinite(values).all()
 
 
 def test_the_nearest_item_of_each_label_and_whose_the_others_are() -> None:
     codes = np.array([4, 4, -1, 2, -1, 4, 2, 7], dtype=np.int32)
-    places, members = labels_found(codes)
+    places, belong = labels_found(codes)
     np.testing.assert_array_equal(places, [0, 2, 3, 4, 7])
-    np.testing.assert_array_equal(members, [0, 0, 1, 2, 3, 0, 2, 4])
+    np.testing.assert_array_equal(belong.argmax(axis=0), [0, 0, 1, 2, 3, 0, 2, 4])
+    assert (belong.sum(axis=0) == 1).all()
