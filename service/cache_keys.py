@@ -7,7 +7,7 @@ import hashlib
 from model_store.predictive import N_SAMPLES
 from model_store.retriever import Retriever
 
-KEY_VERSION = 6
+KEY_VERSION = 7
 """Of the layout of cache entries, and of how their numbers are computed; another is another key."""
 
 

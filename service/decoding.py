@@ -322,6 +322,9 @@ def _request(preprocessing: Preprocessing, *, measured: bool, thumbnail: bool) -
 _ONE_EACH = Field(min_length=len(MEASURES), max_length=len(MEASURES))
 
 
+_Side = Annotated[int, Field(gt=0, lt=2**31)]
+
+
 class _Said(BaseModel):
     """What a decoder answers, as strictly as if it had been taken over."""
 
@@ -335,8 +338,8 @@ class _Refused(_Said):
 
 class _Decoded(_Said):
     format: str
-    width: int
-    height: int
+    width: _Side
+    height: _Side
     warnings: tuple[str, ...]
     measures: Annotated[list[float], _ONE_EACH] | None = None
     thumbnail: Base64Bytes | None = None

@@ -86,7 +86,7 @@ class EncoderProcess:
                 self._end()
                 try:
                     self._start()
-                except VouchError as error:
+                except (VouchError, OSError) as error:  # such as no memory for a process
                     raise EncoderStopped(
                         "The encoder has stopped and does not start again; the log says why. Send "
                         "the image again later."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -78,7 +79,9 @@ class Calibration:
     report: Mapping[str, Any]
 
     def uncertainty_percentile(self, spherical_variance: float) -> float:
-        """Share of calibration queries that are less uncertain, in percent."""
+        """Share of calibration queries that are less uncertain, in percent; of NaN, all are."""
+        if math.isnan(spherical_variance):
+            return 100.0
         below = bisect_left(self.uncertainties, spherical_variance)
         return 100 * below / len(self.uncertainties)
 
@@ -87,7 +90,7 @@ class Calibration:
         return self.fusion(self.detector.signals(embeddings))
 
     def outlier_p_value(self, score: float) -> float:
-        """Conformal p-value (1 + #{calibration scores ≥ score}) / (n + 1)."""
+        """Conformal p-value (1 + #{calibration scores ≥ score}) / (n + 1) of a score, not NaN."""
         n = len(self.outlier_scores)
         at_least = n - bisect_left(self.outlier_scores, score)
         return (1 + at_least) / (n + 1)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 _BOUND = 1e-12
-"""Probabilities closer to 0 or 1 have the log-odds of this one."""
+"""No probability is taken to be closer to 0 or 1 than this."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,12 @@ def choice_probabilities(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
     return probabilities
 
 
+def bounded(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probabilities brought as close to 0 and 1 as their log-odds stay finite."""
+    return np.minimum(np.maximum(probabilities, _BOUND), 1 - _BOUND)
+
+
 def bounded_logit(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
     """Log-odds of probabilities, finite for 0 and 1 too."""
-    bounded = np.minimum(np.maximum(probabilities, _BOUND), 1 - _BOUND)
-    log_odds: NDArray[np.float64] = logit(bounded)
+    log_odds: NDArray[np.float64] = logit(bounded(probabilities))
     return log_odds

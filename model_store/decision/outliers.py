@@ -23,12 +23,12 @@ OUTLIER_SIGNALS = (
 _TINY = 1e-12
 """Keeps the logarithm of a distance or variance that is exactly zero finite."""
 
+_COSINE_FLOOR = 1e-4
+"""The same for cosine distances: the distance of an image to its exact copy would drown every
+other."""
+
 _LEAST = np.finfo(np.float32).tiny
 """Divides what has no length at all."""
-
-_COSINE_FLOOR = 1e-4
-"""The same of cosine distances: the distance of an image to its exact copy would drown every
-other."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ class OutlierDetector:
         products: NDArray[np.float32] = features @ self._axes.T
         products /= np.maximum(lengths, _LEAST)[:, None]
         products -= self._axes_of_centre
-        by_centre, n_axes = products[:, 0].tolist(), products.shape[1]
+        n_axes, of_first_axis = products.shape[1], products[:, 0].tolist()
         products[:, 0] = 1  # from here on they are (1, t)
         compared = products @ self._compared
         whitened, to_references = compared[:, :n_axes], compared[:, n_axes:]
         measured = zip(
             lengths.tolist(),
-            by_centre,
+            of_first_axis,
             _squared_lengths(products),
             np.minimum.reduce(to_references, axis=1).tolist(),
             _squared_lengths(whitened),
@@ -114,8 +114,8 @@ class OutlierDetector:
         )
         # In plain numbers from here on, of which an image has too few to be worth arrays.
         signals = []
-        for length, c, t_t, to_reference, w_w, to_mean, cosine, spherical_variance in measured:
-            from_centre = (length > 0) - c  # ‖x − c‖², with the first axis 2c
+        for length, first, t_t, to_reference, w_w, to_mean, cosine, spherical_variance in measured:
+            from_centre = (length > 0) - first  # ‖x − c‖², with the first axis 2c
             outside = max(from_centre - t_t, 0) / self.residual_variance
             deviation = (_log_length(length) - self.length_centre) / self.length_scale
             signals.append(
@@ -127,7 +127,7 @@ class OutlierDetector:
                     math.log1p(deviation**2) / 2,
                 )
             )
-        return np.array(signals)
+        return np.array(signals).reshape(-1, len(OUTLIER_SIGNALS))
 
     @cached_property
     def _axes(self) -> NDArray[np.float32]:
@@ -161,7 +161,7 @@ class OutlierDetector:
 
 def _comparison(points: NDArray[np.float32]) -> NDArray[np.float32]:
     """What of (1, t) makes ‖t − p‖² − ‖t‖² for each of M ``points`` p (M, r), (1 + r, M)."""
-    return np.vstack([np.vecdot(points, points), -2 * points.T])
+    return np.ascontiguousarray(np.vstack([np.vecdot(points, points), -2 * points.T]))
 
 
 def _squared_lengths(points: NDArray[np.float32]) -> list[float]:
@@ -214,7 +214,9 @@ def averaged_features(features: NDArray[np.float32], k: int) -> NDArray[np.float
 
 @cache
 def _equal_weights(k: int) -> NDArray[np.float32]:
-    return np.full(k, 1 / k, dtype=np.float32)
+    weights = np.full(k, 1 / k, dtype=np.float32)
+    weights.setflags(write=False)
+    return weights
 
 
 def unit_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -91,8 +91,9 @@ class ResultSetRule:
         if threshold is None:
             likeliest = np.sort(np.argsort(-probabilities, kind="stable")[:MOST_UNPROMISED])
             return ResultSet(places[likeliest], coverage, self._shortfall(coverage))
-        reached = min(threshold, max(probabilities.tolist()))
-        return ResultSet(places[probabilities >= reached], coverage, None)
+        chosen = probabilities >= threshold
+        chosen[probabilities.argmax()] = True
+        return ResultSet(places[chosen], coverage, None)
 
     def _shortfall(self, coverage: float) -> str:
         needed = math.ceil(math.log(DELTA) / math.log(coverage))

@@ -48,8 +48,8 @@ _SHARE_FLOOR = 1e-3
 _N_VOTES = 5
 """Ways to vote: of `_NEAREST`, and at `_BANDWIDTH`, `_NARROW` and `_WIDE`."""
 
-_COUNTED = np.array([[0.5], [0.5], [0.5], [0.0], [0.0], [0.0]])
-_SHARED = np.array([[0.0], [0.0], [0.0], [_SHARE_FLOOR], [_SHARE_FLOOR], [_SHARE_FLOOR]])
+_HALF_VOTE = np.array([[0.5], [0.5], [0.5], [0.0], [0.0], [0.0]])
+_SHARE = np.array([[0.0], [0.0], [0.0], [_SHARE_FLOOR], [_SHARE_FLOOR], [_SHARE_FLOOR]])
 """What is added to either side of these votes, and of the label means': half a vote where they are
 counted, a share of the whole where they are weighed. The first bandwidth is so small that its votes
 count too."""
@@ -157,6 +157,7 @@ def _counts(n: int) -> NDArray[np.float64]:
     counts = np.zeros((_N_VOTES, n))
     for row, k in zip(counts, _NEAREST, strict=False):
         row[:k] = 1
+    counts.setflags(write=False)
     return counts
 
 
@@ -182,7 +183,7 @@ def _log_odds(agreeing: NDArray[np.float64]) -> NDArray[np.float64]:
     A half to what is counted (Haldane & Anscombe), `_SHARE_FLOOR` of the whole to what is weighed.
     """
     total = np.add.reduce(agreeing, axis=1, keepdims=True)  # .sum() takes longer
-    added = _COUNTED + _SHARED * total
+    added = _HALF_VOTE + _SHARE * total
     against = total - agreeing + added
     log_odds: NDArray[np.float64] = np.log((agreeing + added) / against)
     return log_odds

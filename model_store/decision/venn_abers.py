@@ -45,4 +45,5 @@ class VennAbers:
         bounds = np.empty((2 * len(self.log_odds) + 1, 2))
         bounds[1::2] = np.stack([self.lower, self.upper], axis=1)
         bounds[::2] = np.stack([np.r_[0.0, self.lower], np.r_[self.upper, 1.0]], axis=1)
+        bounds.setflags(write=False)
         return bounds

@@ -8,9 +8,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logit
 
 from model_store.decision.calibration import Calibration
-from model_store.decision.logistic import bounded_logit, choice_probabilities
+from model_store.decision.logistic import bounded, choice_probabilities
 from model_store.decision.result_sets import ResultSet
 from model_store.decision.signals import labels_found, signals
 from model_store.predictive import Predictive
@@ -131,8 +132,8 @@ def decide(
         predictive.outlier_score,
     )
     of_labels = choice_probabilities(calibration.match.log_odds(values))
-    uncorrected = of_labels[belong[:, :limit].argmax(axis=0)]
-    log_odds = bounded_logit(uncorrected)
+    uncorrected = bounded(of_labels[belong[:, :limit].argmax(axis=0)])
+    log_odds = logit(uncorrected)
     probabilities = calibration.feedback.of(uncorrected)
     intervals = calibration.feedback.of(calibration.intervals(log_odds))
     no_match_probability = float(calibration.no_match(values[0]))
@@ -162,7 +163,7 @@ def decide(
 def _around(
     probabilities: NDArray[np.float64], intervals: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Widen intervals (n, 2), where they are, to hold the probability (n,) shown with each."""
+    """Widen intervals (n, 2), in place, to hold the probability (n,) that each is shown with."""
     lower, upper = intervals.T
     np.minimum(lower, probabilities, out=lower)
     np.maximum(upper, probabilities, out=upper)

@@ -209,6 +209,8 @@ DESCRIPTION: dict[str, Any] = {"format": "PNG", "width": 1, "height": 1, "warnin
                 {"error": "CorruptImage", "detail": ["as if"]},
                 DESCRIPTION | {"colour": "red"},
                 DESCRIPTION | {"width": "wide"},
+                DESCRIPTION | {"width": -1},
+                DESCRIPTION | {"height": 10**400},
                 DESCRIPTION | {"warnings": [1]},
                 DESCRIPTION | {"measures": [1.0]},
                 DESCRIPTION | {"measures": [1.0, 2.0, 3.0, 4.0, float("nan")]},

@@ -93,6 +93,15 @@ def test_one_that_does_not_start_again_has_stopped(
         patch.setattr(encoder, "_arguments", (digits_bundle / "gone.onnx", "cpu", 1))
         with pytest.raises(EncoderStopped, match="does not start again"):
             encoder.encode(images(1, encoder))
+
+    def no_memory(*_: object, **__: object) -> None:
+        raise BlockingIOError("no process can be started")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("service.encoding.subprocess.Popen", no_memory)
+        for _ in range(2):
+            with pytest.raises(EncoderStopped, match="does not start again"):
+                encoder.encode(images(1, encoder))
     encoder.encode(images(1, encoder))
     encoder.close()
 

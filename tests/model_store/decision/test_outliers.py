@@ -109,6 +109,10 @@ def test_of_averaged_features_it_sees_the_means_of_neighbours_and_not_what_is_le
     np.testing.assert_allclose(got, fitted.signals(asked), rtol=1e-4, atol=1e-4)
 
 
+def test_of_no_images_there_are_no_signals() -> None:
+    assert detector().signals(queries(0)).shape == (0, len(OUTLIER_SIGNALS))
+
+
 def test_no_features_and_no_variance_at_all_are_finite() -> None:
     none = np.zeros((1, 9), dtype=np.float32)
     nothing = Embeddings(detector().directions[:1], none[:, :3], none)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,6 +153,7 @@ def test_percentile_and_level() -> None:
     fitted = calibration()
     assert fitted.uncertainty_percentile(0.0) == 0
     assert fitted.uncertainty_percentile(0.95) == 100
+    assert fitted.uncertainty_percentile(math.nan) == 100
     levels = [
         decide(
             fitted, query(value), neighbours(0.9, 0.8, 0.7), LABELS, 3, 0.1, 0.9
