@@ -84,7 +84,8 @@ def triplet_margin_moments(
     to_positive = positive.mean - anchor.mean
     to_negative = negative.mean - anchor.mean
     vp, vn = positive.variance, negative.variance
-    mean = (to_positive**2 + vp - to_negative**2 - vn).sum(-1)
+    # In this order, exchanging the two turns the sign of the mean, to the last digit.
+    mean = ((to_positive**2 - to_negative**2) + (vp - vn)).sum(-1)
     coupling = anchor.variance * (vp + vn + (to_positive - to_negative) ** 2)
     cross = vp * to_positive**2 + vn * to_negative**2 + coupling
     return mean, (vp**2 * 2 + vn**2 * 2 + cross * 4).sum(-1)
