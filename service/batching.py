@@ -31,7 +31,6 @@ TURN_S = 0.25
 """How long a turn may take: its first image waits for its last, and nobody is given up."""
 
 _REPETITIONS = 5
-_SHORTEST_S = 1e-6
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
@@ -57,10 +56,14 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
 
 def useful_turn(encoder: Encoder, size: int, limit: int) -> int:
     """Measure how many batches of ``size`` an encoder is best given in a row, ``limit`` at most."""
+    batches = TURN_S * _images_per_second(encoder, _blank(encoder, size)) / size
+    return max(1, int(min(BATCHES_IN_A_TURN, limit, batches)))
+
+
+def _blank(encoder: Encoder, n: int) -> NDArray[np.uint8]:
+    """``n`` images that show nothing, at the encoder's input size."""
     preprocessing = encoder.metadata.preprocessing
-    images = np.zeros((size, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
-    seconds = size / _images_per_second(encoder, images)
-    return max(1, min(BATCHES_IN_A_TURN, limit, int(TURN_S / max(seconds, _SHORTEST_S))))
+    return np.zeros((n, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
 
 
 def _images_per_second(encoder: Encoder, images: NDArray[np.uint8]) -> float:
@@ -264,8 +267,7 @@ class MicroBatcher:
         """Encode canaries until one is answered."""
         self.running = False
         logger.error("encoder stopped")
-        preprocessing = self._encoder.metadata.preprocessing
-        canary = np.zeros((preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
+        [canary] = _blank(self._encoder, 1)
         pause = _FIRST_PAUSE_S
         while True:
             outcome = await self._compute([canary])

@@ -320,8 +320,6 @@ def _request(preprocessing: Preprocessing, *, measured: bool, thumbnail: bool) -
 
 
 _ONE_EACH = Field(min_length=len(MEASURES), max_length=len(MEASURES))
-
-
 _Side = Annotated[int, Field(gt=0, lt=2**31)]
 
 

@@ -73,8 +73,9 @@ class ResultSetRule:
     def threshold(self, coverage: float) -> float | None:
         """The largest threshold that promises ``coverage``; None where none does."""
         allowed = errors_allowed(len(self.critical), coverage)
-        threshold = float(self.critical[allowed]) if allowed >= 0 else -1.0
-        return threshold if threshold >= 0 else None
+        if allowed < 0 or self.critical[allowed] < 0:
+            return None
+        return float(self.critical[allowed])
 
     def choose(
         self, places: NDArray[np.int64], probabilities: NDArray[np.float64], coverage: float

@@ -64,11 +64,18 @@ async def in_one_batch(
     encoder: Recording, batcher: MicroBatcher, values: list[int]
 ) -> list[asyncio.Task[Embeddings]]:
     """Let images wait behind one that holds the encoder up, so that they come together."""
+    return await behind_one(encoder, batcher, [image(value) for value in values])
+
+
+async def behind_one(
+    encoder: Recording, batcher: MicroBatcher, images: list[NDArray[np.uint8]]
+) -> list[asyncio.Task[Embeddings]]:
+    """The same of any images."""
     encoder.may_go_on.clear()
     first = asyncio.create_task(batcher.encode(image(0)))
     await until(encoder.entered.is_set)
-    tasks = [asyncio.create_task(batcher.encode(image(value))) for value in values]
-    await until(lambda: batcher.waiting == len(values))
+    tasks = [asyncio.create_task(batcher.encode(one)) for one in images]
+    await until(lambda: batcher.waiting == len(images))
     encoder.may_go_on.set()
     await first
     return tasks
@@ -229,14 +236,9 @@ async def test_after_a_failure_and_a_stop_those_who_came_first_are_encoded_first
 async def test_images_that_cannot_be_put_together_are_encoded_one_by_one() -> None:
     encoder = Recording()
     batcher = MicroBatcher(encoder, size=4)
-    encoder.may_go_on.clear()
-    first = asyncio.create_task(batcher.encode(image(0)))
-    await until(encoder.entered.is_set)
     other = np.full((SIDE * SIDE, 1, 3), 1, dtype=np.uint8)  # as many pixels
-    tasks = [asyncio.create_task(batcher.encode(one)) for one in (other, image(2))]
-    await until(lambda: batcher.waiting == len(tasks))
-    encoder.may_go_on.set()
-    await asyncio.wait_for(asyncio.gather(first, *tasks), 5)
+    tasks = await behind_one(encoder, batcher, [other, image(2)])
+    await asyncio.wait_for(asyncio.gather(*tasks), 5)
     assert encoder.batches == [[0], [1], [2]]
     await batcher.close()
 
