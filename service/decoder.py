@@ -2,9 +2,9 @@
 
 Image files come from strangers, and their parsers are the likeliest part of the service to crash,
 to hang or to eat memory. So they run here, one file at a time, in a process that can be lost.
-`service.decoding` starts these processes and talks to them over a socket pair, in messages of JSON
-and bytes: nothing of a message is ever executed, whatever became of the process at the other end.
-Prepared pictures lie in a file in memory that the two share.
+`service.decoder_process` starts these processes and talks to them over a socket pair, in messages
+of JSON and bytes: nothing of a message is ever executed, whatever became of the process at the
+other end. Prepared pictures lie in a file in memory that the two share.
 """
 
 from __future__ import annotations

@@ -10,11 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
@@ -37,8 +33,7 @@ from model_store.images import (
 )
 from model_store.images.budget import DecodingBudget
 from model_store.quality import MEASURES, quality_measures
-from service.decoder import PREFIX
-from service.memory import kept_freed_memory
+from service.decoder_process import DecoderProcess
 from service.shared_pixels import SharedPixels
 
 T = TypeVar("T")
@@ -47,9 +42,6 @@ logger = logging.getLogger("service")
 
 RETRY_S = 1.0
 """After which a decoder that did not start is started again."""
-
-_MAX_HEADER = 2**16
-"""Bytes; a thumbnail of pure noise takes 27,000 in it."""
 
 _ERRORS = {error.__name__: error for error in ImageError.__subclasses__()}
 
@@ -163,8 +155,8 @@ class DecoderPool:
         self._n_processes = n_processes
         self._limits = limits or ImageLimits()
         self._budget = budget or DecodingBudget()
-        self._free: asyncio.Queue[_Decoder] = asyncio.Queue()
-        self._decoders: set[_Decoder] = set()
+        self._free: asyncio.Queue[DecoderProcess] = asyncio.Queue()
+        self._decoders: set[DecoderProcess] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lost = lost
         self.n_lost = 0
@@ -223,7 +215,7 @@ class DecoderPool:
         )
 
     async def _decode(
-        self, decoder: _Decoder, data: bytes, request: bytes, preprocessing: Preprocessing
+        self, decoder: DecoderProcess, data: bytes, request: bytes, preprocessing: Preprocessing
     ) -> Prepared | ImageError | None:
         """What became of an image; None where its decoder was killed from outside."""
         try:
@@ -255,7 +247,7 @@ class DecoderPool:
             "Send a smaller image, or a plainer kind of file (a baseline JPEG)."
         )
 
-    async def _take(self) -> _Decoder:
+    async def _take(self) -> DecoderProcess:
         """Wait for a decoder that is free, and alive."""
         while True:
             decoder = await self._free.get()
@@ -263,7 +255,7 @@ class DecoderPool:
                 return decoder
             self._spawn(self._replace(decoder))
 
-    async def _replace(self, decoder: _Decoder) -> int:
+    async def _replace(self, decoder: DecoderProcess) -> int:
         """End a decoder, start another in the background; returns the exit status."""
         self._spawn(self._restart())
         exit_status = await decoder.end()
@@ -282,7 +274,7 @@ class DecoderPool:
                 await asyncio.sleep(RETRY_S)
 
     async def _start(self) -> None:
-        decoder = _Decoder()
+        decoder = DecoderProcess()
         self._decoders.add(decoder)
         try:
             settings = {"limits": asdict(self._limits), "budget": asdict(self._budget)}
@@ -375,88 +367,3 @@ def _understood(
 def _thumbnail(data: bytes) -> Thumbnail:
     """What a decoder says is a thumbnail; one that was taken over cannot make it another type."""
     return Thumbnail(data, "image/png" if data.startswith(b"\x89PNG") else "image/jpeg")
-
-
-class _Decoder:
-    """One decoder process, the socket to it, and where its pictures lie."""
-
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)
-        self.pictures = SharedPixels()
-        numbers = [theirs.fileno(), self.pictures.fileno()]
-        with theirs:
-            # Unlike multiprocessing, this does not import the main module once more, which here is
-            # the whole service.
-            self._process = subprocess.Popen(  # noqa: S603 # nothing here comes from a request
-                [sys.executable, "-P", "-W", "ignore", "-m", "service.decoder", *map(str, numbers)],
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=numbers,
-            )
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
-
-    async def ask(self, header: bytes, data: bytes) -> bytes:
-        """Send one message and wait for its answer.
-
-        Parameters
-        ----------
-        header : JSON.
-        data : what it is about.
-
-        Returns
-        -------
-        JSON, or what a decoder that was taken over says in its place.
-
-        Raises
-        ------
-        OSError, EOFError : the process has ended, or says more than any decoder says.
-        """
-        loop = asyncio.get_running_loop()
-        prefix = PREFIX.pack(len(header), len(data))
-        await loop.sock_sendall(self._socket, b"".join([prefix, header, data]))
-        answer = await self._received(PREFIX.size)
-        n_header, n_data = PREFIX.unpack_from(answer)
-        if n_header > _MAX_HEADER or n_data:
-            raise EOFError(f"a decoder announced {n_header} and {n_data} bytes")
-        while len(answer) < PREFIX.size + n_header:
-            answer += await self._received(1)
-        return answer[PREFIX.size :]
-
-    async def end(self) -> int:
-        """Kill the process, if it still runs; returns its exit status."""
-        self._socket.close()
-        self.pictures.close()
-        self._process.kill()
-        return await asyncio.to_thread(self._process.wait)
-
-    async def _received(self, n_least: int) -> bytes:
-        """What the process sends next, ``n_least`` bytes or more."""
-        loop = asyncio.get_running_loop()
-        received = b""
-        while len(received) < n_least:
-            more = await loop.sock_recv(self._socket, _MAX_HEADER)
-            if not more:
-                raise EOFError("a decoder has ended")
-            received += more
-        return received
-
-
-def _environment() -> dict[str, str]:
-    """Of a decoder: where its imports are found, and none of the service's secrets."""
-    kept = ("LD_LIBRARY_PATH", "PYTHONHOME", "LANG")
-    return {name: os.environ[name] for name in kept if name in os.environ} | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "OPENBLAS_NUM_THREADS": "1",  # its threads would only map memory
-        **kept_freed_memory(),  # or decoding at 224 px takes 1.6 ms in place of 0.8
-    }

@@ -30,7 +30,7 @@ from model_store.errors import (
 from model_store.images import ImageLimits, Preprocessing, decode_image
 from model_store.images.budget import DecodingBudget
 from model_store.quality import quality_measures
-from service import decoding
+from service.decoder_process import DecoderProcess
 from service.decoding import DecoderPool, Prepared
 
 pytestmark = pytest.mark.anyio
@@ -224,15 +224,15 @@ DESCRIPTION: dict[str, Any] = {"format": "PNG", "width": 1, "height": 1, "warnin
 async def test_a_decoder_that_answers_nonsense_is_replaced(
     monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    ask = decoding._Decoder.ask
+    ask = DecoderProcess.ask
 
-    async def nonsense(self: decoding._Decoder, header: bytes, data: bytes) -> bytes:
+    async def nonsense(self: DecoderProcess, header: bytes, data: bytes) -> bytes:
         answer = await ask(self, header, data)
         return said if data else answer
 
     async with DecoderPool(1) as pool:
         with monkeypatch.context() as patch:
-            patch.setattr(decoding._Decoder, "ask", nonsense)
+            patch.setattr(DecoderProcess, "ask", nonsense)
             with pytest.raises(ImageError):
                 await pool.decode(GOOD, PREPROCESSING)
         assert_equal(await pool.decode(GOOD, PREPROCESSING), decoded_here(GOOD))
