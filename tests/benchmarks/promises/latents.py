@@ -19,9 +19,6 @@ _DARK, _BRIGHT = 40, 215
 _CELLS = 4
 _MIDDLE = 127.5
 
-SPOILT = 1.5
-"""Standard deviations of latents between labels by which a spoilt picture misses its own."""
-
 Pixels = NDArray[np.uint8]
 
 
@@ -55,43 +52,33 @@ def read_pictures(images: Pixels) -> tuple[NDArray[np.int64], NDArray[np.bool_]]
 class TableEncoder:
     """An `Encoder` that looks up what it says of a picture in a table.
 
-    A spoilt picture lies `SPOILT` away from what it showed, in a direction of its own, with twice
-    the uncertainty: the encoder knows a part of what it does not know.
-
     Parameters
     ----------
-    mean, variance : (N, D) of the pictures by their number.
-    features : (N, F).
-    seed : of the directions in which spoilt pictures miss.
+    clean, spoilt : N embeddings each, of the pictures by their number, as they are and spoilt.
     """
 
-    def __init__(
-        self,
-        mean: NDArray[np.float32],
-        variance: NDArray[np.float32],
-        features: NDArray[np.float32],
-        seed: int,
-    ) -> None:
-        self._table = Embeddings(mean, variance, features)
-        self._seed = seed
-        self.dim, self.n_features = mean.shape[1], features.shape[1]
+    def __init__(self, clean: Embeddings, spoilt: Embeddings) -> None:
+        self._clean, self._spoilt = clean, spoilt
+        self.dim, self.n_features = clean.mean.shape[1], clean.features.shape[1]
         self.metadata = EncoderMetadata(Preprocessing(SIDE, SIDE), "table")
         self.provider = "TableExecutionProvider"
         self.placement = None
-        self.fingerprint = hashlib.sha256(mean.tobytes() + features.tobytes()).hexdigest()
+        self.fingerprint = hashlib.sha256(clean.mean.tobytes()).hexdigest()
 
     def encode(self, images: Pixels, at_once: int | None = None) -> Embeddings:
         """Embed ``images`` (B, 16, 16, 3)."""
         numbers, spoilt = read_pictures(images)
-        mean, variance = self._table.mean[numbers], self._table.variance[numbers]
-        features = self._table.features[numbers]
-        for row in np.flatnonzero(spoilt):
-            generator = np.random.default_rng([self._seed, int(numbers[row])])
-            for values in (mean, features):
-                noise = generator.standard_normal(values.shape[1]).astype(np.float32)
-                values[row] += SPOILT * np.linalg.norm(values[row]) * noise / values.shape[1] ** 0.5
-            variance[row] *= 4
-        return Embeddings(mean, variance, features)
+        if not spoilt.any():
+            return _at(self._clean, numbers)
+        rows = [
+            _at(self._spoilt if is_spoilt else self._clean, np.array([number]))
+            for number, is_spoilt in zip(numbers.tolist(), spoilt.tolist(), strict=True)
+        ]
+        return Embeddings.concatenate(rows)
 
     def close(self) -> None:
         """Hold nothing that must be let go of."""
+
+
+def _at(table: Embeddings, rows: NDArray[np.int64]) -> Embeddings:
+    return Embeddings(table.mean[rows], table.variance[rows], table.features[rows])

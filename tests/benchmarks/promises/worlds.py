@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,8 @@ from model_store.gallery import Gallery
 from model_store.gallery.faiss_write import write_faiss_gallery
 from model_store.gallery.opening import open_gallery
 from model_store.gallery.protocol import NewItem, Thumbnail
-from promises.latents import TableEncoder, pictures
+
+from .latents import TableEncoder, pictures
 
 DIM, EXTRA_DIM, N_FEATURES = 12, 12, 64
 """Of embeddings; of what features know beside them; of features."""
@@ -29,6 +29,7 @@ _EXTRA = 0.4
 """Distance of labels from the origin in what features alone know, where in embeddings it is 1."""
 
 _FEATURE_NOISE = 0.2
+_SPOILT = 1.5
 _NO_PICTURE = Thumbnail(b"", "image/png")
 
 Floats = NDArray[np.float64]
@@ -70,7 +71,7 @@ class WorldSpec:
     object_spread: float = 0.6
     noise: float = 0.35
     noise_spread: float = 0.5
-    n_test: int = 2000
+    n_test: int = 1500
 
     def label_sizes(self) -> Integers:
         """Images of each label in the gallery."""
@@ -167,8 +168,8 @@ def make_world(spec: WorldSpec, seed: int) -> World:
     withheld = _absent(latents, generator, spec.n_withheld, 5)
     absent = _absent(latents, generator, spec.n_test, 2)
 
-    parts = Embeddings.concatenate(latents.parts)
-    encoder = TableEncoder(parts.mean, parts.variance, parts.features, seed)
+    clean = Embeddings.concatenate(latents.parts)
+    encoder = TableEncoder(clean, _spoilt(clean, generator))
     pool = pictures(np.arange(latents.n))
 
     def images(prefix: str, numbers: Integers, labels: Sequence[str]) -> LabelledImages:
@@ -196,6 +197,21 @@ def make_world(spec: WorldSpec, seed: int) -> World:
         spec.unseen,
         directory,
     )
+
+
+def _spoilt(clean: Embeddings, generator: np.random.Generator) -> Embeddings:
+    """Return what is said of the same pictures when they are spoilt.
+
+    Each lies `_SPOILT` of its length away from itself, with twice the standard deviation: the
+    encoder knows a part of what it does not know.
+    """
+
+    def missed(values: NDArray[np.float32]) -> NDArray[np.float32]:
+        lengths = np.linalg.norm(values, axis=1, keepdims=True) / values.shape[1] ** 0.5
+        noise = generator.standard_normal(values.shape)
+        return (values + _SPOILT * lengths * noise).astype(np.float32)
+
+    return Embeddings(missed(clean.mean), 4 * clean.variance, missed(clean.features))
 
 
 def write_gallery(directory: Path, encoder: Encoder, images: LabelledImages, seed: int) -> Gallery:
@@ -278,8 +294,5 @@ def _labels_asked(
 
 
 def _grouped(images: LabelledImages, groups: Integers) -> LabelledImages:
-    """The images with what they show, where the collection knows of such."""
-    if "groups" not in inspect.signature(LabelledImages).parameters:
-        return images
-    known: dict[str, Any] = {"groups": groups}
-    return LabelledImages(images.ids, images.labels, images.read, images.rows, **known)
+    """The images with what they show together."""
+    return replace(images, groups=tuple(map(str, groups.tolist())))

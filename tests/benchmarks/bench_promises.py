@@ -1,0 +1,138 @@
+"""``make bench-promises``: does what Vouch promises come true, in worlds whose truth is known?
+
+Every world is drawn again for each repetition, or divided again where it is real: a gallery, its
+calibration queries, and test queries of which some show labels that nothing fitted has seen. Writes
+``build/bench-promises.json``; what the worst world comes to stands at its top, under the names of
+the table that is printed.
+
+    python tests/benchmarks/bench_promises.py [--quick] [--repetitions N] [--only NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from promises.catalogue import ORDINARY, WORLDS, spec_of
+from promises.drift import CHANGES, alarms
+from promises.filtered import measure_filters
+from promises.measures import Record, means, measure
+from promises.summary import summarise, table, table_of_worlds
+from promises.worlds import make_world
+
+REPORT = Path("build/bench-promises.json")
+
+REPETITIONS, REAL_SEEDS, FILTER_SEEDS = 100, 5, 5
+DRIFT_SEEDS, DRIFT_CALIBRATIONS = 200, (50, 100, 300)
+AT_ONCE = 20
+"""Repetitions of drift in one task."""
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""For the processes that measure: each has a core, and threads that wait for each other are slow."""
+
+Task = tuple[str, str, int]
+"""What is measured, where, and with which seed."""
+
+
+def run(task: Task) -> Record | list[Record]:
+    """Measure once, in a process of its own."""
+    kind, name, seed = task
+    if kind == "drift":
+        change, n = name.rsplit(" ", 1)
+        return [alarms(change, int(n), one) for one in range(seed, seed + AT_ONCE)]
+    world = make_world(spec_of(name), seed)
+    with world.directory:
+        return measure_filters(world, seed) if kind == "filters" else measure(world, seed)
+
+
+def tasks(options: argparse.Namespace) -> Iterator[Task]:
+    """All that is to be measured; what takes longest comes first."""
+    for seed in range(options.filter_seeds):
+        yield "filters", ORDINARY, seed
+    for seed in range(options.repetitions):
+        for spec in WORLDS:
+            yield "world", spec.name, seed
+    for change in CHANGES:
+        for n in DRIFT_CALIBRATIONS:
+            for seed in range(0, options.drift_seeds, AT_ONCE):
+                yield "drift", f"{change} {n}", seed
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the repetitions")
+    parser.add_argument("--repetitions", type=int, default=REPETITIONS, help="of synthetic worlds")
+    parser.add_argument("--only", help="worlds and parts whose names hold this")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    if options.quick:
+        options.repetitions = min(options.repetitions, REPETITIONS // 10)
+    options.filter_seeds = 1 if options.quick else FILTER_SEEDS
+    options.drift_seeds = 2 * AT_ONCE if options.quick else DRIFT_SEEDS
+    chosen = [
+        task
+        for task in tasks(options)
+        if options.only is None or options.only in task[0] + " " + task[1]
+    ]
+    for records in measured(chosen, options.processes):
+        numbers, report = reduced(records)
+        REPORT.parent.mkdir(exist_ok=True)
+        REPORT.write_text(json.dumps({**numbers, **report}, indent=1) + "\n", encoding="utf-8")
+    print("\n" + table_of_worlds(report["worlds"]) + "\n\n" + table(numbers))
+
+
+def measured(chosen: list[Task], processes: int) -> Iterator[dict[tuple[str, str], list[Record]]]:
+    """Run the tasks, and yield every minute what has been recorded so far."""
+    records: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    started = told = time.monotonic()
+    os.environ.update(ONE_THREAD)
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(run, task): task for task in chosen}
+        for done, future in enumerate(as_completed(running), start=1):
+            kind, name, _ = running[future]
+            found = future.result()
+            records[kind, name] += found if isinstance(found, list) else [found]
+            if time.monotonic() - told > 60 or done == len(chosen):
+                told = time.monotonic()
+                print(f"{done} of {len(chosen)} after {told - started:.0f} s", flush=True)
+                yield records
+
+
+def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[str, Any]]:
+    """Return the numbers of the table, and the details behind them."""
+    of_worlds = {name: found for (kind, name), found in records.items() if kind == "world"}
+    order = [spec.name for spec in WORLDS if spec.name in of_worlds]
+    numbers, worlds = summarise({name: of_worlds[name] for name in order}, frozenset())
+    filters = {name: means(found) for (kind, name), found in records.items() if kind == "filters"}
+    if filters:
+        numbers["ece_filters"] = max(one["ece"] for one in filters.values())
+        numbers["filters_time_ratio"] = max(one["time_over_unfiltered"] for one in filters.values())
+    drift = {}
+    for (kind, name), found in records.items():
+        if kind == "drift":
+            after = [one["after"] for one in found if one["found"]]
+            drift[name] = {
+                "repetitions": len(found),
+                "found": len(after) / len(found),
+                "median_delay": float(np.median(after)) if after else None,
+            }
+    if "spread 100" in drift:
+        numbers["drift_spread_found"] = drift["spread 100"]["found"]
+    calm = [one["found"] for name, one in drift.items() if name.startswith("none")]
+    if calm:
+        numbers["drift_false_alarms"] = max(calm)
+    return numbers, {"worlds": worlds, "filters": filters, "drift": drift}
+
+
+if __name__ == "__main__":
+    main()
