@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -26,18 +27,20 @@ from promises.catalogue import ORDINARY, WORLDS, spec_of
 from promises.drift import CHANGES, alarms
 from promises.filtered import measure_filters
 from promises.measures import Record, means, measure
+from promises.planner import forecast_over_needed, plan
+from promises.real import PLANNED, REAL, embed_all, real_world
 from promises.summary import summarise, table, table_of_worlds
 from promises.worlds import make_world
 
 REPORT = Path("build/bench-promises.json")
 
-REPETITIONS, REAL_SEEDS, FILTER_SEEDS = 100, 5, 5
+REPETITIONS, REAL_SEEDS, FILTER_SEEDS, PLANNER_SEEDS = 100, 5, 5, 10
 DRIFT_SEEDS, DRIFT_CALIBRATIONS = 200, (50, 100, 300)
 AT_ONCE = 20
 """Repetitions of drift in one task."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""For the processes that measure: each has a core, and threads that wait for each other are slow."""
+"""For the processes that measure: each has a core, where threads wait for each other."""
 
 Task = tuple[str, str, int]
 """What is measured, where, and with which seed."""
@@ -49,15 +52,26 @@ def run(task: Task) -> Record | list[Record]:
     if kind == "drift":
         change, n = name.rsplit(" ", 1)
         return [alarms(change, int(n), one) for one in range(seed, seed + AT_ONCE)]
-    world = make_world(spec_of(name), seed)
-    with world.directory:
-        return measure_filters(world, seed) if kind == "filters" else measure(world, seed)
+    with TemporaryDirectory() as place:
+        directory = Path(place)
+        if name in REAL:
+            world = real_world(name, seed, directory)
+        else:
+            world = make_world(spec_of(name), seed, directory)
+        return {"filters": measure_filters, "planner": plan, "world": measure}[kind](world, seed)
 
 
 def tasks(options: argparse.Namespace) -> Iterator[Task]:
     """All that is to be measured; what takes longest comes first."""
     for seed in range(options.filter_seeds):
         yield "filters", ORDINARY, seed
+    if "VOUCH_DATA_DIR" in os.environ:
+        for seed in range(options.real_seeds):
+            for name in REAL:
+                yield "world", name, seed
+        for seed in range(options.planner_seeds):
+            for name in PLANNED:
+                yield "planner", name, seed
     for seed in range(options.repetitions):
         for spec in WORLDS:
             yield "world", spec.name, seed
@@ -77,6 +91,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.repetitions = min(options.repetitions, REPETITIONS // 10)
+    options.real_seeds = 2 if options.quick else REAL_SEEDS
+    options.planner_seeds = 3 if options.quick else PLANNER_SEEDS
     options.filter_seeds = 1 if options.quick else FILTER_SEEDS
     options.drift_seeds = 2 * AT_ONCE if options.quick else DRIFT_SEEDS
     chosen = [
@@ -84,6 +100,10 @@ def main() -> None:
         for task in tasks(options)
         if options.only is None or options.only in task[0] + " " + task[1]
     ]
+    if any(name in REAL for _, name, _ in chosen):
+        embed_all()
+    else:
+        print("Without VOUCH_DATA_DIR there are no real worlds.")
     for records in measured(chosen, options.processes):
         numbers, report = reduced(records)
         REPORT.parent.mkdir(exist_ok=True)
@@ -111,8 +131,8 @@ def measured(chosen: list[Task], processes: int) -> Iterator[dict[tuple[str, str
 def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[str, Any]]:
     """Return the numbers of the table, and the details behind them."""
     of_worlds = {name: found for (kind, name), found in records.items() if kind == "world"}
-    order = [spec.name for spec in WORLDS if spec.name in of_worlds]
-    numbers, worlds = summarise({name: of_worlds[name] for name in order}, frozenset())
+    order = [name for name in (*REAL, *(spec.name for spec in WORLDS)) if name in of_worlds]
+    numbers, worlds = summarise({name: of_worlds[name] for name in order}, frozenset(REAL))
     filters = {name: means(found) for (kind, name), found in records.items() if kind == "filters"}
     if filters:
         numbers["ece_filters"] = max(one["ece"] for one in filters.values())
@@ -131,7 +151,16 @@ def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[
     calm = [one["found"] for name, one in drift.items() if name.startswith("none")]
     if calm:
         numbers["drift_false_alarms"] = max(calm)
-    return numbers, {"worlds": worlds, "filters": filters, "drift": drift}
+    planner = {
+        name: forecast_over_needed(found)
+        for (kind, name), found in records.items()
+        if kind == "planner"
+    }
+    ratios = [one["ratio"] for of_set in planner.values() for one in of_set.values()]
+    if ratios:
+        numbers["planner_ratio_lowest"] = min(ratios)
+        numbers["planner_ratio_highest"] = max(ratios)
+    return numbers, {"worlds": worlds, "filters": filters, "drift": drift, "planner": planner}
 
 
 if __name__ == "__main__":

@@ -149,11 +149,19 @@ def table(numbers: Mapping[str, Any]) -> str:
 
 def table_of_worlds(worlds: Mapping[str, Record]) -> str:
     """Return one row for each world, as Markdown."""
-    lines = [
-        "| world | AUROC, − similarity | FPIR, foretold | answered | error above 5 % | "
-         "usual way | FPIR above 10 % | coverage missed | ECE given | estimated |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    heads = (
+        "world",
+        "AUROC, gain",
+        "FPIR, foretold",
+        "answered",
+        "error > 5 %",
+        "… the usual way",
+        "FPIR > 10 %",
+        "coverage missed",
+        "ECE, share given",
+        "… estimated",
+    )
+    lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     for name, one in worlds.items():
         if not one["calibrated"]:
             lines.append(f"| {name} | refused |" + " – |" * 8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
@@ -99,7 +98,6 @@ class World:
     matched, absent : test queries; labels of the matched ones are the true ones.
     label_sizes : images of each label in the gallery.
     unseen : whether images of the gallery may be calibration queries too.
-    directory : where the gallery's files lie, while the world is needed.
     """
 
     name: str
@@ -111,7 +109,6 @@ class World:
     absent: LabelledImages
     label_sizes: Mapping[str, int]
     unseen: bool
-    directory: TemporaryDirectory[str] = field(repr=False)
 
 
 @dataclass(slots=True)
@@ -140,8 +137,8 @@ class _Latents:
         return np.arange(self.n - len(centres), self.n)
 
 
-def make_world(spec: WorldSpec, seed: int) -> World:
-    """Draw a world; the same one for the same seed.
+def make_world(spec: WorldSpec, seed: int, directory: Path) -> World:
+    """Draw a world, and put its gallery into ``directory``; the same one for the same seed.
 
     Centres of labels come from one prior, those of absent ones as well. Matched calibration and
     test queries show labels as often as the gallery does (in groups: new objects of its labels).
@@ -183,8 +180,7 @@ def make_world(spec: WorldSpec, seed: int) -> World:
         of_matched = images("calibration", calibration, [names[code] for code in of_calibration])
     gallery_images = gallery_images.subset(generator.permutation(len(gallery_images)))
     of_withheld = images("withheld", withheld, _names("withheld", len(withheld), 5))
-    directory = TemporaryDirectory(prefix="vouch-world-")
-    gallery = write_gallery(Path(directory.name), encoder, gallery_images, seed)
+    gallery = write_gallery(directory, encoder, gallery_images, seed)
     return World(
         spec.name,
         encoder,
@@ -195,7 +191,6 @@ def make_world(spec: WorldSpec, seed: int) -> World:
         images("absent", absent, _names("absent", len(absent), 2)),
         {name: gallery_images.labels.count(name) for name in names},
         spec.unseen,
-        directory,
     )
 
 

@@ -1,0 +1,81 @@
+"""The forecast of how many calibration queries a promise needs, beside how many it needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from index_builder.datasets.images import joined
+from index_builder.datasets.splits import QuerySet
+from model_store.errors import CalibrationError
+
+from .measures import Record, calibrate
+from .worlds import World
+
+NUMBERS = (60, 85, 120, 170, 240, 340, 480, 680, 960)
+"""Of calibration queries; the first is what the forecast is made from."""
+
+ERRORS = (0.3, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03)
+"""That are asked for; what needs fewer queries than the first number, or more than there are, tells
+nothing of the forecast."""
+
+LIKELY = 0.8
+"""Share of calibrations that can promise what a number is said to be enough for."""
+
+
+def plan(world: World, seed: int) -> Record:
+    """Calibrate with ever more queries, and note what is forecast and what is promised.
+
+    Returns
+    -------
+    ``promised`` and ``forecast``: by the number of queries, one entry for each of `ERRORS`; a
+    forecast of 0 stands for none.
+    """
+    pool = joined(world.calibration.matched, world.matched)
+    order = np.random.default_rng([seed, 7]).permutation(len(pool))
+    record: Record = {"promised": {}, "forecast": {}}
+    for n in NUMBERS:
+        if n > len(pool):
+            break
+        matched = pool.subset(order[:n])
+        queries = QuerySet(matched, world.calibration.withheld, None)
+        try:
+            calibration = calibrate(replace(world, calibration=queries, unseen=False), seed)
+        except CalibrationError:
+            continue
+        stream = calibration.promises().stream
+        record["promised"][str(n)] = [stream.widest(error) is not None for error in ERRORS]
+        record["forecast"][str(n)] = [stream.queries_needed(error) or 0 for error in ERRORS]
+    return record
+
+
+def forecast_over_needed(records: Sequence[Record]) -> Record:
+    """Compare the median forecast with the number from which `LIKELY` of calibrations promise.
+
+    Between two numbers the share is taken to be linear in the logarithm.
+
+    Returns
+    -------
+    For each error that tells something: ``forecast``, ``needed`` and their ``ratio``.
+    """
+    numbers = [str(n) for n in NUMBERS if all(str(n) in one["promised"] for one in records)]
+    compared: Record = {}
+    for place, error in enumerate(ERRORS):
+        shares = [float(np.mean([one["promised"][n][place] for one in records])) for n in numbers]
+        reached = [place for place, share in enumerate(shares) if share >= LIKELY]
+        forecasts = [one["forecast"][numbers[0]][place] for one in records] if numbers else []
+        forecasts = [forecast for forecast in forecasts if forecast]
+        if not reached or reached[0] == 0 or not forecasts:
+            continue
+        before, after = reached[0] - 1, reached[0]
+        low, high = np.log(int(numbers[before])), np.log(int(numbers[after]))
+        part = (LIKELY - shares[before]) / (shares[after] - shares[before])
+        needed, forecast = float(np.exp(low + part * (high - low))), float(np.median(forecasts))
+        compared[f"{error:g}"] = {
+            "forecast": forecast,
+            "needed": needed,
+            "ratio": forecast / needed,
+        }
+    return compared

@@ -1,0 +1,147 @@
+"""The benchmark of promises measures what is served, against a truth that nothing fitted knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.promises.answers import answer_all
+from benchmarks.promises.drift import alarms
+from benchmarks.promises.latents import pictures, read_pictures
+from benchmarks.promises.measures import ALPHA, calibrate, shown_above
+from benchmarks.promises.planner import ERRORS, forecast_over_needed
+from benchmarks.promises.worlds import World, WorldSpec, make_world
+
+from index_builder.datasets.corruption import corrupted
+from index_builder.datasets.images import from_arrays
+from model_store.decision import Calibration
+from model_store.retriever import Retriever
+
+SMALL = WorldSpec("small", n_labels=8, n_calibration=80, n_test=60)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(SMALL, 0, tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def calibration(world: World) -> Calibration:
+    return calibrate(world, 0)
+
+
+def test_a_picture_carries_its_number_even_when_spoilt():
+    numbers = np.array([0, 1, 1023, 4711, 65_535])
+    read, spoilt = read_pictures(pictures(numbers))
+    assert read.tolist() == numbers.tolist()
+    assert not spoilt.any()
+    images = from_arrays("picture", pictures(numbers.repeat(3)), ["x"] * 15)
+    ruined = corrupted(images, 0)
+    read, spoilt = read_pictures(np.stack([ruined.pixels(place) for place in range(15)]))
+    assert read.tolist() == numbers.repeat(3).tolist()
+    assert spoilt.all()
+
+
+def test_an_image_is_embedded_alike_in_every_batch(world: World):
+    images = np.stack([world.matched.pixels(0), corrupted(world.matched, 0).pixels(1)])
+    together = world.encoder.encode(images)
+    alone = world.encoder.encode(images[1:])
+    assert np.array_equal(together.mean[1:], alone.mean)
+    assert np.array_equal(together.features[1:], alone.features)
+
+
+def test_a_seed_draws_one_world_and_another_seed_another(world: World, tmp_path: Path):
+    for name in ("again", "other"):
+        (tmp_path / name).mkdir()
+    again = make_world(SMALL, 0, tmp_path / "again")
+    other = make_world(SMALL, 1, tmp_path / "other")
+    rows = np.arange(world.gallery.n_items)
+    assert np.array_equal(world.gallery.directions(rows), again.gallery.directions(rows))
+    assert not np.array_equal(world.gallery.directions(rows), other.gallery.directions(rows))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SMALL,
+        WorldSpec("groups", n_labels=8, group_size=4, n_calibration=64, n_test=40),
+        WorldSpec("withheld", n_labels=8, n_calibration=64, n_withheld=60, n_test=40),
+        WorldSpec("one image", sizes="rare", n_calibration=64, n_test=40),
+    ],
+    ids=lambda spec: spec.name,
+)
+def test_the_truth_is_kept_from_all_that_is_fitted(spec: WorldSpec, tmp_path: Path):
+    world = make_world(spec, 0, tmp_path)
+    fitted = {*world.gallery_images.labels, *world.calibration.withheld.labels}
+    assert fitted.isdisjoint(world.absent.labels)
+    assert set(world.calibration.withheld.labels).isdisjoint(world.gallery_images.labels)
+    assert set(world.matched.labels) <= set(world.gallery_images.labels)
+    numbers = [
+        read_pictures(images.prepared(world.encoder.metadata.preprocessing))[0].tolist()
+        for images in (
+            world.gallery_images,
+            world.calibration.matched,
+            world.calibration.withheld,
+            world.matched,
+            world.absent,
+        )
+        if len(images)
+    ]
+    shown = [number for part in numbers for number in part]
+    assert len(shown) == len(set(shown))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_answers_are_those_that_are_served(world: World, calibration: Calibration, share: float):
+    retriever = Retriever(world.encoder, world.gallery, calibration)
+    prepared = world.matched.prepared(world.encoder.metadata.preprocessing)
+    served = [
+        retriever.find(one, 1, alpha=ALPHA, expected_absent=share)
+        for one in retriever.embed(prepared)
+    ]
+    answers = answer_all(world.encoder, world.gallery, calibration, world.matched)
+    probabilities = [one.matches[0].match_probability for one in served]
+    assert np.allclose(answers.at_share(calibration, share), probabilities, atol=1e-9)
+    verdicts = [one.decision.verdict == "match" for one in served]
+    assert answers.is_match(calibration, share, ALPHA).tolist() == verdicts
+    right = [
+        one.matches[0].item.label == label
+        for one, label in zip(served, world.matched.labels, strict=True)
+    ]
+    assert answers.correct.tolist() == right
+    covered = [
+        label in {item.label for item in one.result_set}
+        for one, label in zip(served, world.matched.labels, strict=True)
+    ]
+    assert answers.covered.tolist() == covered
+
+
+def test_few_test_queries_break_no_promise_by_chance():
+    assert not shown_above(0.08, 25, 0.05)
+    assert shown_above(0.08, 2500, 0.05)
+    assert not shown_above(0.05, 2500, 0.05)
+    assert not shown_above(0.5, 0, 0.05)
+
+
+def test_a_forecast_is_compared_with_the_number_from_which_most_calibrations_promise():
+    def record(reached: int) -> dict[str, dict[str, list[float]]]:
+        """A calibration that promises only the last but two of the errors, from a number on."""
+        of_error = [error == 0.07 for error in ERRORS]
+        return {
+            "promised": {
+                str(n): [wanted and n >= reached for wanted in of_error] for n in (60, 85, 120)
+            },
+            "forecast": {str(n): [120 * wanted for wanted in of_error] for n in (60, 85, 120)},
+        }
+
+    found = forecast_over_needed([record(85)] * 8 + [record(120)] * 2)
+    assert found == {
+        "0.07": {"forecast": 120, "needed": pytest.approx(85), "ratio": pytest.approx(120 / 85)}
+    }
+    assert forecast_over_needed([record(10_000)]) == {}  # what is never promised tells nothing
+
+
+def test_a_shift_by_half_a_deviation_is_found_and_no_change_is_not():
+    assert alarms("half_deviation", 300, 0)["found"]
+    assert not alarms("none", 300, 0)["found"]
