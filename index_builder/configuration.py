@@ -242,13 +242,31 @@ class CalibrationConfig(Section):
         description="Share of result sets that hold a true match, where the gallery has one.",
     )
     max_error: float = Field(
-        0.05, gt=0, lt=1, description="Share of wrong ones that verdict `match` may hold."
-    )
-    no_match_share: float = Field(
         0.05,
         gt=0,
         lt=1,
-        description="Expected share of ordinary-looking queries without a match in the gallery.",
+        description="Share of wrong ones among `match` verdicts that is promised not to be "
+        "exceeded; where the calibration is too small to promise it, no `match` is given.",
+    )
+    max_false_match_rate: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of the queries without a match in the gallery that may get `match` "
+        "(FPIR), promised likewise; left out: any.",
+    )
+    delta: float = Field(
+        0.1,
+        gt=0,
+        lt=0.5,
+        description="Each promise is kept with probability 1 − delta over calibrations.",
+    )
+    expected_absent: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of ordinary-looking queries without a match in the gallery; left out: "
+        "0.05 to begin with, then estimated from the queries that are served.",
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from model_store.gallery import Gallery
 from model_store.search import N_CANDIDATES
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,9 @@ class Observed:
     label_codes : (B, n) of their candidates.
     mean_similarities : (B, n) of the means of their labels, see `LabelMeans.similarities`.
     matches : (B, n) whether each candidate is a true match.
+    codes : (B,) of the queries' own labels; −2 and below of labels that the gallery does not hold.
+    own_sizes : (B,) items of the query's own label that it could find.
+    first_sizes : (B,) items of the first candidate's label that it could find.
     """
 
     spherical_variances: Floats
@@ -40,16 +45,39 @@ class Observed:
     label_codes: NDArray[np.int32]
     mean_similarities: Floats
     matches: NDArray[np.bool_]
+    codes: NDArray[np.int32]
+    own_sizes: Integers
+    first_sizes: Integers
 
     def __len__(self) -> int:
         return len(self.matches)
 
-    def at(self, rows: NDArray[np.int64]) -> Observed:
-        """Some of the queries."""
+    def at(self, rows: Integers) -> Observed:
+        """Return some of the queries."""
         return Observed(*(getattr(self, field.name)[rows] for field in fields(self)))
 
-    def signals(self, row: int, outlier_score: float) -> tuple[NDArray[np.int64], Floats]:
-        """Places (g,) of the labels that one query finds, and their signals (g, S)."""
+    def first(self, n: int) -> Observed:
+        """Return the queries with the first ``n`` of their candidates."""
+        return replace(
+            self,
+            similarities=self.similarities[:, :n],
+            label_codes=self.label_codes[:, :n],
+            mean_similarities=self.mean_similarities[:, :n],
+            matches=self.matches[:, :n],
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Observed]) -> Observed:
+        """Return the queries of all ``parts``, one after the other."""
+        return cls(
+            *(
+                np.concatenate([getattr(part, field.name) for part in parts])
+                for field in fields(cls)
+            )
+        )
+
+    def signals(self, row: int, outlier_score: float) -> tuple[Integers, Floats]:
+        """Return places (g,) of the labels that one query finds, and their signals (g, S)."""
         places, belong = labels_found(self.label_codes[row])
         return places, signals(
             self.similarities[row],
@@ -60,11 +88,6 @@ class Observed:
             outlier_score,
         )
 
-    def first_signals(self, outlier_scores: Floats) -> Floats:
-        """Signals (B, S) of the first items; ``outlier_scores`` (B,)."""
-        first = [self.signals(row, score)[1][0] for row, score in enumerate(outlier_scores)]
-        return np.stack(first)
-
 
 def observe(
     encoder: Encoder,
@@ -72,80 +95,52 @@ def observe(
     detector: OutlierDetector,
     means: LabelMeans,
     queries: LabelledImages,
-    *,
-    hide_label: bool = False,
+    n: int = N_CANDIDATES,
 ) -> Observed:
-    """Embed ``queries`` and look up their candidates.
+    """Embed ``queries``, one batch after another, and look up their ``n`` candidates.
 
     In a gallery without labels a query's label is the id of the item that it shows.
-
-    Parameters
-    ----------
-    hide_label : hide every item of a query's own label from it, which makes of a query with a
-        match one without; for galleries whose owner can withhold no label.
     """
-    variances = np.empty(len(queries))
+    variance = np.empty((len(queries), encoder.dim), dtype=np.float32)
+    mean = np.empty_like(variance)
     alien = np.empty((len(queries), len(OUTLIER_SIGNALS)))
-    directions = np.empty((len(queries), encoder.dim), dtype=np.float32)
     batches = queries.batches(encoder.metadata.preprocessing, BATCH)
     n_batches = -(-len(queries) // BATCH)
     for positions, images in track(batches, "calibration queries", n_batches):
         embeddings = encoder.encode(images)
-        variances[positions] = embeddings.spherical_variances
+        mean[positions], variance[positions] = embeddings.mean, embeddings.variance
         alien[positions] = detector.signals(embeddings)
-        directions[positions] = embeddings.directions
-    return _looked_up(gallery, queries, directions, means, variances, alien, hide_label=hide_label)
+    embedded = Embeddings(mean, variance, np.empty((len(queries), 0), dtype=np.float32))
+    return look_up(gallery, means, queries, embedded, alien, n)
 
 
-def observe_left_out(
+def look_up(
     gallery: Gallery,
     means: LabelMeans,
-    items: LabelledImages,
+    queries: LabelledImages,
     embeddings: Embeddings,
     outlier_signals: Floats,
+    n: int = N_CANDIDATES,
     *,
     hide_label: bool = False,
+    hidden: Integers | None = None,
 ) -> Observed:
-    """Look up the candidates of items of the gallery, each hidden from its own list.
+    """Look up the ``n`` candidates of B embedded queries.
 
     Parameters
     ----------
-    items, embeddings : n of the gallery's images.
-    outlier_signals : (n, S) by detectors that were not fitted on them.
-    hide_label : as in `observe`.
+    outlier_signals : (B, S), by detectors that know of each query what its list does.
+    hide_label : hide every item of a query's own label from its list, which makes of a query with
+        a match one without, where nobody can withhold a label.
+    hidden : (B, m) rows of items that each query shall not find, such as the query itself; −1 for
+        none.
     """
-    rows = np.arange(gallery.n_items)
-    row_of = {item.id: row for row, item in zip(rows, gallery.items(rows), strict=True)}
-    return _looked_up(
-        gallery,
-        items,
-        embeddings.directions,
-        means,
-        embeddings.spherical_variances,
-        outlier_signals,
-        hide_label=hide_label,
-        own=np.array([row_of[name] for name in items.ids]),
-    )
-
-
-def _looked_up(
-    gallery: Gallery,
-    queries: LabelledImages,
-    directions: NDArray[np.float32],
-    means: LabelMeans,
-    variances: Floats,
-    outlier_signals: Floats,
-    *,
-    hide_label: bool,
-    own: NDArray[np.int64] | None = None,
-) -> Observed:
-    """Find the candidates of B queries; ``own`` (B,) are items hidden from the queries they are."""
     item_codes, codes = _codes(gallery, queries)
-    n = min(N_CANDIDATES, gallery.n_items - (own is not None))
-    if hide_label:
-        n = min(n, gallery.n_items - int(np.bincount(item_codes[item_codes >= 0]).max()))
-    similarities = np.empty((len(queries), n))
+    sizes = _Sizes(item_codes, codes, hidden)
+    directions = embeddings.directions
+    n = min(n, gallery.n_items)
     rows = np.empty((len(queries), n), dtype=np.int64)
+    similarities = np.empty((len(queries), n))
     if hide_label:  # which hides an item from itself as well
         for code in np.unique(codes):
             chosen = np.flatnonzero(codes == code)
@@ -154,45 +149,80 @@ def _looked_up(
     else:
         for start in range(0, len(queries), BATCH):
             chosen = np.arange(start, min(start + BATCH, len(queries)))
-            found = gallery.candidates(directions[chosen], n + (own is not None))
-            kept = np.ones(found.rows.shape, dtype=bool)
-            if own is not None:
-                kept = found.rows != own[chosen, None]
-                kept[kept.all(axis=1), -1] = False  # an approximate index may miss it
-            similarities[chosen] = found.similarities[kept].reshape(-1, n)
-            rows[chosen] = found.rows[kept].reshape(-1, n)
+            unwanted = np.empty((len(chosen), 0)) if hidden is None else hidden[chosen]
+            found = gallery.candidates(directions[chosen], n + unwanted.shape[1])
+            dropped = (found.rows[:, :, None] == unwanted[:, None, :]).any(axis=2)
+            kept = np.argsort(dropped, axis=1, kind="stable")[:, :n]  # nearest first, as found
+            similarities[chosen] = np.take_along_axis(found.similarities, kept, axis=1)
+            rows[chosen] = np.take_along_axis(found.rows, kept, axis=1)
     label_codes = item_codes[rows]
     of_means = similarities
     if gallery.labels:
         of_means = np.empty_like(similarities)
         for row, direction in enumerate(directions):
             of_means[row] = means.similarities(direction, label_codes[row], similarities[row])
-        if own is not None:
-            rest = _means_without(gallery, item_codes, own)
+        if hidden is not None and not hide_label:
+            rest = _means_without(gallery, item_codes, codes, hidden)
             without = np.einsum("bd,bd->b", directions, rest)[:, None]
             of_means = np.where(label_codes == codes[:, None], without, of_means)
     return Observed(
-        variances,
+        embeddings.spherical_variances,
         outlier_signals,
         similarities,
         label_codes,
         of_means,
         label_codes == codes[:, None],
+        codes,
+        np.zeros(len(queries), dtype=np.int64) if hide_label else sizes.own,
+        sizes.of(label_codes[:, 0]),
     )
 
 
+class _Sizes:
+    """How many items of a label queries could find, of those with the codes ``item_codes`` (N,)."""
+
+    def __init__(
+        self,
+        item_codes: NDArray[np.int32],
+        codes: NDArray[np.int32],
+        hidden: Integers | None,
+    ) -> None:
+        self._counts = np.bincount(item_codes[item_codes >= 0], minlength=1)
+        self._codes = codes
+        self._n_hidden = np.zeros(len(codes), dtype=np.int64)
+        if hidden is not None:
+            of_label = (hidden >= 0) & (item_codes[hidden] == codes[:, None])
+            self._n_hidden = of_label.sum(axis=1)
+        self.own = np.where(codes >= 0, self._counts[np.maximum(codes, 0)] - self._n_hidden, 0)
+
+    def of(self, codes: NDArray[np.int32]) -> Integers:
+        """Return the number (B,) of items of the labels ``codes`` (B,); without a label, one."""
+        counts = np.where(codes >= 0, self._counts[np.maximum(codes, 0)], 1)
+        counts -= np.where(codes == self._codes, self._n_hidden, 0)
+        return counts
+
+
 def _means_without(
-    gallery: Gallery, item_codes: NDArray[np.int32], own: NDArray[np.int64]
+    gallery: Gallery,
+    item_codes: NDArray[np.int32],
+    codes: NDArray[np.int32],
+    hidden: Integers,
 ) -> NDArray[np.float32]:
-    """The mean direction (B, D) of the label of each item ``own`` (B,), without that item."""
-    rest = label_sums(gallery, item_codes)[item_codes[own]] - gallery.directions(own)
-    return unit_rows(rest.astype(np.float32))  # no direction of a label that has no other item
+    """Return the mean direction (B, D) of each query's label without the ``hidden`` items (B, m).
+
+    There is no direction of a label that has no other item.
+    """
+    rest = label_sums(gallery, item_codes)[codes]
+    for column in hidden.T:
+        own = np.flatnonzero((column >= 0) & (item_codes[column] == codes))
+        rest[own] -= gallery.directions(column[own])
+    return unit_rows(rest.astype(np.float32))
 
 
 def _codes(
     gallery: Gallery, queries: LabelledImages
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Codes of all items and of the queries: a query matches the items that share its code."""
+    """Return codes of all items and of the queries: a query matches items that share its code."""
     rows = np.arange(gallery.n_items)
     if gallery.labels:
         names, item_codes = list(gallery.labels), gallery.label_codes(rows)
@@ -200,5 +230,6 @@ def _codes(
         names = [item.id for item in gallery.items(rows)]
         item_codes = rows.astype(np.int32)
     code_of = {name: code for code, name in enumerate(names)}
-    codes = np.array([code_of.get(label, -2) for label in queries.labels], dtype=np.int32)
-    return item_codes, codes
+    unknown = sorted(set(queries.labels) - code_of.keys())
+    code_of |= {name: -2 - place for place, name in enumerate(unknown)}
+    return item_codes, np.array([code_of[label] for label in queries.labels], dtype=np.int32)

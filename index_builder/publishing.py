@@ -53,6 +53,9 @@ def _calibration_summary(retriever: Retriever) -> dict[str, Any] | None:
     return {
         "n_queries": calibration.n_queries,
         "alpha": calibration.alpha,
-        "match_threshold": calibration.match_threshold,
+        "max_error": calibration.max_error,
+        "max_false_match_rate": calibration.max_false_match_rate,
+        "delta": calibration.delta,
+        "expected_absent": calibration.expected_absent,
         "report": dict(calibration.report),
     }

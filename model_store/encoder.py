@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +100,10 @@ class Embeddings:
     def spherical_variances(self) -> NDArray[np.float64]:
         """How uncertain each is, (B,); see `model_store.sphere.spherical_variance`."""
         return spherical_variance(self.mean, self.variance)
+
+    def at(self, images: NDArray[np.integer[Any]]) -> Embeddings:
+        """Return the embeddings of some of the images."""
+        return Embeddings(self.mean[images], self.variance[images], self.features[images])
 
     def __getitem__(self, images: slice) -> Embeddings:
         return Embeddings(self.mean[images], self.variance[images], self.features[images])

@@ -109,6 +109,10 @@ class InvalidFilter(InvalidRequest):
     """Not a filter of items."""
 
 
+class UnknownSource(InvalidRequest):
+    """A source of queries that the gallery was not calibrated with."""
+
+
 class UnsupportedMediaType(InvalidRequest):
     """A body of a kind that the path does not read."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from copy import copy
@@ -17,7 +18,14 @@ from model_store.bundle import (
     locate,
     read_manifest,
 )
-from model_store.decision import Calibration, Decision, decide
+from model_store.decision import (
+    Calibration,
+    Decision,
+    FilterMeans,
+    Retrieved,
+    Terms,
+    decide,
+)
 from model_store.encoder import Embeddings, Encoder, OnnxEncoder, ProviderChoice
 from model_store.errors import BundleMismatch, VouchError, WriteRefused
 from model_store.gallery import (
@@ -39,6 +47,7 @@ from model_store.search import (
     EVERYTHING,
     N_CANDIDATES,
     Diversity,
+    Neighbours,
     two_stage_search,
 )
 from model_store.sphere import base_noise
@@ -144,13 +153,17 @@ class Retriever:
         left_out: int | None = None,
         where: Filter | None = None,
         diversity: Diversity = EVERYTHING,
+        *,
+        expected_absent: float | None = None,
+        source: str | None = None,
+        filter_means: FilterMeans = "show",
+        stale: str | None = None,
     ) -> Answer:
         """Search and decide for one query.
 
-        Under a filter there are neither match probabilities nor a result set, and the verdict is
-        ``not_calibrated``, or ``out_of_distribution`` where the query is: the calibration holds for
-        the whole gallery. A diverse list changes no probability and no verdict; it is made of the
-        `N_CANDIDATES` nearest items, and ends with them.
+        A filter restricts what is listed; probabilities come from a search of the whole gallery, so
+        that they mean the same under any filter: see `decide`. A diverse list changes no
+        probability; it is made of the `N_CANDIDATES` nearest items, and ends with them.
 
         Parameters
         ----------
@@ -159,10 +172,26 @@ class Retriever:
         left_out : row of an item not to find.
         where : which items may be found.
         diversity : which are not listed because a nearer one stands for them.
+        expected_absent : share of queries without a match among those that are asked; None for what
+            the calibration says.
+        source : where the query comes from; None for anywhere.
+        filter_means : whether the caller knows that a true match passes ``where``.
+        stale : why the calibration does not hold, beside `Retriever.stale`.
+
+        Raises
+        ------
+        UnknownSource : no calibration query comes from ``source``.
         """
         if not 1 <= limit <= N_CANDIDATES:
             raise ValueError(f"{limit=}, wanted 1 to {N_CANDIDATES}")
-        alpha = self.alpha if alpha is None else alpha
+        terms = Terms(
+            self.alpha if alpha is None else alpha,
+            coverage,
+            expected_absent,
+            source,
+            filter_means,
+            self.stale or stale,
+        )
         started = time.perf_counter()
         allowed = None if where is None else self.gallery.matching(where)
         neighbours = two_stage_search(
@@ -173,34 +202,64 @@ class Retriever:
             allowed=allowed,
             diversity=diversity,
         )
-        places = neighbours.listed[:limit]
+        shown = neighbours.rows[neighbours.listed[:limit]]
+        rows, retrieved = self._retrieved(predictive, neighbours, limit, allowed)
         searched = time.perf_counter()
-        decision = decide(
-            self.calibration,
-            predictive,
-            neighbours,
-            self.gallery.label_codes(neighbours.rows),
-            int(places[-1]) + 1 if len(places) else limit,
-            alpha,
-            coverage,
-            whole_gallery=where is None,
-        )
+        decision = decide(self.calibration, predictive, retrieved, terms)
         decided = time.perf_counter()
-        shown = neighbours.rows[places]
         chosen = decision.result_set
-        members = neighbours.rows[:0] if chosen is None else neighbours.rows[chosen.places]
-        rows = list(dict.fromkeys([*shown.tolist(), *members.tolist()]))  # most members are shown
-        item_of = dict(zip(rows, self.gallery.items(np.array(rows, np.int64)), strict=True))
-        result_set = tuple(item_of[row] for row in members.tolist())
-        items = [item_of[row] for row in shown.tolist()]
-        matches = matches_of(items, self.gallery.dispersions(shown), neighbours, decision)
+        members = rows[:0] if chosen is None else rows[chosen.places]
+        described = list(dict.fromkeys([*shown.tolist(), *members.tolist()]))  # most are shown
+        items = self.gallery.items(np.array(described, np.int64))
+        item_of = dict(zip(described, items, strict=True))
+        matches = matches_of(
+            [item_of[row] for row in shown.tolist()],
+            self.gallery.dispersions(shown),
+            neighbours,
+            decision,
+        )
         seconds = {
             "search": searched - started,
             "decide": decided - searched,
             "items": time.perf_counter() - decided,
         }
+        result_set = tuple(item_of[row] for row in members.tolist())
         n_listed = len(neighbours.listed)
-        return Answer(decision, predictive, alpha, matches, n_listed, result_set, seconds)
+        return Answer(decision, predictive, terms.alpha, matches, n_listed, result_set, seconds)
+
+    def _retrieved(
+        self,
+        predictive: Predictive,
+        neighbours: Neighbours,
+        limit: int,
+        allowed: NDArray[np.bool_] | None,
+    ) -> tuple[NDArray[np.int64], Retrieved]:
+        """Return the rows (n,) that the decision is made on, and what is known of them."""
+        places = neighbours.listed[:limit]
+        rows, similarities = neighbours.rows, neighbours.similarities
+        calibrated = self.calibration is not None and not math.isnan(predictive.outlier_score)
+        n_nearest = len(rows)
+        if allowed is not None and calibrated:
+            nearest = self.gallery.candidates(predictive.direction[None], N_CANDIDATES)
+            place_of = {row: place for place, row in enumerate(nearest.rows[0].tolist())}
+            n_nearest = len(place_of)
+            further = []
+            for place, row in zip(places.tolist(), rows[places].tolist(), strict=True):
+                if place_of.setdefault(row, len(place_of)) >= n_nearest:
+                    further.append(place)
+            shown = np.array([place_of[row] for row in rows[places].tolist()], dtype=np.int64)
+            similarities = np.r_[nearest.similarities[0], similarities[further]]
+            rows, places = np.r_[nearest.rows[0], rows[further]], shown
+        n_listed = n_nearest
+        if self.calibration is not None:
+            n_listed = min(n_nearest, self.calibration.n_candidates)
+        return rows, Retrieved(
+            similarities,
+            self.gallery.label_codes(rows),
+            n_listed,
+            places,
+            None if allowed is None else allowed[rows],
+        )
 
     def similar(
         self,
@@ -238,6 +297,10 @@ class Retriever:
         coverage: float | None = None,
         where: Filter | None = None,
         diversity: Diversity = EVERYTHING,
+        *,
+        expected_absent: float | None = None,
+        source: str | None = None,
+        filter_means: FilterMeans = "show",
     ) -> Answer:
         """Answer for the bytes of an image file; see `find`.
 
@@ -247,7 +310,17 @@ class Retriever:
         """
         prepared = self.prepare(decode_image(data))
         predictive = self.embed(prepared[None])[0]
-        return self.find(predictive, limit, alpha, coverage, where=where, diversity=diversity)
+        return self.find(
+            predictive,
+            limit,
+            alpha,
+            coverage,
+            where=where,
+            diversity=diversity,
+            expected_absent=expected_absent,
+            source=source,
+            filter_means=filter_means,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,12 +52,15 @@ class Caller:
     name : of the key; None for a caller without one.
     scope : what the caller may do.
     rate : how often.
+    expected_absent : share of its queries without a match in a gallery; None where the key says
+        nothing of it.
     """
 
     id: str
     name: str | None
     scope: KeyScope
     rate: RateLimitItem | None
+    expected_absent: float | None = None
 
 
 class Access:
@@ -151,7 +154,7 @@ class Access:
         except Unauthenticated as refused:
             raise self._challenge(request, str(refused)) from None
         rate = self._rate if key.rate_limit is None else parse_rate(key.rate_limit)
-        return Caller(key.id, key.name, key.scope, rate)
+        return Caller(key.id, key.name, key.scope, rate, key.expected_absent)
 
     def _challenge(self, request: Request, why: str) -> Unauthenticated:
         request.state.answer_headers["WWW-Authenticate"] = "Bearer"

@@ -48,7 +48,7 @@ class ListOptions(TypedDict, total=False):
     Attributes
     ----------
     limit : results, 10.
-    filter : on metadata; under one there are no probabilities, and ``reason`` says why.
+    filter : on metadata; probabilities are those of the whole gallery, see ``filter_means``.
     group_by : one result a label.
     duplicate_similarity : of results more alike than that only the first is given.
     """
@@ -66,11 +66,17 @@ class SearchOptions(ListOptions, total=False):
     ----------
     alpha : share of ordinary images that may be called outliers.
     coverage : probability that the result set holds a match.
+    expected_absent : share of the queries that have no match in the gallery.
+    source : where the query comes from, of the gallery's sources.
+    filter_means : ``known`` where a true match is known to pass the filter.
     on_uncertain : ``answer`` or ``refuse``, which leaves the results empty unless they match.
     """
 
     alpha: float
     coverage: float
+    expected_absent: float
+    source: str
+    filter_means: Literal["show", "known"]
     on_uncertain: schemas.OnUncertain
 
 

@@ -30,13 +30,14 @@ from model_store.processors import usable_processors
 from model_store.quality import quality_hints
 from model_store.retriever import Answer, Bundle, Retriever
 from model_store.search import N_CANDIDATES
+from service.absent_share import AbsentShareWatch, AbsentState
 from service.batching import MicroBatcher, largest_useful_batch, useful_turn
 from service.cache import CacheEntry
 from service.cache_keys import key_prefix
 from service.decoding import Prepared
 from service.drift import DriftWatch
 from service.outcomes import Asked, Assessed, Embedded, Encoded, Found, Similar
-from service.schemas import QueryImage
+from service.schemas import QueryImage, ShareOrigin
 from service.single_flight import SingleFlight
 from service.workplace import Workplace
 
@@ -73,6 +74,8 @@ class SearchEngine:
         joined = workplace.telemetry.single_flight_joins.labels(bundle.name)
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
         self._drift = DriftWatch(bundle.retriever.calibration)
+        calibration = bundle.retriever.calibration
+        self._absent = None if calibration is None else AbsentShareWatch(calibration)
         self._key_prefix = key_prefix(bundle.retriever)
         self._heard = (0, 0)
         self.canary_at = -math.inf
@@ -180,6 +183,18 @@ class SearchEngine:
         return self._retriever.stale or self._drift.reason
 
     @property
+    def absent_share(self) -> AbsentState | None:
+        """What is known of the share of queries without a match; None without calibration."""
+        return None if self._absent is None else self._absent.state
+
+    def _with_share(self, asked: Asked) -> tuple[Asked, ShareOrigin]:
+        """Return what is asked with the share of absent queries that is used, and its origin."""
+        if self._absent is None:
+            return asked, "bundle"
+        share, origin = self._absent.choose(asked.expected_absent, asked.of_key)
+        return replace(asked, expected_absent=share), origin
+
+    @property
     def drift_log_capital(self) -> float:
         """Evidence that queries are no longer like the calibration's, in nats."""
         return self._drift.log_capital
@@ -193,11 +208,14 @@ class SearchEngine:
         """
         started = time.perf_counter()
         encoded = await self.encoded(data)
+        asked, origin = self._with_share(asked)
         answer = await self.compute(lambda: self._find(encoded.predictive, asked))
         self._drift.observe(encoded.query_id, answer.predictive.outlier_score)
+        if self._absent is not None:
+            self._absent.observe(encoded.query_id, answer.decision)
         total = {"total": time.perf_counter() - started}
         seconds = encoded.seconds | answer.seconds | total
-        return Found(encoded.query_id, encoded.image, answer, encoded.cache, seconds)
+        return Found(encoded.query_id, encoded.image, answer, origin, encoded.cache, seconds)
 
     async def assess(self, data: bytes, alpha: float | None) -> Assessed:
         """Look at an uploaded image without searching; what is encoded is cached for the search.
@@ -284,9 +302,10 @@ class SearchEngine:
         started = time.perf_counter()
         entry = await self._known(query_id)
         stages = {"cache": time.perf_counter() - started}
+        asked, origin = self._with_share(asked)
         answer = await self.compute(lambda: self._find(entry.predictive, asked))
         stages |= answer.seconds | {"total": time.perf_counter() - started}
-        return Found(query_id, entry.image, answer, "hit", stages)
+        return Found(query_id, entry.image, answer, origin, "hit", stages)
 
     async def embed(self, data: bytes, alpha: float | None) -> Embedded:
         """The embedding of an uploaded image; cached for a search, and taken from the cache.
@@ -405,12 +424,16 @@ class SearchEngine:
             asked.coverage,
             where=asked.where,
             diversity=asked.diversity,
+            expected_absent=asked.expected_absent,
+            source=asked.source,
+            filter_means=asked.filter_means,
+            stale=self._drift.reason,
         )
 
     def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float, float]:
         """Rank, match probability and its uncorrected log-odds of an item a query found."""
         self._retriever.gallery.item(item_id)  # says so where there is none
-        answer = self._retriever.find(predictive, N_CANDIDATES)
+        answer = self._find(predictive, self._with_share(Asked(N_CANDIDATES))[0])
         uncorrected = answer.decision.match_log_odds
         for place, match in enumerate(answer.matches):
             if match.item.id != item_id or match.match_probability is None or uncorrected is None:

@@ -56,6 +56,9 @@ class ApiKey(BaseModel):
     expires_at: AwareDatetime | None = None
     revoked_at: AwareDatetime | None = None
     rate_limit: RateText | None = None
+    expected_absent: float | None = Field(
+        None, gt=0, lt=1, description="Share of its queries without a match in a gallery."
+    )
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
         """Whether it is good, and if not, why."""
@@ -77,6 +80,7 @@ def mint(
     scope: KeyScope,
     expires_at: datetime | None = None,
     rate_limit: str | None = None,
+    expected_absent: float | None = None,
 ) -> tuple[ApiKey, str]:
     """Make a key: what to keep of it, and the key itself, ``vouch_<id>_<secret>``."""
     key_id, secret = secrets.token_hex(6), secrets.token_hex(SECRET_BYTES)
@@ -88,6 +92,7 @@ def mint(
         created_at=_now(),
         expires_at=expires_at,
         rate_limit=rate_limit,
+        expected_absent=expected_absent,
     )
     return kept, f"{PREFIX}_{key_id}_{secret}"
 
@@ -101,7 +106,8 @@ def rotated(key: ApiKey, grace: timedelta) -> tuple[ApiKey, ApiKey, str]:
     if (state := key.state(now)) != "active":
         raise KeysError(f"The key {key.id} is {state}; only an active key is rotated. Create one.")
     life = None if key.expires_at is None else key.expires_at - key.created_at
-    new, text = mint(key.name, key.scope, None if life is None else now + life, key.rate_limit)
+    until = None if life is None else now + life
+    new, text = mint(key.name, key.scope, until, key.rate_limit, key.expected_absent)
     ends = now + grace if key.expires_at is None else min(now + grace, key.expires_at)
     return key.model_copy(update={"expires_at": ends}), new, text
 

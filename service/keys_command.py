@@ -38,7 +38,9 @@ def create(path: Path, options: argparse.Namespace) -> None:
     if not (options.name.isprintable() and 1 <= len(options.name) <= MAX_NAME):
         raise KeysError(f"{options.name!r} is no name; wanted: 1 to {MAX_NAME} printable letters.")
     expires_at = None if options.expires is None else datetime.now(UTC) + options.expires
-    kept, text = mint(options.name, options.scope, expires_at, options.rate_limit)
+    kept, text = mint(
+        options.name, options.scope, expires_at, options.rate_limit, options.expected_absent
+    )
     change_keys(path, lambda keys: [*keys, kept])
     _hand_out(kept, text)
 
@@ -134,6 +136,16 @@ def _rate(text: str) -> str:
     return text
 
 
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; wanted: between 0 and 1")
+    return share
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="vouch-keys",
@@ -155,6 +167,11 @@ def _parser() -> argparse.ArgumentParser:
     making.add_argument("--scope", choices=SCOPES, default="read", help="read, unless told")
     making.add_argument("--expires", type=_duration, help="after so long, such as 90d; or never")
     making.add_argument("--rate-limit", type=_rate, help="such as 600/minute; or the service's")
+    making.add_argument(
+        "--expected-absent",
+        type=_share,
+        help="share of its queries without a match in a gallery, such as 0.3; or the gallery's",
+    )
     rotating = command("rotate", rotate, "replace a key; it stays good for a time of grace")
     rotating.add_argument("id", help="as `vouch-keys list` shows it")
     rotating.add_argument(

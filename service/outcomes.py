@@ -9,13 +9,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.decision import Assessment
+from model_store.decision import Assessment, FilterMeans
 from model_store.gallery import Filter, Item
 from model_store.predictive import Predictive
 from model_store.quality import QualityHint
 from model_store.retriever import Answer
 from model_store.search import EVERYTHING, Diversity
-from service.schemas import QueryImage
+from service.schemas import QueryImage, ShareOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,10 @@ class Asked:
     coverage : of the result set.
     where : which items may be found.
     diversity : which are not listed because a nearer one stands for them.
+    expected_absent : share of queries without a match among the caller's, as the request says.
+    of_key : the same as the caller's key says.
+    source : where the query comes from.
+    filter_means : whether the caller knows that a true match passes ``where``.
     """
 
     limit: int
@@ -36,6 +40,10 @@ class Asked:
     coverage: float | None = None
     where: Filter | None = None
     diversity: Diversity = EVERYTHING
+    expected_absent: float | None = None
+    of_key: float | None = None
+    source: str | None = None
+    filter_means: FilterMeans = "show"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,7 @@ class Found:
     Attributes
     ----------
     query_id : hash of the uploaded bytes.
+    share_origin : who named the share of absent queries that the probabilities are for.
     seconds : of each stage, in their order, and ``total``.
     at_ns : when the answer was there, nanoseconds since 1970.
     """
@@ -71,6 +80,7 @@ class Found:
     query_id: str
     image: QueryImage
     answer: Answer
+    share_origin: ShareOrigin
     cache: Literal["hit", "miss"]
     seconds: dict[str, float]
     at_ns: int = field(default_factory=time.time_ns)

@@ -174,22 +174,38 @@ def fit_fusion(inliers: Floats, outliers: Sequence[Floats]) -> OutlierFusion:
 
 
 def cross_fitted_scores(
-    inliers: Floats, outliers: Sequence[Floats], sources: NDArray[np.int64], seed: int
-) -> list[Floats]:
-    """Outlier scores of the inliers and of each kind, by fusions that have not seen them.
+    inliers: Floats,
+    outliers: Sequence[Floats],
+    clusters: NDArray[np.int64],
+    seed: int,
+    judged: Sequence[tuple[Floats, NDArray[np.int64]]] = (),
+) -> tuple[Floats, list[Floats], list[Floats]]:
+    """Return outlier scores of the inliers and of each kind, by fusions that have not seen them.
 
     Parameters
     ----------
     inliers, outliers : as in `fit_fusion`.
-    sources : of all of them in that order; those of one source are left out together.
+    clusters : of all of them in that order; those of one cluster are left out together.
     seed : of the folds.
+    judged : signals (N_j, S) of others, which nothing is learned from, and the clusters (N_j,) of
+        inliers that they belong to.
+
+    Returns
+    -------
+    Scores of the inliers, of each kind of outlier, and of each of ``judged``.
     """
     groups = [inliers, *outliers]
     values = np.concatenate(groups)
     kinds = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     scores = np.empty(len(values))
+    of_judged = [np.empty(len(signals)) for signals, _ in judged]
     folds = StratifiedGroupKFold(N_FOLDS, shuffle=True, random_state=seed)
-    for kept, left_out in folds.split(values, kinds, sources):
+    for kept, left_out in folds.split(values, kinds, clusters):
         of_kind = [values[kept][kinds[kept] == kind] for kind in range(len(groups))]
-        scores[left_out] = fit_fusion(of_kind[0], of_kind[1:])(values[left_out])
-    return [scores[kinds == kind] for kind in range(len(groups))]
+        fusion = fit_fusion(of_kind[0], of_kind[1:])
+        scores[left_out] = fusion(values[left_out])
+        for (signals, own), scored in zip(judged, of_judged, strict=True):
+            rows = np.isin(own, clusters[left_out])
+            scored[rows] = fusion(signals[rows])
+    of_groups = [scores[kinds == kind] for kind in range(len(groups))]
+    return of_groups[0], of_groups[1:], of_judged

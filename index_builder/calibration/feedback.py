@@ -84,7 +84,7 @@ def fit_recalibration(log_odds: Floats, correct: Bools) -> Recalibration:
     log_slope, intercept = minimize(
         loss_and_gradient, np.zeros(2), jac=True, method="L-BFGS-B"
     ).x.tolist()
-    return Recalibration(float(np.exp(log_slope)), intercept)
+    return Recalibration(float(np.exp(log_slope)), intercept, len(correct))
 
 
 def _cross_fitted(said: SaidPairs) -> Floats:

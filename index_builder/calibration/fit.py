@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta
 
 from index_builder.calibration.detector import cross_fitted_scores, fit_fusion
 from index_builder.calibration.label_choices import LabelChoices
@@ -17,32 +16,33 @@ from index_builder.calibration.probabilities import (
     Group,
     cross_fitted,
     fit_choice,
-    fit_logistic,
     fit_venn_abers,
 )
 from index_builder.configuration import CalibrationConfig
-from index_builder.metrics import auroc, expected_calibration_error, reliability
+from index_builder.metrics import auroc, calibration_error, reliability
 from index_builder.observation import Observed
 from model_store.decision import (
     OUTLIER_SIGNALS,
+    Absence,
     Calibration,
+    Evidence,
     LabelMeans,
-    OperatingCurve,
     OutlierDetector,
     OutlierFusion,
     Recalibration,
     bounded_logit,
+    size_classes,
 )
+from model_store.encoder import Encoder
 from model_store.errors import CalibrationError
+from model_store.gallery import Gallery
+from model_store.staleness import search_settings
 
 MIN_QUERIES = 50
 """Below it a conformal p-value cannot even reach 0.02, and a logistic fit is guesswork."""
 
-N_POINTS = 200
-"""Of the risk-coverage curve."""
-
-CONFIDENCE = 0.9
-"""Of the upper bounds on its errors."""
+ASSUMED_ABSENT = 0.05
+"""Share of absent queries that probabilities are fitted with where their owner names none."""
 
 N_INTERVAL_LABELS = 5
 """Labels of each query, the nearest, that intervals are tabulated with."""
@@ -51,11 +51,64 @@ COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
 """Of result sets, that the report speaks of."""
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Names = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Gallery images as queries, each hidden from its own list.
+class CalibratedGallery:
+    """What a calibration is of.
+
+    Attributes
+    ----------
+    encoder_fingerprint, search : of the encoder, and how the gallery is searched.
+    n_candidates : items of every list.
+    label_counts : (C,) items of each label by its code.
+    n_unlabelled : items without a label, each of which is one of its own.
+    detector, means : what is known of its images.
+    """
+
+    encoder_fingerprint: str
+    search: Mapping[str, Any]
+    n_candidates: int
+    label_counts: Integers
+    n_unlabelled: int
+    detector: OutlierDetector
+    means: LabelMeans
+
+    @classmethod
+    def of(
+        cls,
+        encoder: Encoder,
+        gallery: Gallery,
+        detector: OutlierDetector,
+        means: LabelMeans,
+        n_candidates: int,
+    ) -> CalibratedGallery:
+        """Describe a gallery."""
+        codes = gallery.label_codes(np.arange(gallery.n_items))
+        counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
+        return cls(
+            encoder.fingerprint,
+            search_settings(gallery),
+            n_candidates,
+            counts.astype(np.int64),
+            int((codes < 0).sum()),
+            detector,
+            means,
+        )
+
+    def n_labels(self) -> Integers:
+        """Return the number (3,) of labels in each size class."""
+        held = size_classes(self.label_counts[self.label_counts > 0])
+        counts = np.bincount(held, minlength=3).astype(np.int64)
+        counts[0] += self.n_unlabelled
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOneOut:
+    """Gallery images as queries, each hidden from its own list with its group.
 
     Nothing may have been learned from them but the gallery itself: then they are to the rest of it
     what held-out queries are to all of it.
@@ -63,13 +116,16 @@ class LeftOut:
     Attributes
     ----------
     matched : those whose label another item has.
-    no_match : the same with their own label hidden from them, as in `CalibrationQueries`; or None.
-    sources : what each shows, numbered as those of the held-out queries are.
+    absent, absent_of : as in `CalibrationQueries`; None where no labels are hidden.
+    clusters : of the matched, numbered as those of the held-out queries are.
+    sources : as in `CalibrationQueries`.
     """
 
     matched: Observed
-    no_match: Observed | None
-    sources: NDArray[np.int64]
+    absent: Observed | None
+    absent_of: Integers | None
+    clusters: Integers
+    sources: Names | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,46 +135,65 @@ class CalibrationQueries:
     Attributes
     ----------
     matched : held-out queries whose label is in the gallery.
-    no_match : queries of the same world without a true match there.
-    strangers : whether those are images of labels that the gallery does not hold; else they are the
-        matched queries again, with their own label hidden from them.
+    absent : queries of the same kinds of picture without a true match there.
+    absent_of : the places among the matched queries of those that are absent because their own
+        label is hidden from them; None where they are images of withheld labels.
     are_views : whether all of these are views of gallery images, made up, because nobody knows what
         belongs together.
     corrupted : some of the matched queries, spoilt.
     corrupted_of : their places among the matched queries.
-    outliers : queries from another world, which have no match either. They teach what alien images
-        look like; the p-value needs no example of them.
-    sources : what each of the matched queries shows; copies of a picture share a number.
-    left_out : more queries, for whatever needs no exchangeability of the outlier scores; None where
-        there are enough, or the encoder has learned from the gallery's images.
+    outliers : far-OOD queries. They teach what alien images look like; the p-value needs no example
+        of them.
+    clusters : of the matched queries; copies, and photographs of one object, share a number.
+    sources : where each matched query comes from; None where nobody says.
+    absent_sources : the same of queries of withheld labels.
+    leave_one_out : more queries, for whatever needs no exchangeability of the outlier scores; None
+        where there are enough, or the encoder has learned from the gallery's images.
     """
 
     matched: Observed
-    no_match: Observed
-    strangers: bool
+    absent: Observed
+    absent_of: Integers | None
     are_views: bool
     corrupted: Observed
-    corrupted_of: NDArray[np.int64]
+    corrupted_of: Integers
     outliers: Observed | None
-    sources: NDArray[np.int64]
-    left_out: LeftOut | None = None
+    clusters: Integers
+    sources: Names | None = None
+    absent_sources: Names | None = None
+    leave_one_out: LeaveOneOut | None = None
 
-    def aliens(self) -> dict[str, Observed]:
-        """What teaches the outlier score, by kind."""
+    @property
+    def absence(self) -> Absence:
+        """What the absent queries are."""
+        if self.absent_of is None:
+            return "absent_labels"
+        return "near_misses_of_views" if self.are_views else "hidden_labels"
+
+    def outlier_kinds(self) -> dict[str, Observed]:
+        """Return what teaches the outlier score, by kind."""
         kinds = {"corrupted": self.corrupted}
-        if self.strangers:
-            kinds["near"] = self.no_match
+        if self.absent_of is None:
+            kinds["near"] = self.absent
         if self.outliers is not None:
             kinds["far"] = self.outliers
         return kinds
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Queries of one kind on their way into the evidence."""
+
+    observed: Observed
+    scores: Floats
+    clusters: Integers
+    absent: bool
+    sources: Names | None
+
+
 def fit_calibration(
-    detector: OutlierDetector,
-    means: LabelMeans,
+    gallery: CalibratedGallery,
     queries: CalibrationQueries,
-    encoder_fingerprint: str,
-    search: Mapping[str, Any],
     config: CalibrationConfig,
     seed: int,
     quality_limits: Mapping[str, float],
@@ -133,92 +208,106 @@ def fit_calibration(
 
     Parameters
     ----------
-    search : the settings that the queries were searched with.
     quality_limits : what is ordinary for the pictures of the matched queries.
 
     Raises
     ------
-    CalibrationError : too few queries, matched or without a match.
+    CalibrationError : too few queries, matched or absent.
     """
-    matched, no_match, outliers = queries.matched, queries.no_match, queries.outliers
-    for name, observed in (("matched", matched), ("no-match", no_match)):
+    matched = queries.matched
+    for name, observed in (("matched", matched), ("absent", queries.absent)):
         if len(observed) < MIN_QUERIES:
             raise CalibrationError(
                 f"There are {len(observed)} {name} calibration queries; at least {MIN_QUERIES} are "
                 "needed. Hold out more images, or withhold more labels."
             )
-    fusion = fit_fusion(
-        matched.outlier_signals, [kind.outlier_signals for kind in queries.aliens().values()]
-    )
-    groups, alien = _scored(queries, fusion, config.no_match_share, seed)
-    ordinary = groups[0].outlier_scores
-    n_left_out = 0 if queries.left_out is None else len(queries.left_out.matched)
-    n_matched = len(matched) + n_left_out
-    examples = Examples.of(groups)
+    kinds = queries.outlier_kinds()
+    fusion = fit_fusion(matched.outlier_signals, [kind.outlier_signals for kind in kinds.values()])
+    parts, of_kinds = _scored(queries, fusion, seed)
+    ordinary = parts[0].scores
+    assumed = ASSUMED_ABSENT if config.expected_absent is None else config.expected_absent
+    examples = Examples.of(_weighted(parts, assumed))
     probabilities, folds = cross_fitted(examples, seed)
-
-    first = examples.starts
-    of_first, correct = probabilities[first], examples.matches[first]
-    curve = operating_curve(of_first, correct, examples.weights)
-    point = curve.at(config.max_error)
-    choices = LabelChoices.of(examples, probabilities, folds, n_matched)
+    choices = LabelChoices.of(examples, probabilities, folds)
+    n_labels = gallery.n_labels()
+    n_rivals = int(n_labels.sum())
+    evidence = _evidence(
+        parts,
+        examples,
+        probabilities,
+        choices,
+        queries.absence,
+        1.0 if queries.absent_of is None else n_rivals / max(n_rivals - 1, 1),
+    )
     near = examples.places < N_INTERVAL_LABELS
     share = np.where(examples.places == 0, 0.5, 0.5 / (N_INTERVAL_LABELS - 1))
     of_row = share * examples.weights[examples.queries]
-    of_first, correct = of_first[:n_matched], correct[:n_matched]
-    report = {
-        "n_matched": len(matched),
-        "n_left_out": n_left_out,
-        "n_no_match": len(no_match),
-        "no_match_are_strangers": queries.strangers,
-        "queries": "views_of_items" if queries.are_views else "held_out_images",
-        "n_outliers": 0 if outliers is None else len(outliers),
-        "no_match_share": config.no_match_share,
-        "max_error": config.max_error,
-        "outlier_weights": dict(zip(OUTLIER_SIGNALS, fusion.weights.tolist(), strict=True)),
-        "cross_fitted": {
-            "top1_ece": expected_calibration_error(of_first, correct),
-            "error_auroc": auroc(1 - of_first[~correct], 1 - of_first[correct]),
-            "reliability": [asdict(one) for one in reliability(of_first, correct)],
-            "match_coverage": 0.0 if point is None else point.coverage,
-            "outlier_auroc": {name: auroc(values, ordinary) for name, values in alien.items()},
-            "result_sets": [choices.outcome(coverage) for coverage in COVERAGES],
-        },
-    }
-    return Calibration(
-        encoder_fingerprint=encoder_fingerprint,
-        search=search,
+    calibration = Calibration(
+        encoder_fingerprint=gallery.encoder_fingerprint,
+        search=gallery.search,
+        n_candidates=gallery.n_candidates,
         n_queries=len(matched),
         alpha=config.alpha,
         coverage=config.coverage,
-        match_threshold=1.0 if point is None else point.threshold,  # then (nearly) nothing matches
-        operating=curve,
+        max_error=config.max_error,
+        max_false_match_rate=config.max_false_match_rate,
+        delta=config.delta,
+        assumed_absent=assumed,
+        expected_absent=config.expected_absent,
         uncertainties=np.sort(matched.spherical_variances),
         outlier_scores=np.sort(ordinary),
-        means=means,
-        detector=detector,
+        means=gallery.means,
+        label_classes=size_classes(gallery.label_counts),
+        n_labels=n_labels,
+        detector=gallery.detector,
         fusion=fusion,
         match=fit_choice(examples),
-        no_match=fit_logistic(
-            examples.values[first], np.arange(len(first)) >= n_matched, examples.weights
-        ),
         intervals=fit_venn_abers(
             bounded_logit(probabilities[near]), examples.matches[near], of_row[near]
         ),
         feedback=Recalibration(),
-        sets=choices.rule(),
+        evidence=evidence,
         quality_limits=quality_limits,
-        report=report,
+        report={},
     )
+    report = {
+        "n_matched": len(matched),
+        "n_leave_one_out": sum(len(part.observed) for part in parts[1:] if not part.absent),
+        "n_absent": int(evidence.absent.sum()),
+        "absence": queries.absence,
+        "queries": "views_of_items" if queries.are_views else "held_out_images",
+        "n_outliers": 0 if queries.outliers is None else len(queries.outliers),
+        "outlier_weights": dict(zip(OUTLIER_SIGNALS, fusion.weights.tolist(), strict=True)),
+        "cross_fitted": _measured(calibration, choices, examples)
+        | {"outlier_auroc": {name: auroc(scores, ordinary) for name, scores in of_kinds.items()}},
+    }
+    return replace(calibration, report=report)
+
+
+def _measured(
+    calibration: Calibration, choices: LabelChoices, examples: Examples
+) -> dict[str, Any]:
+    """Measure, cross-fitted, how true probabilities and result sets are on the assumed stream."""
+    evidence, weights = calibration.evidence, examples.weights
+    of_first, correct = evidence.first_probabilities, evidence.correct
+    bins = reliability(of_first, correct, weights=weights)
+    present, wrong = ~evidence.absent, ~correct
+    return {
+        "top1_ece": calibration_error(bins),
+        "error_auroc": auroc(1 - of_first[present & wrong], 1 - of_first[present & correct]),
+        "absent_auroc": auroc(
+            evidence.no_match_probabilities[~present], evidence.no_match_probabilities[present]
+        ),
+        "reliability": [asdict(one) for one in bins],
+        "match_coverage": calibration.promises().point.coverage,
+        "result_sets": [choices.outcome(coverage, evidence, calibration) for coverage in COVERAGES],
+    }
 
 
 def _scored(
-    queries: CalibrationQueries, fusion: OutlierFusion, no_match_share: float, seed: int
-) -> tuple[list[Group], dict[str, Floats]]:
-    """Every kind of query with its outlier scores.
-
-    Each kind without a match weighs ``no_match_share`` by itself: aliens, which are easily told
-    apart, take nothing from the rest.
+    queries: CalibrationQueries, fusion: OutlierFusion, seed: int
+) -> tuple[list[_Part], dict[str, Floats]]:
+    """Score every kind of query by a fusion that has not seen it.
 
     Parameters
     ----------
@@ -226,65 +315,120 @@ def _scored(
 
     Returns
     -------
-    groups : of the queries that are searched with, the matched ones first.
+    parts : the queries that are searched with, the matched ones first.
     scores : of each kind of outlier, ``corrupted`` ones included.
     """
-    matched, no_match, kinds = queries.matched, queries.no_match, queries.aliens()
-    left_out = queries.left_out
-    # Spoilt copies share the source of their original; every other query is a source of its own.
-    taken = [queries.sources] if left_out is None else [queries.sources, left_out.sources]
+    matched, absent, kinds = queries.matched, queries.absent, queries.outlier_kinds()
+    left_out = queries.leave_one_out
+    # Spoilt and hidden queries share the cluster of their original; others are their own.
+    taken = [queries.clusters] if left_out is None else [queries.clusters, left_out.clusters]
     free = 1 + max(int(numbers.max()) for numbers in taken)
-    starts = {"near": free, "far": free + len(no_match)}
-    sources = {kind: starts.get(kind, 0) + np.arange(len(kinds[kind])) for kind in kinds}
-    sources["corrupted"] = queries.sources[queries.corrupted_of]
-    ordinary, *of_kinds = cross_fitted_scores(
+    starts = {"near": free, "far": free + len(absent)}
+    clusters = {kind: starts.get(kind, 0) + np.arange(len(kinds[kind])) for kind in kinds}
+    clusters["corrupted"] = queries.clusters[queries.corrupted_of]
+    judged: list[tuple[Floats, Integers]] = []
+    if queries.absent_of is not None:
+        clusters["near"] = queries.clusters[queries.absent_of]
+        judged.append((absent.outlier_signals, clusters["near"]))
+    ordinary, of_kinds, of_judged = cross_fitted_scores(
         matched.outlier_signals,
         [observed.outlier_signals for observed in kinds.values()],
-        np.concatenate([queries.sources, *sources.values()]),
+        np.concatenate([queries.clusters, *(clusters[kind] for kind in kinds)]),
         seed,
+        judged,
     )
     scores = dict(zip(kinds, of_kinds, strict=True))
-    groups = [Group(matched, ordinary, 1.0, queries.sources)]
-    absent: list[tuple[Observed, Floats, NDArray[np.int64]]] = []
-    if not queries.strangers:  # the same pictures again, and as alien as before
-        absent.append((no_match, ordinary, queries.sources))
+    near = scores["near"] if queries.absent_of is None else of_judged[0]
+    parts = [_Part(matched, ordinary, queries.clusters, absent=False, sources=queries.sources)]
     if left_out is not None:
         of_left_out = fusion(left_out.matched.outlier_signals)
-        groups.append(Group(left_out.matched, of_left_out, 1.0, left_out.sources))
-        if left_out.no_match is not None:
-            absent.append((left_out.no_match, of_left_out, left_out.sources))
-    total = no_match_share / (1 - no_match_share) * sum(len(one.observed) for one in groups)
-    n_absent = sum(len(observed) for observed, _, _ in absent)
-    groups += [Group(observed, score, total / n_absent, of) for observed, score, of in absent]
-    for kind in ("near", "far"):
-        if kind in kinds:
-            weight = total / len(kinds[kind])
-            groups.append(Group(kinds[kind], scores[kind], weight, sources[kind]))
-    return groups, scores
+        parts.append(
+            _Part(
+                left_out.matched,
+                of_left_out,
+                left_out.clusters,
+                absent=False,
+                sources=left_out.sources,
+            )
+        )
+    hidden_sources = _some(queries.sources, queries.absent_of)
+    parts.append(
+        _Part(
+            absent,
+            near,
+            clusters["near"],
+            absent=True,
+            sources=queries.absent_sources if queries.absent_of is None else hidden_sources,
+        )
+    )
+    if left_out is not None and left_out.absent is not None:
+        assert left_out.absent_of is not None  # noqa: S101 - the two come together
+        parts.append(
+            _Part(
+                left_out.absent,
+                fusion(left_out.absent.outlier_signals),
+                left_out.clusters[left_out.absent_of],
+                absent=True,
+                sources=_some(left_out.sources, left_out.absent_of),
+            )
+        )
+    return parts, scores
 
 
-def operating_curve(
-    probabilities: Floats, outcomes: NDArray[np.bool_], weights: Floats
-) -> OperatingCurve:
-    """Measure the error of the accepted at every threshold, at most `N_POINTS` of them.
+def _some(names: Names | None, places: Integers | None) -> Names | None:
+    return None if names is None or places is None else tuple(names[place] for place in places)
 
-    Confidence bounds count weighted queries by their effective number, (Σ w)² / Σ w² (Kish 1965).
 
-    Parameters
-    ----------
-    probabilities : (N,) of first items, by a fit that has not seen the query.
-    outcomes : (N,) whether the item is a true match.
-    weights : (N,) of the queries.
-    """
-    order = np.argsort(-probabilities, kind="stable")
-    ranked, weight = probabilities[order], weights[order]
-    accepted = np.cumsum(weight)
-    wrong = np.cumsum(weight * ~outcomes[order])
-    effective = accepted**2 / np.cumsum(weight**2)
-    # Queries of one probability are accepted together: a threshold cannot tell them apart.
-    ends = np.flatnonzero(np.r_[ranked[1:] < ranked[:-1], True])
-    kept = ends[np.unique(np.linspace(0, len(ends) - 1, N_POINTS).round().astype(int))]
-    error = (wrong / accepted)[kept]
-    n_wrong = error * effective[kept]
-    bounds = beta.ppf(CONFIDENCE, n_wrong + 1, np.maximum(effective[kept] - n_wrong, 1e-9))
-    return OperatingCurve(ranked[kept], accepted[kept] / accepted[-1], error, bounds)
+def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
+    """Weigh queries to a stream of which a share ``assumed`` is absent; present ones weigh 1."""
+    n_present = sum(len(part.observed) for part in parts if not part.absent)
+    n_absent = sum(len(part.observed) for part in parts if part.absent)
+    of_absent = assumed / (1 - assumed) * n_present / n_absent
+    return [
+        Group(
+            part.observed,
+            part.scores,
+            of_absent if part.absent else 1.0,
+            part.clusters,
+            part.absent,
+        )
+        for part in parts
+    ]
+
+
+def _evidence(
+    parts: list[_Part],
+    examples: Examples,
+    probabilities: Floats,
+    choices: LabelChoices,
+    absence: Absence,
+    rivals: float,
+) -> Evidence:
+    """Note what came of each query that was cross-fitted; ``rivals`` as in `Evidence`."""
+    absent = np.concatenate([np.full(len(part.observed), part.absent) for part in parts])
+    own_sizes = np.concatenate([part.observed.own_sizes for part in parts])
+    first_sizes = np.concatenate([part.observed.first_sizes for part in parts])
+    # Absent queries of one label are one cluster: what another label would do, they do not say.
+    of_label = np.concatenate([part.observed.codes for part in parts]).astype(np.int64)
+    clusters = np.concatenate([part.clusters for part in parts])
+    numbers = np.unique(
+        np.where(absent, -1 - np.abs(of_label) * 2 - (of_label < 0), clusters), return_inverse=True
+    )[1]
+    names: list[str] = []
+    for part in parts:
+        names += part.sources or [""] * len(part.observed)
+    source_names, sources = np.unique(np.array(names), return_inverse=True)
+    return Evidence(
+        first_probabilities=probabilities[examples.starts],
+        no_match_probabilities=1 - np.add.reduceat(probabilities, examples.starts),
+        correct=examples.matches[examples.starts],
+        absent=absent,
+        first_classes=size_classes(first_sizes),
+        true_classes=np.where(absent, -1, size_classes(own_sizes)).astype(np.int8),
+        critical=choices.critical(),
+        clusters=numbers.astype(np.int64),
+        sources=sources.astype(np.int16),
+        source_names=source_names.tolist(),
+        absence=absence,
+        rivals=rivals,
+    )

@@ -9,23 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.probabilities import Examples
-from model_store.decision import ResultSetRule
+from model_store.decision import Calibration, Evidence, ResultSetRule
 
 
 @dataclass(frozen=True, slots=True)
 class LabelChoices:
-    """Of B queries, the labels they find, nearest first.
+    """Of Q queries, the labels they find, nearest first.
 
     Attributes
     ----------
-    probabilities : (B, g) match probability, by fits that have not seen the query; −1 where a query
+    probabilities : (Q, g) match probability, by fits that have not seen the query; −1 where a query
         finds fewer labels.
-    matches : (B, g) whether it is a true match.
-    folds : (B,) of the cross-fit.
+    matches : (Q, g) whether it is a true match.
+    codes : (Q, g) of the labels.
+    folds : (Q,) of the cross-fit.
     """
 
     probabilities: NDArray[np.float64]
     matches: NDArray[np.bool_]
+    codes: NDArray[np.int32]
     folds: NDArray[np.int64]
 
     @classmethod
@@ -34,40 +36,48 @@ class LabelChoices:
         examples: Examples,
         probabilities: NDArray[np.float64],
         folds: NDArray[np.int64],
-        n_queries: int,
     ) -> LabelChoices:
-        """Of the first ``n_queries`` that were cross-fitted; see `cross_fitted`."""
-        rows = np.flatnonzero(examples.queries < n_queries)
-        at = examples.queries[rows], examples.places[rows]
-        shape = n_queries, int(examples.counts[:n_queries].max())
+        """Arrange what was cross-fitted by query; see `cross_fitted`."""
+        at = examples.queries, examples.places
+        shape = len(examples.starts), int(examples.counts.max())
         of_label, matches = np.full(shape, -1.0), np.zeros(shape, dtype=bool)
-        of_label[at], matches[at] = probabilities[rows], examples.matches[rows]
-        return cls(of_label, matches, folds[:n_queries])
-
-    def rule(self) -> ResultSetRule:
-        """The rule that these queries calibrate."""
-        return ResultSetRule(np.sort(self.critical()))
+        codes = np.full(shape, -1, dtype=np.int32)
+        of_label[at], matches[at], codes[at] = probabilities, examples.matches, examples.codes
+        return cls(of_label, matches, codes, folds)
 
     def critical(self) -> NDArray[np.float64]:
-        """`ResultSetRule.critical`, (B,), in the order of the queries."""
+        """Return `Evidence.critical`, (Q,), in the order of the queries."""
         of_match = np.where(self.matches, self.probabilities, -1.0).max(axis=1)
         likeliest = self.probabilities.argmax(axis=1)[:, None]
         is_right = np.take_along_axis(self.matches, likeliest, axis=1)[:, 0]
         return np.where(is_right, np.inf, of_match)
 
-    def outcome(self, coverage: float) -> dict[str, Any]:
-        """What sets of a coverage come to, each by a rule from the other folds, for the report."""
-        critical, sizes, hits = self.critical(), [], []
+    def outcome(
+        self, coverage: float, evidence: Evidence, calibration: Calibration
+    ) -> dict[str, Any]:
+        """Measure what sets of a coverage lead to, each by a rule from the other folds.
+
+        Parameters
+        ----------
+        evidence : of all queries; sets are chosen for those that have a match.
+        calibration : of the gallery whose labels are chosen among.
+        """
+        n_labels, delta = calibration.n_labels, calibration.delta
+        sizes, hits = [], []
         for fold in np.unique(self.folds):
-            rule = ResultSetRule(np.sort(critical[self.folds != fold]))
-            for row in np.flatnonzero(self.folds == fold):
+            rule = ResultSetRule(evidence.at(self.folds != fold), n_labels, delta)
+            for row in np.flatnonzero((self.folds == fold) & ~evidence.absent):
                 places = np.flatnonzero(self.probabilities[row] >= 0)
-                chosen = rule.choose(places, self.probabilities[row, places], coverage).places
+                classes = calibration.classes_of(self.codes[row, places])
+                of_labels = self.probabilities[row, places]
+                chosen = rule.choose(places, of_labels, classes, coverage).places
                 sizes.append(len(chosen))
                 hits.append(self.matches[row, chosen].any())
+        whole = ResultSetRule(evidence, n_labels, delta)
         return {
             "coverage": coverage,
-            "promised": self.rule().threshold(coverage) is not None,
+            "promised": whole.shortfall(coverage) is None,
+            "promised_for": list(whole.promised_for(coverage)),
             "covered": float(np.mean(hits)),
             "mean_size": float(np.mean(sizes)),
         }

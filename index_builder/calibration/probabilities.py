@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn.isotonic import isotonic_regression
-from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedGroupKFold
 
 from index_builder.observation import Observed
@@ -40,13 +39,15 @@ class Group:
     observed : B queries.
     outlier_scores : (B,).
     weight : of each query.
-    sources : (B,) what each was made from; queries of one source are left out together.
+    clusters : (B,) queries of one cluster are left out together.
+    absent : whether nothing in the gallery matches them.
     """
 
     observed: Observed
     outlier_scores: Floats
     weight: float
-    sources: NDArray[np.int64]
+    clusters: NDArray[np.int64]
+    absent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +58,41 @@ class Examples:
     ----------
     values : (N, S) signals; those of one query stand together, nearest first.
     matches : (N,) whether the label is the query's own.
+    codes : (N,) of the labels.
     starts : (Q,) row of each query's nearest label.
-    weights, sources : (Q,), see `Group`.
+    weights, clusters, absent : (Q,), see `Group`.
+    labels : (Q,) of each query's own label, see `Observed.codes`.
     """
 
     values: Floats
     matches: Bools
+    codes: NDArray[np.int32]
     starts: Integers
     weights: Floats
-    sources: Integers
+    clusters: Integers
+    absent: Bools
+    labels: NDArray[np.int32]
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Examples:
         """Everything that the queries find."""
-        values, matches, counts = [], [], []
+        values, matches, codes, counts = [], [], [], []
         for group in groups:
             for row, score in enumerate(group.outlier_scores):
                 places, of_labels = group.observed.signals(row, score)
                 values.append(of_labels)
                 matches.append(group.observed.matches[row, places])
+                codes.append(group.observed.label_codes[row, places])
                 counts.append(len(places))
         return cls(
             np.concatenate(values),
             np.concatenate(matches),
+            np.concatenate(codes),
             np.cumsum(np.r_[0, counts[:-1]]),
             np.concatenate([np.full(len(g.observed), g.weight) for g in groups]),
-            np.concatenate([g.sources for g in groups]),
+            np.concatenate([g.clusters for g in groups]),
+            np.concatenate([np.full(len(g.observed), g.absent) for g in groups]),
+            np.concatenate([g.observed.codes for g in groups]),
         )
 
     @property
@@ -110,32 +120,52 @@ class Examples:
         return Examples(
             self.values[rows],
             self.matches[rows],
+            self.codes[rows],
             starts,
             self.weights[queries],
-            self.sources[queries],
+            self.clusters[queries],
+            self.absent[queries],
+            self.labels[queries],
         )
 
 
 def cross_fitted(examples: Examples, seed: int) -> tuple[Floats, Integers]:
-    """Match probabilities by fits that have not seen their query.
+    """Return match probabilities by fits that have not seen their query.
+
+    Those of absent queries come from fits that have seen no query of their label, with or without a
+    match: of a label that the gallery does not hold, the served fit has seen none either.
 
     Returns
     -------
     probabilities : (N,) of the examples' labels.
-    folds : (Q,) which queries were left out together.
+    folds : (Q,) which queries were left out together, their labels aside.
     """
     probabilities = np.empty(len(examples.matches))
     folds = np.empty(len(examples.starts), dtype=np.int64)
     first_matches = examples.matches[examples.starts]
     splits = StratifiedGroupKFold(N_FOLDS, shuffle=True, random_state=seed)
-    divided = splits.split(first_matches, first_matches, examples.sources)
+    divided = splits.split(first_matches, first_matches, examples.clusters)
     for fold, (kept, left_out) in enumerate(divided):
         folds[left_out] = fold
-        asked = examples.at(left_out)
-        log_odds = fit_choice(examples.at(kept)).log_odds(asked.values)
-        rows = np.isin(examples.queries, left_out)
-        probabilities[rows] = _choices(log_odds, asked.starts, asked.counts)[0]
+        _fit_and_apply(examples, kept, left_out, probabilities)
+    labels = np.unique(examples.labels[examples.absent])
+    if len(labels) > 1:
+        of_label = np.random.default_rng(seed).permutation(len(labels)) % N_FOLDS
+        for fold in np.unique(of_label):
+            of_fold = np.isin(examples.labels, labels[of_label == fold])
+            left_out = np.flatnonzero(of_fold & examples.absent)
+            _fit_and_apply(examples, np.flatnonzero(~of_fold), left_out, probabilities)
     return probabilities, folds
+
+
+def _fit_and_apply(
+    examples: Examples, kept: Integers, left_out: Integers, probabilities: Floats
+) -> None:
+    """Fit to the queries ``kept``, and write ``probabilities`` (N,) of those ``left_out``."""
+    asked = examples.at(left_out)
+    log_odds = fit_choice(examples.at(kept)).log_odds(asked.values)
+    rows = np.isin(examples.queries, left_out)
+    probabilities[rows] = _choices(log_odds, asked.starts, asked.counts)[0]
 
 
 def fit_choice(examples: Examples) -> LogisticModel:
@@ -174,20 +204,6 @@ def _choices(log_odds: Floats, starts: Integers, counts: Integers) -> tuple[Floa
     odds = np.exp(log_odds - np.repeat(most, counts))
     total = np.exp(-most) + np.add.reduceat(odds, starts)
     return odds / np.repeat(total, counts), np.log(total) + most
-
-
-def fit_logistic(values: Floats, outcomes: Bools, weights: Floats) -> LogisticModel:
-    """Weighted logistic regression of ``outcomes`` (N,) on standardised ``values`` (N, M)."""
-    centre = np.average(values, axis=0, weights=weights)
-    scale = np.sqrt(np.average((values - centre) ** 2, axis=0, weights=weights))
-    scale = np.where(scale > 0, scale, 1.0)
-    if outcomes.all() or not outcomes.any():  # nothing to separate: the smoothed rate itself
-        rate = (weights[outcomes].sum() + 1) / (weights.sum() + 2)
-        return LogisticModel(np.zeros(len(scale)), centre, scale, float(np.log(rate / (1 - rate))))
-    fitted = LogisticRegression(C=1.0, max_iter=1000).fit(
-        (values - centre) / scale, outcomes, sample_weight=weights
-    )
-    return LogisticModel(fitted.coef_[0], centre, scale, float(fitted.intercept_[0]))
 
 
 def fit_venn_abers(log_odds: Floats, outcomes: Bools, weights: Floats) -> VennAbers:

@@ -25,16 +25,24 @@ class LabelledImages:
     labels : N labels.
     read : gives image ``i`` of the collection's source as (H, W, 3) uint8 RGB.
     rows : (N,) the source's own positions of these images.
+    groups : N names of what images show together, such as one object photographed several times:
+        no group is divided between gallery and queries. None where nobody says.
+    sources : N names of where images come from, such as a camera; None where nobody says.
     """
 
     ids: tuple[str, ...]
     labels: tuple[str, ...]
     read: Callable[[int], Pixels]
     rows: NDArray[np.int64]
+    groups: tuple[str, ...] | None = None
+    sources: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.rows):
             raise ValueError(f"{len(self.ids)=}, {len(self.labels)=}, {len(self.rows)=} differ")
+        for names in (self.groups, self.sources):
+            if names is not None and len(names) != len(self.ids):
+                raise ValueError(f"{len(names)} names of groups or sources of {len(self.ids)}")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -50,6 +58,8 @@ class LabelledImages:
             tuple(self.labels[i] for i in positions),
             self.read,
             self.rows[np.asarray(positions, dtype=np.int64)],
+            None if self.groups is None else tuple(self.groups[i] for i in positions),
+            None if self.sources is None else tuple(self.sources[i] for i in positions),
         )
 
     def label_codes(self) -> NDArray[np.int64]:
@@ -86,7 +96,14 @@ def joined(*parts: LabelledImages) -> LabelledImages:
         tuple(chain.from_iterable(part.labels for part in parts)),
         read,
         np.arange(starts[-1]),
+        _all_or_none([part.groups for part in parts]),
+        _all_or_none([part.sources for part in parts]),
     )
+
+
+def _all_or_none(names: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    given = [part for part in names if part is not None]
+    return tuple(chain.from_iterable(given)) if len(given) == len(names) else None
 
 
 def from_files(root: Path, names: Sequence[str], labels: Sequence[str]) -> LabelledImages:

@@ -17,6 +17,7 @@ depends on the order in which images are stored.
 from index_builder.metrics.calibration import (
     ReliabilityBin,
     brier,
+    calibration_error,
     consensus,
     expected_calibration_error,
     reliability,
@@ -51,6 +52,7 @@ __all__ = [
     "ausc",
     "average_precision",
     "brier",
+    "calibration_error",
     "cluster_diversity",
     "consensus",
     "detection_and_identification_rate",

@@ -20,16 +20,20 @@ class ReliabilityBin:
     Attributes
     ----------
     n : how many.
-    probability : their mean.
-    share : of them that came true.
+    probability : their weighted mean.
+    share : of them that came true, weighted.
+    weight : of all of them, as a share of the whole.
     """
 
     n: int
     probability: float
     share: float
+    weight: float
 
 
-def reliability(probabilities: Floats, outcomes: Bools, n_bins: int = 15) -> list[ReliabilityBin]:
+def reliability(
+    probabilities: Floats, outcomes: Bools, n_bins: int = 15, weights: Floats | None = None
+) -> list[ReliabilityBin]:
     """Reliability diagram over bins that hold the same number of predictions.
 
     Equal mass instead of equal width (Nixon et al. 2019); a probability of exactly 1 is counted
@@ -39,11 +43,17 @@ def reliability(probabilities: Floats, outcomes: Bools, n_bins: int = 15) -> lis
     ----------
     probabilities : (N,) in [0, 1].
     outcomes : (N,) whether the predicted thing was so.
+    weights : (N,) of the predictions; bins hold the same weight. None for equal ones.
     """
     _require_finite(probabilities)
     order = np.argsort(probabilities, kind="stable")
-    groups = np.array_split(order, min(n_bins, len(order)))
-    return _bins(probabilities, outcomes, groups)
+    if weights is None:
+        groups = np.array_split(order, min(n_bins, len(order)))
+        return _bins(probabilities, outcomes, groups)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    ends = reached.searchsorted(np.arange(1, n_bins) / n_bins)
+    groups = [group for group in np.split(order, ends) if len(group)]
+    return _bins(probabilities, outcomes, groups, weights)
 
 
 def reliability_by_width(
@@ -65,7 +75,12 @@ def expected_calibration_error(probabilities: Floats, outcomes: Bools, n_bins: i
 
     Guo et al. 2017.
     """
-    return _error(reliability(probabilities, outcomes, n_bins))
+    return calibration_error(reliability(probabilities, outcomes, n_bins))
+
+
+def calibration_error(bins: Sequence[ReliabilityBin]) -> float:
+    """Return Σ_b w_b · |share − probability| over the bins of a reliability diagram."""
+    return sum(one.weight * abs(one.share - one.probability) for one in bins)
 
 
 def retrieval_calibration_error(confidences: Floats, correct: Bools, n_bins: int = 10) -> float:
@@ -78,7 +93,7 @@ def retrieval_calibration_error(confidences: Floats, correct: Bools, n_bins: int
     ----------
     confidences, correct : (N,), of `consensus`.
     """
-    return _error(reliability_by_width(confidences, correct, n_bins))
+    return calibration_error(reliability_by_width(confidences, correct, n_bins))
 
 
 def consensus(votes: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], Floats]:
@@ -119,14 +134,19 @@ def _require_finite(probabilities: Floats) -> None:
 
 
 def _bins(
-    probabilities: Floats, outcomes: Bools, groups: Sequence[NDArray[np.int64]]
+    probabilities: Floats,
+    outcomes: Bools,
+    groups: Sequence[NDArray[np.int64]],
+    weights: Floats | None = None,
 ) -> list[ReliabilityBin]:
+    weights = np.ones(len(probabilities)) if weights is None else weights
+    total = sum(float(weights[rows].sum()) for rows in groups)
     return [
-        ReliabilityBin(len(rows), float(probabilities[rows].mean()), float(outcomes[rows].mean()))
+        ReliabilityBin(
+            len(rows),
+            float(np.average(probabilities[rows], weights=weights[rows])),
+            float(np.average(outcomes[rows], weights=weights[rows])),
+            float(weights[rows].sum()) / total,
+        )
         for rows in groups
     ]
-
-
-def _error(bins: Sequence[ReliabilityBin]) -> float:
-    total = sum(one.n * abs(one.share - one.probability) for one in bins)
-    return total / sum(one.n for one in bins)

@@ -9,33 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration import (
+    CalibratedGallery,
     fit_calibration,
-    fit_detector,
     out_of_fold_signals,
 )
-from index_builder.calibration.of_gallery import N_DETECTOR_IMAGES, asked
+from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups
+from index_builder.calibration.of_gallery import (
+    N_DETECTOR_IMAGES,
+    SearchedGallery,
+    calibration_queries,
+)
 from index_builder.configuration import CalibrationConfig
 from index_builder.embedding import embed_with_features
 from index_builder.indexing.gallery import build_gallery
-from index_builder.observation import Observed, observe, observe_left_out
+from index_builder.observation import Observed, look_up
 from index_builder.protocols import ProtocolData, Task
-from model_store.decision import (
-    Calibration,
-    LabelMeans,
-    OutlierDetector,
-    choice_probabilities,
-    label_means,
-)
+from model_store.decision import Calibration, choice_probabilities
 from model_store.encoder import Encoder
 from model_store.gallery import FaissGallery
-from model_store.staleness import search_settings
 
 N_FOLDS = 5
 """Of a gallery that is asked among itself: outlier signals of an image come from detectors that
@@ -69,21 +66,24 @@ class World:
     """A gallery as it is searched: its files opened, its features and labels learned."""
 
     task: Task
-    gallery: FaissGallery
-    detector: OutlierDetector
-    means: LabelMeans
+    searched: SearchedGallery
 
 
-def world_of(encoder: Encoder, task: Task, directory: Path, seed: int) -> World:
-    """Index the gallery of a task in ``directory`` and fit an outlier detector to it."""
+def world_of(
+    encoder: Encoder, task: Task, directory: Path, seed: int, *, hide_labels: bool = False
+) -> World:
+    """Index the gallery of a task in ``directory`` and learn what the decision layer knows of it.
+
+    ``hide_labels`` where absent queries are to be matched ones with their label hidden.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     build_gallery(directory / "index", directory, encoder, task.gallery)
     gallery = FaissGallery(directory)
     order = np.random.default_rng(seed).permutation(len(task.gallery))[:N_DETECTOR_IMAGES]
     some = task.gallery.subset(order)
     embeddings = embed_with_features(encoder, some, "features")
-    detector = fit_detector(embeddings, some.label_codes(), seed)
-    return World(task, gallery, detector, label_means(gallery))
+    searched = SearchedGallery.of(encoder, gallery, some, embeddings, seed, hide_labels=hide_labels)
+    return World(task, searched)
 
 
 def fit_decision(
@@ -99,14 +99,12 @@ def fit_decision(
     ------
     CalibrationError : too few queries.
     """
-    look = partial(observe, encoder, world.gallery, world.detector, world.means)
-    observed = asked(look, data.splits().calibration, seed)
+    searched = world.searched
     return fit_calibration(
-        world.detector,
-        world.means,
-        observed,
-        encoder.fingerprint,
-        search_settings(world.gallery),
+        CalibratedGallery.of(
+            encoder, searched.gallery, searched.detector, searched.means, searched.n_candidates
+        ),
+        calibration_queries(searched, data.splits().calibration, seed),
         config,
         seed,
         {},
@@ -121,11 +119,11 @@ def decide_test(
     if task.leave_one_out:
         observed = _left_out(encoder, world, seed)
     else:
-        observed = observe(encoder, world.gallery, world.detector, world.means, task.queries)
+        observed = world.searched.observe(task.queries)
     aliens = {
         name: decided(
             calibration,
-            observe(encoder, world.gallery, world.detector, world.means, kind.images),
+            world.searched.observe(kind.images),
         )
         for name, kind in data.test_outliers.items()
     }
@@ -149,27 +147,19 @@ def _left_out(encoder: Encoder, world: World, seed: int) -> Observed:
 
     Items are taken in blocks of random order, so that their features fit into memory.
     """
-    queries = world.task.queries
+    queries, searched = world.task.queries, world.searched
     order = np.random.default_rng(seed).permutation(len(queries))
     blocks = np.array_split(order, max(1, -(-len(order) // N_DETECTOR_IMAGES)))
     parts = []
     for block in blocks:
         items = queries.subset(block)
         embeddings = embed_with_features(encoder, items, "features")
-        signals = out_of_fold_signals(embeddings, items.label_codes(), seed, N_FOLDS)
-        parts.append(observe_left_out(world.gallery, world.means, items, embeddings, signals))
-    back = np.argsort(order)
-    whole = Observed(
-        *(
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in (
-                "spherical_variances",
-                "outlier_signals",
-                "similarities",
-                "label_codes",
-                "mean_similarities",
-                "matches",
-            )
+        groups = group_numbers(items)
+        signals = out_of_fold_signals(embeddings, items.label_codes(), groups, seed, N_FOLDS)
+        hidden = rows_of_groups(searched.gallery, items)
+        n = min(searched.n_candidates, searched.gallery.n_items - hidden.shape[1])
+        parts.append(
+            look_up(searched.gallery, searched.means, items, embeddings, signals, n, hidden=hidden)
         )
-    )
-    return whole.at(back)
+    n = min(part.matches.shape[1] for part in parts)
+    return Observed.concatenate([part.first(n) for part in parts]).at(np.argsort(order))

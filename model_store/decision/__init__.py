@@ -1,49 +1,75 @@
 """Knowing when not to answer: from a result list to probabilities and a verdict.
 
 Fitted offline by `index_builder.calibration`, stored in the bundle, applied online by the pure
-functions here. `signals` says what a result list and the `label_means` know of each label in it;
-`logistic` turns signals into probabilities, `recalibration` corrects them by what users said, and
-`venn_abers` says what they lie between; `outliers` measures how alien a query is; `result_sets`
-chooses as few items as hold a match; `operating` says what each threshold on a probability would
-cost; `calibration` holds the fitted whole; `verdict` decides; `drift` watches whether all of that
-still holds.
+functions here. `signals` describes each label in a result list, by the list and the `label_means`;
+`logistic` turns signals into probabilities, `absent_share` moves them to the share of queries that
+have nothing to be found, `recalibration` corrects them by what users said, and `venn_abers` bounds
+them; `outliers` measures how alien a query is. `evidence` holds what came of each calibration
+query; `operating` computes from it what a threshold on a probability leads to, `result_sets` which
+items to return so that a match is among them, and `promises` all that is promised of a stream of
+queries. `calibration` holds the fitted whole; `verdict` decides; `drift` watches whether all of
+that still holds.
 """
 
+from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share
 from model_store.decision.calibration import Calibration
 from model_store.decision.drift import DriftTest
+from model_store.decision.evidence import SIZE_CLASSES, Absence, Evidence, size_classes
 from model_store.decision.label_means import LabelMeans, label_means
 from model_store.decision.logistic import LogisticModel, bounded_logit, choice_probabilities
-from model_store.decision.operating import OperatingCurve, OperatingPoint
+from model_store.decision.operating import OperatingPoint, Stream
 from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
+from model_store.decision.promises import MatchPromise, Promises
 from model_store.decision.recalibration import Recalibration
 from model_store.decision.result_sets import ResultSet, ResultSetRule
 from model_store.decision.signals import SIGNALS, labels_found, signals
 from model_store.decision.venn_abers import VennAbers
-from model_store.decision.verdict import Assessment, Decision, Verdict, assess, decide
+from model_store.decision.verdict import (
+    Assessment,
+    Decision,
+    FilterMeans,
+    Retrieved,
+    Terms,
+    Verdict,
+    assess,
+    decide,
+)
 
 __all__ = [
     "OUTLIER_SIGNALS",
     "SIGNALS",
+    "SIZE_CLASSES",
+    "Absence",
     "Assessment",
     "Calibration",
     "Decision",
     "DriftTest",
+    "Evidence",
+    "FilterMeans",
     "LabelMeans",
     "LogisticModel",
-    "OperatingCurve",
+    "MatchPromise",
     "OperatingPoint",
     "OutlierDetector",
     "OutlierFusion",
+    "Promises",
     "Recalibration",
     "ResultSet",
     "ResultSetRule",
+    "Retrieved",
+    "ServedShare",
+    "ShareEstimate",
+    "Stream",
+    "Terms",
     "VennAbers",
     "Verdict",
     "assess",
     "bounded_logit",
     "choice_probabilities",
     "decide",
+    "estimate_absent_share",
     "label_means",
     "labels_found",
     "signals",
+    "size_classes",
 ]

@@ -6,77 +6,158 @@ import hashlib
 import json
 import math
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.decision.evidence import Evidence
 from model_store.decision.label_means import LabelMeans
 from model_store.decision.logistic import LogisticModel
-from model_store.decision.operating import OperatingCurve
 from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
+from model_store.decision.promises import Promises
 from model_store.decision.recalibration import Recalibration
-from model_store.decision.result_sets import ResultSetRule
 from model_store.decision.signals import SIGNALS
 from model_store.decision.venn_abers import VennAbers
 from model_store.encoder import Embeddings
-from model_store.errors import BundleMismatch
+from model_store.errors import BundleMismatch, UnknownSource
 
 CALIBRATION_FILE = "calibration.json"
 ARRAYS_FILE = "calibration.npz"
 
 
-@dataclass(frozen=True, slots=True)
+_MOST_PROMISES = 64
+"""Shares and sources whose promises are remembered: any caller may ask for any share."""
+
+
+@dataclass(frozen=True)
 class Calibration:
-    """Fitted on held-out queries of one gallery and one encoder.
+    """The decision layer, fitted on held-out queries of one gallery and one encoder.
 
     Attributes
     ----------
     encoder_fingerprint : the encoder it was fitted with; it means nothing for another.
     search : the search settings it was fitted with; of others it is stale.
-    n_queries : calibration queries that have a match.
+    n_candidates : items that the list of a query holds, in the fit as in service.
+    n_queries : held-out calibration queries that have a match.
     alpha : default rate of false alarms of the outlier flag.
     coverage : default coverage of result sets.
-    match_threshold : match probability from which the verdict is ``match``.
-    operating : the error that other thresholds would have.
+    max_error : largest share of wrong ones among first items that are called a match.
+    max_false_match_rate : largest FPIR, the share of absent queries that get a match; None for any.
+    delta : each promise is kept with probability 1 − δ over calibrations.
+    assumed_absent : share of absent queries that the probabilities were fitted with.
+    expected_absent : share that the gallery's owner expects; None where it is to be estimated from
+        served queries.
     uncertainties : (n,) of the calibration queries, sorted.
     outlier_scores : (n,) of the calibration queries, sorted.
     means : where each label lies.
+    label_classes : (C,) size class of each label by its code, see `SIZE_CLASSES`.
+    n_labels : (3,) labels of each size class; an item without a label is one of its own.
     detector : measures outlier signals.
     fusion : makes the outlier score of them.
     match : log-odds that a label is the true match against that none is, by the signals of its
         nearest item; `choice_probabilities` turns those of all labels found into probabilities.
-    no_match : P(nothing in the gallery matches | the first item's signals).
     intervals : of match probabilities, by their log-odds.
-    feedback : corrects match probabilities and their intervals by what users said; result sets and
-        P(no match) rest on the calibration queries alone.
-    sets : which items belong in a result set.
+    feedback : corrects match probabilities by what users said.
+    evidence : what came of each calibration query; all promises are computed from it.
     quality_limits : see `model_store.quality.quality_hints`.
     report : how it was fitted and how well it does, for people.
     """
 
     encoder_fingerprint: str
     search: Mapping[str, Any]
+    n_candidates: int
     n_queries: int
     alpha: float
     coverage: float
-    match_threshold: float
-    operating: OperatingCurve
+    max_error: float
+    max_false_match_rate: float | None
+    delta: float
+    assumed_absent: float
+    expected_absent: float | None
     uncertainties: NDArray[np.float64]
     outlier_scores: NDArray[np.float64]
     means: LabelMeans
+    label_classes: NDArray[np.int8]
+    n_labels: NDArray[np.int64]
     detector: OutlierDetector
     fusion: OutlierFusion
     match: LogisticModel
-    no_match: LogisticModel
     intervals: VennAbers
     feedback: Recalibration
-    sets: ResultSetRule
+    evidence: Evidence
     quality_limits: Mapping[str, float]
     report: Mapping[str, Any]
+
+    @property
+    def default_share(self) -> float:
+        """The share of absent queries where nobody names one and none is estimated."""
+        return self.assumed_absent if self.expected_absent is None else self.expected_absent
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where calibration queries come from; empty where nothing is known of it."""
+        names = tuple(self.evidence.source_names)
+        return () if names == ("",) else names
+
+    def promises(self, expected_absent: float | None = None, source: str | None = None) -> Promises:
+        """Return what is promised of queries from ``source``, of which a share is absent.
+
+        Parameters
+        ----------
+        expected_absent : None for the default share.
+        source : None for the calibration queries of all sources.
+
+        Raises
+        ------
+        UnknownSource : no calibration query comes from there.
+        """
+        share = self.default_share if expected_absent is None else expected_absent
+        known = self._promises.get((share, source))
+        if known is None:
+            known = self._compute_promises(share, source)
+            while len(self._promises) >= _MOST_PROMISES:
+                self._promises.popitem(last=False)
+            self._promises[share, source] = known
+        return known
+
+    def _compute_promises(self, share: float, source: str | None) -> Promises:
+        if source is not None and source not in self.sources:
+            known = ", ".join(map(repr, self.sources)) or "none: no source was given to calibrate"
+            raise UnknownSource(
+                f"No calibration query comes from the source {source!r}. Known sources: {known}."
+            )
+        return Promises(
+            self.evidence if source is None else self.evidence.of_source(source),
+            self.n_labels,
+            self.assumed_absent,
+            share,
+            self.feedback,
+            self.max_error,
+            self.max_false_match_rate,
+            self.delta,
+        )
+
+    @cached_property
+    def _promises(self) -> OrderedDict[tuple[float, str | None], Promises]:
+        return OrderedDict()
+
+    def classes_of(self, label_codes: NDArray[np.int32]) -> NDArray[np.int8]:
+        """Return the size classes (g,) of labels by their codes (g,).
+
+        A label that is unknown, since it came after the calibration or is −1, has one item.
+        """
+        known = (label_codes >= 0) & (label_codes < len(self.label_classes))
+        if known.all():
+            return self.label_classes[label_codes]
+        classes = np.zeros(len(label_codes), dtype=np.int8)
+        classes[known] = self.label_classes[label_codes[known]]
+        return classes
 
     def uncertainty_percentile(self, spherical_variance: float) -> float:
         """Share of calibration queries that are less uncertain, in percent; of NaN, all are."""
@@ -106,7 +187,7 @@ class Calibration:
             "search": dict(self.search),
             "signals": [*SIGNALS, *OUTLIER_SIGNALS],
             "n_queries": self.n_queries,
-            "no_match_share": self.report.get("no_match_share"),
+            "assumed_absent": self.assumed_absent,
         }
         return hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()
 

@@ -2,56 +2,298 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import beta, binom
+
+from model_store.decision.absent_share import prior_shift, shifted
+from model_store.decision.evidence import Evidence, design_effect
+from model_store.decision.recalibration import Recalibration
 
 LEAST_THRESHOLD = 0.5
-"""What is called a match is likelier one than not, whatever error its owner accepts."""
+"""A match is likelier than not, whatever error its owner accepts."""
+
+LEVELS = np.linspace(0.3, 1.0, 15)
+"""Shares of the queries with a match that are accepted, from the first to the last tested: fewer
+than the first carry too little evidence to begin with."""
+
+N_POINTS = 200
+"""Points of the risk-coverage curve."""
+
+LIKELY = 0.8
+"""Probability with which a planned number of queries is enough."""
+
+_MOST_PLANNED = 100_000
+"""Queries beyond which no plan is made."""
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """What comes of calling a first item a match from some probability on.
+    """What calling first items a match from some probability on leads to.
 
     Attributes
     ----------
     threshold : on the match probability.
-    coverage : share of queries whose first item is called a match.
+    coverage : share of all queries whose first item is called a match.
     error : share of those that is wrong.
-    error_bound : 90 % upper confidence bound of ``error`` (Clopper & Pearson 1934).
+    error_bound : upper confidence bound of ``error`` (Clopper & Pearson 1934).
+    false_match_rate : FPIR, share of the absent queries whose first item is called a match.
+    false_match_bound : upper confidence bound of it. Both are None where nothing is known of absent
+        queries.
     """
 
     threshold: float
     coverage: float
     error: float
     error_bound: float
+    false_match_rate: float | None
+    false_match_bound: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class OperatingCurve:
-    """The risk-coverage curve of a calibrated gallery (El-Yaniv & Wiener 2010).
+@dataclass(frozen=True)
+class Stream:
+    """Calibration queries, weighted to a stream with a stated share of absent queries.
 
     Attributes
     ----------
-    thresholds, coverages, errors, error_bounds : (m,) each, thresholds falling and coverages
-        rising; measured on queries that the probabilities were not fitted on.
+    probabilities : (n,) match probability of each first item, at that share.
+    wrong : (n,) probability that this item is no true match: 0 or 1 as observed; after a correction
+        by feedback, which says that the observed outcomes no longer hold, one minus the corrected
+        probability.
+    absent : (n,) whether the gallery holds no true match.
+    weights : (n,) summing to 1 over the whole stream.
+    design_effects : (n,) how many times too many each counts as evidence.
+    rivals : see `Evidence`: by so much more often than these an absent query is accepted.
+    most_effective : the evidence counts as no more queries than this.
+    delta : one minus the confidence of all bounds.
     """
 
-    thresholds: NDArray[np.float64]
-    coverages: NDArray[np.float64]
-    errors: NDArray[np.float64]
-    error_bounds: NDArray[np.float64]
+    probabilities: Floats
+    wrong: Floats
+    absent: NDArray[np.bool_]
+    weights: Floats
+    design_effects: Floats
+    rivals: float
+    most_effective: float
+    delta: float
 
-    def points(self) -> list[OperatingPoint]:
-        """All of it, from the strictest on."""
-        rows = zip(self.thresholds, self.coverages, self.errors, self.error_bounds, strict=True)
-        return [OperatingPoint(*map(float, row)) for row in rows]
+    @classmethod
+    def of(
+        cls,
+        evidence: Evidence,
+        assumed: float,
+        expected: float,
+        feedback: Recalibration,
+        delta: float,
+    ) -> Stream:
+        """Weigh ``evidence`` to a share ``expected`` of absent queries, ``assumed`` by its fit."""
+        moved = shifted(
+            evidence.first_probabilities,
+            evidence.no_match_probabilities,
+            prior_shift(assumed, expected),
+        )
+        probabilities = feedback.of(moved)
+        weights, effects = np.empty(len(evidence)), np.empty(len(evidence))
+        for rows, share in ((~evidence.absent, 1 - expected), (evidence.absent, expected)):
+            weights[rows] = share / max(int(rows.sum()), 1)
+            effects[rows] = design_effect(
+                evidence.first_probabilities[rows], evidence.clusters[rows]
+            )
+        observed = (~evidence.correct).astype(np.float64)
+        return cls(
+            probabilities,
+            observed if feedback.is_identity else 1 - probabilities,
+            evidence.absent,
+            weights,
+            effects,
+            evidence.rivals,
+            math.inf if feedback.is_identity else float(feedback.n_pairs),
+            delta,
+        )
 
-    def at(self, max_error: float) -> OperatingPoint | None:
-        """The point of the largest coverage that errs at most so often; None where none does."""
-        good = (self.errors <= max_error) & (self.thresholds >= LEAST_THRESHOLD)
-        if not good.any():
+    def at_rows(self, rows: NDArray[np.bool_]) -> Stream:
+        """Return the part of the stream in ``rows`` (n,), with its weights as they are."""
+        return Stream(
+            self.probabilities[rows],
+            self.wrong[rows],
+            self.absent[rows],
+            self.weights[rows],
+            self.design_effects[rows],
+            self.rivals,
+            self.most_effective,
+            self.delta,
+        )
+
+    def point(self, threshold: float) -> OperatingPoint:
+        """Return what a threshold leads to."""
+        return self.point_of(self.probabilities >= threshold, threshold)
+
+    def point_of(self, accepted: NDArray[np.bool_], threshold: float) -> OperatingPoint:
+        """Return what accepting some of the queries (n,) leads to, by whatever ``threshold``."""
+        coverage, error = self._coverage_and_error(accepted)
+        n_absent, n_false = int(self.absent.sum()), int((accepted & self.absent).sum())
+        rate = n_false / max(n_absent, 1)
+        bound = upper_bound(rate, self.n_absent_effective, self.delta)
+        return OperatingPoint(
+            threshold,
+            coverage,
+            error,
+            upper_bound(error, self.n_effective(accepted), self.delta),
+            min(self.rivals * rate, 1.0),
+            min(self.rivals * bound, 1.0),
+        )
+
+    def _coverage_and_error(self, accepted: NDArray[np.bool_]) -> tuple[float, float]:
+        """Return the share of the stream that is accepted, and the share of it that is wrong."""
+        weight = self.weights[accepted] * np.where(self.absent[accepted], self.rivals, 1.0)
+        coverage = float(weight.sum())
+        return coverage, float(weight @ self.wrong[accepted]) / coverage if coverage else 0.0
+
+    def n_effective(self, accepted: NDArray[np.bool_]) -> float:
+        """Return how many independent, equally weighted queries the accepted are worth.
+
+        (Σ w)² / Σ w² d, with d the design effects (Kish 1965).
+        """
+        weight = self.weights[accepted]
+        squares = float(weight**2 @ self.design_effects[accepted])
+        return min(float(weight.sum()) ** 2 / squares, self.most_effective) if squares else 0.0
+
+    @property
+    def n_absent_effective(self) -> float:
+        """How many independent queries the absent ones are worth."""
+        return float((1 / self.design_effects[self.absent]).sum())
+
+    def curve(self) -> list[OperatingPoint]:
+        """Return the risk-coverage curve (El-Yaniv & Wiener 2010), from the strictest on."""
+        distinct = np.unique(self.probabilities)[::-1]
+        places = np.unique(np.linspace(0, len(distinct) - 1, N_POINTS).round().astype(int))
+        return [self.point(float(threshold)) for threshold in distinct[places]]
+
+    def widest(self, max_error: float) -> float | None:
+        """Return the lowest threshold that promises an error of at most ``max_error``.
+
+        Thresholds are tested from a strict one on, each by the upper bound of its error at
+        confidence 1 − δ, until one is not rejected: a fixed sequence, which needs no correction
+        for the number of tests (Angelopoulos et al. 2021, Learn then Test). The sequence depends on
+        the probabilities alone, not on what was right.
+
+        Returns
+        -------
+        None where not even the first can be promised.
+        """
+        widest: float | None = None
+        for threshold, accepted in self._sequence(least_queries(max_error, self.delta)):
+            _, error = self._coverage_and_error(accepted)
+            if upper_bound(error, self.n_effective(accepted), self.delta) > max_error:
+                break
+            widest = threshold
+        return widest
+
+    def _sequence(self, least: float) -> list[tuple[float, NDArray[np.bool_]]]:
+        """Return falling thresholds and who is accepted, from ``least`` effective queries on."""
+        present = np.sort(self.probabilities[~self.absent])[::-1]
+        if len(present) == 0:
+            return []
+        places = np.unique(np.ceil(LEVELS * len(present)).astype(int) - 1)
+        sequence = []
+        for place in places:
+            threshold = max(float(present[place]), LEAST_THRESHOLD)
+            accepted = self.probabilities >= threshold
+            if self.n_effective(accepted) >= least and accepted.any():
+                sequence.append((threshold, accepted))
+            if present[place] <= LEAST_THRESHOLD:
+                break
+        return sequence
+
+    def strictest(self, max_false_match_rate: float) -> float | None:
+        """Return the lowest threshold that promises a FPIR of at most ``max_false_match_rate``.
+
+        An order statistic of the absent queries' probabilities: FPIR falls with the threshold, so
+        that no correction is needed.
+
+        Returns
+        -------
+        None where there are too few absent queries to promise it.
+        """
+        falling = np.sort(self.probabilities[self.absent])[::-1]
+        allowed = errors_allowed(
+            len(falling),
+            self.n_absent_effective,
+            1 - max_false_match_rate / self.rivals,
+            self.delta,
+        )
+        if allowed < 0:
             return None
-        return self.points()[int(np.flatnonzero(good)[-1])]
+        if allowed >= len(falling):
+            return LEAST_THRESHOLD
+        return max(float(np.nextafter(falling[allowed], 2.0)), LEAST_THRESHOLD)
+
+    def queries_needed(self, max_error: float) -> int | None:
+        """Plan how many calibration queries with a match are likely to promise ``max_error``.
+
+        The error at each level is what the calibrated probabilities expect of it; a number is
+        enough where the first threshold of the sequence passes with probability `LIKELY`.
+
+        Returns
+        -------
+        None where no number up to a hundred thousand would do.
+        """
+        present = np.sort(self.probabilities[~self.absent])[::-1]
+        if len(present) == 0:
+            return None
+        levels = []
+        for level in LEVELS:
+            threshold = max(present[math.ceil(level * len(present)) - 1], LEAST_THRESHOLD)
+            accepted = self.probabilities >= threshold
+            weight = self.weights[accepted]
+            if not accepted.any():
+                continue
+            error = float(weight @ (1 - self.probabilities[accepted]) / weight.sum())
+            levels.append((self.n_effective(accepted) / len(present), error))
+        least = least_queries(max_error, self.delta)
+        n = float(min(least, 10))
+        while n < _MOST_PLANNED:
+            fitting = next(((rate, error) for rate, error in levels if rate * n >= least), None)
+            if fitting is not None:
+                effective = math.floor(fitting[0] * n)
+                allowed = errors_allowed(effective, effective, 1 - max_error, self.delta)
+                if allowed >= 0 and binom.cdf(allowed, effective, fitting[1]) >= LIKELY:
+                    return math.ceil(n)
+            n *= 1.02
+        return None
+
+
+def least_queries(max_error: float, delta: float) -> float:
+    """Return how many queries without any error promise ``max_error``: log δ / log(1 − ε)."""
+    return math.log(delta) / math.log1p(-max_error)
+
+
+def upper_bound(share: float, n: float, delta: float) -> float:
+    """Return the upper confidence bound of a share that was seen among ``n`` queries.
+
+    Exact for whole numbers (Clopper & Pearson 1934), and its continuation in between.
+    """
+    if n <= 0 or share >= 1:
+        return 1.0
+    return float(beta.ppf(1 - delta, share * n + 1, (1 - share) * n))
+
+
+def errors_allowed(n_queries: int, n_effective: float, coverage: float, delta: float) -> int:
+    """Return the largest number of errors that still promises ``coverage``; −1 for none.
+
+    The exact binomial test of "the error is above 1 − coverage" at level δ rejects with so many of
+    ``n_queries``, which are worth ``n_effective`` independent ones.
+    """
+    if n_queries == 0 or n_effective <= 0:
+        return -1
+    effect = n_queries / n_effective
+    n = math.floor(n_effective)
+    allowed = int(binom.ppf(delta, n, 1 - coverage))
+    if binom.cdf(allowed, n, 1 - coverage) > delta:
+        allowed -= 1
+    return -1 if allowed < 0 else math.floor(allowed * effect)

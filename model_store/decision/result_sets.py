@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
+
+from model_store.decision.evidence import SIZE_CLASSES, Evidence, design_effect
+from model_store.decision.operating import errors_allowed
 
 MOST_UNPROMISED = 32
 """Labels of a set that promises nothing, the likeliest: a longer list of guesses helps nobody."""
 
-DELTA = 0.1
-"""Probability, over calibration sets, that a promised coverage is missed."""
+_ITEMS = {"one": "one item", "few": "2 to 5 items", "many": "more than 5 items"}
 
-
-@lru_cache(maxsize=1024)
-def errors_allowed(n_queries: int, coverage: float) -> int:
-    """Largest number of errors that still rejects "the error is above 1 − coverage"; −1 for none.
-
-    Of the exact binomial test at level `DELTA`; remembered, because every query asks.
-    """
-    allowed = int(binom.ppf(DELTA, n_queries, 1 - coverage))
-    return allowed if binom.cdf(allowed, n_queries, 1 - coverage) <= DELTA else allowed - 1
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,73 +30,154 @@ class ResultSet:
     ----------
     places : (m,) in the result list, ascending; never empty.
     coverage : what was asked for.
-    shortfall : None where the coverage is promised; else why it cannot be, in a sentence.
+    promised_for : size classes of labels whose queries are covered so often.
+    shortfall : None where that is every class of the gallery; else what is missing, in sentences.
     """
 
     places: NDArray[np.int64]
     coverage: float
+    promised_for: tuple[str, ...]
     shortfall: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class ResultSetRule:
-    """Which items belong in the set, for any coverage (Angelopoulos et al. 2021, Learn then Test).
-
-    A set holds the likeliest label, and every label whose match probability reaches a threshold;
-    that is the smallest family of sets on average (Sadinle et al. 2019). The error of a threshold
-    grows with it, so that thresholds are tested from the largest sets on, each with the exact
-    binomial test at level `DELTA`, until one is not rejected: no correction for their number is
-    needed.
-
-    The promise: with probability 1 − `DELTA` over the calibration queries, at least ``coverage`` of
-    the sets hold a true match, among queries that have one in the gallery and are exchangeable with
-    the calibration queries. The test is exact for the probabilities that it is given; those come
-    from five cross-fits and the served ones from a fit to all queries, a difference that shrinks
-    with their number.
+class _ClassRule:
+    """The calibration queries whose true label is of one size class.
 
     Attributes
     ----------
-    critical : (n,) ascending; of each calibration query the largest threshold whose set holds a
-        true match: ∞ where the likeliest label is right, −1 where no candidate is.
+    critical : (n,) ascending, see `Evidence.critical`.
+    n_effective : how many independent queries they are worth.
     """
 
-    critical: NDArray[np.float64]
+    critical: Floats
+    n_effective: float
 
-    def threshold(self, coverage: float) -> float | None:
-        """The largest threshold that promises ``coverage``; None where none does."""
-        allowed = errors_allowed(len(self.critical), coverage)
+    def threshold(self, coverage: float, delta: float) -> float | None:
+        """Return the largest threshold that promises ``coverage``; None where none does."""
+        allowed = errors_allowed(len(self.critical), self.n_effective, coverage, delta)
         if allowed < 0 or self.critical[allowed] < 0:
             return None
         return float(self.critical[allowed])
 
+
+@dataclass(frozen=True)
+class _Thresholds:
+    """What is chosen by at one coverage: None where nothing is promised to anybody."""
+
+    thresholds: Floats | None
+    promised_for: tuple[str, ...]
+    shortfall: str | None
+
+
+class ResultSetRule:
+    """Which items belong in the set, for any coverage (Angelopoulos et al. 2021, Learn then Test).
+
+    A set holds the likeliest label, and every label whose match probability reaches the threshold
+    of its size class; such sets are the smallest on average that cover each class (Sadinle et al.
+    2019; Vovk 2012, Conditional validity). The error of a threshold grows with it, so that
+    thresholds are tested from the largest sets on, each with the exact binomial test at level δ,
+    until one is not rejected: no correction for their number is needed.
+
+    The promise, for one coverage and one size class chosen beforehand: with probability 1 − δ over
+    the calibration queries, at least ``coverage`` of the sets hold a true match, among queries
+    whose true label is of that class and that are exchangeable with the calibration queries. The
+    test is exact for the probabilities that it is given; those come from five cross-fits and the
+    served ones from a fit to all queries, a difference that shrinks with their number.
+
+    Parameters
+    ----------
+    evidence : the calibration queries.
+    n_labels : (3,) labels of the gallery in each of `SIZE_CLASSES`.
+    delta : δ.
+    """
+
+    def __init__(self, evidence: Evidence, n_labels: NDArray[np.int64], delta: float) -> None:
+        self._rules = []
+        for size_class in range(len(SIZE_CLASSES)):
+            rows = evidence.true_classes == size_class
+            effect = design_effect(evidence.critical[rows], evidence.clusters[rows])
+            critical = np.sort(evidence.critical[rows])
+            self._rules.append(_ClassRule(critical, len(critical) / effect))
+        self._n_labels = n_labels
+        self._delta = delta
+        self._known: dict[float, _Thresholds] = {}
+
+    def promised_for(self, coverage: float) -> tuple[str, ...]:
+        """Return the size classes for which ``coverage`` is promised."""
+        return self._at(coverage).promised_for
+
+    def shortfall(self, coverage: float) -> str | None:
+        """Return why ``coverage`` is not promised for every label; None where it is."""
+        return self._at(coverage).shortfall
+
     def choose(
-        self, places: NDArray[np.int64], probabilities: NDArray[np.float64], coverage: float
+        self,
+        places: NDArray[np.int64],
+        probabilities: Floats,
+        classes: NDArray[np.int8],
+        coverage: float,
     ) -> ResultSet:
-        """The set of one query.
+        """Choose the set of one query.
 
         Parameters
         ----------
         places : (g,) of the nearest item of each label, ascending.
         probabilities : (g,) of their being true matches.
+        classes : (g,) size classes of the labels.
         coverage : in (0, 1).
         """
-        threshold = self.threshold(coverage)
-        if threshold is None:
+        found = self._at(coverage)
+        if found.thresholds is None:
             likeliest = np.sort(np.argsort(-probabilities, kind="stable")[:MOST_UNPROMISED])
-            return ResultSet(places[likeliest], coverage, self._shortfall(coverage))
-        chosen = probabilities >= threshold
+            return ResultSet(places[likeliest], coverage, (), found.shortfall)
+        chosen = probabilities >= found.thresholds[classes]
         chosen[probabilities.argmax()] = True
-        return ResultSet(places[chosen], coverage, None)
+        return ResultSet(places[chosen], coverage, found.promised_for, found.shortfall)
 
-    def _shortfall(self, coverage: float) -> str:
-        needed = math.ceil(math.log(DELTA) / math.log(coverage))
-        if len(self.critical) < needed:
+    def _at(self, coverage: float) -> _Thresholds:
+        known = self._known.get(coverage)
+        if known is None:
+            if len(self._known) > 1000:  # any caller may ask for any coverage
+                self._known.clear()
+            known = self._known[coverage] = self._compute(coverage)
+        return known
+
+    def _compute(self, coverage: float) -> _Thresholds:
+        """Compute the thresholds of all classes; one that promises nothing gets the lowest."""
+        found = [rule.threshold(coverage, self._delta) for rule in self._rules]
+        promised = [value for value in found if value is not None]
+        missing = [
+            self._why_not(place, coverage)
+            for place, value in enumerate(found)
+            if value is None and self._n_labels[place]
+        ]
+        return _Thresholds(
+            np.array([min(promised) if value is None else value for value in found])
+            if promised
+            else None,
+            tuple(
+                name
+                for name, value, n in zip(SIZE_CLASSES, found, self._n_labels, strict=True)
+                if value is not None and n
+            ),
+            " ".join(missing) or None,
+        )
+
+    def _why_not(self, size_class: int, coverage: float) -> str:
+        rule, n_labels = self._rules[size_class], int(self._n_labels[size_class])
+        whom = ""
+        if n_labels < int(self._n_labels.sum()):
+            of = int(self._n_labels.sum())
+            whom = f" of labels with {_ITEMS[SIZE_CLASSES[size_class]]} ({n_labels} of {of} labels)"
+        needed = math.ceil(math.log(self._delta) / math.log(coverage))
+        if rule.n_effective < needed:
             return (
-                f"A coverage of {coverage:g} needs {needed} calibration queries with a match; "
-                f"there are {len(self.critical)}."
+                f"A coverage of {coverage:g} needs {needed} independent calibration queries with a "
+                f"match{whom}; there are {math.floor(rule.n_effective)}."
             )
-        reached = float((self.critical >= 0).mean())
+        reached = float((rule.critical >= 0).mean())
         return (
-            f"Of the calibration queries with a match, the candidates hold it for {reached:.3f}; "
-            f"that is too few to promise a coverage of {coverage:g}."
+            f"Of the calibration queries with a match{whom}, the candidates hold it for "
+            f"{reached:.3f}; that is too few to promise a coverage of {coverage:g}."
         )

@@ -88,17 +88,20 @@ def signals(
     mean_similarities: NDArray[np.float64],
     spherical_variance: float,
     outlier_score: float,
+    n_listed: int | None = None,
 ) -> NDArray[np.float64]:
-    """Signals of the labels in the result list of one query, each by its nearest item.
+    """Return signals of the labels in the result list of one query, each by its nearest item.
 
     All are logarithms or log-odds: a logistic regression weighs evidence by adding it.
 
     Parameters
     ----------
-    similarities : (n,), descending, at most 1.
+    similarities : (n,), at most 1; descending within the list.
     places, belong : (g,) and (g, n), see `labels_found`.
     mean_similarities : (g,), see `LabelMeans.similarities`.
     spherical_variance, outlier_score : of the query.
+    n_listed : how many items are the list; those after it are compared with the list and change
+        nothing in it. None for all.
 
     Returns
     -------
@@ -119,18 +122,22 @@ def signals(
     - ``log_uncertainty``: of the query, log of its spherical variance;
     - ``outlier_score``: of the query.
     """
-    n_candidates, n_labels = len(similarities), len(places)
+    n_listed = len(similarities) if n_listed is None else n_listed
+    listed = similarities[:n_listed]
+    n_labels = len(places)
+    n_in_list = n_labels if n_listed == len(similarities) else int(places.searchsorted(n_listed))
     values = np.empty((n_labels, len(SIGNALS)))
     own = np.log(1 + _FLOOR - similarities[places], out=values[:, 0])
     np.subtract(own[0], own, out=values[:, 1])
-    other = own[1] if n_labels > 1 else _log_distance(similarities[-1])
+    other = own[1] if n_in_list > 1 else _log_distance(listed[-1])
     values[0, 1] = other - own[0]
     agreeing = np.empty((_N_VOTES + 1, n_labels))
-    np.vecdot(_weights(similarities)[:, None], belong.astype(float), out=agreeing[:_N_VOTES])
-    values[:, 7] = _compare_means(mean_similarities, float(similarities[-1]), out=agreeing[-1])
-    log_odds = _log_odds(agreeing).T
+    votes = belong[:, :n_listed].astype(float)
+    np.vecdot(_weights(listed)[:, None], votes, out=agreeing[:_N_VOTES])
+    values[:, 7] = _compare_means(mean_similarities, n_in_list, float(listed[-1]), agreeing[-1])
+    log_odds = _log_odds(agreeing, n_in_list).T
     values[:, 2:7], values[:, 8] = log_odds[:, :_N_VOTES], log_odds[:, _N_VOTES]
-    values[:, 9] = _log_distance(similarities[min(50, n_candidates) - 1])
+    values[:, 9] = _log_distance(listed[min(50, n_listed) - 1])
     values[:, 10] = math.log(spherical_variance + _TINY)
     values[:, 11] = outlier_score
     return values
@@ -162,27 +169,30 @@ def _counts(n: int) -> NDArray[np.float64]:
 
 
 def _compare_means(
-    similarities: NDArray[np.float64], last: float, out: NDArray[np.float64]
+    similarities: NDArray[np.float64], n_in_list: int, last: float, out: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """``mean_margin`` (g,), and into ``out`` votes (g,), by the ``similarities`` of label means.
+    """Return ``mean_margin`` (g,), and write votes (g,) by ``similarities`` of means to ``out``.
 
-    ``last`` is the similarity of the last candidate, to compare with where there is one label.
+    The first ``n_in_list`` labels vote; ``last`` is the similarity of the last candidate, to
+    compare with where there is one label.
     """
-    ascending = sorted(similarities.tolist())
+    ascending = sorted(similarities[:n_in_list].tolist())
     highest = ascending[-1]
-    second = ascending[-2] if len(ascending) > 1 else last
+    second = ascending[-2] if n_in_list > 1 else last
     margins: NDArray[np.float64] = similarities - highest
-    np.exp(margins / (_OF_MEANS * (highest - ascending[0] + _TINY)), out=out)
-    margins[similarities.argmax()] = highest - second
+    span = highest - ascending[0] + _TINY
+    np.exp(np.minimum(margins, 0) / (_OF_MEANS * span), out=out)
+    margins[similarities[:n_in_list].argmax()] = highest - second
     return margins
 
 
-def _log_odds(agreeing: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Log-odds (v, g) of each label's share of the votes, with something added to either side.
+def _log_odds(agreeing: NDArray[np.float64], n_in_list: int) -> NDArray[np.float64]:
+    """Return log-odds (v, g) of each label's share of the votes of the first ``n_in_list`` labels.
 
-    A half to what is counted (Haldane & Anscombe), `_SHARE_FLOOR` of the whole to what is weighed.
+    A half is added to either side of what is counted (Haldane & Anscombe), `_SHARE_FLOOR` of the
+    whole to what is weighed.
     """
-    total = np.add.reduce(agreeing, axis=1, keepdims=True)  # .sum() takes longer
+    total = np.add.reduce(agreeing[:, :n_in_list], axis=1, keepdims=True)  # .sum() takes longer
     added = _HALF_VOTE + _SHARE * total
     against = total - agreeing + added
     log_odds: NDArray[np.float64] = np.log((agreeing + added) / against)

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logit
+from scipy.special import expit
 
 from model_store.decision.calibration import Calibration
-from model_store.decision.logistic import bounded, choice_probabilities
+from model_store.decision.logistic import bounded_logit, choice_probabilities
+from model_store.decision.operating import LEAST_THRESHOLD
+from model_store.decision.promises import Promises
 from model_store.decision.result_sets import ResultSet
 from model_store.decision.signals import labels_found, signals
 from model_store.predictive import Predictive
-from model_store.search import Neighbours
 
 Verdict = Literal["match", "ambiguous", "no_match", "out_of_distribution", "not_calibrated"]
 Level = Literal["low", "medium", "high"]
+FilterMeans = Literal["show", "known"]
+"""What a filter says: `show`, which items to list; `known`, that a true match passes it."""
 
 _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
 """Up to which percentile of the calibration queries an uncertainty is called what: half of the
 ordinary queries are low, the last tenth is high."""
+
+SETS_UNDER_A_FILTER = (
+    "A coverage is promised for searches of the whole gallery; a true match may not pass the "
+    "filter."
+)
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +45,69 @@ class Assessment:
     percentile : share of calibration queries that are less uncertain, in percent.
     level : that percentile in a word.
     outlier_p_value : share of ordinary queries at least as alien; "p ≤ α" raises a false alarm
-        with probability at most α on a query exchangeable with the calibration queries (up to the
-        difference between the cross-fits that these were measured with and the served fit).
+        with probability at most α, on average over calibrations, on a query exchangeable with the
+        calibration queries (up to the difference between the cross-fits that these were measured
+        with and the served fit).
+    least_alpha : the smallest p-value there is; below it no query can be flagged.
     """
 
     percentile: float | None = None
     level: Level | None = None
     outlier_p_value: float | None = None
+    least_alpha: float | None = None
 
     def is_alien(self, alpha: float) -> bool | None:
-        """Whether the query is flagged at a rate ``alpha`` of false alarms."""
-        return None if self.outlier_p_value is None else self.outlier_p_value <= alpha
+        """Return whether the query is flagged at a rate ``alpha`` of false alarms.
+
+        None where that is not known: without calibration, or with too few calibration queries for
+        so small a rate.
+        """
+        if self.outlier_p_value is None or self.least_alpha is None or alpha < self.least_alpha:
+            return None
+        return self.outlier_p_value <= alpha
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """What a search found for one query.
+
+    Attributes
+    ----------
+    similarities : (n,) of the items found: first the list of the whole gallery's nearest,
+        descending; then items that are shown though others are nearer, if any.
+    label_codes : (n,) of these items, −1 where an item has no label.
+    n_listed : how many of them are the list that signals are taken from.
+    shown : (k,) places of the items to describe, nearest first.
+    allowed : (n,) which items pass the filter; None without a filter.
+    """
+
+    similarities: Floats
+    label_codes: NDArray[np.int32]
+    n_listed: int
+    shown: Integers
+    allowed: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Under which terms a query is decided.
+
+    Attributes
+    ----------
+    alpha : rate of false alarms of the outlier flag.
+    coverage : of the result set; None for the calibration's.
+    expected_absent : share of absent queries among those that are asked; None for the default.
+    source : where the query comes from; None for anywhere.
+    filter_means : what a filter says.
+    stale : why the calibration does not hold; None where it does.
+    """
+
+    alpha: float
+    coverage: float | None = None
+    expected_absent: float | None = None
+    source: str | None = None
+    filter_means: FilterMeans = "show"
+    stale: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +118,28 @@ class Decision:
     ----------
     verdict : what a front end switches on.
     assessment : of the query alone.
-    match_log_odds : uncorrected by feedback, of the first items.
-    match_probabilities : P(item is a true match) of the first items; items of one label share
+    reason : why less is promised than was asked for; None where nothing is missing.
+    absent_share : share of absent queries that the probabilities are for.
+    match_log_odds : (k,) of the shown items, at that share, uncorrected by feedback.
+    match_probabilities : (k,) P(item is a true match) of the shown items; items of one label share
         theirs, so that a closer one never has the lower.
-    match_intervals : (limit, 2) what these probabilities lie between.
-    no_match_probability : P(no item of the gallery is a true match).
+    match_intervals : (k, 2) see `VennAbers`.
+    no_match_probability : P(none of the items that may be found is a true match): 1 − Σ of the
+        match probabilities of their labels.
+    assumed_no_match : the same of the whole gallery, at the share that was fitted with and
+        uncorrected: what the share of a stream is estimated from.
     result_set : as few items as hold a true match with a stated probability.
     """
 
     verdict: Verdict
     assessment: Assessment
-    match_log_odds: NDArray[np.float64] | None = None
-    match_probabilities: NDArray[np.float64] | None = None
-    match_intervals: NDArray[np.float64] | None = None
+    reason: str | None = None
+    absent_share: float | None = None
+    match_log_odds: Floats | None = None
+    match_probabilities: Floats | None = None
+    match_intervals: Floats | None = None
     no_match_probability: float | None = None
+    assumed_no_match: float | None = None
     result_set: ResultSet | None = None
 
 
@@ -83,91 +154,203 @@ def assess(calibration: Calibration | None, predictive: Predictive) -> Assessmen
     if math.isnan(predictive.outlier_score):
         return Assessment(percentile, _level(percentile))
     p_value = calibration.outlier_p_value(predictive.outlier_score)
-    return Assessment(percentile, _level(percentile), p_value)
+    least = 1 / (len(calibration.outlier_scores) + 1)
+    return Assessment(percentile, _level(percentile), p_value, least)
 
 
 def decide(
-    calibration: Calibration | None,
-    predictive: Predictive,
-    neighbours: Neighbours,
-    label_codes: NDArray[np.int32],
-    limit: int,
-    alpha: float,
-    coverage: float | None,
-    *,
-    whole_gallery: bool = True,
+    calibration: Calibration | None, predictive: Predictive, retrieved: Retrieved, terms: Terms
 ) -> Decision:
     """Decide on one query.
 
-    In this order: an alien query is ``out_of_distribution``; a first item above the operating
-    threshold is a ``match``; a query more likely than not to have no match is ``no_match``; the
-    rest is ``ambiguous``. A query whose outlier score is unknown, such as an item of the
-    gallery, is not of the kind that the calibration was fitted on: it is ``not_calibrated``. So is
-    a search of a part of the gallery only: whether a match is there, and how near the others
-    lie, is another matter in each part. What holds of the query alone is said all the same.
+    In this order: an alien query is ``out_of_distribution``; a first item from the promised
+    threshold on is a ``match``, unless the calibration does not hold any more; a query more likely
+    than not to have no match is ``no_match``; the rest is ``ambiguous``. A query whose outlier
+    score is unknown, such as an item of the gallery, is not of the kind that the calibration was
+    fitted on: it is ``not_calibrated``, and so is a query of an empty gallery.
 
-    Parameters
-    ----------
-    label_codes : (n,) of the neighbours.
-    limit : how many items get a probability.
-    alpha : rate of false alarms to accept.
-    coverage : of the result set; None for what the gallery was calibrated with.
-    whole_gallery : whether every item could have been found.
+    Whether an item is what the query shows does not depend on which items may be listed: under a
+    filter every label keeps the probability that it has in the whole gallery. Where the filter is
+    said to be ``known`` to hold a true match, probabilities are conditioned on that.
+
+    Raises
+    ------
+    UnknownSource : no calibration query comes from the source that the terms name.
     """
-    if calibration is not None and not whole_gallery:
-        assessment = assess(calibration, predictive)
-        alien = assessment.is_alien(alpha)
-        return Decision("out_of_distribution" if alien else "not_calibrated", assessment)
-    if calibration is None or math.isnan(predictive.outlier_score):
+    if (
+        calibration is None
+        or math.isnan(predictive.outlier_score)
+        or len(retrieved.similarities) == 0
+    ):
         return Decision("not_calibrated", assess(calibration, predictive))
-    places, belong = labels_found(label_codes)
-    values = signals(
-        neighbours.similarities,
-        places,
-        belong,
-        calibration.means.similarities(
-            predictive.direction, label_codes[places], neighbours.similarities[places]
-        ),
-        predictive.spherical_variance,
-        predictive.outlier_score,
-    )
-    of_labels = choice_probabilities(calibration.match.log_odds(values))
-    uncorrected = bounded(of_labels[belong[:, :limit].argmax(axis=0)])
-    log_odds = logit(uncorrected)
-    probabilities = calibration.feedback.of(uncorrected)
-    intervals = calibration.feedback.of(calibration.intervals(log_odds))
-    no_match_probability = float(calibration.no_match(values[0]))
+    promises = calibration.promises(terms.expected_absent, terms.source)
+    found = _Labels.of(calibration, predictive, retrieved)
+    fitted = found.probabilities(calibration, 0.0)
+    expected = fitted if promises.shift == 0 else found.probabilities(calibration, promises.shift)
+    final = calibration.feedback.of(expected)
+    total = float(np.add.reduce(final))
+    if total > 1:  # labels are corrected one by one, and only one can be right
+        final, total = final / total, 1.0
+    nothing = 1 - total
+    if retrieved.allowed is not None:
+        allowed = found.belong[:, retrieved.allowed].any(axis=1)
+        passing = float(final @ allowed)
+        if terms.filter_means == "known":
+            whole = max(nothing + passing, np.finfo(float).tiny)
+            final, nothing = final / whole, nothing / whole
+        else:
+            nothing = 1 - passing
+    labels = found.belong[:, retrieved.shown].argmax(axis=0)
     assessment = assess(calibration, predictive)
-    verdict: Verdict = "ambiguous"
-    if assessment.is_alien(alpha):
-        verdict = "out_of_distribution"
-    elif probabilities[0] >= calibration.match_threshold:
-        verdict = "match"
-    elif no_match_probability > 0.5:
-        verdict = "no_match"
+    verdict, reason = _verdict(
+        assessment,
+        terms,
+        promises,
+        float(final[labels[0]]) if len(labels) else 0.0,
+        int(found.classes[labels[0]]) if len(labels) else 0,
+        nothing,
+    )
+    shown = final[labels]
+    if final is fitted:  # as by default: nothing is moved
+        intervals = _intervals(calibration, shown, shown, shown)
+    else:
+        intervals = _intervals(calibration, fitted[labels], expected[labels], shown)
     return Decision(
         verdict,
         assessment,
-        log_odds,
-        probabilities,
-        _around(probabilities, intervals),
-        no_match_probability,
-        calibration.sets.choose(
-            places,
-            of_labels,
-            calibration.coverage if coverage is None else coverage,
-        ),
+        reason,
+        promises.expected,
+        bounded_logit(expected[labels]),
+        shown,
+        intervals,
+        nothing,
+        float(1 - np.add.reduce(fitted)),
+        _result_set(calibration, promises, found, fitted, retrieved, terms),
     )
 
 
-def _around(
-    probabilities: NDArray[np.float64], intervals: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Widen intervals (n, 2), in place, to hold the probability (n,) that each is shown with."""
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """The labels among the items found.
+
+    Attributes
+    ----------
+    places, belong : (g,) and (g, n), see `labels_found`.
+    values : (g, S) signals.
+    classes : (g,) size classes.
+    n_in_list : how many of them are in the list that signals are taken from: the first ones.
+    """
+
+    places: Integers
+    belong: NDArray[np.bool_]
+    values: Floats
+    classes: NDArray[np.int8]
+    n_in_list: int
+
+    @classmethod
+    def of(cls, calibration: Calibration, predictive: Predictive, retrieved: Retrieved) -> _Labels:
+        """Find the labels, and take their signals."""
+        places, belong = labels_found(retrieved.label_codes)
+        codes = retrieved.label_codes[places]
+        similarities = retrieved.similarities
+        values = signals(
+            similarities,
+            places,
+            belong,
+            calibration.means.similarities(predictive.direction, codes, similarities[places]),
+            predictive.spherical_variance,
+            predictive.outlier_score,
+            retrieved.n_listed,
+        )
+        n_in_list = int(places.searchsorted(retrieved.n_listed))
+        return cls(places, belong, values, calibration.classes_of(codes), n_in_list)
+
+    def probabilities(self, calibration: Calibration, shift: float) -> Floats:
+        """Return the match probabilities (g,) with ``shift`` added to all log-odds.
+
+        Labels beyond the list share, by a second choice, what the first leaves for no match: the
+        model was fitted to lists, so that no item beyond one may change the probabilities in it.
+        """
+        log_odds = calibration.match.log_odds(self.values) + shift
+        listed = choice_probabilities(log_odds[: self.n_in_list])
+        if self.n_in_list == len(log_odds):
+            return listed
+        left = 1 - float(np.add.reduce(listed))
+        beyond = left * choice_probabilities(log_odds[self.n_in_list :])
+        return np.concatenate([listed, beyond])
+
+
+def _verdict(
+    assessment: Assessment,
+    terms: Terms,
+    promises: Promises,
+    probability: float,
+    size_class: int,
+    nothing: float,
+) -> tuple[Verdict, str | None]:
+    """Return the verdict on a first item of ``probability``, and what is missing for a better."""
+    reason = terms.stale or promises.matches[size_class].shortfall
+    if assessment.is_alien(terms.alpha):
+        return "out_of_distribution", terms.stale
+    if terms.stale is None and probability >= promises.threshold(size_class):
+        return "match", None
+    if nothing > LEAST_THRESHOLD:
+        return "no_match", terms.stale
+    return "ambiguous", reason if probability >= LEAST_THRESHOLD else terms.stale
+
+
+def _intervals(calibration: Calibration, fitted: Floats, expected: Floats, final: Floats) -> Floats:
+    """Return intervals (k, 2) around ``final`` probabilities (k,).
+
+    They are tabulated for ``fitted`` ones (k,), and go the way of these: moved by as many log-odds
+    as these were for the ``expected`` share of absent queries, corrected by feedback, and moved by
+    as many as a known filter moved these.
+    """
+    log_odds = bounded_logit(fitted)
+    intervals: Floats = calibration.intervals(log_odds)
+    if final is not fitted:
+        intervals = _moved(intervals, bounded_logit(expected) - log_odds)
+        corrected = calibration.feedback.of(expected)
+        intervals = calibration.feedback.of(intervals)
+        intervals = _moved(intervals, bounded_logit(final) - bounded_logit(corrected))
     lower, upper = intervals.T
-    np.minimum(lower, probabilities, out=lower)
-    np.maximum(upper, probabilities, out=upper)
-    return intervals
+    return np.stack([np.minimum(lower, final), np.maximum(upper, final)], axis=1)
+
+
+def _moved(intervals: Floats, log_odds: Floats) -> Floats:
+    """Return ``intervals`` (k, 2) moved by ``log_odds`` (k,); 0 and 1 stay what they are."""
+    if not log_odds.any():
+        return intervals
+    certain = (intervals <= 0) | (intervals >= 1)
+    return np.where(certain, intervals, expit(bounded_logit(intervals) + log_odds[:, None]))
+
+
+def _result_set(
+    calibration: Calibration,
+    promises: Promises,
+    found: _Labels,
+    fitted: Floats,
+    retrieved: Retrieved,
+    terms: Terms,
+) -> ResultSet:
+    """Choose the result set by the probabilities that its promise rests on.
+
+    It speaks of queries that have a match, so that neither their share nor a filter changes them.
+    """
+    coverage = calibration.coverage if terms.coverage is None else terms.coverage
+    labels = np.arange(found.n_in_list)
+    places, missing = found.places, terms.stale
+    if retrieved.allowed is not None:
+        allowed = found.belong & retrieved.allowed
+        labels = np.flatnonzero(allowed.any(axis=1))
+        places = allowed.argmax(axis=1)
+        missing = missing or SETS_UNDER_A_FILTER
+    if len(labels) == 0:
+        return ResultSet(places[labels], coverage, (), missing)
+    chosen = promises.sets.choose(places[labels], fitted[labels], found.classes[labels], coverage)
+    if missing is None:
+        return chosen
+    return replace(chosen, promised_for=(), shortfall=missing)
 
 
 def _level(percentile: float) -> Level:

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 from model_store.decision import OperatingPoint
 from model_store.feedback import FeedbackSummary
-from model_store.retriever import Bundle
 from service import schemas
 from service.answers.bundles import bundle_state, encoder_state
 from service.engine import SearchEngine
@@ -60,14 +59,21 @@ def calibration_report(
     """What the gallery's probabilities rest on."""
     calibration = engine.bundle.retriever.calibration
     state = bundle_state(engine).calibration
-    if calibration is None:
+    share = engine.absent_share
+    if calibration is None or share is None:
         return schemas.CalibrationReport(
             status=state.status,
             n_queries=state.n_queries,
             queries=None,
             alpha=None,
             coverage=None,
-            match_threshold=None,
+            max_error=None,
+            max_false_match_rate=None,
+            delta=None,
+            absent=None,
+            sources=[],
+            matches=[],
+            point=None,
             top1_ece=None,
             reliability=[],
             risk_coverage=[],
@@ -78,16 +84,33 @@ def calibration_report(
         )
     correction = calibration.report.get("feedback")
     measured = calibration.report["cross_fitted"]
+    promises = calibration.promises(share.used)
     return schemas.CalibrationReport(
         status=state.status,
         n_queries=state.n_queries,
         queries=calibration.report["queries"],
         alpha=calibration.alpha,
         coverage=calibration.coverage,
-        match_threshold=calibration.match_threshold,
+        max_error=calibration.max_error,
+        max_false_match_rate=calibration.max_false_match_rate,
+        delta=calibration.delta,
+        absent=schemas.AbsentState(**asdict(share)),
+        sources=list(calibration.sources),
+        matches=[
+            schemas.MatchPromise(
+                size_class=promise.size_class,
+                n_labels=int(n_labels),
+                threshold=None if promise.point is None else promise.threshold,
+                point=None if promise.point is None else _operating_point(promise.point),
+                reason=promise.shortfall,
+            )
+            for promise, n_labels in zip(promises.matches, calibration.n_labels, strict=True)
+            if n_labels
+        ],
+        point=_operating_point(promises.point) if promises.gives_matches else None,
         top1_ece=measured["top1_ece"],
         reliability=[schemas.ReliabilityBin(**one) for one in measured["reliability"]],
-        risk_coverage=[_operating_point(point) for point in calibration.operating.points()],
+        risk_coverage=[_operating_point(point) for point in promises.curve()],
         result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
         outlier_auroc=measured["outlier_auroc"],
         feedback=None if said is None else schemas.FeedbackSummary(**asdict(said)),
@@ -95,10 +118,19 @@ def calibration_report(
     )
 
 
-def operating_point(bundle: Bundle, max_error: float) -> schemas.OperatingPointAnswer:
-    """The largest coverage within an error."""
-    calibration = bundle.retriever.calibration
-    point = None if calibration is None else calibration.operating.at(max_error)
+def operating_point(
+    engine: SearchEngine, max_error: float, expected_absent: float | None, source: str | None
+) -> schemas.OperatingPointAnswer:
+    """Return the largest coverage that an error is promised for.
+
+    Raises
+    ------
+    UnknownSource : no calibration query comes from ``source``.
+    """
+    calibration, state, point = engine.bundle.retriever.calibration, engine.absent_share, None
+    if calibration is not None and state is not None:
+        share = state.used if expected_absent is None else expected_absent
+        point = calibration.promises(share, source).at(max_error)
     return schemas.OperatingPointAnswer(
         max_error=max_error, point=None if point is None else _operating_point(point)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 
 from model_store.decision import Assessment
@@ -19,11 +20,6 @@ from service.request_record import SearchRecord, current_record
 from service.telemetry import Telemetry
 
 OUTLIER_METHOD = "conformal_fused"
-
-NOT_UNDER_A_FILTER = (
-    "Probabilities are calibrated for searches of the whole gallery; under a filter, whether it "
-    "holds a match, and how near the others lie, is another matter."
-)
 
 NOT_OF_ITEMS = (
     "Probabilities are calibrated for queries that are not in the gallery, and of an item its "
@@ -46,8 +42,7 @@ def search_answer(
     skipped : how many results stood on earlier pages.
     """
     bundle, answer, state = engine.bundle, found.answer, bundle_state(engine)
-    decision = answer.decision
-    filtered, calibrated = options.filter is not None, bundle.retriever.calibration is not None
+    decision, calibration = answer.decision, bundle.retriever.calibration
     refused = options.on_uncertain == "refuse" and decision.verdict != "match"
     shown = () if refused else answer.matches[skipped:]
     end = len(answer.matches)
@@ -58,7 +53,7 @@ def search_answer(
             version=bundle.version,
             query_id=found.query_id,
             start=end,
-            options=options,
+            options=options.model_copy(update={"expected_absent": decision.absent_share}),
         )
         if more
         else None
@@ -67,10 +62,18 @@ def search_answer(
         request_id=request_id,
         gallery=bundle.name,
         verdict=decision.verdict,
-        reason=NOT_UNDER_A_FILTER if filtered and calibrated else None,
+        reason=decision.reason,
+        no_match_probability=decision.no_match_probability,
+        absent=None
+        if calibration is None or decision.absent_share is None
+        else schemas.AbsentShare(
+            share=decision.absent_share,
+            origin=found.share_origin,
+            basis=calibration.evidence.absence,
+        ),
         query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
         results=[_result(bundle.name, match) for match in shown],
-        result_set=None if refused else _result_set(answer, state.calibration.reason),
+        result_set=None if refused else _result_set(answer),
         next_cursor=None if cursor is None else write(cursor),
         bundle=state,
         cache=found.cache,
@@ -147,10 +150,21 @@ def query(
         ood=schemas.OutOfDistribution(
             flag=assessment.is_alien(alpha),
             p_value=assessment.outlier_p_value,
+            reason=_why_none_is_flagged(assessment, alpha),
             alpha=alpha,
             method=OUTLIER_METHOD,
         ),
         image=upload.image,
+    )
+
+
+def _why_none_is_flagged(assessment: Assessment, alpha: float) -> str | None:
+    least = assessment.least_alpha
+    if least is None or alpha >= least:
+        return None
+    return (
+        f"With {round(1 / least) - 1} calibration queries no p-value is below {least:.4g}: at "
+        f"alpha = {alpha:g} no query can be flagged. It needs {math.ceil(1 / alpha) - 1} queries."
     )
 
 
@@ -181,16 +195,16 @@ def _result(gallery: str, match: Match) -> schemas.Result:
     )
 
 
-def _result_set(answer: Answer, stale: str | None) -> schemas.ResultSet | None:
+def _result_set(answer: Answer) -> schemas.ResultSet | None:
     chosen = answer.decision.result_set
     if chosen is None:
         return None
-    reason = chosen.shortfall or stale
     return schemas.ResultSet(
         items=[schemas.SetItem(id=item.id, label=item.label) for item in answer.result_set],
         coverage=chosen.coverage,
-        promised=reason is None,
-        reason=reason,
+        promised=chosen.shortfall is None,
+        promised_for=list(chosen.promised_for),
+        reason=chosen.shortfall,
     )
 
 

@@ -56,8 +56,12 @@ async def engine_of(gallery: str, state: StateOf) -> AsyncIterator[SearchEngine]
         yield engine
 
 
-def asked_of(options: schemas.ListOptions) -> Asked:
+def asked_of(options: schemas.ListOptions, request: Request | None = None) -> Asked:
     """What the options of a request ask of an engine.
+
+    Parameters
+    ----------
+    request : whose caller may have a key that says something of its queries.
 
     Raises
     ------
@@ -66,7 +70,17 @@ def asked_of(options: schemas.ListOptions) -> Asked:
     where = None if options.filter is None else read_filter(options.filter)
     diversity = Diversity(options.group_by == "label", options.duplicate_similarity)
     if isinstance(options, schemas.SearchOptions):
-        return Asked(options.limit, options.alpha, options.coverage, where, diversity)
+        return Asked(
+            options.limit,
+            options.alpha,
+            options.coverage,
+            where,
+            diversity,
+            options.expected_absent,
+            None if request is None else request.state.caller.expected_absent,
+            options.source,
+            options.filter_means,
+        )
     return Asked(options.limit, where=where, diversity=diversity)
 
 

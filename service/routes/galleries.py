@@ -46,8 +46,15 @@ async def get_calibration(engine: EngineOf, state: StateOf) -> schemas.Calibrati
 async def get_operating_point(
     engine: EngineOf,
     max_error: Annotated[
-        float, Query(ge=0, lt=1, description="Share of matches that may be wrong.")
+        float, Query(gt=0, lt=1, description="Share of matches that may be wrong.")
     ],
+    expected_absent: Annotated[
+        float | None,
+        Query(gt=0, lt=1, description="Share of queries without a match in the gallery."),
+    ] = None,
+    source: Annotated[
+        str | None, Query(max_length=200, description="Where the queries come from.")
+    ] = None,
 ) -> schemas.OperatingPointAnswer:
     """How many queries could be answered if at most so many matches may be wrong."""
-    return answers.operating_point(engine.bundle, max_error)
+    return answers.operating_point(engine, max_error, expected_absent, source)

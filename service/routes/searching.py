@@ -255,7 +255,7 @@ async def _answer(
     options: schemas.SearchOptions,
 ) -> schemas.SearchAnswer:
     """Search with the bytes of an image file, and count what comes of it."""
-    found = await engine.search(data, asked_of(options))
+    found = await engine.search(data, asked_of(options, request))
     answer = answers.search_answer(engine, found, request.state.request_id, options)
     answers.record(state.telemetry, answer, found)
     return answer

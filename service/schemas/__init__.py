@@ -31,11 +31,13 @@ from service.schemas.feedback import (
     FeedbackSummary,
 )
 from service.schemas.galleries import (
+    AbsentState,
     CalibrationReport,
     EncoderState,
     GalleryDetail,
     GalleryList,
     GalleryName,
+    MatchPromise,
     OperatingPoint,
     OperatingPointAnswer,
     ReliabilityBin,
@@ -57,6 +59,7 @@ from service.schemas.problems import (
     Problem,
 )
 from service.schemas.searching import (
+    AbsentShare,
     Alpha,
     AssessmentAnswer,
     BatchAnswer,
@@ -75,11 +78,14 @@ from service.schemas.searching import (
     SearchOptions,
     SearchRequest,
     SetItem,
+    ShareOrigin,
     SimilarAnswer,
     Uncertainty,
 )
 
 __all__ = [
+    "AbsentShare",
+    "AbsentState",
     "Activation",
     "Alpha",
     "AssessmentAnswer",
@@ -107,6 +113,7 @@ __all__ = [
     "ItemWritten",
     "ListOptions",
     "Live",
+    "MatchPromise",
     "OnUncertain",
     "OperatingPoint",
     "OperatingPointAnswer",
@@ -128,6 +135,7 @@ __all__ = [
     "SearchOptions",
     "SearchRequest",
     "SetItem",
+    "ShareOrigin",
     "SimilarAnswer",
     "Uncertainty",
 ]

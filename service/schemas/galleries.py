@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from model_store.decision.evidence import Absence
 from service.schemas.bundles import BundleState, CalibrationStatus
 from service.schemas.feedback import FeedbackCorrection, FeedbackSummary
 
@@ -48,7 +49,46 @@ class OperatingPoint(BaseModel):
     threshold: float = Field(description="Match probability from which a first result is a match.")
     coverage: float = Field(description="Share of queries that get a match.")
     error: float = Field(description="Share of these matches that is wrong.")
-    error_bound: float = Field(description="Upper 90 % confidence bound of that share.")
+    error_bound: float = Field(description="Upper confidence bound of that share.")
+    false_match_rate: float | None = Field(
+        description="FPIR: share of the queries without a match in the gallery that get a match. "
+        "Null where too little is known of such queries."
+    )
+    false_match_bound: float | None = Field(description="Upper confidence bound of it.")
+
+
+class MatchPromise(BaseModel):
+    """From which probability on first results of one kind of label are called a match."""
+
+    size_class: Literal["one", "few", "many"] = Field(
+        description="Of the first result's label: `one` item in the gallery, a `few` (2 to 5), or "
+        "`many`."
+    )
+    n_labels: int = Field(description="Labels of the gallery in that class.")
+    threshold: float | None = Field(description="Null where nothing can be promised.")
+    point: OperatingPoint | None
+    reason: str | None = Field(description="What is missing, and how many queries would do.")
+
+
+class AbsentState(BaseModel):
+    """How often a query has no match in the gallery, and how that is known."""
+
+    assumed: float = Field(description="What probabilities were fitted with.")
+    expected: float | None = Field(description="What the gallery's owner expects.")
+    estimated: float | None = Field(
+        description="Maximum likelihood over the queries that were served and not out of "
+        "distribution; null as long as they are too few."
+    )
+    interval: tuple[float, float] | None = Field(
+        description="95 % interval of the estimate, by sampling alone."
+    )
+    n_served: int = Field(description="Queries that the estimate rests on.")
+    used: float = Field(description="Where neither request nor key names a share.")
+    is_hint: bool = Field(
+        description="Whether the estimate is only shown: views of items say too little of absent "
+        "queries to follow it."
+    )
+    basis: Absence = Field(description="What stood for absent queries in calibration.")
 
 
 class ReliabilityBin(BaseModel):
@@ -57,13 +97,17 @@ class ReliabilityBin(BaseModel):
     n: int
     probability: float = Field(description="Mean of the probabilities.")
     share: float = Field(description="Share that is a true match: the same, if calibrated.")
+    weight: float = Field(description="Share of the stream that they stand for.")
 
 
 class ResultSetOutcome(BaseModel):
     """What result sets of one coverage come to on held-out queries."""
 
     coverage: float
-    promised: bool = Field(description="Whether there are queries enough to promise it.")
+    promised: bool = Field(description="Whether it is promised for every label.")
+    promised_for: list[Literal["one", "few", "many"]] = Field(
+        description="Labels for whose queries it is promised, by their number of items."
+    )
     covered: float = Field(description="Share of sets that hold a true match.")
     mean_size: float
 
@@ -79,11 +123,28 @@ class CalibrationReport(BaseModel):
     )
     alpha: float | None = Field(description="Default rate of false alarms of the OOD flag.")
     coverage: float | None = Field(description="Default coverage of result sets.")
-    match_threshold: float | None = Field(description="Match probability of verdict `match`.")
-    top1_ece: float | None = Field(
-        description="Expected calibration error of first results, cross-fitted."
+    max_error: float | None = Field(
+        description="Share of wrong ones among matches that is promised not to be exceeded."
     )
-    reliability: list[ReliabilityBin] = Field(description="As many queries in each, cross-fitted.")
+    max_false_match_rate: float | None = Field(
+        description="Share of queries without a match in the gallery that may get one, promised "
+        "likewise; null for any."
+    )
+    delta: float | None = Field(
+        description="Each promise, for one level chosen beforehand, is kept with probability "
+        "1 − delta over calibrations."
+    )
+    absent: AbsentState | None
+    sources: list[str] = Field(description="Where calibration queries come from.")
+    matches: list[MatchPromise]
+    point: OperatingPoint | None = Field(description="What all of these lead to together.")
+    top1_ece: float | None = Field(
+        description="Expected calibration error of first results on a stream with the assumed "
+        "share of absent queries, cross-fitted."
+    )
+    reliability: list[ReliabilityBin] = Field(
+        description="Of that stream, bins of about the same weight, cross-fitted."
+    )
     risk_coverage: list[OperatingPoint] = Field(
         description="From the strictest threshold on, cross-fitted."
     )
@@ -104,7 +165,8 @@ class OperatingPointAnswer(BaseModel):
 
     max_error: float
     point: OperatingPoint | None = Field(
-        description="None where no threshold errs so seldom, or nothing is calibrated."
+        description="None where no threshold can be promised to err so seldom, or nothing is "
+        "calibrated."
     )
 
 

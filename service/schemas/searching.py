@@ -7,12 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from model_store.decision.verdict import Level, Verdict
+from model_store.decision.evidence import Absence
+from model_store.decision.verdict import FilterMeans, Level, Verdict
 from model_store.gallery.filters import MAX_BYTES
 from service.schemas.bundles import BundleState
 from service.schemas.galleries import EncoderState
 from service.schemas.items import ItemDetail
 from service.schemas.problems import Problem
+
+ShareOrigin = Literal["request", "key", "bundle", "estimated"]
+"""Who named a share of absent queries: the request, the caller's key, the gallery's owner, or
+nobody, so that it was estimated from the queries that were served."""
 
 OnUncertain = Literal["answer", "refuse"]
 """Whether results are shown whatever the verdict, or only with verdict `match`."""
@@ -39,8 +44,8 @@ FILTER_DESCRIPTION = (
     'Which items may be found, as JSON: `{"label": "shoe", "year": {"gte": 2000}}`. Fields are '
     "`id`, `label` and keys of the metadata, with dots into objects; a bare value means `eq`, the "
     "other comparisons are `ne`, `in`, `gt`, `gte`, `lt`, `lte`, `has` (a list holds it) and "
-    "`exists`; `and`, `or` and `not` join filters. Under a filter there are no probabilities: see "
-    "`reason`."
+    "`exists`; `and`, `or` and `not` join filters. A filter restricts what is listed: match "
+    "probabilities are those of the whole gallery, see `filter_means`."
 )
 
 
@@ -76,6 +81,26 @@ class SearchOptions(ListOptions):
         lt=1,
         description="Probability with which `result_set` shall hold a true match; left out: what "
         "the gallery was calibrated with.",
+    )
+    expected_absent: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of the caller's queries that have no match in the gallery: all "
+        "probabilities and verdicts follow it. Left out: what the caller's key or the gallery's "
+        "owner says, else what is estimated from the queries that were served.",
+    )
+    source: str | None = Field(
+        None,
+        max_length=200,
+        description="Where the query comes from, one of the `sources` that the gallery was "
+        "calibrated with: promises are then those for queries from there.",
+    )
+    filter_means: FilterMeans = Field(
+        "show",
+        description="`show`: the filter says which items to list, and a match may not be among "
+        "them. `known`: the caller knows that a true match passes the filter, and probabilities "
+        "are conditioned on that.",
     )
     on_uncertain: OnUncertain = Field(
         "answer", description="`refuse` leaves `results` empty unless the verdict is `match`."
@@ -128,7 +153,11 @@ class Uncertainty(BaseModel):
 class OutOfDistribution(BaseModel):
     """Whether the query belongs to the world the encoder knows."""
 
-    flag: bool | None = Field(description="p_value ≤ alpha.")
+    flag: bool | None = Field(
+        description="p_value ≤ alpha; null where nothing is calibrated, or where no query could be "
+        "flagged at so small an alpha: see `reason`."
+    )
+    reason: str | None = Field(description="Why `alpha` cannot flag any query; else null.")
     p_value: float | None = Field(
         description="Share of ordinary queries that look at least as alien as this one."
     )
@@ -165,8 +194,8 @@ class Result(BaseModel):
         "label a closer one never has the lower."
     )
     match_probability_interval: tuple[float, float] | None = Field(
-        description="What that probability lies between (Venn-Abers); wide where calibration "
-        "queries like this one are few."
+        description="The two values of a Venn-Abers predictor, widened to hold the probability: "
+        "far apart where calibration queries like this one are few. No confidence interval."
     )
     rank_stability: float = Field(
         description="Share of predictive samples under which the item is among the results, those "
@@ -182,6 +211,9 @@ class Result(BaseModel):
     thumbnail_url: str
 
 
+SizeClass = Literal["one", "few", "many"]
+
+
 class SetItem(BaseModel):
     """An item of a result set."""
 
@@ -194,13 +226,32 @@ class ResultSet(BaseModel):
 
     Items of one label are right or wrong together: the nearest of each likely label stands for all.
     Promised for queries that have a match in the gallery and are such as the gallery was calibrated
-    with, in nine of ten calibrations (exact binomial test).
+    with, in nine of ten calibrations (exact binomial test); for one coverage chosen beforehand.
     """
 
     items: list[SetItem] = Field(description="Nearest first; some may stand below the results.")
     coverage: float = Field(description="What was asked for.")
-    promised: bool = Field(description="Whether one of them is a true match so often.")
-    reason: str | None = Field(description="Why the coverage cannot be promised.")
+    promised: bool = Field(
+        description="Whether one of them is a true match so often, whatever the query's label."
+    )
+    promised_for: list[SizeClass] = Field(
+        description="For queries of which labels it is promised: those with `one` item in the "
+        "gallery, a `few` (2 to 5), or `many`."
+    )
+    reason: str | None = Field(description="Why the coverage is not promised for all of them.")
+
+
+class AbsentShare(BaseModel):
+    """The share of queries without a match in the gallery that the probabilities are for."""
+
+    share: float
+    origin: ShareOrigin
+    basis: Absence = Field(
+        description="What stood for absent queries in calibration: `absent_labels`, images of "
+        "labels that were kept out of everything; `hidden_labels`, queries whose own label was "
+        "hidden, a stand-in; `near_misses_of_views`, views of items with the item hidden, a "
+        "stand-in that says least."
+    )
 
 
 class SearchAnswer(BaseModel):
@@ -210,8 +261,14 @@ class SearchAnswer(BaseModel):
     gallery: str
     verdict: Verdict = Field(description="What a front end switches on.")
     reason: str | None = Field(
-        description="Why there are no probabilities though the gallery is calibrated; else null."
+        description="Why the verdict is less than it could be: what the calibration does not "
+        "promise, and how many queries would do; else null."
     )
+    no_match_probability: float | None = Field(
+        description="Probability that nothing in the gallery, or under a filter nothing that "
+        "passes it, is a true match: 1 − the sum over labels. Null without calibration."
+    )
+    absent: AbsentShare | None = Field(description="Null without calibration.")
     query: Query
     results: list[Result] = Field(
         description="By similarity, equal ones by id; none where `on_uncertain=refuse` refused."

@@ -2,12 +2,33 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from calibration_evidence import of_critical
 from scipy.stats import binom, binomtest
 
 from model_store.decision import ResultSetRule
-from model_store.decision.result_sets import DELTA, MOST_UNPROMISED
+from model_store.decision.result_sets import MOST_UNPROMISED
 
 RNG = np.random.default_rng(0)
+DELTA = 0.1
+MANY = np.array([0, 0, 5])
+"""Labels of a gallery whose labels all have many items."""
+
+
+def rule_of(critical: np.ndarray) -> ResultSetRule:
+    return ResultSetRule(of_critical(critical), MANY, DELTA)
+
+
+def threshold_of(rule: ResultSetRule, coverage: float) -> float | None:
+    """The lowest probability that is in a set beside a certain label; None where none is."""
+    if rule.shortfall(coverage) is not None:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        probabilities = np.array([2.0, middle])
+        chosen = rule.choose(np.arange(2), probabilities, np.full(2, 2, np.int8), coverage)
+        low, high = (low, middle) if len(chosen.places) == 2 else (middle, high)
+    return high
 
 
 @pytest.mark.parametrize("coverage", [0.8, 0.9, 0.95, 0.99])
@@ -16,7 +37,6 @@ def test_the_threshold_is_the_largest_that_the_binomial_test_lets_pass(
     coverage: float, n: int
 ) -> None:
     critical = np.sort(RNG.uniform(size=n))
-    got = ResultSetRule(critical).threshold(coverage)
     # By the book: from the largest sets on, test "the error is above 1 − coverage" at each.
     best = None
     for threshold in critical:
@@ -24,63 +44,102 @@ def test_the_threshold_is_the_largest_that_the_binomial_test_lets_pass(
         if binomtest(errors, n, 1 - coverage, alternative="less").pvalue > DELTA:
             break
         best = float(threshold)
-    assert got == best
+    got = threshold_of(rule_of(critical), coverage)
+    assert got == (None if best is None else pytest.approx(best))
 
 
 def test_coverage_is_kept_in_nine_of_ten_calibrations() -> None:
     kept = 0
     for seed in range(400):
-        generator = np.random.default_rng(seed)
-        rule = ResultSetRule(np.sort(generator.uniform(size=200)))
-        threshold = rule.threshold(0.9)
+        critical = np.random.default_rng(seed).uniform(size=200)
+        threshold = threshold_of(rule_of(critical), 0.9)
         assert threshold is not None
         kept += 1 - threshold >= 0.9  # of new queries, uniform as well, this share is covered
     assert kept >= binom.ppf(0.001, 400, 1 - DELTA)
     assert kept < 400  # nothing is given away
 
 
+def test_dependent_queries_promise_less() -> None:
+    """Ten photographs of each of 100 objects, all covered or none: 100 independent queries."""
+    critical = np.repeat(RNG.uniform(size=100), 10)
+    alone = threshold_of(rule_of(critical), 0.9)
+    evidence = of_critical(critical, clusters=np.repeat(np.arange(100), 10))
+    together = threshold_of(ResultSetRule(evidence, MANY, DELTA), 0.9)
+    of_objects = threshold_of(rule_of(critical[::10]), 0.9)
+    assert alone is not None
+    assert together is not None
+    assert together < alone
+    assert together == pytest.approx(of_objects, abs=0.02)
+
+
+def choose(rule: ResultSetRule, places: list[int], probabilities: list[float], coverage: float):
+    classes = np.full(len(places), 2, dtype=np.int8)
+    return rule.choose(np.array(places), np.array(probabilities), classes, coverage)
+
+
 def test_a_set_holds_the_likeliest_label_and_all_above_the_threshold() -> None:
-    rule = ResultSetRule(np.linspace(0, 1, 1001))
-    threshold = rule.threshold(0.9)
-    assert threshold == pytest.approx(0.088, abs=0.005)
-    places = np.array([0, 3, 8])
-    chosen = rule.choose(places, np.array([0.05, 0.6, 0.3]), 0.9)
+    rule = rule_of(np.linspace(0, 1, 1001))
+    assert threshold_of(rule, 0.9) == pytest.approx(0.088, abs=0.005)
+    chosen = choose(rule, [0, 3, 8], [0.05, 0.6, 0.3], 0.9)
     np.testing.assert_array_equal(chosen.places, [3, 8])
     assert (chosen.coverage, chosen.shortfall) == (0.9, None)
-    alone = rule.choose(places, np.array([0.01, 0.03, 0.02]), 0.9)
+    assert chosen.promised_for == ("many",)
+    alone = choose(rule, [0, 3, 8], [0.01, 0.03, 0.02], 0.9)
     np.testing.assert_array_equal(alone.places, [3])
 
 
 def test_where_the_first_guess_is_nearly_always_right_it_is_the_set() -> None:
-    rule = ResultSetRule(np.r_[0.1, np.full(999, np.inf)])
-    assert rule.threshold(0.95) == np.inf
-    chosen = rule.choose(np.array([0, 1]), np.array([0.5, 0.4]), 0.95)
+    chosen = choose(rule_of(np.r_[0.1, np.full(999, np.inf)]), [0, 1], [0.5, 0.4], 0.95)
     np.testing.assert_array_equal(chosen.places, [0])
 
 
 def test_too_few_queries_promise_nothing_and_say_how_many_are_needed() -> None:
-    few, enough = (ResultSetRule(np.full(n, np.inf)) for n in (44, 45))
-    assert few.threshold(0.95) is None
-    assert enough.threshold(0.95) is not None
-    chosen = few.choose(np.array([0, 2, 5]), np.array([0.9, 0.1, 0.0]), 0.95)
+    few, enough = (rule_of(np.full(n, np.inf)) for n in (44, 45))
+    assert enough.shortfall(0.95) is None
+    chosen = choose(few, [0, 2, 5], [0.9, 0.1, 0.0], 0.95)
     np.testing.assert_array_equal(chosen.places, [0, 2, 5])
+    assert chosen.promised_for == ()
     assert chosen.shortfall == (
-        "A coverage of 0.95 needs 45 calibration queries with a match; there are 44."
+        "A coverage of 0.95 needs 45 independent calibration queries with a match; there are 44."
     )
 
 
 def test_matches_that_are_not_found_at_all_cannot_be_promised() -> None:
-    rule = ResultSetRule(np.sort(np.where(np.arange(1000) < 80, -1.0, 0.5)))
-    assert rule.threshold(0.9) == 0.5
-    assert rule.threshold(0.95) is None
-    chosen = rule.choose(np.array([0]), np.array([0.9]), 0.95)
-    assert chosen.shortfall is not None
-    assert "0.920" in chosen.shortfall
+    rule = rule_of(np.where(np.arange(1000) < 80, -1.0, 0.5))
+    assert rule.shortfall(0.9) is None
+    shortfall = choose(rule, [0], [0.9], 0.95).shortfall
+    assert shortfall is not None
+    assert "0.920" in shortfall
 
 
 def test_an_unpromised_set_is_of_the_likeliest_labels() -> None:
     probabilities = RNG.permutation(np.linspace(0, 1, 80))
-    chosen = ResultSetRule(np.ones(3)).choose(np.arange(80) * 2, probabilities, 0.95)
+    chosen = choose(rule_of(np.ones(3)), list(range(0, 160, 2)), probabilities.tolist(), 0.95)
     assert chosen.shortfall is not None
     likeliest = np.argsort(probabilities)[-MOST_UNPROMISED:]
     np.testing.assert_array_equal(chosen.places, np.sort(likeliest) * 2)
+
+
+def test_labels_that_no_query_shows_are_promised_nothing() -> None:
+    """Twenty labels of many items were asked about, a hundred and fifty of one item were not."""
+    rule = ResultSetRule(of_critical(np.full(200, np.inf)), np.array([150, 0, 20]), DELTA)
+    assert rule.promised_for(0.9) == ("many",)
+    shortfall = rule.shortfall(0.9)
+    assert shortfall is not None
+    assert "one item (150 of 170 labels)" in shortfall
+
+
+def test_each_size_class_has_a_threshold_of_its_own() -> None:
+    """Labels of one item are found with low probabilities: they get a low threshold."""
+    critical = np.r_[RNG.uniform(0.5, 1, 400), RNG.uniform(0, 0.5, 400)]
+    evidence = of_critical(critical, np.repeat([2, 0], 400))
+    rule = ResultSetRule(evidence, np.array([10, 0, 10]), DELTA)
+    assert rule.shortfall(0.9) is None
+    fresh = np.random.default_rng(1)
+    for size_class, range_ in ((2, (0.5, 1)), (0, (0, 0.5))):
+        truth = fresh.uniform(*range_, 2000)
+        classes = np.array([2, size_class], dtype=np.int8)
+        covered = [
+            1 in rule.choose(np.arange(2), np.array([2.0, p]), classes, 0.9).places for p in truth
+        ]
+        assert 0.9 <= np.mean(covered) < 0.95

@@ -1,33 +1,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from calibration_evidence import evidence
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from model_store.decision import (
     SIGNALS,
     Calibration,
     LabelMeans,
     LogisticModel,
-    OperatingCurve,
     OutlierDetector,
     OutlierFusion,
     Recalibration,
-    ResultSetRule,
+    Retrieved,
+    Terms,
     VennAbers,
     decide,
 )
 from model_store.encoder import Embeddings
-from model_store.errors import BundleMismatch
+from model_store.errors import BundleMismatch, UnknownSource
 from model_store.predictive import Predictive
-from model_store.search import Neighbours
 
 
 def logistic(signal: str, weight: float, intercept: float = 0.0) -> LogisticModel:
@@ -36,6 +37,9 @@ def logistic(signal: str, weight: float, intercept: float = 0.0) -> LogisticMode
     weights[SIGNALS.index(signal)] = weight
     zero, one = np.zeros(len(SIGNALS)), np.ones(len(SIGNALS))
     return LogisticModel(weights, zero, one, intercept)
+
+
+EVIDENCE = evidence(400, 400, critical=np.r_[np.linspace(0, 1, 400), np.full(400, -1.0)])
 
 
 def calibration() -> Calibration:
@@ -47,19 +51,20 @@ def calibration() -> Calibration:
     return Calibration(
         "encoder",
         search={"index": "IndexFlatIP"},
+        n_candidates=200,
         n_queries=9,
         alpha=0.1,
         coverage=0.9,
-        match_threshold=0.8,
-        operating=OperatingCurve(
-            thresholds=np.array([0.9, 0.8, 0.4]),
-            coverages=np.array([0.2, 0.5, 1.0]),
-            errors=np.array([0.0, 0.04, 0.2]),
-            error_bounds=np.array([0.1, 0.12, 0.3]),
-        ),
+        max_error=0.05,
+        max_false_match_rate=None,
+        delta=0.1,
+        assumed_absent=0.05,
+        expected_absent=None,
         uncertainties=np.arange(1, 10) / 10,
         outlier_scores=np.arange(1.0, 10.0),
         means=LabelMeans(np.eye(3, 2, dtype=np.float32)),
+        label_classes=np.full(3, 2, dtype=np.int8),
+        n_labels=np.array([0, 0, 3]),
         detector=OutlierDetector(
             1,
             *(array(*shape) for shape in ((5,), (5, 2), (20, 2), (3, 2), (2, 2))),
@@ -70,12 +75,11 @@ def calibration() -> Calibration:
         ),
         fusion=OutlierFusion(np.array([1.0, 0, 2, 0, 1]), np.zeros(5), np.ones(5)),
         match=logistic("log_distance", -1.0, intercept=-1.0),
-        no_match=logistic("log_distance", 1.0, intercept=1.0),
         intervals=VennAbers(
             np.array([-3.0, 0, 3]), np.array([0.1, 0.4, 0.7]), np.array([0.2, 0.6, 1])
         ),
         feedback=Recalibration(),
-        sets=ResultSetRule(np.linspace(0, 1, 200)),
+        evidence=EVIDENCE,
         quality_limits={"too_dark": 20.0},
         report={"n_matched": 9},
     )
@@ -86,18 +90,29 @@ def query(spherical_variance: float = 0.35, outlier_score: float = 2.5) -> Predi
     return Predictive(direction, direction, spherical_variance, outlier_score, direction[None])
 
 
-def neighbours(*similarities: float) -> Neighbours:
+def found(
+    *similarities: float,
+    labels: Sequence[int] | None = None,
+    n_listed: int | None = None,
+    shown: Sequence[int] | None = None,
+    allowed: Sequence[bool] | None = None,
+) -> Retrieved:
+    """Items found: all of one label, listed, and shown, unless something else is said."""
     n = len(similarities)
-    return Neighbours(
-        np.arange(n), np.array(similarities), np.arange(n), np.ones(n), np.ones(n - 1)
+    return Retrieved(
+        np.array(similarities),
+        np.array([0] * n if labels is None else labels, dtype=np.int32),
+        n if n_listed is None else n_listed,
+        np.array(range(n) if shown is None else shown, dtype=np.int64),
+        None if allowed is None else np.array(allowed),
     )
 
 
-LABELS = np.zeros(3, dtype=np.int32)
+TERMS = Terms(alpha=0.1, coverage=0.9)
 
 
 def test_without_calibration_nothing_is_invented() -> None:
-    decision = decide(None, query(), neighbours(0.9, 0.8, 0.7), LABELS, 3, 0.05, 0.9)
+    decision = decide(None, query(), found(0.9, 0.8, 0.7), TERMS)
     assert decision.verdict == "not_calibrated"
     assert decision.match_probabilities is None
     assert decision.assessment.outlier_p_value is None
@@ -107,23 +122,20 @@ def test_without_calibration_nothing_is_invented() -> None:
 @pytest.mark.parametrize(
     ("similarity", "outlier_score", "verdict"),
     [
-        (0.95, 2.5, "match"),
+        (0.99, 2.5, "match"),
         (0.80, 2.5, "ambiguous"),
         (0.30, 2.5, "no_match"),
-        (0.95, 9.5, "out_of_distribution"),
+        (0.99, 9.5, "out_of_distribution"),
     ],
 )
 def test_verdicts(similarity: float, outlier_score: float, verdict: str) -> None:
-    found = neighbours(similarity, 0.2, 0.1)
     asked = query(outlier_score=outlier_score)
-    assert decide(calibration(), asked, found, LABELS, 3, 0.1, 0.9).verdict == verdict
+    assert decide(calibration(), asked, found(similarity, 0.2, 0.1), TERMS).verdict == verdict
 
 
 def test_a_query_whose_outlier_score_is_unknown_gets_no_probability() -> None:
     unknown = query(spherical_variance=0.35, outlier_score=np.nan)
-    decision = decide(
-        calibration(), unknown, neighbours(0.9, 0.5), np.array([0, 1], np.int32), 2, 0.1, None
-    )
+    decision = decide(calibration(), unknown, found(0.9, 0.5, labels=[0, 1]), Terms(0.1))
     assert decision.verdict == "not_calibrated"
     assert decision.match_probabilities is decision.match_intervals is decision.result_set is None
     assert decision.no_match_probability is decision.assessment.outlier_p_value is None
@@ -155,9 +167,7 @@ def test_percentile_and_level() -> None:
     assert fitted.uncertainty_percentile(0.95) == 100
     assert fitted.uncertainty_percentile(math.nan) == 100
     levels = [
-        decide(
-            fitted, query(value), neighbours(0.9, 0.8, 0.7), LABELS, 3, 0.1, 0.9
-        ).assessment.level
+        decide(fitted, query(value), found(0.9, 0.8, 0.7), TERMS).assessment.level
         for value in (0.05, 0.75, 0.95)
     ]
     assert levels == ["low", "medium", "high"]
@@ -170,7 +180,8 @@ def test_a_closer_item_of_the_same_label_never_has_a_lower_probability(
     fitted = replace(calibration(), match=logistic("log_distance_ratio", weight))
     ordered = sorted(values, reverse=True)
     labels = np.arange(len(values), dtype=np.int32) % 3
-    decision = decide(fitted, query(), neighbours(*ordered), labels, 10, 0.1, 0.9)
+    shown = range(min(10, len(values)))
+    decision = decide(fitted, query(), found(*ordered, labels=labels.tolist(), shown=shown), TERMS)
     probabilities = decision.match_probabilities
     assert probabilities is not None
     assert len(probabilities) == min(10, len(values))
@@ -182,8 +193,8 @@ def test_a_closer_item_of_the_same_label_never_has_a_lower_probability(
 
 
 def test_a_probability_lies_in_its_interval() -> None:
-    labels = np.arange(3, dtype=np.int32)
-    decision = decide(calibration(), query(), neighbours(0.95, 0.6, -0.9), labels, 3, 0.1, 0.9)
+    retrieved = found(0.95, 0.6, -0.9, labels=[0, 1, 2])
+    decision = decide(calibration(), query(), retrieved, TERMS)
     assert decision.match_probabilities is not None
     assert decision.match_intervals is not None
     lower, upper = decision.match_intervals.T
@@ -194,29 +205,29 @@ def test_a_probability_lies_in_its_interval() -> None:
 
 
 def test_the_result_set_holds_the_nearest_item_of_each_likely_label() -> None:
-    found = neighbours(0.9, 0.88, 0.7, 0.2, -1.0)
-    labels = np.array([0, 0, 1, 1, 2], dtype=np.int32)
+    retrieved = found(0.9, 0.88, 0.7, 0.2, -1.0, labels=[0, 0, 1, 1, 2], shown=[0])
     for coverage, places in ((0.98, [0, 2, 4]), (0.9, [0, 2]), (0.5, [0])):
-        chosen = decide(calibration(), query(), found, labels, 1, 0.1, coverage).result_set
+        terms = Terms(0.1, coverage)
+        chosen = decide(calibration(), query(), retrieved, terms).result_set
         assert chosen is not None
         np.testing.assert_array_equal(chosen.places, places)
 
 
 def test_labels_share_what_none_leaves() -> None:
     """At most one label is the match: with log-odds −log d − 1 against none, by hand."""
-    found = neighbours(0.9, 0.8, 0.7)
-    labels = np.array([0, 1, 0], dtype=np.int32)
-    decision = decide(calibration(), query(), found, labels, 3, 0.1, 0.9)
+    decision = decide(calibration(), query(), found(0.9, 0.8, 0.7, labels=[0, 1, 0]), TERMS)
     odds = np.exp(-1) / (np.array([0.1, 0.2]) + 1e-4)
     expected = (odds / (1 + odds.sum()))[[0, 1, 0]]
     np.testing.assert_allclose(decision.match_probabilities, expected, rtol=1e-9)
+    assert decision.no_match_probability == pytest.approx(1 / (1 + odds.sum()))
+    assert decision.assumed_no_match == decision.no_match_probability
 
 
 def test_feedback_corrects_probabilities_and_intervals_but_no_result_set() -> None:
-    found, labels = neighbours(0.95, 0.6, -0.9), np.arange(3, dtype=np.int32)
+    retrieved = found(0.95, 0.6, -0.9, labels=[0, 1, 2])
     doubtful = replace(calibration(), feedback=Recalibration(0.5, -1.0))
     before, after = (
-        decide(fitted, query(), found, labels, 3, 0.1, 0.9) for fitted in (calibration(), doubtful)
+        decide(fitted, query(), retrieved, TERMS) for fitted in (calibration(), doubtful)
     )
     assert before.match_probabilities is not None
     assert before.match_log_odds is not None
@@ -225,13 +236,14 @@ def test_feedback_corrects_probabilities_and_intervals_but_no_result_set() -> No
     np.testing.assert_array_equal(after.match_log_odds, before.match_log_odds)
     np.testing.assert_allclose(after.match_probabilities, expit(0.5 * before.match_log_odds - 1))
     np.testing.assert_allclose(after.match_intervals, doubtful.feedback.of(before.match_intervals))
-    assert after.no_match_probability == before.no_match_probability
+    # At most one label is right: what the corrected ones leave is for none.
+    assert after.no_match_probability == pytest.approx(1 - after.match_probabilities.sum())
+    assert after.assumed_no_match == before.assumed_no_match
     assert before.result_set is not None
     assert after.result_set is not None
     np.testing.assert_array_equal(after.result_set.places, before.result_set.places)
-    assert (before.verdict, after.verdict) == ("ambiguous", "ambiguous")
-    sure = replace(calibration(), feedback=Recalibration(2.0, 1.0))
-    assert decide(sure, query(), found, labels, 3, 0.1, 0.9).verdict == "match"
+    sure = replace(calibration(), feedback=Recalibration(2.0, 1.0, n_pairs=1000))
+    assert decide(sure, query(), retrieved, TERMS).verdict == "match"
 
 
 def test_saved_and_loaded_it_decides_the_same(tmp_path: Path) -> None:
@@ -239,14 +251,13 @@ def test_saved_and_loaded_it_decides_the_same(tmp_path: Path) -> None:
     fitted.save(tmp_path)
     loaded = Calibration.load(tmp_path)
     assert loaded is not None
-    found = neighbours(0.8, 0.5, 0.4)
-    first = decide(fitted, query(), found, LABELS, 3, 0.1, 0.9)
-    second = decide(loaded, query(), found, LABELS, 3, 0.1, 0.9)
+    first, second = (decide(one, query(), found(0.8, 0.5, 0.4), TERMS) for one in (fitted, loaded))
     np.testing.assert_array_equal(first.match_probabilities, second.match_probabilities)
     assert first.no_match_probability == second.no_match_probability
     assert (loaded.report, loaded.alpha, loaded.n_queries) == ({"n_matched": 9}, 0.1, 9)
     assert loaded.quality_limits == {"too_dark": 20.0}
-    assert loaded.operating.points() == fitted.operating.points()
+    assert loaded.promises().curve() == fitted.promises().curve()
+    assert loaded.promises().matches == fitted.promises().matches
     assert first.result_set is not None
     assert second.result_set is not None
     np.testing.assert_array_equal(first.result_set.places, second.result_set.places)
@@ -256,11 +267,107 @@ def test_saved_and_loaded_it_decides_the_same(tmp_path: Path) -> None:
     np.testing.assert_array_equal(fitted.outlier_score(asked), loaded.outlier_score(asked))
 
 
-def test_the_operating_point_covers_most_within_the_error() -> None:
-    curve = calibration().operating
-    assert curve.at(0.05) == curve.points()[1]
-    assert curve.at(0.01) == curve.points()[0]
-    assert curve.at(0.5) == curve.points()[1]  # the last would call unlikely items a match
+def test_a_probability_does_not_depend_on_what_may_be_listed() -> None:
+    whole = found(0.95, 0.9, 0.6, 0.5, labels=[0, 1, 2, 1])
+    free = decide(calibration(), query(), whole, TERMS)
+    part = replace(whole, shown=np.array([1, 3]), allowed=np.array([False, True, False, True]))
+    shown = decide(calibration(), query(), part, TERMS)
+    assert free.match_probabilities is not None
+    assert shown.match_probabilities is not None
+    np.testing.assert_array_equal(shown.match_probabilities, free.match_probabilities[[1, 1]])
+    assert shown.no_match_probability == pytest.approx(1 - free.match_probabilities[1])
+    assert shown.verdict == "no_match"
+    assert shown.result_set is not None
+    assert (shown.result_set.promised_for, shown.result_set.places.tolist()) == ((), [1])
+    assert shown.result_set.shortfall is not None
+    known = decide(calibration(), query(), part, replace(TERMS, filter_means="known"))
+    assert known.match_probabilities is not None
+    assert known.no_match_probability is not None
+    left = free.no_match_probability
+    assert left is not None
+    np.testing.assert_allclose(
+        known.match_probabilities[0],
+        free.match_probabilities[1] / (free.match_probabilities[1] + left),
+    )
+    assert known.match_probabilities[0] + known.no_match_probability == pytest.approx(1)
+
+
+def test_items_beyond_the_list_change_no_probability_in_it() -> None:
+    short = decide(calibration(), query(), found(0.95, 0.9, labels=[0, 1]), TERMS)
+    longer = found(0.95, 0.9, 0.3, 0.2, labels=[0, 1, 2, 0], n_listed=2)
+    long = decide(calibration(), query(), longer, TERMS)
+    assert short.match_probabilities is not None
+    assert long.match_probabilities is not None
+    np.testing.assert_array_equal(long.match_probabilities[:2], short.match_probabilities)
+    assert 0 < long.match_probabilities[2] < short.no_match_probability
+    assert long.match_probabilities[3] == long.match_probabilities[0]
+
+
+def test_nothing_to_show_is_no_match() -> None:
+    empty = found(0.95, 0.9, shown=[], allowed=[False, False])
+    decision = decide(calibration(), query(), empty, TERMS)
+    assert (decision.verdict, decision.no_match_probability) == ("no_match", 1.0)
+    assert decide(calibration(), query(), found(), TERMS).verdict == "not_calibrated"
+
+
+def test_probabilities_and_verdict_follow_the_share_of_absent_queries() -> None:
+    few, many = (
+        decide(
+            calibration(),
+            query(),
+            found(0.85, 0.2, 0.1),
+            replace(TERMS, expected_absent=share),
+        )
+        for share in (0.05, 0.95)
+    )
+    assert few.match_probabilities is not None
+    assert many.match_probabilities is not None
+    odds = few.match_probabilities[0] / (1 - few.match_probabilities[0])
+    expected = odds * (0.05 / 0.95) ** 2
+    assert many.match_probabilities[0] == pytest.approx(expected / (1 + expected))
+    assert many.assumed_no_match == few.assumed_no_match == few.no_match_probability
+    assert (few.absent_share, many.absent_share) == (0.05, 0.95)
+    assert many.verdict == "no_match"
+    np.testing.assert_allclose(
+        logit(many.match_probabilities[0]), many.match_log_odds[0], rtol=1e-9
+    )
+
+
+def test_what_is_stale_gives_no_match_and_promises_nothing() -> None:
+    retrieved = found(0.99, 0.2, 0.1)
+    assert decide(calibration(), query(), retrieved, TERMS).verdict == "match"
+    stale = decide(calibration(), query(), retrieved, replace(TERMS, stale="It drifted."))
+    assert (stale.verdict, stale.reason) == ("ambiguous", "It drifted.")
+    assert stale.result_set is not None
+    assert (stale.result_set.promised_for, stale.result_set.shortfall) == ((), "It drifted.")
+
+
+def test_an_alpha_that_can_flag_nothing_flags_nothing_and_says_so() -> None:
+    """Nine calibration queries: the smallest p-value is 0.1."""
+    alien = query(outlier_score=1e6)
+    assessment = decide(calibration(), alien, found(0.9), TERMS).assessment
+    assert assessment.is_alien(0.1) is True
+    assert assessment.least_alpha == pytest.approx(0.1)
+    assert assessment.is_alien(0.09) is None
+    assert decide(calibration(), alien, found(0.99), Terms(0.09)).verdict == "match"
+
+
+def test_a_first_item_of_a_label_without_evidence_gets_no_match() -> None:
+    rare = replace(
+        calibration(),
+        label_classes=np.array([0, 2, 2], dtype=np.int8),
+        n_labels=np.array([1, 0, 2]),
+    )
+    decision = decide(rare, query(), found(0.99, 0.2, labels=[0, 1]), TERMS)
+    assert decision.verdict == "ambiguous"
+    assert decision.reason is not None
+    assert "only one" in decision.reason
+    assert decide(rare, query(), found(0.99, 0.2, labels=[1, 0]), TERMS).verdict == "match"
+
+
+def test_a_source_must_be_known() -> None:
+    with pytest.raises(UnknownSource, match="no source was given"):
+        decide(calibration(), query(), found(0.9), replace(TERMS, source="phone"))
 
 
 def test_no_calibration_in_the_directory_is_none(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""Stand-ins for absent queries: the matched ones, of whose label nothing is known.
+
+A query whose label is hidden from its list alone is no absent one: the outlier detector would still
+know the label, and call the query ordinary. So the detector that judges it has not seen its label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
+from model_store.decision import OUTLIER_SIGNALS, OutlierDetector
+from model_store.encoder import Embeddings
+
+N_FOLDS = 10
+"""Of the labels: a detector that knows nine tenths of them is nearly as good as one that knows
+all."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFolds:
+    """Outlier detectors of a gallery, each of which does not know some of its labels.
+
+    Attributes
+    ----------
+    fold_of : of each label, the detector that does not know it.
+    detectors : None where the other labels have too few images to fit one.
+    """
+
+    fold_of: Mapping[str, int]
+    detectors: tuple[OutlierDetector | None, ...]
+
+    def known(self, labels: Sequence[str]) -> NDArray[np.bool_]:
+        """Return for which of B ``labels`` there is a detector, (B,)."""
+        return np.array(
+            [self.detectors[self.fold_of.get(label, 0)] is not None for label in labels]
+        )
+
+    def signals(self, embeddings: Embeddings, labels: Sequence[str]) -> NDArray[np.float64]:
+        """Return outlier signals (B, S) by detectors that do not know the ``labels`` of B queries.
+
+        NaN where there is none.
+        """
+        signals = np.full((len(embeddings), len(OUTLIER_SIGNALS)), np.nan)
+        folds = np.array([self.fold_of.get(label, 0) for label in labels], dtype=np.int64)
+        for fold, detector in enumerate(self.detectors):
+            rows = np.flatnonzero(folds == fold)
+            if detector is not None and len(rows):
+                signals[rows] = detector.signals(embeddings.at(rows))
+        return signals
+
+
+def fit_label_folds(
+    embeddings: Embeddings, labels: Sequence[str], seed: int, n_folds: int = N_FOLDS
+) -> LabelFolds:
+    """Fit detectors to gallery images, each without one fold of the labels.
+
+    Parameters
+    ----------
+    embeddings, labels : N gallery images, in random order.
+    seed : of the folds and of the detectors.
+    """
+    names, codes = np.unique(np.array(labels), return_inverse=True)
+    folds = np.random.default_rng(seed).permutation(len(names)) % min(n_folds, len(names))
+    detectors: list[OutlierDetector | None] = []
+    for fold in range(int(folds.max()) + 1):
+        kept = np.flatnonzero(folds[codes] != fold)
+        if len(kept) < MIN_REFERENCES:
+            detectors.append(None)
+        else:
+            detectors.append(fit_detector(embeddings.at(kept), codes[kept], seed))
+    return LabelFolds(dict(zip(names.tolist(), folds.tolist(), strict=True)), tuple(detectors))

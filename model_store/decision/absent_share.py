@@ -1,0 +1,148 @@
+"""How often a query has nothing to be found: the share of absent queries.
+
+Probabilities are shifted to it, and it is estimated from the queries that are served.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import expit
+
+FLOOR = 0.01
+"""Least share of absent queries that is ever estimated, and as much below one at the most: a
+stream without any absent query so far promises nothing of the next."""
+
+LEAST_QUERIES = 100
+"""Served queries below which the share is not estimated."""
+
+_HALF_CHI2 = 1.920729
+"""Half of the 95 % quantile of χ² with one degree of freedom: how far the log likelihood falls at
+the ends of an interval."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ShareEstimate:
+    """The share of absent queries among n served ones.
+
+    Attributes
+    ----------
+    value : of the greatest likelihood.
+    lower, upper : 95 % interval by likelihood ratio: of sampling, not of the calibration's error.
+    n_queries : n.
+    """
+
+    value: float
+    lower: float
+    upper: float
+    n_queries: int
+
+
+def prior_shift(assumed: float, expected: float) -> float:
+    """Return what to add to all log-odds of a choice when the share of absent queries changes.
+
+    With P(label | query) ∝ P(query | label) P(label), only the prior odds of "any" against "none"
+    change: log((1 − π')/π') − log((1 − π)/π), exactly, for a conditional logit.
+
+    Parameters
+    ----------
+    assumed, expected : shares π and π' of absent queries, in (0, 1).
+    """
+    return math.log1p(-expected) - math.log(expected) - math.log1p(-assumed) + math.log(assumed)
+
+
+def shifted(probabilities: Floats, no_match: Floats, shift: float) -> Floats:
+    """Return match ``probabilities`` (...) after `prior_shift`: p e^c / (p₀ + e^c (1 − p₀)).
+
+    Parameters
+    ----------
+    no_match : p₀, (...) 1 − Σ of the probabilities of the same query.
+    """
+    if shift == 0:
+        return probabilities
+    # Divided by the larger term, so that nothing overflows.
+    scale = math.exp(-min(abs(shift), 700.0))
+    grown, kept = (1.0, scale) if shift > 0 else (scale, 1.0)
+    moved: Floats = probabilities * grown / (no_match * kept + grown * (1 - no_match))
+    return moved
+
+
+def estimate_absent_share(no_match: Floats, counts: Floats, assumed: float) -> ShareEstimate | None:
+    """Estimate the share of absent queries of a stream (Saerens et al. 2002).
+
+    Maximises Σ log(π q/π₀ + (1 − π)(1 − q)/(1 − π₀)) over π in [`FLOOR`, 1 − `FLOOR`], with q the
+    P(no match) of a served query at the assumed share π₀. It is concave, so that its maximum is
+    where expectation maximisation ends.
+
+    Parameters
+    ----------
+    no_match : (m,) values of q.
+    counts : (m,) queries that had each.
+    assumed : π₀.
+
+    Returns
+    -------
+    None below `LEAST_QUERIES`.
+    """
+    n = int(counts.sum())
+    if n < LEAST_QUERIES:
+        return None
+    absent, present = no_match / assumed, (1 - no_match) / (1 - assumed)
+
+    def log_likelihood(share: float) -> float:
+        return float(counts @ np.log(share * absent + (1 - share) * present))
+
+    ends = (FLOOR, 1 - FLOOR)
+    best = minimize_scalar(
+        lambda share: -log_likelihood(share), bounds=ends, method="bounded", options={"xatol": 1e-6}
+    ).x
+    value = float(min(max(best, FLOOR), 1 - FLOOR))
+    value = max((value, *ends), key=log_likelihood)
+    fallen = log_likelihood(value) - _HALF_CHI2
+
+    def bound(end: float) -> float:
+        if log_likelihood(end) >= fallen:
+            return end
+        low, high = sorted((end, value))
+        return float(brentq(lambda share: log_likelihood(share) - fallen, low, high))
+
+    return ShareEstimate(value, bound(ends[0]), bound(ends[1]), n)
+
+
+class ServedShare:
+    """A histogram of P(no match) over served queries, from which their share is estimated.
+
+    Old queries count ever less: with each one, all before lose 1 / `memory` of their weight.
+    """
+
+    memory = 5_000
+    """Queries that are remembered, in effect."""
+
+    _edges = np.linspace(-12, 12, 241)
+    """Log-odds between which queries are counted alike."""
+
+    def __init__(self, assumed: float, counts: Floats | None = None) -> None:
+        self._assumed = assumed
+        middles = (self._edges[1:] + self._edges[:-1]) / 2
+        self._centres: Floats = np.asarray(expit(np.r_[-12.0, middles, 12.0]))
+        self.counts = np.zeros(len(self._centres)) if counts is None else counts
+        if self.counts.shape != self._centres.shape:
+            raise ValueError(f"{self.counts.shape=}; wanted {self._centres.shape}")
+
+    def observe(self, no_match: float) -> None:
+        """Count a served query by its P(no match) at the assumed share."""
+        bounded = min(max(no_match, 1e-9), 1 - 1e-9)
+        place = int(self._edges.searchsorted(math.log(bounded / (1 - bounded))))
+        self.counts *= 1 - 1 / self.memory
+        self.counts[place] += 1
+
+    def estimate(self) -> ShareEstimate | None:
+        """Return the estimate; None as long as too few were served."""
+        seen = self.counts > 0
+        return estimate_absent_share(self._centres[seen], self.counts[seen], self._assumed)

@@ -1,0 +1,119 @@
+"""The calibration queries, and what came of each: every promise is computed from these arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+Absence = Literal["absent_labels", "hidden_labels", "near_misses_of_views"]
+"""What the absent calibration queries are: images of labels that neither the gallery nor anything
+fitted has seen; queries whose own label is hidden from the list and from the outlier detector; or
+views of items, of which the item itself is hidden."""
+
+SIZE_CLASSES = ("one", "few", "many")
+"""Labels by their number of items in the gallery: 1, 2 to 5, more."""
+
+_FEW = 5
+
+Floats = NDArray[np.float64]
+
+
+def size_classes(counts: NDArray[np.integer[Any]]) -> NDArray[np.int8]:
+    """Return the place (C,) in `SIZE_CLASSES` of labels with ``counts`` (C,) items."""
+    return ((counts > 1).astype(np.int8) + (counts > _FEW)).astype(np.int8)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """N calibration queries, each judged by fits that have not seen it.
+
+    Attributes
+    ----------
+    first_probabilities : (N,) match probability of the first item, at the share of absent queries
+        that the model was fitted with.
+    no_match_probabilities : (N,) 1 − Σ of the match probabilities of all labels found.
+    correct : (N,) whether the first item is a true match.
+    absent : (N,) whether the gallery holds no true match.
+    first_classes : (N,) size class of the first item's label.
+    true_classes : (N,) size class of the query's own label; −1 of absent queries.
+    critical : (N,) largest threshold whose result set holds a true match: ∞ where the likeliest
+        label is right, −1 where no candidate is, and of absent queries.
+    clusters : (N,) queries of one cluster are no independent evidence: copies, photographs of one
+        object, absent queries of one label.
+    sources : (N,) place in ``source_names`` of where the query comes from.
+    source_names : of all sources; one empty name where none was given.
+    absence : what the absent queries are.
+    rivals : how many times as many labels a served absent query may be taken for as these could
+        be: n / (n − 1) where each has one of the gallery's n labels hidden from it, else 1.
+    """
+
+    first_probabilities: Floats
+    no_match_probabilities: Floats
+    correct: NDArray[np.bool_]
+    absent: NDArray[np.bool_]
+    first_classes: NDArray[np.int8]
+    true_classes: NDArray[np.int8]
+    critical: Floats
+    clusters: NDArray[np.int64]
+    sources: NDArray[np.int16]
+    source_names: Sequence[str]
+    absence: Absence
+    rivals: float
+
+    def __post_init__(self) -> None:
+        lengths = {len(getattr(self, name)) for name in ARRAYS}
+        if len(lengths) > 1:
+            raise ValueError(f"evidence of {sorted(lengths)} queries; wanted arrays of one length")
+        if self.absence not in get_args(Absence):
+            raise ValueError(f"{self.absence=}; wanted one of {get_args(Absence)}")
+
+    def __len__(self) -> int:
+        return len(self.correct)
+
+    def at(self, chosen: NDArray[np.bool_]) -> Evidence:
+        """Return the evidence of the queries ``chosen`` (N,)."""
+        return replace(self, **{name: getattr(self, name)[chosen] for name in ARRAYS})
+
+    def of_source(self, name: str) -> Evidence:
+        """Return the evidence of the queries that come from ``name``, a known source."""
+        return self.at(self.sources == list(self.source_names).index(name))
+
+
+ARRAYS = tuple(
+    field.name
+    for field in fields(Evidence)
+    if field.name not in {"source_names", "absence", "rivals"}
+)
+
+
+def design_effect(values: Floats, clusters: NDArray[np.int64]) -> float:
+    """Return how many times too many dependent queries count as evidence, at least 1 (Kish 1965).
+
+    1 + (m − 1) ρ with m the mean size of a query's cluster and ρ the intraclass correlation of the
+    ranks of ``values``, by one-way analysis of variance; ρ = 1 where there is a single cluster.
+
+    Parameters
+    ----------
+    values, clusters : (n,) of the queries.
+    """
+    n = len(values)
+    _, codes, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
+    n_clusters = len(sizes)
+    mean_size = float((sizes**2).sum() / max(n, 1))
+    if n_clusters == n:
+        return 1.0
+    if n_clusters == 1:
+        return mean_size
+    ranks = rankdata(values)
+    means = np.bincount(codes, ranks) / sizes
+    between = float(sizes @ (means - ranks.mean()) ** 2) / (n_clusters - 1)
+    within = float(((ranks - means[codes]) ** 2).sum()) / (n - n_clusters)
+    typical = (n - float((sizes**2).sum()) / n) / (n_clusters - 1)
+    spread = between + (typical - 1) * within
+    correlation = 0.0 if spread <= 0 else min(max((between - within) / spread, 0.0), 1.0)
+    return 1 + (mean_size - 1) * correlation

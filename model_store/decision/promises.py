@@ -1,0 +1,185 @@
+"""What is promised of a stream of queries: thresholds on probabilities, and what is missing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.decision.absent_share import prior_shift
+from model_store.decision.evidence import SIZE_CLASSES, Evidence
+from model_store.decision.operating import OperatingPoint, Stream, least_queries
+from model_store.decision.recalibration import Recalibration
+from model_store.decision.result_sets import ResultSetRule
+
+LEAST_ABSENT_LABELS = 10
+"""Labels below which queries with their own label hidden say too little of absent ones: what is
+left of five labels without one is easier to tell from it than five are from a sixth."""
+
+MOST_UNKNOWN = 0.1
+"""Share of absent queries above which their errors decide what can be promised, so that nothing
+can be where too little is known of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchPromise:
+    """From which probability on first items of one size class of labels are called a match.
+
+    Attributes
+    ----------
+    size_class : of the first item's label, one of `SIZE_CLASSES`.
+    threshold : on the match probability; ∞ where nothing can be promised.
+    point : what it leads to among first items of that class; None without a threshold.
+    shortfall : why there is no threshold, and how many queries would do; None where there is one.
+    """
+
+    size_class: str
+    threshold: float
+    point: OperatingPoint | None
+    shortfall: str | None
+
+
+class Promises:
+    """All that a calibration promises of one source of queries at one share of absent ones.
+
+    Parameters
+    ----------
+    evidence : the calibration queries of that source.
+    n_labels : (3,) labels of the gallery in each of `SIZE_CLASSES`.
+    assumed : share of absent queries that the probabilities were fitted with.
+    expected : share that is promised for.
+    feedback : the correction of match probabilities.
+    max_error : largest share of wrong ones among first items that are called a match.
+    max_false_match_rate : largest FPIR, the share of absent queries that get a match; None for any.
+    delta : promises are kept with probability 1 − δ over calibrations, each by itself.
+
+    Attributes
+    ----------
+    shift : what is added to all log-odds, see `prior_shift`.
+    matches : the promise of each size class.
+    unknown_absence : why nothing is foretold of absent queries; None where it is.
+    sets : which items belong in result sets.
+    """
+
+    def __init__(
+        self,
+        evidence: Evidence,
+        n_labels: NDArray[np.int64],
+        assumed: float,
+        expected: float,
+        feedback: Recalibration,
+        max_error: float,
+        max_false_match_rate: float | None,
+        delta: float,
+    ) -> None:
+        self.expected = expected
+        self.shift = prior_shift(assumed, expected)
+        self.max_error, self.max_false_match_rate = max_error, max_false_match_rate
+        self.stream = Stream.of(evidence, assumed, expected, feedback, delta)
+        self._first_classes = evidence.first_classes
+        self.unknown_absence = _why_absence_is_unknown(evidence)
+        self.matches = tuple(self._promise(place, int(n)) for place, n in enumerate(n_labels))
+        self._thresholds = np.array([promise.threshold for promise in self.matches])
+        self.sets = ResultSetRule(evidence, n_labels, delta)
+
+    def threshold(self, size_class: int) -> float:
+        """Return the probability from which a first item of ``size_class`` is a match."""
+        return float(self._thresholds[size_class])
+
+    @property
+    def point(self) -> OperatingPoint:
+        """What calling first items a match leads to, all size classes together."""
+        accepted = self.stream.probabilities >= self._thresholds[self._first_classes]
+        return self._told(self.stream.point_of(accepted, float(self._thresholds.min())))
+
+    @property
+    def gives_matches(self) -> bool:
+        """Whether any first item can be called a match."""
+        return bool(np.isfinite(self._thresholds).any())
+
+    def curve(self) -> list[OperatingPoint]:
+        """Return the risk-coverage curve, whatever the size class, from the strictest on."""
+        return [self._told(point) for point in self.stream.curve()]
+
+    def at(self, max_error: float) -> OperatingPoint | None:
+        """Return the widest point that promises ``max_error``, whatever the size class."""
+        threshold = self.stream.widest(max_error)
+        return None if threshold is None else self._told(self.stream.point(threshold))
+
+    def _promise(self, size_class: int, n_labels: int) -> MatchPromise:
+        name = SIZE_CLASSES[size_class]
+        of_class = self.stream.at_rows(self._first_classes == size_class)
+        by_error = of_class.widest(self.max_error)
+        if self.unknown_absence is not None and self.expected > MOST_UNKNOWN:
+            return MatchPromise(name, math.inf, None, self._absence_shortfall())
+        if by_error is None:
+            whom = "" if n_labels == 0 else _whom(name)
+            return MatchPromise(name, math.inf, None, self._error_shortfall(of_class, whom))
+        threshold = by_error
+        if self.max_false_match_rate is not None:
+            by_rate = self.stream.strictest(self.max_false_match_rate)
+            if by_rate is None or self.unknown_absence is not None:
+                return MatchPromise(name, math.inf, None, self._rate_shortfall())
+            threshold = max(by_error, by_rate)
+        return MatchPromise(name, threshold, self._told(of_class.point(threshold)), None)
+
+    def _told(self, point: OperatingPoint) -> OperatingPoint:
+        """Return the point without what is not known of absent queries."""
+        if self.unknown_absence is None:
+            return point
+        return replace(point, false_match_rate=None, false_match_bound=None)
+
+    def _absence_shortfall(self) -> str:
+        return (
+            f"With a share of {self.expected:g} absent queries, no error among matches can be "
+            f"promised: {self.unknown_absence}."
+        )
+
+    def _error_shortfall(self, stream: Stream, whom: str) -> str:
+        n = int((~stream.absent).sum())
+        needed = stream.queries_needed(self.max_error) if n else None
+        least = math.ceil(least_queries(self.max_error, stream.delta))
+        wanted = (
+            f"at least {least} that are answered"
+            if needed is None or needed <= n
+            else f"about {needed} would do"
+        )
+        return (
+            f"An error of at most {self.max_error:g} among matches cannot be promised: there are "
+            f"{n} calibration queries with a match{whom}, {wanted}."
+        )
+
+    def _rate_shortfall(self) -> str:
+        assert self.max_false_match_rate is not None  # noqa: S101 - the caller has looked
+        least = math.ceil(least_queries(self.max_false_match_rate, self.stream.delta))
+        why = self.unknown_absence or (
+            f"the absent calibration queries are worth {self.stream.n_absent_effective:.0f} "
+            f"independent ones, {least} or more are needed"
+        )
+        return (
+            f"A match for at most {self.max_false_match_rate:g} of the absent queries cannot be "
+            f"promised: {why}."
+        )
+
+
+def _whom(size_class: str) -> str:
+    return {
+        "one": " whose first item is its label's only one",
+        "few": " whose first item has a label with 2 to 5 items",
+        "many": " whose first item has a label with more than 5 items",
+    }[size_class]
+
+
+def _why_absence_is_unknown(evidence: Evidence) -> str | None:
+    """Return why the absent calibration queries say nothing of FPIR; None where they do."""
+    if evidence.absence != "hidden_labels":
+        return None
+    n_labels = len(np.unique(evidence.clusters[evidence.absent]))
+    if n_labels >= LEAST_ABSENT_LABELS:
+        return None
+    return (
+        f"what an absent query looks like is not known from {n_labels} hidden labels; have "
+        f"{LEAST_ABSENT_LABELS}, or withhold some for calibration"
+    )

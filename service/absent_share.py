@@ -1,0 +1,92 @@
+"""How often served queries have no match in the gallery: estimated, and which share is used."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from model_store.decision import Absence, Calibration, Decision, ServedShare, ShareEstimate
+from service.schemas import ShareOrigin
+
+REMEMBERED = 10_000
+"""Pictures that count once, however often they are sent."""
+
+ESTIMATED_EVERY = 50
+"""Served queries after which the share is estimated anew: in between, equal queries get equal
+answers."""
+
+DIGITS = 2
+"""Decimals of an estimate that is used: its interval is wider."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentState:
+    """What is known of the share of absent queries; see `service.schemas.AbsentState`."""
+
+    assumed: float
+    expected: float | None
+    estimated: float | None
+    interval: tuple[float, float] | None
+    n_served: int
+    used: float
+    is_hint: bool
+    basis: Absence
+
+
+class AbsentShareWatch:
+    """Estimates the share of absent queries among those that are served, each picture once.
+
+    The estimate is used where the gallery's owner names no share, unless the calibration queries
+    are views of items: views say too little of absent queries.
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._calibration = calibration
+        self._served = ServedShare(calibration.assumed_absent)
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._n_served = 0
+        self._estimate: ShareEstimate | None = None
+
+    @property
+    def state(self) -> AbsentState:
+        """What is known now."""
+        calibration, estimate = self._calibration, self._estimate
+        is_hint = calibration.evidence.absence == "near_misses_of_views"
+        used = calibration.default_share
+        if estimate is not None and calibration.expected_absent is None and not is_hint:
+            used = round(estimate.value, DIGITS)
+        return AbsentState(
+            calibration.assumed_absent,
+            calibration.expected_absent,
+            None if estimate is None else estimate.value,
+            None if estimate is None else (estimate.lower, estimate.upper),
+            self._n_served,
+            used,
+            is_hint,
+            calibration.evidence.absence,
+        )
+
+    def choose(self, asked: float | None, of_key: float | None) -> tuple[float, ShareOrigin]:
+        """Return the share to use, and who named it."""
+        if asked is not None:
+            return asked, "request"
+        if of_key is not None:
+            return of_key, "key"
+        state = self.state
+        if state.estimated is None or state.expected is not None or state.is_hint:
+            return state.used, "bundle"
+        return state.used, "estimated"
+
+    def observe(self, query_id: str, decision: Decision) -> None:
+        """Count a served query, unless it was seen before or is out of distribution."""
+        if decision.assumed_no_match is None or query_id in self._seen:
+            return
+        if decision.verdict == "out_of_distribution":
+            return
+        self._seen[query_id] = None
+        if len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+        self._served.observe(decision.assumed_no_match)
+        self._n_served += 1
+        if self._n_served % ESTIMATED_EVERY == 0:
+            self._estimate = self._served.estimate()

@@ -1,0 +1,199 @@
+"""What is promised of matches: errors and false matches, by size class, source and share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from calibration_evidence import evidence
+from scipy.stats import binom, binomtest
+
+from model_store.decision import Evidence, Promises, Recalibration, Stream
+from model_store.decision.evidence import design_effect
+from model_store.decision.operating import errors_allowed, upper_bound
+
+MANY = np.array([0, 0, 30])
+NO_FEEDBACK = Recalibration()
+
+
+def promises(of: Evidence, **changes: Any) -> Promises:
+    terms: dict[str, Any] = {
+        "n_labels": MANY,
+        "assumed": 0.05,
+        "expected": 0.05,
+        "feedback": NO_FEEDBACK,
+        "max_error": 0.05,
+        "max_false_match_rate": None,
+        "delta": 0.1,
+    }
+    return Promises(of, **(terms | changes))
+
+
+def true_error(threshold: float, share: float = 0.05) -> float:
+    """The error of matches from a threshold on, of the evidence's own distributions."""
+    fresh = evidence(40_000, 40_000, seed=99)
+    weight = np.where(fresh.absent, share, 1 - share)
+    accepted = fresh.first_probabilities >= threshold
+    return float(np.average(~fresh.correct[accepted], weights=weight[accepted]))
+
+
+def test_the_bound_is_the_exact_binomial_one_for_whole_numbers() -> None:
+    for wrong, n in ((0, 45), (2, 40), (5, 100)):
+        exact = binomtest(wrong, n).proportion_ci(confidence_level=0.8, method="exact").high
+        assert upper_bound(wrong / n, n, 0.1) == pytest.approx(exact)
+    assert upper_bound(0.0, 0, 0.1) == upper_bound(1.0, 10, 0.1) == 1
+
+
+def test_an_error_is_promised_with_confidence_and_not_on_average() -> None:
+    """Of 200 calibrations at most a tenth may exceed it, beyond what chance explains."""
+    exceeded = 0
+    for seed in range(200):
+        threshold = promises(evidence(300, 300, seed)).threshold(2)
+        exceeded += math.isfinite(threshold) and true_error(threshold) > 0.05
+    assert exceeded <= binom.ppf(0.999, 200, 0.1)
+
+
+def test_false_matches_are_promised_with_confidence() -> None:
+    exceeded, n_given = 0, 0
+    for seed in range(200):
+        # Each absent query of a label of its own: nothing depends on anything.
+        of = evidence(300, 300, seed, clusters=np.arange(600))
+        given = promises(of, max_false_match_rate=0.02)
+        fresh = evidence(10, 40_000, seed=98)
+        accepted = fresh.first_probabilities[fresh.absent] >= given.threshold(2)
+        exceeded += float(accepted.mean()) > 0.02
+        point = given.matches[2].point
+        if point is not None:  # else the error could not be promised
+            n_given += 1
+            assert point.false_match_bound is not None
+            assert point.false_match_bound <= 0.02
+    assert n_given > 150
+    assert exceeded <= binom.ppf(0.999, 200, 0.1)
+
+
+def test_a_calibration_too_small_gives_no_match_and_says_how_many_would_do() -> None:
+    given = promises(evidence(40, 100))
+    promise = given.matches[2]
+    assert promise.threshold == math.inf
+    assert promise.point is None
+    assert not given.gives_matches
+    assert promise.shortfall is not None
+    assert "40 calibration queries" in promise.shortfall
+    assert "would do" in promise.shortfall
+
+
+def test_the_plan_comes_true() -> None:
+    """So many queries as are planned promise the error in about four of five calibrations."""
+    n = Stream.of(evidence(200, 200, 5), 0.05, 0.05, NO_FEEDBACK, 0.1).queries_needed(0.02)
+    assert n is not None
+    promised = {
+        size: np.mean(
+            [
+                promises(evidence(size, size, seed), max_error=0.02).gives_matches
+                for seed in range(60)
+            ]
+        )
+        for size in (n // 2, n, 2 * n)
+    }
+    assert promised[n // 2] < 0.5
+    assert promised[n] > 0.6
+    assert promised[2 * n] > 0.8
+
+
+def test_too_few_absent_labels_promise_nothing_of_absent_queries() -> None:
+    of = evidence(
+        absence="hidden_labels",
+        clusters=np.where(np.arange(600) < 300, np.arange(600), 700 + np.arange(600) % 3),
+    )
+    plain = promises(of)
+    assert plain.unknown_absence is not None
+    assert plain.point.false_match_rate is None
+    assert plain.gives_matches
+    for changes in ({"max_false_match_rate": 0.2}, {"expected": 0.5}):
+        shortfall = promises(of, **changes).matches[2].shortfall
+        assert shortfall is not None
+        assert "3 hidden labels" in shortfall
+
+
+def test_hidden_queries_meet_one_label_fewer_than_absent_ones() -> None:
+    plain, hidden = (promises(evidence(rivals=rivals)).stream.point(0.3) for rivals in (1.0, 1.25))
+    assert hidden.false_match_rate == pytest.approx(1.25 * plain.false_match_rate)
+    assert hidden.false_match_bound == pytest.approx(1.25 * plain.false_match_bound)
+    assert hidden.error > plain.error
+
+
+def test_first_items_of_a_class_without_evidence_get_no_match() -> None:
+    of = evidence(first_classes=np.where(np.arange(600) % 20 == 0, 0, 2).astype(np.int8))
+    given = promises(of, n_labels=np.array([150, 0, 20]))
+    assert given.threshold(0) == math.inf
+    assert math.isfinite(given.threshold(2))
+    assert given.matches[0].shortfall is not None
+    assert "its label's only one" in given.matches[0].shortfall
+
+
+def test_more_absent_queries_ask_for_more_certainty() -> None:
+    of = evidence(1000, 1000)
+    few, many = (promises(of, expected=share) for share in (0.05, 0.5))
+    # The model assumes 5 %: at 50 % every probability falls, so that fewer are accepted.
+    assert many.point.coverage < few.point.coverage
+    assert true_error(few.threshold(2)) <= 0.05
+    assert many.shift == pytest.approx(math.log(0.05 / 0.95))
+
+
+def test_a_source_is_promised_by_its_own_queries() -> None:
+    """Half of the queries come from a camera with which everything is wrong."""
+    base = evidence(600, 600)
+    bad = np.arange(1200) % 2 == 1
+    of = replace(
+        base,
+        correct=base.correct & ~bad,
+        sources=bad.astype(np.int16),
+        source_names=["phone", "scanner"],
+    )
+    assert promises(of.of_source("phone")).gives_matches
+    assert not promises(of.of_source("scanner")).gives_matches
+
+
+def test_after_a_correction_thresholds_follow_the_corrected_probabilities() -> None:
+    """The truth lies 1.2 nats below what was calibrated: uncorrected outcomes say nothing of it."""
+    of, corrected = evidence(1000, 1000), Recalibration(1.0, -1.2, n_pairs=2000)
+    given = promises(of, feedback=corrected)
+    fresh = evidence(40_000, 40_000, seed=97)
+    now = corrected.of(fresh.first_probabilities)
+    weight = np.where(fresh.absent, 0.05, 0.95)
+    accepted = now >= given.threshold(2)
+    assert accepted.any()
+    assert np.average(1 - now[accepted], weights=weight[accepted]) <= 0.05
+    # As many pairs as users spoke of, and no more, are the evidence.
+    few = promises(of, feedback=replace(corrected, n_pairs=30))
+    assert not few.gives_matches
+
+
+def test_the_design_effect_is_one_over_the_share_of_independent_queries() -> None:
+    generator = np.random.default_rng(0)
+    independent = generator.uniform(size=400)
+    assert design_effect(independent, np.arange(400)) == 1
+    assert design_effect(independent, np.arange(400) // 4) == pytest.approx(1, abs=0.4)
+    repeated = np.repeat(generator.uniform(size=100), 4)
+    assert design_effect(repeated, np.arange(400) // 4) == pytest.approx(4, abs=0.05)
+    assert design_effect(independent, np.zeros(400, dtype=int)) == 400
+
+
+def test_errors_allowed_scale_with_the_dependence() -> None:
+    assert errors_allowed(300, 300, 0.9, 0.1) == int(binom.ppf(0.1, 300, 0.1)) - 1
+    assert errors_allowed(300, 100, 0.9, 0.1) == 3 * errors_allowed(100, 100, 0.9, 0.1)
+    assert errors_allowed(20, 20, 0.9, 0.1) == errors_allowed(0, 0, 0.9, 0.1) == -1
+
+
+def test_a_match_is_never_unlikelier_than_not() -> None:
+    sure = evidence(correct=np.arange(600) < 300)  # all right, whatever the probability
+    assert promises(sure, max_error=0.5).threshold(2) >= 0.5
+
+
+def test_no_threshold_keeps_an_impossible_promise() -> None:
+    never = promises(evidence(correct=np.zeros(600, dtype=bool)))
+    assert never.at(0.1) is None
+    assert not never.gives_matches
