@@ -6,11 +6,12 @@ functions here. `signals` says what a result list and the `label_means` know of 
 `venn_abers` says what they lie between; `outliers` measures how alien a query is; `result_sets`
 chooses as few items as hold a match; `operating` says what each threshold on a probability would
 cost; `calibration` holds the fitted whole; `verdict` decides; `drift` watches whether all of that
-still holds.
+still holds, and `error_watch` how often a match is wrong, both by `betting`.
 """
 
 from model_store.decision.calibration import Calibration
-from model_store.decision.drift import DriftTest
+from model_store.decision.drift import DriftState, DriftTest
+from model_store.decision.error_watch import ErrorTest, error_interval
 from model_store.decision.label_means import LabelMeans, label_means
 from model_store.decision.logistic import LogisticModel, bounded_logit, choice_probabilities
 from model_store.decision.operating import OperatingCurve, OperatingPoint
@@ -27,7 +28,9 @@ __all__ = [
     "Assessment",
     "Calibration",
     "Decision",
+    "DriftState",
     "DriftTest",
+    "ErrorTest",
     "LabelMeans",
     "LogisticModel",
     "OperatingCurve",
@@ -43,6 +46,7 @@ __all__ = [
     "bounded_logit",
     "choice_probabilities",
     "decide",
+    "error_interval",
     "label_means",
     "labels_found",
     "signals",
