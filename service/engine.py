@@ -34,10 +34,10 @@ from service.batching import MicroBatcher, largest_useful_batch, useful_turn
 from service.cache import CacheEntry
 from service.cache_keys import key_prefix
 from service.decoding import Prepared
-from service.drift import DriftWatch
 from service.outcomes import Asked, Assessed, Embedded, Encoded, Found, Similar
 from service.schemas import QueryImage
 from service.single_flight import SingleFlight
+from service.watch import Watch
 from service.workplace import Workplace
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class SearchEngine:
         )
         joined = workplace.telemetry.single_flight_joins.labels(bundle.name)
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
-        self._drift = DriftWatch(bundle.retriever.calibration)
+        self.watch = Watch(bundle, workplace.feedback, workplace.audit_share)
         self._key_prefix = key_prefix(bundle.retriever)
         self._heard = (0, 0)
         self.canary_at = -math.inf
@@ -101,6 +101,7 @@ class SearchEngine:
             encoder.close()
             raise
         try:
+            await engine.watch.restore()
             await engine.canary()
         except BaseException:
             await engine.close()
@@ -118,7 +119,7 @@ class SearchEngine:
         """Stop, and let go of the encoder."""
         # At once: an encoder that hangs would keep the batcher waiting for it.
         encoder_closes = asyncio.to_thread(self._retriever.encoder.close)
-        await asyncio.gather(self._batcher.close(), encoder_closes)
+        await asyncio.gather(self._batcher.close(), encoder_closes, self.watch.keep())
         if self.bundle.live is not None:
             await asyncio.to_thread(self.bundle.live.close)
 
@@ -177,12 +178,7 @@ class SearchEngine:
     @property
     def stale(self) -> str | None:
         """Why the calibration does not hold for what is served; None where it does."""
-        return self._retriever.stale or self._drift.reason
-
-    @property
-    def drift_log_capital(self) -> float:
-        """Evidence that queries are no longer like the calibration's, in nats."""
-        return self._drift.log_capital
+        return self._retriever.stale or self.watch.reason
 
     async def search(self, data: bytes, asked: Asked) -> Found:
         """Answer for the bytes of an uploaded image.
@@ -194,10 +190,11 @@ class SearchEngine:
         started = time.perf_counter()
         encoded = await self.encoded(data)
         answer = await self.compute(lambda: self._find(encoded.predictive, asked))
-        self._drift.observe(encoded.query_id, answer.predictive.outlier_score)
+        self.watch.drift.observe(encoded.query_id, answer.predictive.outlier_score)
+        audit = self.watch.answered(encoded.query_id, answer)
         total = {"total": time.perf_counter() - started}
         seconds = encoded.seconds | answer.seconds | total
-        return Found(encoded.query_id, encoded.image, answer, encoded.cache, seconds)
+        return Found(encoded.query_id, encoded.image, answer, encoded.cache, seconds, audit)
 
     async def assess(self, data: bytes, alpha: float | None) -> Assessed:
         """Look at an uploaded image without searching; what is encoded is cached for the search.
@@ -286,7 +283,8 @@ class SearchEngine:
         stages = {"cache": time.perf_counter() - started}
         answer = await self.compute(lambda: self._find(entry.predictive, asked))
         stages |= answer.seconds | {"total": time.perf_counter() - started}
-        return Found(query_id, entry.image, answer, "hit", stages)
+        audit = self.watch.answered(query_id, answer)
+        return Found(query_id, entry.image, answer, "hit", stages, audit)
 
     async def embed(self, data: bytes, alpha: float | None) -> Embedded:
         """The embedding of an uploaded image; cached for a search, and taken from the cache.

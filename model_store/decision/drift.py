@@ -75,6 +75,8 @@ class DriftTest:
         self._calibration = sorted(calibration_scores)
         self._generator = np.random.default_rng(seed)
         self._alarmed_for = 0
+        self._served: list[float] = []
+        self._log_capital = 0.0
         self._begin()
 
     @property
@@ -136,7 +138,7 @@ class DriftTest:
 
     def _begin(self) -> None:
         self._scores = list(self._calibration)
-        self._served: list[float] = []
+        self._served = []
         self._present = Jumper([1 / len(_BETS)] * len(_BETS), rate=0)
         self._later = Jumper([1 / (1 + len(_BETS))] * (1 + len(_BETS)), rate=_JUMP)
         self._log_capital = 0.0

@@ -25,6 +25,7 @@ from service.schemas.changes import (
     ItemWritten,
 )
 from service.schemas.feedback import (
+    ErrorsOverTime,
     FeedbackAnswer,
     FeedbackCorrection,
     FeedbackRequest,
@@ -94,6 +95,7 @@ __all__ = [
     "CalibrationStatus",
     "EmbeddingAnswer",
     "EncoderState",
+    "ErrorsOverTime",
     "FeedbackAnswer",
     "FeedbackCorrection",
     "FeedbackRequest",

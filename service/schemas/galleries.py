@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from service.schemas.bundles import BundleState, CalibrationStatus
-from service.schemas.feedback import FeedbackCorrection, FeedbackSummary
+from service.schemas.feedback import ErrorsOverTime, FeedbackCorrection, FeedbackSummary
 
 
 class GalleryName(BaseModel):
@@ -93,6 +93,9 @@ class CalibrationReport(BaseModel):
         "world) and `corrupted` calibration images from ordinary queries; cross-fitted."
     )
     feedback: FeedbackSummary | None = Field(description="None as long as nobody said anything.")
+    errors_over_time: ErrorsOverTime | None = Field(
+        description="Of verdict `match`. None where the service keeps no feedback."
+    )
     correction: FeedbackCorrection | None = Field(
         description="Of match probabilities, by feedback; everything else here is measured before "
         "it. None where the gallery was calibrated without feedback."
