@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-_SCHEMA = """
+_FEEDBACK = """
 CREATE TABLE IF NOT EXISTS feedback (
   gallery TEXT NOT NULL,
   bundle TEXT NOT NULL,
@@ -23,11 +24,23 @@ CREATE TABLE IF NOT EXISTS feedback (
   received_at REAL NOT NULL,
   match_log_odds REAL,
   match_fingerprint TEXT,
+  first_received_at REAL,
   PRIMARY KEY (bundle, query_id, item_id)
 ) WITHOUT ROWID
 """
 
-_ADDED = {"match_log_odds": "REAL", "match_fingerprint": "TEXT"}
+_AUDITS = """
+CREATE TABLE IF NOT EXISTS audits (
+  bundle TEXT NOT NULL,
+  query_id TEXT NOT NULL,
+  item_id TEXT NOT NULL,
+  asked_at REAL NOT NULL,
+  PRIMARY KEY (bundle, query_id, item_id)
+) WITHOUT ROWID
+"""
+
+_FITTED_TO = {"match_log_odds": "REAL", "match_fingerprint": "TEXT"}
+_ADDED = _FITTED_TO | {"first_received_at": "REAL"}
 """Columns that files of earlier releases lack; what was kept there cannot be fitted to."""
 
 
@@ -91,23 +104,39 @@ class FeedbackSummary:
     share: float
 
 
+@dataclass(frozen=True, slots=True)
+class Reviews:
+    """What users said of the matches that they were asked to review.
+
+    Attributes
+    ----------
+    n_asked : matches drawn for review.
+    wrong : (n,) whether each match that was reviewed is wrong, by the time of the first word on it;
+        the last word counts.
+    """
+
+    n_asked: int
+    wrong: tuple[bool, ...]
+
+
 class FeedbackLog:
     """A SQLite file; each pair counts once, with what was said of it last."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     def record(self, feedback: Feedback) -> None:
         """Keep it: durable once this returns."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(self._path)) as connection, connection:
-            connection.execute(_SCHEMA)
-            for column in _ADDED.keys() - _columns(connection):
-                connection.execute(f"ALTER TABLE feedback ADD COLUMN {column} {_ADDED[column]}")
+        now = time.time()
+        with self._opened() as connection:
             connection.execute(
-                "INSERT OR REPLACE INTO feedback (gallery, bundle, query_id, item_id, correct, "
-                "rank, match_probability, received_at, match_log_odds, match_fingerprint) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO feedback (gallery, bundle, query_id, item_id, correct, "
+                "rank, match_probability, received_at, match_log_odds, match_fingerprint, "
+                "first_received_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET correct = excluded.correct, rank = excluded.rank, "
+                "match_probability = excluded.match_probability, "
+                "received_at = excluded.received_at, match_log_odds = excluded.match_log_odds, "
+                "match_fingerprint = excluded.match_fingerprint",
                 (
                     feedback.gallery,
                     feedback.bundle,
@@ -116,17 +145,18 @@ class FeedbackLog:
                     feedback.correct,
                     feedback.rank,
                     feedback.match_probability,
-                    time.time(),
+                    now,
                     feedback.match_log_odds,
                     feedback.match_fingerprint,
+                    now,
                 ),
             )
 
     def summary(self, bundle: str) -> FeedbackSummary | None:
         """Of a bundle; None where nobody has said anything."""
-        if not self._path.exists():
+        if not self.path.exists():
             return None
-        with closing(sqlite3.connect(self._path)) as connection:
+        with self._opened() as connection:
             n, probability, share = connection.execute(
                 "SELECT COUNT(*), AVG(match_probability), AVG(correct) FROM feedback "
                 "WHERE bundle = ?",
@@ -134,13 +164,58 @@ class FeedbackLog:
             ).fetchone()
         return FeedbackSummary(n, probability, share) if n else None
 
+    def ask(self, bundle: str, matches: Iterable[tuple[str, str]]) -> None:
+        """Keep which matches, pairs of a query's and an item's id, were drawn for review."""
+        now = time.time()
+        rows = [(bundle, query_id, item_id, now) for query_id, item_id in matches]
+        with self._opened() as connection:
+            connection.executemany("INSERT OR IGNORE INTO audits VALUES (?, ?, ?, ?)", rows)
+
+    def asked(self, bundle: str, query_id: str, item_id: str) -> bool:
+        """Return whether a match was drawn for review."""
+        if not self.path.exists():
+            return False
+        with self._opened() as connection:
+            found = connection.execute(
+                "SELECT 1 FROM audits WHERE bundle = ? AND query_id = ? AND item_id = ?",
+                (bundle, query_id, item_id),
+            ).fetchone()
+        return found is not None
+
+    def reviews(self, bundle: str) -> Reviews:
+        """Return what was said of the matches that were drawn for review."""
+        if not self.path.exists():
+            return Reviews(0, ())
+        with self._opened() as connection:
+            (n_asked,) = connection.execute(
+                "SELECT COUNT(*) FROM audits WHERE bundle = ?", (bundle,)
+            ).fetchone()
+            rows = connection.execute(
+                "SELECT correct FROM feedback JOIN audits USING (bundle, query_id, item_id) "
+                "WHERE bundle = ? ORDER BY COALESCE(first_received_at, received_at), query_id",
+                (bundle,),
+            ).fetchall()
+        return Reviews(n_asked, tuple(not correct for (correct,) in rows))
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """Open the file, which is made if need be, with all of its tables and columns."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            connection.execute(_FEEDBACK)
+            connection.execute(_AUDITS)
+            for column in _ADDED.keys() - _columns(connection):
+                connection.execute(f"ALTER TABLE feedback ADD COLUMN {column} {_ADDED[column]}")
+            yield connection
+
     def pairs(self, match_fingerprint: str) -> SaidPairs:
         """All pairs, of whichever bundle, whose probabilities came from what is named.
 
         One that several bundles served counts once, with the last word on it.
         """
-        with closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True)) as connection:
-            if _ADDED.keys() <= _columns(connection):
+        with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as connection:
+            columns = _columns(connection)
+            if _FITTED_TO.keys() <= columns:
                 rows = connection.execute(
                     "SELECT query_id, item_id, match_log_odds, correct FROM feedback "
                     "WHERE match_fingerprint = ? ORDER BY received_at",
@@ -148,7 +223,8 @@ class FeedbackLog:
                 ).fetchall()
             else:
                 rows = []
-            (n_all,) = connection.execute("SELECT COUNT(*) FROM feedback").fetchone()
+            count = "SELECT COUNT(*) FROM feedback" if columns else "SELECT 0"
+            (n_all,) = connection.execute(count).fetchone()
         last = {(query, item): (log_odds, correct) for query, item, log_odds, correct in rows}
         said = np.array(list(last.values()), dtype=np.float64).reshape(-1, 2)
         queries = np.unique([query for query, _ in last], return_inverse=True)[1]

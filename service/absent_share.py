@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from model_store.decision import Absence, Calibration, Decision, ServedShare, ShareEstimate
 from service.schemas import ShareOrigin
-
-REMEMBERED = 10_000
-"""Pictures that count once, however often they are sent."""
 
 ESTIMATED_EVERY = 50
 """Served queries after which the share is estimated anew: in between, equal queries get equal
@@ -34,7 +30,7 @@ class AbsentState:
 
 
 class AbsentShareWatch:
-    """Estimates the share of absent queries among those that are served, each picture once.
+    """Estimates the share of absent queries among those that are served.
 
     The estimate is used where the gallery's owner names no share, unless the calibration queries
     are views of items: views say too little of absent queries.
@@ -43,7 +39,6 @@ class AbsentShareWatch:
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
         self._served = ServedShare(calibration.assumed_absent)
-        self._seen: OrderedDict[str, None] = OrderedDict()
         self._n_served = 0
         self._estimate: ShareEstimate | None = None
 
@@ -77,15 +72,10 @@ class AbsentShareWatch:
             return state.used, "bundle"
         return state.used, "estimated"
 
-    def observe(self, query_id: str, decision: Decision) -> None:
-        """Count a served query, unless it was seen before or is out of distribution."""
-        if decision.assumed_no_match is None or query_id in self._seen:
+    def observe(self, decision: Decision) -> None:
+        """Count a served query, unless it is out of distribution."""
+        if decision.assumed_no_match is None or decision.verdict == "out_of_distribution":
             return
-        if decision.verdict == "out_of_distribution":
-            return
-        self._seen[query_id] = None
-        if len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
         self._served.observe(decision.assumed_no_match)
         self._n_served += 1
         if self._n_served % ESTIMATED_EVERY == 0:

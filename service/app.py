@@ -156,6 +156,7 @@ async def _set_up(
         decoder = await stack.enter_async_context(
             DecoderPool(settings.decoders, settings.image_limits, settings.decoding_budget, lost)
         )
+    feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
     workplace = Workplace(
         cache,
         decoder,
@@ -164,6 +165,8 @@ async def _set_up(
         settings.max_batch,
         settings.max_batch_pixels,
         settings.pad_batches,
+        feedback,
+        settings.audit_share,
     )
     galleries = Galleries(
         open_more,
@@ -180,6 +183,5 @@ async def _set_up(
     stack.callback(telemetry.registry.unregister, metrics)
     watching = asyncio.create_task(galleries.watch())
     stack.callback(watching.cancel)
-    feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
     writer = ItemWriter(galleries, telemetry)
     return State(galleries, writer, cache, telemetry, feedback, settings.max_image_bytes)

@@ -289,7 +289,11 @@ class VouchClient:
     def feedback(
         self, answer: schemas.SearchAnswer, item_id: str, *, correct: bool
     ) -> schemas.FeedbackAnswer:
-        """Confirm or reject an item that an answer found."""
+        """Confirm or reject an item that an answer found.
+
+        Where ``answer.audit`` is true it was drawn at random for review, and its first result is
+        what is asked about: please say so whether it is right or wrong.
+        """
         said = schemas.FeedbackRequest(query_id=answer.query.id, item_id=item_id, correct=correct)
         path = _path(answer.gallery, "feedback")
         request = self._http.build_request("POST", path, json=said.model_dump())

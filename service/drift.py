@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import numpy as np
 
 from model_store.decision import Calibration, DriftTest
 from model_store.decision.drift import PERIOD
+from model_store.drift_states import SavedDrift
 
 DRIFTED = (
     "Recent queries are not such as the gallery was calibrated with, so that its probabilities may "
     "be wrong. Look at what is being sent, then run `vouch-build calibrate` with queries like it."
 )
+
+_KEY_DIGITS = 16
+"""Of a query's id in hexadecimal: 64 bits tell 10,000 queries apart."""
 
 
 class DriftWatch:
@@ -20,7 +24,8 @@ class DriftWatch:
         scores = [] if calibration is None else calibration.outlier_scores.tolist()
         self._calibrated = calibration is not None
         self._test = DriftTest(scores)
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen: dict[int, None] = {}
+        self._saved = True
 
     @property
     def reason(self) -> str | None:
@@ -32,11 +37,26 @@ class DriftWatch:
         """Evidence that queries are no longer like the calibration's, in nats."""
         return self._test.log_capital
 
-    def observe(self, query_id: str, outlier_score: float) -> None:
-        """Take notice of a query."""
-        if not self._calibrated or query_id in self._seen:
-            return
-        self._seen[query_id] = None
+    def observe(self, query_id: str, outlier_score: float) -> bool:
+        """Take notice of a query; return whether it is a new picture in a calibrated gallery."""
+        key = int(query_id[:_KEY_DIGITS], 16)
+        if not self._calibrated or key in self._seen:
+            return False
+        self._seen[key] = None
         if len(self._seen) > PERIOD:
-            self._seen.popitem(last=False)
+            del self._seen[next(iter(self._seen))]
         self._test.observe(outlier_score)
+        self._saved = False
+        return True
+
+    def unsaved(self) -> SavedDrift | None:
+        """Return what is to be kept; None where nothing was seen since it was asked for last."""
+        if self._saved:
+            return None
+        self._saved = True
+        return SavedDrift(self._test.state(), np.array([*self._seen], dtype=np.uint64))
+
+    def restore(self, saved: SavedDrift) -> None:
+        """Go on from what was kept."""
+        self._test.restore(saved.test)
+        self._seen = dict.fromkeys(saved.seen.tolist())

@@ -30,15 +30,15 @@ from model_store.processors import usable_processors
 from model_store.quality import quality_hints
 from model_store.retriever import Answer, Bundle, Retriever
 from model_store.search import N_CANDIDATES
-from service.absent_share import AbsentShareWatch, AbsentState
+from service.absent_share import AbsentState
 from service.batching import MicroBatcher, largest_useful_batch, useful_turn
 from service.cache import CacheEntry
 from service.cache_keys import key_prefix
 from service.decoding import Prepared
-from service.drift import DriftWatch
 from service.outcomes import Asked, Assessed, Embedded, Encoded, Found, Similar
 from service.schemas import QueryImage, ShareOrigin
 from service.single_flight import SingleFlight
+from service.watch import Watch
 from service.workplace import Workplace
 
 logger = logging.getLogger(__name__)
@@ -73,9 +73,7 @@ class SearchEngine:
         )
         joined = workplace.telemetry.single_flight_joins.labels(bundle.name)
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
-        self._drift = DriftWatch(bundle.retriever.calibration)
-        calibration = bundle.retriever.calibration
-        self._absent = None if calibration is None else AbsentShareWatch(calibration)
+        self.watch = Watch(bundle, workplace.feedback, workplace.audit_share)
         self._key_prefix = key_prefix(bundle.retriever)
         self._heard = (0, 0)
         self.canary_at = -math.inf
@@ -104,6 +102,7 @@ class SearchEngine:
             encoder.close()
             raise
         try:
+            await engine.watch.restore()
             await engine.canary()
         except BaseException:
             await engine.close()
@@ -121,7 +120,7 @@ class SearchEngine:
         """Stop, and let go of the encoder."""
         # At once: an encoder that hangs would keep the batcher waiting for it.
         encoder_closes = asyncio.to_thread(self._retriever.encoder.close)
-        await asyncio.gather(self._batcher.close(), encoder_closes)
+        await asyncio.gather(self._batcher.close(), encoder_closes, self.watch.keep())
         if self.bundle.live is not None:
             await asyncio.to_thread(self.bundle.live.close)
 
@@ -180,24 +179,19 @@ class SearchEngine:
     @property
     def stale(self) -> str | None:
         """Why the calibration does not hold for what is served; None where it does."""
-        return self._retriever.stale or self._drift.reason
+        return self._retriever.stale or self.watch.reason
 
     @property
     def absent_share(self) -> AbsentState | None:
         """What is known of the share of queries without a match; None without calibration."""
-        return None if self._absent is None else self._absent.state
+        return None if self.watch.absent is None else self.watch.absent.state
 
     def _with_share(self, asked: Asked) -> tuple[Asked, ShareOrigin]:
         """Return what is asked with the share of absent queries that is used, and its origin."""
-        if self._absent is None:
+        if self.watch.absent is None:
             return asked, "bundle"
-        share, origin = self._absent.choose(asked.expected_absent, asked.of_key)
+        share, origin = self.watch.absent.choose(asked.expected_absent, asked.of_key)
         return replace(asked, expected_absent=share), origin
-
-    @property
-    def drift_log_capital(self) -> float:
-        """Evidence that queries are no longer like the calibration's, in nats."""
-        return self._drift.log_capital
 
     async def search(self, data: bytes, asked: Asked) -> Found:
         """Answer for the bytes of an uploaded image.
@@ -210,12 +204,11 @@ class SearchEngine:
         encoded = await self.encoded(data)
         asked, origin = self._with_share(asked)
         answer = await self.compute(lambda: self._find(encoded.predictive, asked))
-        self._drift.observe(encoded.query_id, answer.predictive.outlier_score)
-        if self._absent is not None:
-            self._absent.observe(encoded.query_id, answer.decision)
+        self.watch.searched(encoded.query_id, answer)
+        audit = self.watch.answered(encoded.query_id, answer)
         total = {"total": time.perf_counter() - started}
         seconds = encoded.seconds | answer.seconds | total
-        return Found(encoded.query_id, encoded.image, answer, origin, encoded.cache, seconds)
+        return Found(encoded.query_id, encoded.image, answer, origin, encoded.cache, seconds, audit)
 
     async def assess(self, data: bytes, alpha: float | None) -> Assessed:
         """Look at an uploaded image without searching; what is encoded is cached for the search.
@@ -305,7 +298,8 @@ class SearchEngine:
         asked, origin = self._with_share(asked)
         answer = await self.compute(lambda: self._find(entry.predictive, asked))
         stages |= answer.seconds | {"total": time.perf_counter() - started}
-        return Found(query_id, entry.image, answer, origin, "hit", stages)
+        audit = self.watch.answered(query_id, answer)
+        return Found(query_id, entry.image, answer, origin, "hit", stages, audit)
 
     async def embed(self, data: bytes, alpha: float | None) -> Embedded:
         """The embedding of an uploaded image; cached for a search, and taken from the cache.
@@ -427,7 +421,7 @@ class SearchEngine:
             expected_absent=asked.expected_absent,
             source=asked.source,
             filter_means=asked.filter_means,
-            stale=self._drift.reason,
+            stale=self.watch.reason,
         )
 
     def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float, float]:

@@ -264,6 +264,7 @@ class Galleries:
             await asyncio.sleep(self._period_s)
             for engine in self.engines():
                 self._spawn(_send_canary(engine, STALE_AFTER_PERIODS * self._period_s))
+                self._spawn(engine.watch.keep())
                 if engine.bundle.root is not None:
                     named = await asyncio.to_thread(named_by, engine.bundle.root)
                     self._consider(engine.bundle.name, named)

@@ -34,8 +34,14 @@ class GalleryMetrics(Collector):
             bundle, encoder = engine.bundle, engine.bundle.retriever.encoder
             name = bundle.name
             families["vouch_queue_length"].add_metric([name], engine.waiting)
-            families["vouch_drift_log_capital"].add_metric([name], engine.drift_log_capital)
+            families["vouch_drift_log_capital"].add_metric([name], engine.watch.drift.log_capital)
             families["vouch_calibration_stale"].add_metric([name], engine.stale is not None)
+            audit = engine.watch.audit
+            if audit.watches:
+                families["vouch_audited_matches"].add_metric([name], audit.test.n)
+                families["vouch_audited_errors"].add_metric([name], audit.test.n_wrong)
+                families["vouch_error_log_evidence"].add_metric([name], audit.test.log_evidence)
+                families["vouch_error_alarm"].add_metric([name], audit.test.alarmed)
             families["vouch_canary_age_seconds"].add_metric([name], now - engine.canary_at)
             families["vouch_gallery_items"].add_metric([name], bundle.retriever.gallery.n_items)
             families["vouch_pending_changes"].add_metric([name], bundle.n_pending)
@@ -61,6 +67,18 @@ class GalleryMetrics(Collector):
                 "1 where the calibration does not hold for what is served.",
                 ["gallery"],
             ),
+            (
+                "vouch_audited_matches",
+                "Matches drawn at random for review that somebody spoke of.",
+                ["gallery"],
+            ),
+            ("vouch_audited_errors", "Of them are wrong.", ["gallery"]),
+            (
+                "vouch_error_log_evidence",
+                "Evidence that matches are wrong more often than accepted, nats; alarm at 4.6.",
+                ["gallery"],
+            ),
+            ("vouch_error_alarm", "1 where that evidence ever was so strong.", ["gallery"]),
             (
                 "vouch_canary_age_seconds",
                 "Time since a gallery last encoded and searched a canary.",

@@ -74,6 +74,7 @@ class Found:
     query_id : hash of the uploaded bytes.
     share_origin : who named the share of absent queries that the probabilities are for.
     seconds : of each stage, in their order, and ``total``.
+    audit : whether the answer was drawn at random for review.
     at_ns : when the answer was there, nanoseconds since 1970.
     """
 
@@ -83,6 +84,7 @@ class Found:
     share_origin: ShareOrigin
     cache: Literal["hit", "miss"]
     seconds: dict[str, float]
+    audit: bool = False
     at_ns: int = field(default_factory=time.time_ns)
 
 

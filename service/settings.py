@@ -115,6 +115,12 @@ class Settings(BaseSettings):
     feedback: Path | None = Field(
         None, description="File that keeps what users say of matches; left out: none is kept."
     )
+    audit_share: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="Share of answers `match` drawn at random for review, where feedback is kept.",
+    )
     otlp_endpoint: Annotated[str, AfterValidator(_check_otlp_endpoint)] | None = Field(
         None, description="OpenTelemetry collector that traces are sent to; left out: none are."
     )

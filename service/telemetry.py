@@ -106,6 +106,9 @@ class Telemetry:
             "vouch_stage_seconds", "Time within a search, by stage.", STAGE_SECONDS, "stage"
         )
         self.verdicts = self._counter("vouch_verdicts_total", "Verdicts.", "gallery", "verdict")
+        self.audits = self._counter(
+            "vouch_audits_total", "Answers `match` drawn at random for review.", "gallery"
+        )
         self.outliers = self._counter(
             "vouch_outliers_total", "Queries flagged as out of distribution.", "gallery"
         )

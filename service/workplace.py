@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from model_store.feedback import FeedbackLog
 from service.cache import Cache
 from service.decoding import Decoder
 from service.telemetry import Telemetry
@@ -23,6 +24,8 @@ class Workplace:
     max_batch : images encoded at once at most.
     max_batch_pixels : their pixels at most, at the encoder's input size.
     pad_batches : see `MicroBatcher`.
+    feedback : keeps what users say of matches, and what is watched.
+    audit_share : of matches to draw for review, where feedback is kept.
     """
 
     cache: Cache
@@ -32,3 +35,5 @@ class Workplace:
     max_batch: int = 1
     max_batch_pixels: int = 4_000_000
     pad_batches: bool = False
+    feedback: FeedbackLog | None = None
+    audit_share: float = 0.0

@@ -8,12 +8,13 @@ them; `outliers` measures how alien a query is. `evidence` holds what came of ea
 query; `operating` computes from it what a threshold on a probability leads to, `result_sets` which
 items to return so that a match is among them, and `promises` all that is promised of a stream of
 queries. `calibration` holds the fitted whole; `verdict` decides; `drift` watches whether all of
-that still holds.
+that still holds, and `error_watch` how often a match is wrong, both by `betting`.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share
 from model_store.decision.calibration import Calibration
-from model_store.decision.drift import DriftTest
+from model_store.decision.drift import DriftState, DriftTest
+from model_store.decision.error_watch import ErrorTest, error_interval
 from model_store.decision.evidence import SIZE_CLASSES, Absence, Evidence, size_classes
 from model_store.decision.label_means import LabelMeans, label_means
 from model_store.decision.logistic import LogisticModel, bounded_logit, choice_probabilities
@@ -43,7 +44,9 @@ __all__ = [
     "Assessment",
     "Calibration",
     "Decision",
+    "DriftState",
     "DriftTest",
+    "ErrorTest",
     "Evidence",
     "FilterMeans",
     "LabelMeans",
@@ -67,6 +70,7 @@ __all__ = [
     "bounded_logit",
     "choice_probabilities",
     "decide",
+    "error_interval",
     "estimate_absent_share",
     "label_means",
     "labels_found",

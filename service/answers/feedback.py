@@ -6,7 +6,7 @@ from model_store.feedback import Feedback
 from service import schemas
 
 
-def feedback_answer(feedback: Feedback) -> schemas.FeedbackAnswer:
+def feedback_answer(feedback: Feedback, *, audited: bool) -> schemas.FeedbackAnswer:
     """What was kept of a user's word."""
     return schemas.FeedbackAnswer(
         query_id=feedback.query_id,
@@ -14,4 +14,5 @@ def feedback_answer(feedback: Feedback) -> schemas.FeedbackAnswer:
         correct=feedback.correct,
         rank=feedback.rank,
         match_probability=feedback.match_probability,
+        audited=audited,
     )

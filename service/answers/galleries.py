@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from urllib.parse import quote
 
-from model_store.decision import OperatingPoint
+from model_store.decision import OperatingPoint, error_interval
 from model_store.feedback import FeedbackSummary
 from service import schemas
 from service.answers.bundles import bundle_state, encoder_state
+from service.audit import Audit
 from service.engine import SearchEngine
 
 
@@ -80,6 +81,7 @@ def calibration_report(
             result_sets=[],
             outlier_auroc={},
             feedback=None,
+            errors_over_time=None,
             correction=None,
         )
     correction = calibration.report.get("feedback")
@@ -114,6 +116,7 @@ def calibration_report(
         result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
         outlier_auroc=measured["outlier_auroc"],
         feedback=None if said is None else schemas.FeedbackSummary(**asdict(said)),
+        errors_over_time=_errors_over_time(engine.watch.audit),
         correction=None if correction is None else schemas.FeedbackCorrection(**correction),
     )
 
@@ -133,6 +136,23 @@ def operating_point(
         point = calibration.promises(share, source).at(max_error)
     return schemas.OperatingPointAnswer(
         max_error=max_error, point=None if point is None else _operating_point(point)
+    )
+
+
+def _errors_over_time(audit: Audit) -> schemas.ErrorsOverTime | None:
+    """How often matches are wrong, where anybody is asked."""
+    if not audit.watches:
+        return None
+    test = audit.test
+    return schemas.ErrorsOverTime(
+        max_error=audit.max_error,
+        audit_share=audit.share,
+        n_asked=audit.n_asked,
+        n_reviewed=test.n,
+        n_wrong=test.n_wrong,
+        error_interval=error_interval(test.n, test.n_wrong),
+        log_evidence=test.log_evidence,
+        alarm=test.alarmed,
     )
 
 

@@ -75,6 +75,7 @@ def search_answer(
         results=[_result(bundle.name, match) for match in shown],
         result_set=None if refused else _result_set(answer),
         next_cursor=None if cursor is None else write(cursor),
+        audit=found.audit and not skipped,
         bundle=state,
         cache=found.cache,
         timing_ms=_milliseconds(found.seconds),
@@ -131,6 +132,8 @@ def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: Found) -> 
         ended_ns=found.at_ns,
     )
     telemetry.search(answer.gallery, search)
+    if answer.audit:
+        telemetry.audits.labels(answer.gallery).inc()
     request = current_record()
     if request is not None:
         request.searches.append(search)

@@ -1,6 +1,6 @@
 // The parts of one answer, from the verdict down to the raw JSON.
 
-import { key } from "./api.js";
+import { key, review } from "./api.js";
 import { el, glyph, picture, svg } from "./elements.js";
 import {
   NBSP, VERDICTS, count, isNumber, outlierSentence, percent, uncertaintySentence,
@@ -18,6 +18,7 @@ export function answerParts(answer, question, roundTrip) {
   const { query, bundle: { calibration } } = answer;
   return [
     verdictPanel(answer, verdict, question.preview),
+    auditPart(answer),
     calibration.status === "stale"
       ? el("p.warning", {}, el("b", {}, "Out of date. "), calibration.reason) : "",
     ...query.image.warnings.map((text) => el("p.warning", {}, el("b", {}, "Note. "), text)),
@@ -43,6 +44,23 @@ function verdictPanel(answer, { word, says }, preview) {
       el("figure", {}, picture(preview, "Your image"), caption("Your image", size)),
       verdict === "match" && first ? el("figure", {}, picture(first.thumbnail_url, `Item ${name}`),
         caption(name, first.label === null ? "first result" : first.id)) : ""));
+}
+
+/** Asks for a review of an answer that was drawn at random. */
+function auditPart(answer) {
+  const { audit, results: [first] } = answer;
+  if (!audit || !first) return "";
+  const heard = el("span", { role: "status" });
+  const button = (word, correct) => {
+    const node = el("button", { type: "button" }, word);
+    node.onclick = () => review(answer, first, correct)
+      .then(() => { heard.textContent = " Thank you."; })
+      .catch(({ problem, message }) => { heard.textContent = ` ${problem?.detail ?? message}`; });
+    return node;
+  };
+  return el("p.note.audit", { "data-testid": "audit" },
+    "This answer was drawn at random for review. Is the first result right? ",
+    button("Yes", true), button("No", false), heard);
 }
 
 /** A line from good (left) to bad (right), both positions in 0..1, past `limit` shaded. */

@@ -25,7 +25,7 @@ const unreadable = (response) =>
 
 export async function ask(url, options = {}) {
   const sent = key.get();
-  const headers = sent ? { Authorization: `Bearer ${sent}` } : {};
+  const headers = { ...options.headers, ...(sent && { Authorization: `Bearer ${sent}` }) };
   let response;
   try {
     response = await fetch(url, { ...options, headers });
@@ -47,6 +47,15 @@ export async function askJson(url, options) {
   const response = await ask(url, options);
   return response.json().catch((error) => {
     throw error.name === "AbortError" ? error : unreadable(response);
+  });
+}
+
+/** Say whether an item that an answer found is right. */
+export function review({ gallery, query }, item, correct) {
+  return askJson(`/v1/galleries/${encodeURIComponent(gallery)}/feedback`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ query_id: query.id, item_id: item.id, correct }),
   });
 }
 

@@ -41,7 +41,8 @@ async def give_feedback(
 ) -> schemas.FeedbackAnswer:
     """Confirm or reject a match; of each pair of query and item the last word is kept.
 
-    `GET …/calibration` compares what was served with what users say of it.
+    `GET …/calibration` compares what was served with what users say of it. What is said of answers
+    that ask for it (`audit`) tells how often a match is wrong.
     """
     kept = state.feedback
     if kept is None:
@@ -50,4 +51,7 @@ async def give_feedback(
         )
     feedback = await engine.said(said.query_id, said.item_id, correct=said.correct)
     await engine.compute(lambda: kept.record(feedback))
-    return answers.feedback_answer(feedback)
+    await engine.watch.hear()
+    pair = feedback.bundle, feedback.query_id, feedback.item_id
+    audited = await engine.compute(lambda: kept.asked(*pair))
+    return answers.feedback_answer(feedback, audited=audited)

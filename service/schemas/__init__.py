@@ -25,6 +25,7 @@ from service.schemas.changes import (
     ItemWritten,
 )
 from service.schemas.feedback import (
+    ErrorsOverTime,
     FeedbackAnswer,
     FeedbackCorrection,
     FeedbackRequest,
@@ -100,6 +101,7 @@ __all__ = [
     "CalibrationStatus",
     "EmbeddingAnswer",
     "EncoderState",
+    "ErrorsOverTime",
     "FeedbackAnswer",
     "FeedbackCorrection",
     "FeedbackRequest",

@@ -21,6 +21,10 @@ class FeedbackAnswer(BaseModel):
     correct: bool
     rank: int
     match_probability: float = Field(description="What was served for the pair.")
+    audited: bool = Field(
+        description="Whether the pair was drawn at random for review, and counts in "
+        "`errors_over_time` of `GET …/calibration`."
+    )
 
 
 class FeedbackSummary(BaseModel):
@@ -29,6 +33,31 @@ class FeedbackSummary(BaseModel):
     n: int
     probability: float = Field(description="Mean of the probabilities.")
     share: float = Field(description="Share of the pairs that users confirmed.")
+
+
+class ErrorsOverTime(BaseModel):
+    """How often verdict `match` is wrong, from reviews of answers that were drawn at random.
+
+    Valid however often one looks, as long as whether somebody reviews does not depend on whether
+    the match is right: compare `n_reviewed` with `n_asked`.
+    """
+
+    max_error: float = Field(description="Share of matches that may be wrong.")
+    audit_share: float = Field(description="Share of matches drawn for review.")
+    n_asked: int = Field(description="Matches drawn, with this bundle.")
+    n_reviewed: int = Field(description="Of them somebody spoke of.")
+    n_wrong: int = Field(description="Of them are wrong.")
+    error_interval: tuple[float, float] = Field(
+        description="95 % confidence sequence of the error rate, if that does not change: it holds "
+        "the rate at all times at once."
+    )
+    log_evidence: float = Field(
+        description="Against an error rate of at most `max_error`, in nats (an e-process). At 4.6, "
+        "which a rate within it ever reaches with probability 1/100 at most, `alarm` is raised."
+    )
+    alarm: bool = Field(
+        description="Whether the evidence ever was that strong; the calibration is stale then."
+    )
 
 
 class FeedbackCorrection(BaseModel):

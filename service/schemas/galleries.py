@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from model_store.decision.evidence import Absence
 from service.schemas.bundles import BundleState, CalibrationStatus
-from service.schemas.feedback import FeedbackCorrection, FeedbackSummary
+from service.schemas.feedback import ErrorsOverTime, FeedbackCorrection, FeedbackSummary
 
 
 class GalleryName(BaseModel):
@@ -154,6 +154,9 @@ class CalibrationReport(BaseModel):
         "world) and `corrupted` calibration images from ordinary queries; cross-fitted."
     )
     feedback: FeedbackSummary | None = Field(description="None as long as nobody said anything.")
+    errors_over_time: ErrorsOverTime | None = Field(
+        description="Of verdict `match`. None where the service keeps no feedback."
+    )
     correction: FeedbackCorrection | None = Field(
         description="Of match probabilities, by feedback; everything else here is measured before "
         "it. None where the gallery was calibrated without feedback."

@@ -280,6 +280,11 @@ class SearchAnswer(BaseModel):
         description="For `GET …/search/next`, while the service remembers the query; null where "
         "there are no more candidates."
     )
+    audit: bool = Field(
+        description="This answer was drawn at random for review: please say whether `results[0]` "
+        "is right, by `POST …/feedback`. Only what is said of such answers counts as the error "
+        "rate of `match`."
+    )
     bundle: BundleState
     cache: Literal["hit", "miss"]
     timing_ms: dict[str, float]

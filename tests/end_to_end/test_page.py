@@ -330,3 +330,21 @@ def test_an_unreachable_service_is_said_and_can_be_tried_again(
 def test_the_documentation_opens_without_another_host(visit: Visit) -> None:
     visit.page.goto(f"http://{visit.host}/docs")
     expect(visit.page.get_by_text("/v1/galleries/{gallery}/search").first).to_be_visible()
+
+
+def test_a_match_drawn_at_random_is_reviewed(
+    browser: Browser, digits_bundle: Path, tmp_path: Path
+) -> None:
+    variables = {"VOUCH_FEEDBACK": str(tmp_path / "feedback.sqlite3"), "VOUCH_AUDIT_SHARE": "1"}
+    with Service(digits_bundle, tmp_path / "log", variables) as reviewed:
+        visit = Visit(browser, reviewed, DESKTOP)
+        assert visit.verdict(visit.sample(belongs=False).click) != "match"
+        expect(visit.found("audit")).to_have_count(0)
+        samples = visit.page.locator("[data-testid=sample][data-belongs=true]").all()
+        assert "match" in (visit.verdict(sample.click) for sample in samples)
+        visit.found("audit").get_by_role("button", name="No").click()
+        expect(visit.found("audit")).to_contain_text("Thank you")
+        report = reviewed.http.get("/v1/galleries/digits/calibration").json()["errors_over_time"]
+        assert (report["n_reviewed"], report["n_wrong"]) == (1, 1)
+        assert visit.complaints == []
+        visit.page.close()

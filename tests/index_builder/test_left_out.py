@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from index_builder.calibration.left_out import pictures
 from laws.gallery_laws import new_items
 
 from index_builder.calibration import left_out_queries
-from index_builder.calibration.left_out import pictures
 from index_builder.datasets.images import LabelledImages, from_arrays
 from index_builder.observation import observe_left_out
 from model_store.decision import label_means

@@ -38,6 +38,7 @@ FROM_ENVIRONMENT = [
     ("otlp_endpoint", "http://collector:4318", "http://collector:4318"),
     ("max_batch_bytes", "1000", 1000),
     ("feedback", "/srv/feedback.sqlite3", Path("/srv/feedback.sqlite3")),
+    ("audit_share", "0.2", 0.2),
     ("keys", "/srv/keys.json", Path("/srv/keys.json")),
     ("anonymous", "true", True),
     ("published_host", "0.0.0.0", "0.0.0.0"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from service.telemetry import Telemetry
+
+StartClient = Callable[..., TestClient]
 
 WATCH = Path(__file__).parents[2] / "docker" / "watch"
 STATE_OF_THE_SCRAPE = "up"
@@ -64,8 +66,9 @@ def grouped_by(expression: str) -> set[str]:
 
 
 @pytest.fixture
-def told(client: TestClient, digit: bytes) -> dict[str, set[str]]:
-    """Name of each sample that the service tells → its labels."""
+def told(start: StartClient, tmp_path: Path, digit: bytes) -> dict[str, set[str]]:
+    """Name of each sample that the service tells, with feedback too → its labels."""
+    client = start(feedback=tmp_path / "feedback.sqlite3")
     search(client, digit)
     names = {
         found.name: set(found.labels)

@@ -61,6 +61,10 @@ class Answers:
     def __len__(self) -> int:
         return len(self.probabilities)
 
+    def at(self, rows: Bools) -> Answers:
+        """Return the answers to some of the queries."""
+        return Answers(*(getattr(self, field.name)[rows] for field in fields(self)))
+
     def at_share(self, calibration: Calibration, share: float) -> Floats:
         """Return the match probabilities (N,) where a share of the queries is absent."""
         shift = prior_shift(calibration.assumed_absent, share)

@@ -18,12 +18,20 @@ WORLDS = (
     WorldSpec("20 labels of 20 images, 150 of one", sizes="rare"),
     WorldSpec("20 of 20, 60 of 3, 100 of one", sizes="mixed", n_calibration=100, unseen=True),
     WorldSpec("5 % wrong labels", label_noise=0.05),
-    WorldSpec("4 photographs an object", group_size=4),
+    WorldSpec(
+        "4 photographs an object",
+        n_labels=20,
+        n_calibration=640,
+        group_size=4,
+        spread=0.3,
+        object_spread=0.7,
+    ),
     WorldSpec("withheld labels", n_withheld=100),
 )
 """Each has 300 calibration queries where its name says nothing else."""
 
 WITH_GROUPS = "4 photographs an object"
+WRONG_LABELS = "5 % wrong labels"
 LARGE = "40 labels, 1000 queries"
 """Where promises are possible even after probabilities have been corrected."""
 

@@ -18,6 +18,7 @@ from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import auroc, calibration_error, reliability
 from model_store.decision import SIZE_CLASSES, Calibration, Recalibration
 from model_store.decision.absent_share import ServedShare
+from model_store.decision.promises import LEAST_ABSENT_LABELS
 from model_store.encoder import Encoder
 from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
@@ -86,6 +87,9 @@ def calibrate(world: AnyWorld, seed: int, **fields: Any) -> Calibration:
 def measure(world: AnyWorld, seed: int) -> Record:
     """Calibrate once, and compare with the truth all that is said.
 
+    Promises are for queries such as the calibration has shown: labels of a size class of which it
+    had no query are judged apart, as ``with_unshown``.
+
     Returns
     -------
     Numbers by name; ``refused`` alone where the calibration is.
@@ -98,6 +102,9 @@ def measure(world: AnyWorld, seed: int) -> Record:
         answer_all(world.encoder, world.gallery, calibration, images)
         for images in (world.matched, world.absent)
     )
+    everybody, evidence = matched, calibration.evidence
+    shown = np.isin(matched.true_classes, evidence.true_classes[~evidence.absent])
+    matched = everybody.at(shown)
     generator = np.random.default_rng([seed, 3])
     limited = replace(calibration, max_false_match_rate=MAX_FALSE_MATCH_RATE)
     by_no_match = auroc(absent.no_match, matched.no_match)
@@ -105,7 +112,8 @@ def measure(world: AnyWorld, seed: int) -> Record:
     assert by_no_match is not None
     assert by_similarity is not None
     return {
-        "absence": calibration.evidence.absence,
+        "absence": evidence.absence,
+        "absence_is_known": absence_is_known(calibration),
         "recall_at_1": float(matched.correct.mean()),
         "auroc_no_match": by_no_match,
         "auroc_similarity": by_similarity,
@@ -115,10 +123,20 @@ def measure(world: AnyWorld, seed: int) -> Record:
             for share in SHARES
         },
         "false_match_rate_promise": of_false_match_rate(limited, matched, absent),
-        "coverage": of_sets(calibration, matched),
+        "coverage": of_sets(calibration, everybody),
         "feedback": of_feedback(calibration, matched, absent),
         "baseline": of_baseline(world, matched, absent),
+        "with_unshown": None
+        if shown.all()
+        else of_stream(calibration, everybody, absent, STATED, generator),
     }
+
+
+def absence_is_known(calibration: Calibration) -> bool:
+    """Return whether absent calibration queries say anything of absent ones to come."""
+    evidence = calibration.evidence
+    n_labels = len(np.unique(evidence.clusters[evidence.absent]))
+    return evidence.absence != "hidden_labels" or n_labels >= LEAST_ABSENT_LABELS
 
 
 def of_stream(

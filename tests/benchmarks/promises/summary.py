@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import beta
 
-from .catalogue import LARGE, WITH_GROUPS
+from .catalogue import LARGE, WITH_GROUPS, WRONG_LABELS
 from .measures import SHARES, STATED, Record, means
 
 WANTED = {
@@ -60,13 +60,25 @@ def summarise(of_worlds: Records, real: frozenset[str]) -> tuple[Record, Record]
         "max_error_exceeded_any_share": _worst(
             calibrated, lambda one: max(one["max_error_exceeded_by_share"].values())
         ),
+        "max_error_exceeded_unshown_labels": _worst(
+            calibrated,
+            lambda one: one.get("with_unshown_labels", {}).get("max_error_exceeded"),
+        ),
         "fpir_exceeded": _worst(calibrated, lambda one: one["fpir_exceeded"]),
         "coverage_missed": _worst(
             calibrated, lambda one: max(one["coverage_missed"].values(), default=None)
         ),
-        "ece_share_given": _worst(calibrated, lambda one: max(one["ece_given"].values())),
-        "ece_share_estimated": _worst(calibrated, lambda one: max(one["ece_estimated"].values())),
     }
+    # Where labels are wrong, they and the truth cannot both be foretold: that world stands apart.
+    truthful = {name: one for name, one in calibrated.items() if name != WRONG_LABELS}
+    for suffix, some in (
+        ("", truthful),
+        ("_wrong_labels", {n: one for n, one in calibrated.items() if n == WRONG_LABELS}),
+    ):
+        for name in ("given", "estimated"):
+            numbers[f"ece_share_{name}{suffix}"] = _worst(
+                some, lambda one, name=name: max(one[f"ece_{name}"].values())
+            )
     for short, name in (("caltech", "Caltech-101"), ("omniglot", "Omniglot")):
         if name in calibrated:
             numbers[f"absent_auroc_gain_{short}"] = calibrated[name]["absent_auroc_gain"]
@@ -89,6 +101,8 @@ def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
     promised = [r["false_match_rate_promise"] for r in done]
     stated = [r["streams"][f"{STATED:g}"] for r in done]
     corrected = [r["feedback"] for r in done if r["feedback"]["answered_after"] > 0]
+    foretold = [r["streams"][f"{STATED:g}"] for r in done if r["absence_is_known"]]
+    unshown = [r["with_unshown"] for r in done if r["with_unshown"]]
     gains = [r["auroc_no_match"] - r["auroc_similarity"] for r in done]
     exceeded = {f"{share:g}": [r["streams"][f"{share:g}"] for r in done] for share in SHARES}
     classes = sorted({name for r in done for name in r["coverage"]})
@@ -97,8 +111,8 @@ def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
         "absent_auroc_gain": float(np.mean(gains)),
         "absent_auroc_gain_standard_error": float(np.std(gains) / max(len(gains) - 1, 1) ** 0.5),
         "fpir_over_foretold": _ratio(
-            [one["above_threshold"] for one in stated],
-            [one["foretold_false_match_rate"] for one in stated],
+            [one["above_threshold"] for one in foretold],
+            [one["foretold_false_match_rate"] for one in foretold],
         ),
         "max_error_promised": _share(one["promised"] for one in stated),
         "max_error_exceeded": _share(one[f"{shown}exceeded"] for one in stated),
@@ -131,6 +145,11 @@ def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
         "baseline_max_error_exceeded": _share(r["baseline"]["exceeded"] for r in done),
         "mean": means(done),
     }
+    if unshown:
+        summary["with_unshown_labels"] = {
+            "max_error_exceeded": _share(one[f"{shown}exceeded"] for one in unshown),
+            **means(unshown),
+        }
     if corrected:
         summary["error_after_feedback"] = float(np.mean([one["error_after"] for one in corrected]))
     return summary
@@ -201,7 +220,9 @@ def _share(outcomes: Iterable[bool]) -> float:
 
 def _ratio(values: Sequence[float], foretold: Sequence[float]) -> float | None:
     """Return the ratio of the means; None where nothing was let through either way."""
-    return float(np.mean(values) / np.mean(foretold)) if np.mean(foretold) > 0 else None
+    if not foretold or np.mean(foretold) == 0:
+        return None
+    return float(np.mean(values) / np.mean(foretold))
 
 
 def _interval(outcomes: Sequence[bool]) -> list[float]:

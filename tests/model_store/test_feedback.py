@@ -1,0 +1,108 @@
+"""Reviews of matches, and what has been seen of drift, in one SQLite file."""
+
+from __future__ import annotations
+
+import sqlite3
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.decision import DriftTest
+from model_store.drift_states import DriftStates, SavedDrift
+from model_store.feedback import Feedback, FeedbackLog, Reviews
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "kept" / "feedback.sqlite3"
+
+
+@pytest.fixture
+def log(file: Path, monkeypatch: pytest.MonkeyPatch) -> FeedbackLog:
+    """A log whose clock goes one second at each look."""
+    seconds = count(1000)
+    monkeypatch.setattr("model_store.feedback.time.time", lambda: float(next(seconds)))
+    return FeedbackLog(file)
+
+
+def said(query: str, *, correct: bool, bundle: str = "b", item: str = "i") -> Feedback:
+    return Feedback("g", bundle, query, item, correct, 1, 0.9, 2.2, "origin")
+
+
+def test_only_what_was_asked_for_is_a_review(log: FeedbackLog) -> None:
+    assert log.reviews("b") == Reviews(0, ())
+    log.ask("b", [("q1", "i"), ("q2", "i"), ("q3", "i")])
+    log.ask("b", [("q1", "i")])
+    log.record(said("q2", correct=False))
+    log.record(said("q2", correct=True, item="another"))
+    log.record(said("unasked", correct=False))
+    log.record(said("q1", correct=True, bundle="another"))
+    assert log.reviews("b") == Reviews(3, (True,))
+    assert log.asked("b", "q2", "i")
+    assert not log.asked("b", "q2", "another")
+    assert not log.asked("another", "q1", "i")
+
+
+def test_it_does_not_matter_whether_the_word_or_the_question_is_written_first(
+    log: FeedbackLog,
+) -> None:
+    """Another process may have drawn the match, and write so a moment later."""
+    log.record(said("q", correct=False))
+    assert log.reviews("b") == Reviews(0, ())
+    log.ask("b", [("q", "i")])
+    assert log.reviews("b") == Reviews(1, (True,))
+
+
+def test_saying_it_again_moves_no_review_to_the_end(log: FeedbackLog) -> None:
+    """Or whoever repeats the errors, and nothing else, would make a row of errors of them."""
+    log.ask("b", [(query, "i") for query in "abc"])
+    for query, correct in (("c", False), ("a", True), ("b", True), ("c", False)):
+        log.record(said(query, correct=correct))
+    assert log.reviews("b").wrong == (True, False, False)
+    log.record(said("c", correct=True))
+    assert log.reviews("b").wrong == (False, False, False)
+
+
+def test_a_file_of_an_earlier_release_is_read_on(file: Path, log: FeedbackLog) -> None:
+    file.parent.mkdir()
+    with sqlite3.connect(file) as connection:
+        connection.execute(
+            "CREATE TABLE feedback (gallery TEXT NOT NULL, bundle TEXT NOT NULL, query_id TEXT "
+            "NOT NULL, item_id TEXT NOT NULL, correct INTEGER NOT NULL, rank INTEGER NOT NULL, "
+            "match_probability REAL NOT NULL, received_at REAL NOT NULL, match_log_odds REAL, "
+            "match_fingerprint TEXT, PRIMARY KEY (bundle, query_id, item_id)) WITHOUT ROWID"
+        )
+        connection.execute(
+            "INSERT INTO feedback VALUES ('g', 'b', 'old', 'i', 0, 1, 0.9, 5.0, 2.2, 'origin')"
+        )
+    assert len(log.pairs("origin").correct) == 1  # before anything is written, as the builder does
+    log.ask("b", [("old", "i"), ("new", "i")])
+    log.record(said("new", correct=True))
+    assert log.reviews("b").wrong == (True, False)
+    assert len(log.pairs("origin").correct) == 2
+
+
+def test_drift_is_loaded_as_it_was_saved(file: Path) -> None:
+    states = DriftStates(file)
+    assert states.load("b") is None
+    test = DriftTest(np.linspace(-1, 1, 50))
+    seen = np.array([2**64 - 1, 0, 7], dtype=np.uint64)
+    for score in (0.1, 3.0, np.pi):
+        test.observe(score)
+        states.save("b", SavedDrift(test.state(), seen))
+    loaded = states.load("b")
+    assert loaded is not None
+    assert loaded.seen.tolist() == seen.tolist()
+    assert loaded.test.scores.tolist() == [0.1, 3.0, np.pi]
+    assert loaded.test.numbers == test.state().numbers
+    assert states.load("another") is None
+
+
+def test_a_file_with_nothing_but_drift_holds_no_feedback(file: Path) -> None:
+    DriftStates(file).save("b", SavedDrift(DriftTest([0.0]).state(), np.empty(0, dtype=np.uint64)))
+    log = FeedbackLog(file)
+    assert (len(log.pairs("origin").correct), log.pairs("origin").n_others) == (0, 0)
+    assert log.summary("b") is None
+    assert log.reviews("b") == Reviews(0, ())
