@@ -139,12 +139,14 @@ def fit_fusion(inliers: Floats, outliers: Sequence[Floats]) -> OutlierFusion:
     signal is the most alien.
 
     The first kind of outliers is always learned from. Another one is only where the weights that it
-    alone would give tell the remaining kinds apart better than equal weights do.
+    alone would give tell the other kinds apart better than equal weights do: on a network that
+    orders CIFAR-10 badly, learning from digits would cost photographs 0.06 of AUROC (0.89 to 0.83).
 
     Parameters
     ----------
     inliers : (N, S) signals of ordinary queries.
-    outliers : for each kind (N_k, S); kinds weigh the same. The first are corrupted queries.
+    outliers : for each of one or more kinds (N_k, S), corrupted queries first. Kinds that are
+        learned from weigh the same.
     """
     n_signals = inliers.shape[1]
     equal = _fusion_of(inliers, np.full(n_signals, 1 / n_signals))

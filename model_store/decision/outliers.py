@@ -179,9 +179,9 @@ class OutlierFusion:
 
         score = log Σ_s w_s / p_s
 
-    which is near 0 for an ordinary query, never falls as a signal grows, and is close to the most
-    alien signal's −log p_s + log w_s. It is a score and no p-value: `Calibration.outlier_p_value`
-    makes that of it, whatever the dependence between the signals.
+    so that the most alien signal decides, and several that agree say more. The score never falls as
+    a signal grows. It is not calibrated itself, since signals depend on each other:
+    `Calibration.outlier_p_value` makes a p-value of it.
 
     −log p_s is interpolated between calibration values. Beyond the largest it grows linearly: an
     exponential tail in the signals, which are logarithms (Hill 1975).
@@ -214,10 +214,8 @@ class OutlierFusion:
     def __call__(self, signals: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the outlier scores (B,) of ``signals`` (B, S)."""
         terms = np.maximum(signals - self.levels[:, -1], 0) * self.tail_slopes
-        for column, levels, surprisals in zip(
-            range(len(self.levels)), self.levels, self.surprisals, strict=True
-        ):
-            terms[:, column] += np.interp(signals[:, column], levels, surprisals)
+        for signal, levels in enumerate(self.levels):
+            terms[:, signal] += np.interp(signals[:, signal], levels, self.surprisals[signal])
         terms += self._log_weights
         most = terms.max(axis=1, keepdims=True)  # keeps the exponentials finite
         scores: NDArray[np.float64] = most[:, 0] + np.log(np.exp(terms - most).sum(axis=1))
