@@ -2,10 +2,10 @@
 
 Regret is the AUROC of the best single signal, known only in hindsight, minus that of the fused
 score. The fusion is fitted to one half of a gallery's queries and measured on the other, five
-times: with corrupted queries alone to learn from, and with them crops of a photograph, scikit-learn's
-digits, or images of withheld labels. A kind that was a lesson is not tested, but for corrupted
-queries, of which the fusion has seen others. Reads VOUCH_DATA_DIR; making the encoders takes half an
-hour of one processor, once.
+times: with corrupted queries alone to learn from, and with them crops of a photograph,
+scikit-learn's digits, or images of withheld labels. A kind that was a lesson is not tested, but for
+corrupted queries, of which the fusion has seen others. Reads VOUCH_DATA_DIR; making the encoders
+takes half an hour of one processor, once.
 
     python tests/benchmarks/outlier_regret.py [WORLD ...]
 """

@@ -1,7 +1,7 @@
 """Real encoders and images of other kinds, as the outlier detector of a gallery sees them.
 
-Photographs (Caltech-101), birds (CUB) and characters (Omniglot) through ImageNet's MobileNetV2 with a
-learned whitening; CIFAR-10 through a small network that is trained more or less briefly; and
+Photographs (Caltech-101), birds (CUB) and characters (Omniglot) through ImageNet's MobileNetV2 with
+a learned whitening; CIFAR-10 through a small network that is trained more or less briefly; and
 Fashion-MNIST through another, with all labels and with two withheld. Encoders are built by the
 product's own steps. Reads VOUCH_DATA_DIR; encoders and signals are kept in build/outliers.
 """
