@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import expit
+from scipy.stats import rankdata
 from sklearn.covariance import ledoit_wolf
 from sklearn.decomposition import PCA
 from sklearn.model_selection import StratifiedGroupKFold
 
-from model_store.decision import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
+from model_store.decision import OutlierDetector, OutlierFusion
 from model_store.decision.outliers import (
     averaged_features,
     feature_lengths,
@@ -44,18 +44,12 @@ REFERENCES_PER_LABEL, LEAST_REFERENCES, MOST_REFERENCES = 50, 500, 2000
 on average, at least, and at most. Every query reads them all. Of Fashion-MNIST's ten labels four
 times as many tell outliers apart no better (AUROC −0.007 to 0.000, one seed)."""
 
-FUSION_PRIOR = np.array([1.0, 0.25, 0.25, 0.0625, 0.0625])
-"""Weights of the outlier signals, each in its own standard deviations, that the fusion starts from:
-no single distance is best against every kind of outlier, but that in the features nearly is."""
+MOST_LEVELS = 512
+"""Calibration values of each signal that its p-values are interpolated between."""
 
-assert len(FUSION_PRIOR) == len(OUTLIER_SIGNALS)  # noqa: S101 - one each
-
-PRIOR_STRENGTH = 0.2
-"""Of that prior against the data, which weighs one in all. What tells the calibration outliers
-apart is a hint and no more: others will differ from ordinary images in other ways."""
-
-_MAX_LOG_SCALE = 3.0
-"""Of the fusion: at e³ standard deviations no overlap is left that a larger one could resolve."""
+TAIL_SHARE, LEAST_TAIL = 0.1, 5
+"""Share, and least number, of the calibration values that tell how fast p-values fall beyond the
+largest of them."""
 
 _LEAST_SPREAD = 1e-3
 """Of log lengths: where all features are as long, as normalised ones are, rounding is no sign."""
@@ -134,43 +128,80 @@ def _whitening(deviations: Floats, degrees_of_freedom: int) -> NDArray[np.float3
 
 
 def fit_fusion(inliers: Floats, outliers: Sequence[Floats]) -> OutlierFusion:
-    """Fuse outlier signals: a logistic regression of inliers against kinds of outliers.
+    """Fit the weighted harmonic mean of p-values that makes one outlier score of the signals.
 
-    Its weights are a (w₀ + δ), with w₀ the `FUSION_PRIOR`, and minimise the mean logistic loss plus
-    `PRIOR_STRENGTH` ‖δ‖²: weights stay near those of the prior up to scale, unless the data speak
-    loudly. The scale a means nothing, and has none to speak of where inliers and outliers do not
-    overlap; scores are brought to mean 0 and deviation 1 over the inliers, so that those of several
-    fits can stand beside each other.
+    A signal weighs as much as it tells outliers from inliers: with D = 2 AUROC − 1 (Somers 1962),
+
+        w_s ∝ max(D_s, 0) + (1 − max_s D_s) / S
+
+    so that what the best signal leaves open is shared out equally. Where features order the gallery
+    badly no signal is good, weights are nearly equal, and the harmonic mean keeps to whichever
+    signal is the most alien.
+
+    The first kind of outliers is always learned from. Another one is only where the weights that it
+    alone would give tell the other kinds apart better than equal weights do: on a network that
+    orders CIFAR-10 badly, learning from digits would cost photographs 0.06 of AUROC (0.89 to 0.83).
 
     Parameters
     ----------
-    inliers : (N, S) signals of ordinary queries; they weigh as much as all outliers.
-    outliers : for each kind (N_k, S); every kind weighs as much as another.
+    inliers : (N, S) signals of ordinary queries.
+    outliers : for each of one or more kinds (N_k, S), corrupted queries first. Kinds that are
+        learned from weigh the same.
     """
-    centre, scale = inliers.mean(axis=0), inliers.std(axis=0)
-    scale = np.where(scale > 0, scale, 1.0)
-    values = (np.concatenate([inliers, *outliers]) - centre) / scale
-    sign = np.where(np.arange(len(values)) < len(inliers), -1.0, 1.0)
-    weights = [np.full(len(inliers), 0.5 / len(inliers))]
-    weights += [np.full(len(kind), 0.5 / len(outliers) / len(kind)) for kind in outliers]
-    weight = np.concatenate(weights)
+    n_signals = inliers.shape[1]
+    equal = _fusion_of(inliers, np.full(n_signals, 1 / n_signals))
+    separations = [_separation(kind, inliers) for kind in outliers]
 
-    def loss_and_gradient(parameters: Floats) -> tuple[float, Floats]:
-        log_scale, shift, intercept = parameters[0], parameters[1:-1], parameters[-1]
-        projected = np.exp(log_scale) * (values @ (FUSION_PRIOR + shift))
-        margin = sign * (projected + intercept)
-        loss = weight @ np.logaddexp(0, -margin) + PRIOR_STRENGTH * (shift @ shift)
-        slope = -sign * weight * expit(-margin)
-        by_shift = np.exp(log_scale) * (slope @ values) + 2 * PRIOR_STRENGTH * shift
-        return float(loss), np.r_[slope @ projected, by_shift, slope.sum()]
+    def helps(taught: int) -> bool:
+        """Return whether weights learned from one kind alone serve the other kinds."""
+        learned = replace(equal, weights=_weights(separations[taught]))
+        gains = [
+            _separation(learned(kind), learned(inliers)) - _separation(equal(kind), equal(inliers))
+            for number, kind in enumerate(outliers)
+            if number != taught
+        ]
+        return float(np.mean(gains)) > 0
 
-    bounds = [(None, _MAX_LOG_SCALE), *[(None, None)] * (len(FUSION_PRIOR) + 1)]
-    found = minimize(
-        loss_and_gradient, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds
-    ).x
-    direction = FUSION_PRIOR + found[1:-1]
-    spread = float((values[: len(inliers)] @ direction).std()) or 1.0
-    return OutlierFusion(direction / spread, centre, scale)
+    teachers = [
+        separation for number, separation in enumerate(separations) if number == 0 or helps(number)
+    ]
+    return replace(equal, weights=_weights(np.mean(teachers, axis=0)))
+
+
+def _fusion_of(inliers: Floats, weights: Floats) -> OutlierFusion:
+    """Return a fusion with these ``weights`` (S,), its p-values those among ``inliers`` (N, S)."""
+    ordered = np.sort(inliers, axis=0).T
+    n = len(inliers)
+    # As many inliers are at least as large: equal ones share the largest p-value.
+    n_below = rankdata(ordered, method="min", axis=1) - 1
+    kept = np.unique(np.linspace(0, n - 1, min(n, MOST_LEVELS)).round().astype(int))
+    n_tail = min(max(round(TAIL_SHARE * n), LEAST_TAIL), n - 1)
+    excess = (ordered[:, n - n_tail :] - ordered[:, [n - n_tail - 1]]).mean(axis=1)
+    return OutlierFusion(
+        weights,
+        np.ascontiguousarray(ordered[:, kept]),
+        -np.log((n - n_below[:, kept]) / (n + 1)),
+        1 / np.where(excess > 0, excess, 1.0),
+    )
+
+
+def _weights(separations: Floats) -> Floats:
+    """Return weights (S,) with sum 1 for ``separations`` (S,), see `fit_fusion`."""
+    gained = np.maximum(separations, 0) + (1 - separations.max()) / len(separations)
+    weights: Floats = gained / gained.sum()
+    return weights
+
+
+def _separation(aliens: Floats, inliers: Floats) -> Floats:
+    """Return Somers' D (...) of ``aliens`` (A, ...) against ``inliers`` (N, ...).
+
+    The probability that an alien has the larger value minus that of the reverse: 2 AUROC − 1.
+    """
+    n_aliens, n_inliers = len(aliens), len(inliers)
+    ranks = rankdata(np.concatenate([aliens, inliers]), axis=0)[:n_aliens].sum(axis=0)
+    n_won = ranks - n_aliens * (n_aliens + 1) / 2
+    separation: Floats = 2 * n_won / (n_aliens * n_inliers) - 1
+    return separation
 
 
 def cross_fitted_scores(

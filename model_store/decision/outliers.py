@@ -173,30 +173,58 @@ def _squared_lengths(points: NDArray[np.float32]) -> list[float]:
 
 @dataclass(frozen=True)
 class OutlierFusion:
-    """The outlier score: w · (x − centre) / scale of the outlier signals x; larger is more alien.
+    """The outlier score: −log of the weighted harmonic mean of the signals' p-values.
 
-    Over ordinary queries it has mean 0 and deviation 1.
+    With p_s the share of ordinary queries whose signal s is at least as large (Wilson 2019),
+
+        score = log Σ_s w_s / p_s
+
+    so that the most alien signal decides, and several that agree say more. The score never falls as
+    a signal grows. It is not calibrated itself, since signals depend on each other:
+    `Calibration.outlier_p_value` makes a p-value of it.
+
+    −log p_s is interpolated between calibration values. Beyond the largest it grows linearly: an
+    exponential tail in the signals, which are logarithms (Hill 1975).
 
     Attributes
     ----------
-    weights, centre, scale : (S,) each; ``scale`` > 0.
+    weights : (S,) w, ≥ 0 with sum 1.
+    levels : (S, K) calibration values of each signal, ascending.
+    surprisals : (S, K) −log p_s at these.
+    tail_slopes : (S,) of −log p_s beyond the last level, > 0.
     """
 
     weights: NDArray[np.float64]
-    centre: NDArray[np.float64]
-    scale: NDArray[np.float64]
+    levels: NDArray[np.float64]
+    surprisals: NDArray[np.float64]
+    tail_slopes: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        n_signals = len(self.weights)
+        if (
+            self.levels.shape != self.surprisals.shape
+            or len(self.levels) != n_signals
+            or self.tail_slopes.shape != (n_signals,)
+        ):
+            raise ValueError(
+                f"{self.weights.shape=} does not go with {self.levels.shape=}, "
+                f"{self.surprisals.shape=} and {self.tail_slopes.shape=}"
+            )
 
     def __call__(self, signals: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Outlier scores (B,) of ``signals`` (B, S)."""
-        slopes, offset = self._line
-        fused: NDArray[np.float64] = signals @ slopes - offset
-        return fused
+        """Return the outlier scores (B,) of ``signals`` (B, S)."""
+        terms = np.maximum(signals - self.levels[:, -1], 0) * self.tail_slopes
+        for signal, levels in enumerate(self.levels):
+            terms[:, signal] += np.interp(signals[:, signal], levels, self.surprisals[signal])
+        terms += self._log_weights
+        most = terms.max(axis=1, keepdims=True)  # keeps the exponentials finite
+        scores: NDArray[np.float64] = most[:, 0] + np.log(np.exp(terms - most).sum(axis=1))
+        return scores
 
     @cached_property
-    def _line(self) -> tuple[NDArray[np.float64], float]:
-        """Slopes (S,) and offset of the score in the signals as they are."""
-        slopes = self.weights / self.scale
-        return slopes, float(self.centre @ slopes)
+    def _log_weights(self) -> NDArray[np.float64]:
+        log_weights: NDArray[np.float64] = np.log(np.maximum(self.weights, np.finfo(float).tiny))
+        return log_weights
 
 
 def averaged_features(features: NDArray[np.float32], k: int) -> NDArray[np.float32]:

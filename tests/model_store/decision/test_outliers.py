@@ -5,8 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from model_store.decision import OUTLIER_SIGNALS, OutlierDetector
+from model_store.decision import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
 from model_store.decision.outliers import unit_rows
 from model_store.encoder import Embeddings
 from model_store.sphere import spherical_variance
@@ -124,3 +127,58 @@ def test_parts_that_do_not_fit_are_refused(part: str) -> None:
     fitted = detector()
     with pytest.raises(ValueError, match="does not go with"):
         replace(fitted, **{part: getattr(fitted, part)[..., 1:]})
+
+
+def fusion(n: int = 30) -> tuple[OutlierFusion, np.ndarray]:
+    """A fusion of three signals with values (3, n) at which their p-values are known."""
+    levels = np.sort(RNG.standard_normal((3, n)), axis=1)
+    surprisals = np.tile(-np.log(np.arange(n, 0, -1) / (n + 1)), (3, 1))
+    weights, slopes = np.array([0.5, 0.3, 0.2]), np.array([2.0, 1.0, 3.0])
+    return OutlierFusion(weights, levels, surprisals, slopes), levels
+
+
+def test_the_outlier_score_is_the_harmonic_mean_of_p_values() -> None:
+    fitted, levels = fusion()
+    asked = np.stack([RNG.permutation(row) for row in levels], axis=1)
+    p_values = (levels[None] >= asked[:, :, None]).sum(axis=2) / (levels.shape[1] + 1)
+    harmonic = 1 / (fitted.weights / p_values).sum(axis=1)
+    np.testing.assert_allclose(np.exp(-fitted(asked)), harmonic)
+
+
+def test_beyond_all_that_was_seen_the_outlier_score_goes_on_growing() -> None:
+    fitted, levels = fusion()
+    ordinary = np.median(levels, axis=1)
+    steps = np.tile(ordinary, (3, 1))
+    steps[:, 0] = levels[0, -1] + np.array([100, 1000, 1e6])
+    scores = fitted(steps)
+    np.testing.assert_allclose(np.diff(scores), 2 * np.diff(steps[:, 0]))
+
+
+@given(
+    start=arrays(float, 3, elements=st.floats(-4, 4)),
+    growth=arrays(float, 3, elements=st.floats(0, 1e4)),
+)
+def test_a_signal_that_grows_makes_no_query_less_alien(
+    start: np.ndarray, growth: np.ndarray
+) -> None:
+    fitted, _ = fusion()
+    before, after = fitted(np.stack([start, start + growth]))
+    assert after >= before - 1e-9
+
+
+def test_a_signal_without_weight_never_drowns_the_others() -> None:
+    fitted = replace(fusion()[0], weights=np.array([1.0, 0, 0]))
+    quiet = np.zeros((1, 3))
+    loud = np.array([[0.0, 500.0, 200.0]])
+    np.testing.assert_allclose(fitted(loud), fitted(quiet))
+
+
+def test_a_score_does_not_depend_on_the_batch() -> None:
+    fitted, _ = fusion()
+    asked = RNG.standard_normal((6, 3)) * 3
+    np.testing.assert_array_equal(fitted(asked), np.r_[*(fitted(row[None]) for row in asked)])
+
+
+def test_tables_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="does not go with"):
+        replace(fusion()[0], weights=np.ones(2) / 2)

@@ -73,7 +73,12 @@ def calibration() -> Calibration:
             0.3,
             array(20, 4),
         ),
-        fusion=OutlierFusion(np.array([1.0, 0, 2, 0, 1]), np.zeros(5), np.ones(5)),
+        fusion=OutlierFusion(
+            np.full(5, 0.2),
+            np.tile([0.0, 1.0], (5, 1)),
+            np.tile([0.1, 0.7], (5, 1)),
+            np.ones(5),
+        ),
         match=logistic("log_distance", -1.0, intercept=-1.0),
         intervals=VennAbers(
             np.array([-3.0, 0, 3]), np.array([0.1, 0.4, 0.7]), np.array([0.2, 0.6, 1])
