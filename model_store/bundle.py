@@ -31,7 +31,7 @@ from typing import Any
 from model_store.errors import BundleMismatch, BundleNotFound, BundleTampered
 from model_store.processors import usable_processors
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MANIFEST_FILE = "manifest.json"
 ENCODER_FILE = "encoder.onnx"
 EVALUATION_FILE = "evaluation.json"
