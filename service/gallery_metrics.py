@@ -36,6 +36,11 @@ class GalleryMetrics(Collector):
             families["vouch_queue_length"].add_metric([name], engine.waiting)
             families["vouch_drift_log_capital"].add_metric([name], engine.watch.drift.log_capital)
             families["vouch_calibration_stale"].add_metric([name], engine.stale is not None)
+            absent = engine.absent_share
+            if absent is not None:
+                families["vouch_absent_share"].add_metric([name], absent.used)
+                if absent.estimated is not None:
+                    families["vouch_absent_share_estimated"].add_metric([name], absent.estimated)
             audit = engine.watch.audit
             if audit.watches:
                 families["vouch_audited_matches"].add_metric([name], audit.test.n)
@@ -65,6 +70,16 @@ class GalleryMetrics(Collector):
             (
                 "vouch_calibration_stale",
                 "1 where the calibration does not hold for what is served.",
+                ["gallery"],
+            ),
+            (
+                "vouch_absent_share",
+                "Share of queries without a match that is used unless a request or key names one.",
+                ["gallery"],
+            ),
+            (
+                "vouch_absent_share_estimated",
+                "That share as estimated from the queries that were served.",
                 ["gallery"],
             ),
             (

@@ -15,6 +15,7 @@ from end_to_end.questions import search
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from service.gallery_metrics import GalleryMetrics
 from service.telemetry import Telemetry
 
 StartClient = Callable[..., TestClient]
@@ -80,6 +81,8 @@ def told(start: StartClient, tmp_path: Path, digit: bytes) -> dict[str, set[str]
     for collector, samples in registered.items():
         for name in samples:
             names.setdefault(name, set(collector._labelnames))
+    for name, family in GalleryMetrics._families().items():
+        names.setdefault(name, set(family._labelnames))
     names[STATE_OF_THE_SCRAPE] = set()
     return names
 
