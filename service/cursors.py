@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from model_store.errors import InvalidCursor, OutdatedCursor
 from model_store.search import N_CANDIDATES
-from service.schemas import SearchOptions
+from service.schemas import SearchOptions, ShareOrigin
 
 _CHECKSUM_BYTES = 12
 
@@ -45,6 +45,7 @@ class SearchCursor(BaseModel):
     """Where the results of a query go on: after the first ``start`` of them.
 
     ``version`` is of the gallery when it was first asked: the list goes on as it was then.
+    ``options.expected_absent`` is the share of the first page, and ``share_origin`` who named it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,6 +56,7 @@ class SearchCursor(BaseModel):
     query_id: str = Field(pattern="^[0-9a-f]{64}$")
     start: int = Field(ge=1, lt=N_CANDIDATES)
     options: SearchOptions
+    share_origin: ShareOrigin = "request"
 
 
 CursorT = TypeVar("CursorT", ItemsCursor, SearchCursor)

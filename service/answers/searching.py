@@ -54,6 +54,7 @@ def search_answer(
             query_id=found.query_id,
             start=end,
             options=options.model_copy(update={"expected_absent": decision.absent_share}),
+            share_origin=found.share_origin,
         )
         if more
         else None

@@ -205,6 +205,7 @@ async def search_next(
     options = page.options
     limit = min(page.start + options.limit, N_CANDIDATES)
     found = await engine.again(page.query_id, replace(asked_of(options), limit=limit))
+    found = replace(found, share_origin=page.share_origin)
     request_id = request.state.request_id
     return answers.search_answer(engine, found, request_id, options, skipped=page.start)
 
