@@ -23,9 +23,10 @@ class KeysFile:
         name: str = "shop",
         expires: timedelta | None = None,
         rate_limit: str | None = None,
+        expected_absent: float | None = None,
     ) -> str:
         """Make a key; ``expires`` is counted from now, and may lie in the past."""
-        kept, text = mint(name, scope, rate_limit=rate_limit)
+        kept, text = mint(name, scope, rate_limit=rate_limit, expected_absent=expected_absent)
         if expires is not None:
             kept = kept.model_copy(update={"expires_at": kept.created_at + expires})
         change_keys(self.path, lambda keys: [*keys, kept])

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from end_to_end.keys import KeysFile, bearer
+from end_to_end.questions import search, search_batch, search_json, search_raw
+from image_files import encoded
 from scipy.special import expit, logit
+from starlette.testclient import TestClient
 
+from index_builder.datasets.digits import digits
 from model_store.decision import Absence, Assessment, Calibration, Decision, Verdict
-from model_store.retriever import Bundle
+from model_store.retriever import Bundle, Retriever
 from service.absent_share import DIGITS, ESTIMATED_EVERY, AbsentShareWatch
+
+StartClient = Callable[..., TestClient]
 
 N_ENOUGH = 2000
 """Served queries that estimate a share to about ± 0.03."""
@@ -122,3 +132,175 @@ class TestTheEstimate:
         assert watch.state.n_served == 0
         watch.observe(decision(0.9))
         assert watch.state.n_served == 1
+
+
+@pytest.fixture(scope="module")
+def absent() -> list[bytes]:
+    """Images of digits that the gallery does not hold."""
+    every = digits()
+    return [
+        encoded(every.pixels(place), "PNG")
+        for place, label in enumerate(every.labels)
+        if label in {"3", "8"}
+    ][:160]
+
+
+def first_probability(answer: dict[str, Any]) -> float:
+    probability: float = answer["results"][0]["match_probability"]
+    return probability
+
+
+def of_gallery(bundle: Bundle, expected: float) -> Bundle:
+    """The digits, whose owner expects a share of absent queries."""
+    owned = replace(calibration_of(bundle), expected_absent=expected)
+    retriever = Retriever(bundle.retriever.encoder, bundle.retriever.gallery, owned)
+    return replace(bundle, retriever=retriever)
+
+
+def gauges(client: TestClient) -> dict[str, float]:
+    """The shares that Prometheus is told of."""
+    text = client.get("/metrics").text
+    found = re.findall(r'^(vouch_absent_share\w*){gallery="digits"} (.+)$', text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+class TestServed:
+    @pytest.mark.parametrize("door", [search, search_raw, search_json])
+    def test_probabilities_follow_the_share_of_the_request(
+        self, client: TestClient, digit: bytes, door: Callable[..., Any]
+    ) -> None:
+        usual = door(client, digit).json()
+        seldom, often = (door(client, digit, expected_absent=at).json() for at in (0.001, 0.9))
+        assert often["absent"] == {
+            "share": 0.9,
+            "origin": "request",
+            "basis": "absent_labels",
+        }
+        ordered = [first_probability(answer) for answer in (often, usual, seldom)]
+        assert ordered == sorted(ordered)
+        assert ordered[0] < ordered[1] < ordered[2]
+        nothing = [answer["no_match_probability"] for answer in (seldom, usual, often)]
+        assert nothing[0] < nothing[1] < nothing[2]
+        odds = [p / (1 - p) for p in (usual["no_match_probability"], nothing[2])]
+        assumed = usual["absent"]["share"]
+        ratio = (0.9 / 0.1) / (assumed / (1 - assumed))
+        assert odds[1] / odds[0] == pytest.approx(ratio), "Bayes' theorem"
+        for wrong in (0, 1, "often"):
+            assert door(client, digit, expected_absent=wrong).status_code == 422
+
+    def test_a_batch_has_one_share(self, client: TestClient, digit: bytes) -> None:
+        [item] = search_batch(client, [digit], expected_absent=0.9).json()["items"]
+        alone = search(client, digit, expected_absent=0.9).json()
+        assert item["answer"]["results"] == alone["results"]
+
+    def test_verdicts_follow_it(self, client: TestClient, bundle: Bundle) -> None:
+        image = (bundle.directory / bundle.manifest.samples[0].file).read_bytes()
+        verdicts = [
+            search(client, image, expected_absent=share).json()["verdict"]
+            for share in (0.01, 0.9999)
+        ]
+        assert verdicts == ["match", "no_match"]
+
+    def test_the_request_is_heard_before_the_key_before_the_owner(
+        self, start: StartClient, bundle: Bundle, keys_file: KeysFile, digit: bytes
+    ) -> None:
+        client = start(of_gallery(bundle, 0.3), keys=keys_file.path)
+        silent = bearer(keys_file.make("read"))
+        telling = bearer(keys_file.make("read", expected_absent=0.6))
+        for headers, options, wanted in (
+            (silent, {}, (0.3, "bundle")),
+            (telling, {}, (0.6, "key")),
+            (telling, {"expected_absent": 0.8}, (0.8, "request")),
+        ):
+            client.headers.update(headers)
+            answer = search(client, digit, **options).json()
+            assert (answer["absent"]["share"], answer["absent"]["origin"]) == wanted
+            said = search(client, digit, expected_absent=wanted[0]).json()
+            assert answer["results"] == said["results"]
+            [item] = search_batch(client, [digit], **options).json()["items"]
+            assert item["answer"]["absent"] == answer["absent"]
+
+    def test_later_pages_keep_share_and_origin(
+        self, start: StartClient, bundle: Bundle, keys_file: KeysFile, digit: bytes
+    ) -> None:
+        client = start(keys=keys_file.path)
+        client.headers.update(bearer(keys_file.make("read", expected_absent=0.6)))
+        whole = search(client, digit, limit=8).json()
+        first = search(client, digit, limit=4).json()
+        page = client.get(
+            "/v1/galleries/digits/search/next", params={"cursor": first["next_cursor"]}
+        ).json()
+        assert page["absent"] == first["absent"] == whole["absent"]
+        assert [r["match_probability"] for r in first["results"] + page["results"]] == [
+            r["match_probability"] for r in whole["results"]
+        ]
+
+    def test_after_many_absent_queries_the_estimate_moves_all_answers(
+        self, client: TestClient, bundle: Bundle, digit: bytes, absent: list[bytes]
+    ) -> None:
+        before = search(client, digit).json()
+        assert before["absent"]["origin"] == "bundle"
+        assumed = calibration_of(bundle).assumed_absent
+        assert gauges(client) == {"vouch_absent_share": assumed}
+        for image in absent:  # at so small an alpha none is out of distribution
+            search(client, image, alpha=0.001)
+        after = search(client, digit).json()
+        report = client.get("/v1/galleries/digits/calibration").json()["absent"]
+        assert after["absent"]["origin"] == "estimated"
+        assert after["absent"]["share"] == report["used"] == round(report["estimated"], DIGITS)
+        assert report["interval"][0] <= report["estimated"] <= report["interval"][1]
+        assert report["used"] > 0.5
+        assert after["no_match_probability"] > before["no_match_probability"]
+        assert first_probability(after) < first_probability(before)
+        assert search(client, digit).json()["results"] == after["results"]
+        asked = search(client, digit, expected_absent=assumed).json()
+        assert asked["results"] == before["results"]
+        assert gauges(client) == {
+            "vouch_absent_share": report["used"],
+            "vouch_absent_share_estimated": report["estimated"],
+        }
+
+    def test_a_picture_that_is_sent_again_is_counted_once(
+        self, client: TestClient, digit: bytes
+    ) -> None:
+        for _ in range(3):
+            search(client, digit)
+        report = client.get("/v1/galleries/digits/calibration").json()["absent"]
+        assert report["n_served"] == 1
+
+    def test_without_calibration_no_share_is_told(
+        self, start: StartClient, bare_bundle: Bundle
+    ) -> None:
+        assert gauges(start(bare_bundle)) == {}
+
+
+class TestSources:
+    def test_promises_are_those_of_the_source(
+        self, start: StartClient, bundle: Bundle, digit: bytes
+    ) -> None:
+        calibration = calibration_of(bundle)
+        places = np.arange(len(calibration.evidence)) % 40 == 0
+        evidence = replace(
+            calibration.evidence,
+            sources=places.astype(np.int16),
+            source_names=["shop", "phone"],
+        )
+        of_two = replace(calibration, evidence=evidence)
+        retriever = Retriever(bundle.retriever.encoder, bundle.retriever.gallery, of_two)
+        client = start(replace(bundle, retriever=retriever))
+        image = (bundle.directory / bundle.manifest.samples[0].file).read_bytes()
+        shop, phone = (search(client, image, source=one).json() for one in ("shop", "phone"))
+        assert (shop["verdict"], phone["verdict"]) == ("match", "ambiguous")
+        assert "calibration queries with a match" in phone["reason"]
+        assert phone["result_set"]["promised"] is False
+        assert shop["results"] == phone["results"], "probabilities are the same"
+        report = client.get("/v1/galleries/digits/calibration").json()
+        assert report["sources"] == ["shop", "phone"]
+        unknown = search(client, image, source="moon")
+        assert (unknown.status_code, unknown.json()["code"]) == (422, "unknown_source")
+        assert "'shop', 'phone'" in unknown.json()["detail"]
+
+    def test_where_no_source_is_known_that_is_said(self, client: TestClient, digit: bytes) -> None:
+        refused = search(client, digit, source="shop")
+        assert (refused.status_code, refused.json()["code"]) == (422, "unknown_source")
+        assert "none: no source was given to calibrate" in refused.json()["detail"]

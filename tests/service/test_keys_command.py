@@ -49,6 +49,17 @@ def test_a_key_is_made_and_is_good(capsys: pytest.CaptureFixture[str], path: Pat
     assert kept.expires_at is None
 
 
+def test_a_key_says_how_often_its_queries_find_nothing_and_so_does_its_successor(
+    capsys: pytest.CaptureFixture[str], path: Path
+) -> None:
+    old = made(capsys, "create", "shop", "--expected-absent", "0.3")
+    assert Keyring(path).find(old).expected_absent == 0.3
+    new = made(capsys, "rotate", id_of(old))
+    assert Keyring(path).find(new).expected_absent == 0.3
+    till = made(capsys, "create", "till")
+    assert Keyring(path).find(till).expected_absent is None
+
+
 def test_unless_told_a_key_may_read(capsys: pytest.CaptureFixture[str], path: Path) -> None:
     text = made(capsys, "create", "shop")
     assert Keyring(path).find(text).scope == "read"

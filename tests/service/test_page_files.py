@@ -36,7 +36,7 @@ def test_no_file_names_another_host(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for namespace in NAMESPACES:
         text = text.replace(namespace, "")
-    assert re.findall(r"""(?:https?:|wss?:|["'(\s=]//)[^\s"')]*""", code_of(text)) == []
+    assert re.findall(r"""(?:\b(?:https?|wss?):|["'(\s=]//)[^\s"')]*""", code_of(text)) == []
 
 
 def code_of(text: str) -> str:
