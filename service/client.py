@@ -162,7 +162,8 @@ class VouchClient:
     ) -> schemas.SearchAnswer:
         """Find the items most like an image, and how sure that is.
 
-        Under a ``filter`` there are no probabilities: `SearchAnswer.reason` says why.
+        Where a match is not vouched for because the calibration promises too little,
+        `SearchAnswer.reason` says what is missing.
 
         Raises
         ------
@@ -303,11 +304,25 @@ class VouchClient:
         """How true the probabilities are, and what each threshold on them would cost."""
         return self._get(_path(gallery, "calibration"), schemas.CalibrationReport)
 
-    def operating_point(self, gallery: str, max_error: float) -> schemas.OperatingPoint | None:
-        """The threshold that answers most queries within an error; None where none does."""
+    def operating_point(
+        self,
+        gallery: str,
+        max_error: float,
+        *,
+        expected_absent: float | None = None,
+        source: str | None = None,
+    ) -> schemas.OperatingPoint | None:
+        """Return the threshold that answers most queries within an error; None where none does.
+
+        Parameters
+        ----------
+        max_error : share of wrong ones among matches.
+        expected_absent : share of the queries that have no match; None for the gallery's.
+        source : where the queries come from; None for anywhere.
+        """
         path = _path(gallery, "calibration", "operating-points")
-        answer = self._get(path, schemas.OperatingPointAnswer, {"max_error": max_error})
-        return answer.point
+        options = _options(max_error=max_error, expected_absent=expected_absent, source=source)
+        return self._get(path, schemas.OperatingPointAnswer, options).point
 
     def _get(self, path: str, answer: type[AnswerT], query: Fields | None = None) -> AnswerT:
         return self._ask(self._http.build_request("GET", path, params=query), answer)
