@@ -34,7 +34,7 @@ from promises.worlds import make_world
 
 REPORT = Path("build/bench-promises.json")
 
-REPETITIONS, REAL_SEEDS, FILTER_SEEDS, PLANNER_SEEDS = 100, 5, 5, 10
+REPETITIONS, REAL_SEEDS, FILTER_SEEDS, PLANNER_SEEDS = 100, 20, 5, 10
 DRIFT_SEEDS, DRIFT_CALIBRATIONS = 200, (50, 100, 300)
 AT_ONCE = 20
 """Repetitions of drift in one task."""
@@ -91,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.repetitions = min(options.repetitions, REPETITIONS // 10)
-    options.real_seeds = 2 if options.quick else REAL_SEEDS
+    options.real_seeds = 3 if options.quick else REAL_SEEDS
     options.planner_seeds = 3 if options.quick else PLANNER_SEEDS
     options.filter_seeds = 1 if options.quick else FILTER_SEEDS
     options.drift_seeds = 2 * AT_ONCE if options.quick else DRIFT_SEEDS

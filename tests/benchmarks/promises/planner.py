@@ -54,19 +54,25 @@ def plan(world: World, seed: int) -> Record:
 def forecast_over_needed(records: Sequence[Record]) -> Record:
     """Compare the median forecast with the number from which `LIKELY` of calibrations promise.
 
-    Between two numbers the share is taken to be linear in the logarithm.
+    The forecast is of calibrations with the first number of queries that cannot promise it yet.
+    Between two numbers the share that can is taken to be linear in the logarithm.
 
     Returns
     -------
-    For each error that tells something: ``forecast``, ``needed`` and their ``ratio``.
+    For each error that tells something: ``forecast``, ``needed``, their ``ratio``, and the share of
+    calibrations that ``promised`` it with each number.
     """
     numbers = [str(n) for n in NUMBERS if all(str(n) in one["promised"] for one in records)]
     compared: Record = {}
     for place, error in enumerate(ERRORS):
         shares = [float(np.mean([one["promised"][n][place] for one in records])) for n in numbers]
         reached = [place for place, share in enumerate(shares) if share >= LIKELY]
-        forecasts = [one["forecast"][numbers[0]][place] for one in records] if numbers else []
-        forecasts = [forecast for forecast in forecasts if forecast]
+        forecasts = [
+            one["forecast"][n][place]
+            for one in records
+            for n in numbers[:1]
+            if not one["promised"][n][place] and one["forecast"][n][place]
+        ]
         if not reached or reached[0] == 0 or not forecasts:
             continue
         before, after = reached[0] - 1, reached[0]
@@ -77,5 +83,6 @@ def forecast_over_needed(records: Sequence[Record]) -> Record:
             "forecast": forecast,
             "needed": needed,
             "ratio": forecast / needed,
+            "promised": dict(zip(numbers, shares, strict=True)),
         }
     return compared

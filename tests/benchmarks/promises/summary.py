@@ -114,6 +114,10 @@ def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
             [one["above_threshold"] for one in foretold],
             [one["foretold_false_match_rate"] for one in foretold],
         ),
+        "fpir_over_foretold_standard_error": _ratio_error(
+            [one["above_threshold"] for one in foretold],
+            [one["foretold_false_match_rate"] for one in foretold],
+        ),
         "max_error_promised": _share(one["promised"] for one in stated),
         "max_error_exceeded": _share(one[f"{shown}exceeded"] for one in stated),
         "max_error_exceeded_interval": _interval([one[f"{shown}exceeded"] for one in stated]),
@@ -233,6 +237,15 @@ def _ratio(values: Sequence[float], foretold: Sequence[float]) -> float | None:
     if not foretold or np.mean(foretold) == 0:
         return None
     return float(np.mean(values) / np.mean(foretold))
+
+
+def _ratio_error(values: Sequence[float], foretold: Sequence[float]) -> float | None:
+    """Return the standard error of `_ratio`, to first order."""
+    ratio = _ratio(values, foretold)
+    if ratio is None or len(values) < 2:
+        return None
+    left = np.array(values) - ratio * np.array(foretold)
+    return float(left.std(ddof=1) / len(values) ** 0.5 / np.mean(foretold))
 
 
 def _interval(outcomes: Sequence[bool]) -> list[float]:
