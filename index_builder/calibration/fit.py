@@ -41,8 +41,9 @@ from model_store.staleness import search_settings
 MIN_QUERIES = 50
 """Below it a conformal p-value cannot even reach 0.02, and a logistic fit is guesswork."""
 
-ASSUMED_ABSENT = 0.05
-"""Share of absent queries that probabilities are fitted with where their owner names none."""
+ASSUMED_ABSENT = 0.3
+"""Share of absent queries that probabilities are fitted with, and shifted from to any other: at few
+per cent the fit hardly looks at absent queries, and is wrong where they are many."""
 
 N_INTERVAL_LABELS = 5
 """Labels of each query, the nearest, that intervals are tabulated with."""
@@ -225,8 +226,7 @@ def fit_calibration(
     fusion = fit_fusion(matched.outlier_signals, [kind.outlier_signals for kind in kinds.values()])
     parts, of_kinds = _scored(queries, fusion, seed)
     ordinary = parts[0].scores
-    assumed = ASSUMED_ABSENT if config.expected_absent is None else config.expected_absent
-    examples = Examples.of(_weighted(parts, assumed))
+    examples = Examples.of(_weighted(parts, ASSUMED_ABSENT))
     probabilities, folds = cross_fitted(examples, seed)
     choices = LabelChoices.of(examples, probabilities, folds)
     n_labels = gallery.n_labels()
@@ -252,7 +252,7 @@ def fit_calibration(
         max_error=config.max_error,
         max_false_match_rate=config.max_false_match_rate,
         delta=config.delta,
-        assumed_absent=assumed,
+        assumed_absent=ASSUMED_ABSENT,
         expected_absent=config.expected_absent,
         uncertainties=np.sort(matched.spherical_variances),
         outlier_scores=np.sort(ordinary),

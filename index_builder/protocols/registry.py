@@ -39,7 +39,7 @@ _INTERIM = (
     "their checkpoints by the test images, which here choose nothing."
 )
 
-NO_MATCH_SHARE = 0.001
+EXPECTED_ABSENT = 0.001
 """Of the queries that probabilities are to hold for. In every protocol each query of the test has a
 match; this much is left, so that the absence of one has a probability at all."""
 
@@ -229,7 +229,7 @@ def protocol_config(
                 "network": {**fields.get("network", {}), **(network or {})},
                 "training": training,
                 "posterior": _LAPLACE,
-                "calibration": {"no_match_share": NO_MATCH_SHARE},
+                "calibration": {"expected_absent": EXPECTED_ABSENT},
             }
         )
     except ValidationError as error:

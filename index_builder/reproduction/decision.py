@@ -31,6 +31,7 @@ from index_builder.indexing.gallery import build_gallery
 from index_builder.observation import Observed, look_up
 from index_builder.protocols import ProtocolData, Task
 from model_store.decision import Calibration, choice_probabilities
+from model_store.decision.absent_share import prior_shift
 from model_store.encoder import Encoder
 from model_store.gallery import FaissGallery
 
@@ -133,10 +134,11 @@ def decide_test(
 def decided(calibration: Calibration, observed: Observed) -> Decided:
     """Probabilities and outlier scores of what was observed."""
     scores = calibration.fusion(observed.outlier_signals)
+    shift = prior_shift(calibration.assumed_absent, calibration.default_share)
     first, likeliest = np.empty(len(observed)), np.empty(len(observed), dtype=bool)
     for row, score in enumerate(scores):
         places, values = observed.signals(row, score)
-        probabilities = choice_probabilities(calibration.match.log_odds(values))
+        probabilities = choice_probabilities(calibration.match.log_odds(values) + shift)
         first[row] = probabilities[0]
         likeliest[row] = observed.matches[row, places[int(np.argmax(probabilities))]]
     return Decided(first, observed.matches[:, 0], likeliest, scores, observed.outlier_signals)

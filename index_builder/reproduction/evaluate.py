@@ -97,7 +97,13 @@ def evaluate_decision(
     """
     encoder = OnnxEncoder(run.staging / ENCODER_FILE, threads=torch.get_num_threads())
     same = data.rehearsal.gallery is data.test.gallery
-    rehearsal = world_of(encoder, data.rehearsal, directory / "rehearsal", config.seed)
+    rehearsal = world_of(
+        encoder,
+        data.rehearsal,
+        directory / "rehearsal",
+        config.seed,
+        hide_labels=len(data.splits().calibration.withheld) == 0,
+    )
     calibration = fit_decision(encoder, rehearsal, data, config.calibration, config.seed)
     test = rehearsal if same else world_of(encoder, data.test, directory / "test", config.seed)
     ordinary, aliens = decide_test(encoder, _asking(test, data), calibration, data, config.seed)

@@ -31,6 +31,9 @@ CALIBRATION_FILE = "calibration.json"
 ARRAYS_FILE = "calibration.npz"
 
 
+DEFAULT_ABSENT = 0.05
+"""Share of absent queries as long as nobody names one, and too few were served to estimate it."""
+
 _MOST_PROMISES = 64
 """Shares and sources whose promises are remembered: any caller may ask for any share."""
 
@@ -97,7 +100,7 @@ class Calibration:
     @property
     def default_share(self) -> float:
         """The share of absent queries where nobody names one and none is estimated."""
-        return self.assumed_absent if self.expected_absent is None else self.expected_absent
+        return DEFAULT_ABSENT if self.expected_absent is None else self.expected_absent
 
     @property
     def sources(self) -> tuple[str, ...]:

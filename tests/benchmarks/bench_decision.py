@@ -41,6 +41,7 @@ from model_store.decision import (
     Calibration,
     choice_probabilities,
 )
+from model_store.decision.absent_share import prior_shift
 from model_store.decision.outliers import unit_rows
 from model_store.encoder import OnnxEncoder
 from model_store.retriever import open_parts
@@ -98,17 +99,17 @@ class Measured:
         self.calibration, self.observed = calibration, observed
         self.outlier_scores = calibration.fusion(observed.outlier_signals)
         self.p_values = np.array([calibration.outlier_p_value(s) for s in self.outlier_scores])
-        first = observed.first_signals(self.outlier_scores)
         self.labels = [self._labels(row) for row in range(len(observed))]
         self.probabilities = np.array([of_labels[0] for _, of_labels in self.labels])
-        self.no_match = calibration.no_match(first)
+        self.no_match = np.array([1 - of_labels.sum() for _, of_labels in self.labels])
         self.correct = observed.matches[:, 0]
         self.similarities = observed.similarities[:, 0]
 
     def _labels(self, row: int) -> tuple[NDArray[np.int64], Floats]:
         """Places of the labels that a query finds, and their match probabilities."""
         places, values = self.observed.signals(row, self.outlier_scores[row])
-        return places, choice_probabilities(self.calibration.match.log_odds(values))
+        shift = prior_shift(self.calibration.assumed_absent, self.calibration.default_share)
+        return places, choice_probabilities(self.calibration.match.log_odds(values) + shift)
 
     def gaps(self) -> Floats:
         """Similarity of the first item over that of the nearest of another label."""
@@ -120,7 +121,9 @@ class Measured:
         """Share of sets that hold a match, and mean size."""
         hits, sizes = [], []
         for row, (places, probabilities) in enumerate(self.labels):
-            chosen = self.calibration.sets.choose(places, probabilities, coverage).places
+            classes = self.calibration.classes_of(self.observed.label_codes[row, places])
+            sets = self.calibration.promises().sets
+            chosen = sets.choose(places, probabilities, classes, coverage).places
             hits.append(self.observed.matches[row, chosen].any())
             sizes.append(len(chosen))
         return float(np.mean(hits)), float(np.mean(sizes))
@@ -148,19 +151,26 @@ def measure(config: BuildConfig, run: Run, data: Path) -> dict[str, float]:
     calibration, encoder = retriever.calibration, retriever.encoder
     assert calibration is not None
     assert isinstance(encoder, OnnxEncoder)
-    look = partial(observe, encoder, retriever.gallery, calibration.detector, calibration.means)
+    look = partial(
+        observe,
+        encoder,
+        retriever.gallery,
+        calibration.detector,
+        calibration.means,
+        n=calibration.n_candidates,
+    )
     queries = splits.evaluation
     matched = Measured(calibration, look(queries.matched))
     strangers = len(queries.withheld) > 0
-    absent = Measured(
-        calibration,
-        look(queries.withheld) if strangers else look(queries.matched, hide_label=True),
-    )
+    # Queries with their label hidden are no absent ones: without labels that were kept out of
+    # everything, nothing is measured of them here. `bench_promises` keeps labels out.
+    absent = Measured(calibration, look(queries.withheld)) if strangers else None
     row = {"R@1": float(matched.correct.mean())}
-    row |= of_probabilities(config, run, matched, absent)
     row |= of_errors(matched)
-    row["no-match AUROC"] = area(absent.no_match, matched.no_match)
-    row["… similarity, no match"] = area(-absent.similarities, -matched.similarities)
+    if absent is not None:
+        row |= of_probabilities(config, calibration, matched, absent)
+        row["no-match AUROC"] = area(absent.no_match, matched.no_match)
+        row["… similarity, no match"] = area(-absent.similarities, -matched.similarities)
     for alpha in ALPHAS:
         row[f"false alarms at {alpha}"] = float((matched.p_values <= alpha).mean())
     row |= of_sets(matched)
@@ -191,10 +201,10 @@ def measure(config: BuildConfig, run: Run, data: Path) -> dict[str, float]:
 
 
 def of_probabilities(
-    config: BuildConfig, run: Run, matched: Measured, absent: Measured
+    config: BuildConfig, calibration: Calibration, matched: Measured, absent: Measured
 ) -> dict[str, float]:
     """Are probabilities true, on a stream with as many queries without a match as was said?"""
-    share = config.calibration.no_match_share
+    share = calibration.default_share
     n_absent = round(share / (1 - share) * len(matched.correct))
     some = np.random.default_rng(config.seed).permutation(len(absent.correct))[:n_absent]
     probabilities = np.r_[matched.probabilities, absent.probabilities[some]]

@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 from index_builder.calibration import (
+    CalibratedGallery,
     CalibrationQueries,
-    LeftOut,
+    LeaveOneOut,
     fit_calibration,
     fit_detector,
-    operating_curve,
 )
 from index_builder.configuration import CalibrationConfig
 from index_builder.metrics import auroc, expected_calibration_error
 from index_builder.observation import Observed
 from model_store.decision import Calibration, LabelMeans, choice_probabilities
+from model_store.decision.absent_share import prior_shift
 from model_store.decision.outliers import unit_rows
 from model_store.encoder import Embeddings
 from model_store.errors import CalibrationError
@@ -41,6 +41,9 @@ def world(n: int, seed: int, *, has_match: bool = True) -> Observed:
         label_codes=label_codes,
         mean_similarities=generator.uniform(0, 1, (n, 5))[np.arange(n)[:, None], label_codes],
         matches=label_codes == 0,
+        codes=np.where(has_match, 0, -2 - np.arange(n) % 20).astype(np.int32),
+        own_sizes=np.full(n, 20 * has_match),
+        first_sizes=np.full(n, 20),
     )
 
 
@@ -69,26 +72,20 @@ def alien(n: int, seed: int, by: float) -> Observed:
 
 QUERIES = CalibrationQueries(
     matched=world(2000, 1),
-    no_match=world(300, 2, has_match=False),
-    strangers=True,
+    absent=world(300, 2, has_match=False),
+    absent_of=None,
     are_views=False,
     corrupted=alien(200, 8, by=0.2),
     corrupted_of=np.arange(200),
     outliers=None,
-    sources=np.arange(2000),
+    clusters=np.arange(2000),
 )
+
+GALLERY = CalibratedGallery("encoder", {"index": "flat"}, 60, np.full(5, 20), 0, DETECTOR, MEANS)
 
 
 def calibrated(queries: CalibrationQueries = QUERIES, **changes: float) -> Calibration:
-    config = CalibrationConfig(**changes)
-    search = {"index": "flat"}
-    return fit_calibration(DETECTOR, MEANS, queries, "encoder", search, config, 0, {})
-
-
-def first_signals(fitted: Calibration, observed: Observed) -> NDArray[np.float64]:
-    """What the fitted models see of the first items, (B, S)."""
-    scores = fitted.fusion(observed.outlier_signals)
-    return observed.first_signals(scores)
+    return fit_calibration(GALLERY, queries, CalibrationConfig(**changes), 0, {})
 
 
 def choices(
@@ -96,10 +93,11 @@ def choices(
 ) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
     """Places of the labels that each query finds, and their match probabilities."""
     scores = fitted.fusion(observed.outlier_signals)
+    shift = prior_shift(fitted.assumed_absent, fitted.default_share)
     found = []
     for row, score in enumerate(scores):
         places, values = observed.signals(row, score)
-        found.append((places, choice_probabilities(fitted.match.log_odds(values))))
+        found.append((places, choice_probabilities(fitted.match.log_odds(values) + shift)))
     return found
 
 
@@ -109,7 +107,7 @@ def of_first(fitted: Calibration, observed: Observed) -> NDArray[np.float64]:
 
 
 def test_probabilities_are_true_on_queries_it_has_not_seen() -> None:
-    fitted = calibrated(no_match_share=0.001)
+    fitted = calibrated(expected_absent=0.001)
     unseen = world(4000, 3)
     found = choices(fitted, unseen)
     for label in range(3):  # the nearest, and the next
@@ -126,30 +124,26 @@ def test_probabilities_are_true_on_queries_it_has_not_seen() -> None:
 def test_queries_without_a_match_are_told_apart() -> None:
     fitted = calibrated()
     values = [
-        fitted.no_match(first_signals(fitted, world(500, seed, has_match=has)))
+        [1 - p.sum() for _, p in choices(fitted, world(500, seed, has_match=has))]
         for seed, has in ((4, False), (5, True))
     ]
-    area = auroc(*values)
+    area = auroc(*map(np.array, values))
     assert area is not None
     assert area > 0.65
 
 
 def test_more_queries_without_a_match_lower_every_probability() -> None:
-    few, many = calibrated(no_match_share=0.01), calibrated(no_match_share=0.5)
+    few, many = calibrated(expected_absent=0.01), calibrated(expected_absent=0.5)
     unseen = world(200, 6)
     assert of_first(many, unseen).mean() < of_first(few, unseen).mean() - 0.05
 
 
-def test_outliers_teach_what_alien_images_look_like() -> None:
-    """Aliens that land on a label as if they belonged: only their features give them away."""
-    unseen = alien(600, 9, by=3.1)
-    probabilities = []
-    for outliers in (None, alien(600, 7, by=3)):
-        fitted = calibrated(replace(QUERIES, outliers=outliers))
-        probabilities.append(of_first(fitted, unseen).mean())
-    assert probabilities[1] < 0.5 * probabilities[0]
+def test_outliers_teach_the_outlier_score() -> None:
+    fitted = calibrated(replace(QUERIES, outliers=alien(600, 7, by=3)))
     assert fitted.report["n_outliers"] == 600
     assert fitted.report["cross_fitted"]["outlier_auroc"]["far"] == 1.0
+    # The share of absent queries is that of near ones: far ones take nothing from it.
+    np.testing.assert_array_equal(fitted.evidence.absent.sum(), len(QUERIES.absent))
 
 
 def test_a_gallery_of_one_image_a_label_is_measured_around_one_mean() -> None:
@@ -167,11 +161,13 @@ def test_the_p_value_is_valid_for_ordinary_queries() -> None:
         assert abs((p_values <= alpha).mean() - alpha) < 4 * (alpha / 1000) ** 0.5
 
 
-def test_queries_that_hide_their_label_are_no_strangers() -> None:
-    """They look like ordinary queries, because they are: nothing alien is to be learned there."""
-    hidden = world(2000, 1, has_match=False)
-    fitted = calibrated(replace(QUERIES, no_match=hidden, strangers=False))
+def test_queries_that_hide_their_label_teach_the_outlier_score_nothing() -> None:
+    """They are ordinary pictures: what is alien in them is only that their label is not known."""
+    hidden = replace(world(2000, 1, has_match=False), codes=np.arange(2000, dtype=np.int32) % 20)
+    fitted = calibrated(replace(QUERIES, absent=hidden, absent_of=np.arange(2000)))
     assert set(fitted.report["cross_fitted"]["outlier_auroc"]) == {"corrupted"}
+    assert fitted.evidence.absence == "hidden_labels"
+    assert fitted.evidence.rivals == 5 / 4
 
 
 @pytest.mark.parametrize("coverage", [0.8, 0.95])
@@ -180,7 +176,8 @@ def test_result_sets_hold_a_match_as_often_as_promised(coverage: float) -> None:
     unseen = world(3000, 12)
     hits, sizes = [], []
     for row, (places, probabilities) in enumerate(choices(fitted, unseen)):
-        chosen = fitted.sets.choose(places, probabilities, coverage)
+        classes = fitted.classes_of(unseen.label_codes[row, places])
+        chosen = fitted.promises().sets.choose(places, probabilities, classes, coverage)
         assert chosen.shortfall is None
         hits.append(unseen.matches[row, chosen.places].any())
         sizes.append(len(chosen.places))
@@ -205,62 +202,11 @@ def test_too_few_queries_are_refused(n_matched: int, n_no_match: int) -> None:
     queries = replace(
         QUERIES,
         matched=world(n_matched, 0),
-        sources=np.arange(n_matched),
-        no_match=world(n_no_match, 0, has_match=False),
+        clusters=np.arange(n_matched),
+        absent=world(n_no_match, 0, has_match=False),
     )
     with pytest.raises(CalibrationError, match=r"There are 49 .* at least 50"):
         calibrated(queries)
-
-
-def test_the_operating_point_keeps_its_promise_and_wastes_little() -> None:
-    generator = np.random.default_rng(0)
-    probabilities = generator.uniform(0, 1, 3000)
-    outcomes = generator.uniform(size=3000) < probabilities
-    weights = generator.uniform(0.5, 2, 3000)
-    curve = operating_curve(probabilities, outcomes, weights)
-    point = curve.at(0.1)
-    assert point is not None
-
-    def error_and_coverage(value: float) -> tuple[float, float]:
-        accepted = probabilities >= value
-        error = np.average(~outcomes[accepted], weights=weights[accepted])
-        return float(error), float(np.average(accepted, weights=weights))
-
-    assert (point.error, point.coverage) == pytest.approx(error_and_coverage(point.threshold))
-    assert point.error <= 0.1
-    lower = probabilities[(probabilities < point.threshold) & (probabilities > 0.5)]
-    best = max(
-        c for e, c in map(error_and_coverage, lower) if e <= 0.1 or c < point.coverage + 0.01
-    )
-    assert best <= point.coverage + 0.01
-    assert len(curve.thresholds) == 200
-    assert curve.coverages[-1] == pytest.approx(1)
-    assert (np.diff(curve.coverages) > 0).all()
-    assert (np.diff(curve.thresholds) < 0).all()
-
-
-def test_the_bound_is_the_exact_binomial_one_for_equal_weights() -> None:
-    probabilities = np.repeat([0.9, 0.6], [40, 60])
-    outcomes = np.ones(100, dtype=bool)
-    outcomes[[0, 1, 50, 51, 52]] = False
-    curve = operating_curve(probabilities, outcomes, np.ones(100))
-    np.testing.assert_allclose(curve.coverages, [0.4, 1.0])
-    np.testing.assert_allclose(curve.errors, [0.05, 0.05])
-    for n, wrong, bound in zip((40, 100), (2, 5), curve.error_bounds, strict=True):
-        exact = binomtest(wrong, n).proportion_ci(confidence_level=0.8, method="exact").high
-        assert bound == pytest.approx(exact)
-
-
-def test_a_match_is_never_unlikelier_than_not() -> None:
-    curve = operating_curve(np.array([0.9, 0.3]), np.ones(2, bool), np.ones(2))
-    point = curve.at(0.5)
-    assert point is not None
-    assert point.threshold == 0.9
-
-
-def test_no_threshold_can_keep_an_impossible_promise() -> None:
-    curve = operating_curve(np.array([0.9, 0.8]), np.zeros(2, bool), np.ones(2))
-    assert curve.at(0.1) is None
 
 
 def test_gallery_images_help_probabilities_and_leave_p_values_alone() -> None:
@@ -268,21 +214,22 @@ def test_gallery_images_help_probabilities_and_leave_p_values_alone() -> None:
     few = replace(
         QUERIES,
         matched=world(60, 21),
-        sources=np.arange(60),
+        clusters=np.arange(60),
         corrupted=alien(60, 22, by=0.2),
         corrupted_of=np.arange(60),
     )
-    more = LeftOut(world(800, 23), world(800, 24, has_match=False), np.arange(60, 860))
+    more = LeaveOneOut(world(800, 23), None, None, np.arange(60, 860), None)
     unseen = world(2000, 25)
-    fits = [calibrated(few), calibrated(replace(few, left_out=more))]
+    fits = [calibrated(few), calibrated(replace(few, leave_one_out=more))]
     briers = [np.mean((of_first(one, unseen) - unseen.matches[:, 0]) ** 2) for one in fits]
     assert briers[1] < briers[0]
     np.testing.assert_array_equal(fits[0].outlier_scores, fits[1].outlier_scores)
     np.testing.assert_array_equal(fits[0].uncertainties, fits[1].uncertainties)
-    assert [fitted.report["n_left_out"] for fitted in fits] == [0, 800]
-    assert [len(fitted.sets.critical) for fitted in fits] == [60, 860]
-    assert fits[0].sets.threshold(0.99) is None  # needs 230 queries
-    assert fits[1].sets.threshold(0.99) is not None
+    assert [fitted.report["n_leave_one_out"] for fitted in fits] == [0, 800]
+    assert [int((~fitted.evidence.absent).sum()) for fitted in fits] == [60, 860]
+    promises = [fitted.promises().sets for fitted in fits]
+    assert promises[0].shortfall(0.99) is not None  # needs 230 queries
+    assert promises[1].shortfall(0.99) is None
 
 
 def test_the_detector_sees_what_lies_outside_the_gallery_and_inside_its_gaps() -> None:

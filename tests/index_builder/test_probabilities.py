@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.special import expit, softmax
+from scipy.special import softmax
 
-from index_builder.calibration import Examples, fit_choice, fit_logistic
-from index_builder.calibration.probabilities import RIDGE
+from index_builder.calibration import Examples, fit_choice
+from index_builder.calibration.probabilities import RIDGE, cross_fitted
 from model_store.decision import choice_probabilities
 
 RNG = np.random.default_rng(0)
@@ -24,7 +24,17 @@ def choosing(n: int, seed: int) -> tuple[Examples, NDArray[np.float64]]:
     shares = [softmax(np.r_[one, 0.0]) for one in log_odds]
     matches = [np.arange(len(p) - 1) == generator.choice(len(p), p=p) for p in shares]
     queries = np.arange(n)
-    examples = Examples(values, np.concatenate(matches), starts, np.ones(n), queries)
+    found = np.concatenate(matches)
+    examples = Examples(
+        values,
+        found,
+        np.zeros(len(found), dtype=np.int32),
+        starts,
+        np.ones(n),
+        queries,
+        np.zeros(n, dtype=bool),
+        np.zeros(n, dtype=np.int32),
+    )
     return examples, np.concatenate([p[:-1] for p in shares])
 
 
@@ -65,14 +75,26 @@ def test_some_queries_are_all_that_they_were() -> None:
         np.testing.assert_array_equal(some.places[rows], np.arange(of.sum()))
 
 
-def test_the_logistic_fit_finds_the_truth() -> None:
-    values = RNG.standard_normal((20_000, 3)) * [1, 5, 0.1] + [0, 2, 1]
-    truth = expit(values @ [1.0, -0.3, 4.0] + 0.5)
-    outcomes = RNG.uniform(size=20_000) < truth
-    fitted = fit_logistic(values, outcomes, np.ones(20_000))
-    assert np.abs(fitted(values) - truth).mean() < 0.01
-
-
-def test_with_one_outcome_only_the_logistic_fit_is_the_smoothed_rate() -> None:
-    fitted = fit_logistic(np.zeros((8, 2)), np.ones(8, dtype=bool), np.ones(8))
-    np.testing.assert_allclose(fitted(np.zeros((1, 2))), 9 / 10)
+def test_absent_queries_are_judged_by_fits_that_know_no_query_of_their_label() -> None:
+    """Of each label the absent queries have a value of their own, which a fit could learn."""
+    generator = np.random.default_rng(0)
+    n_labels, of_label = 10, 30
+    labels = np.repeat(np.arange(n_labels), of_label)
+    n = len(labels)
+    absent = np.arange(n) % 2 == 0
+    own = np.eye(n_labels)[labels] * absent[:, None]
+    values = np.column_stack([generator.standard_normal(n), own])
+    examples = Examples(
+        values,
+        ~absent,
+        np.zeros(n, dtype=np.int32),
+        np.arange(n),
+        np.ones(n),
+        np.arange(n),
+        absent,
+        labels.astype(np.int32),
+    )
+    probabilities, _ = cross_fitted(examples, seed=0)
+    assert probabilities[absent].mean() > 0.5  # a label not seen tells nothing
+    leaking = fit_choice(examples).log_odds(values)
+    assert leaking[absent].mean() < -1  # a fit that has seen it knows it

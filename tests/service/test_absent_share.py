@@ -78,7 +78,7 @@ class TestWhoIsHeard:
         self, bundle: Bundle
     ) -> None:
         watch = watch_of(bundle)
-        assumed = calibration_of(bundle).assumed_absent
+        assumed = calibration_of(bundle).default_share
         for n_served in (0, ESTIMATED_EVERY):  # fewer than an estimate is made from
             assert watch.state.n_served == n_served
             assert watch.state.estimated is watch.state.interval is None
@@ -97,7 +97,7 @@ class TestWhoIsHeard:
         state = watch.state
         assert state.estimated == pytest.approx(0.7, abs=0.05)
         assert (state.is_hint, state.basis) == (True, "near_misses_of_views")
-        assumed = calibration_of(bundle).assumed_absent
+        assumed = calibration_of(bundle).default_share
         assert (state.used, watch.choose(None, None)) == (assumed, (assumed, "bundle"))
 
 
@@ -240,7 +240,7 @@ class TestServed:
     ) -> None:
         before = search(client, digit).json()
         assert before["absent"]["origin"] == "bundle"
-        assumed = calibration_of(bundle).assumed_absent
+        assumed = calibration_of(bundle).default_share
         assert gauges(client) == {"vouch_absent_share": assumed}
         for image in absent:  # at so small an alpha none is out of distribution
             search(client, image, alpha=0.001)

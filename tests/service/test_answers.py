@@ -80,7 +80,7 @@ class TestASearch:
         assert served["reason"] is decision.reason is None
         assert served["no_match_probability"] == decision.no_match_probability
         assert served["absent"] == {
-            "share": calibration.assumed_absent,
+            "share": calibration.default_share,
             "origin": "bundle",
             "basis": "absent_labels",
         }

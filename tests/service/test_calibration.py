@@ -45,7 +45,7 @@ class TestTheCalibration:
             "estimated": None,
             "interval": None,
             "n_served": 0,
-            "used": calibration.assumed_absent,
+            "used": calibration.default_share,
             "is_hint": False,
             "basis": "absent_labels",
         }

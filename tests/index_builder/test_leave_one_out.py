@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_builder.calibration.left_out import pictures
 from laws.gallery_laws import new_items
 
-from index_builder.calibration import left_out_queries
+from index_builder.calibration import leave_one_out_queries, out_of_fold_signals
+from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups
 from index_builder.datasets.images import LabelledImages, from_arrays
-from index_builder.observation import observe_left_out
+from index_builder.observation import look_up
 from model_store.decision import label_means
 from model_store.encoder import Embeddings
 from model_store.gallery import FaissGallery, NewItem, write_faiss_gallery
@@ -54,7 +54,11 @@ def test_an_image_is_hidden_from_its_own_list_and_from_the_mean_of_its_label(
     gallery: FaissGallery, images: LabelledImages
 ) -> None:
     """Against a search by brute force among all the others."""
-    observed = observe_left_out(gallery, label_means(gallery), images, EMBEDDINGS, np.zeros((N, 5)))
+    hidden = rows_of_groups(gallery, images)
+    assert hidden.shape == (N, 1)
+    observed = look_up(
+        gallery, label_means(gallery), images, EMBEDDINGS, np.zeros((N, 5)), N - 1, hidden=hidden
+    )
     for position in range(N):
         others = np.delete(np.arange(N), position)
         similarities = DIRECTIONS[others] @ DIRECTIONS[position]
@@ -62,12 +66,34 @@ def test_an_image_is_hidden_from_its_own_list_and_from_the_mean_of_its_label(
         np.testing.assert_allclose(observed.similarities[position], similarities[order], atol=1e-6)
         labels = np.array(LABELS)[others[order]]
         np.testing.assert_array_equal(observed.matches[position], labels == LABELS[position])
+        assert observed.own_sizes[position] == len(of_label(position))
+        of_first = sum(LABELS[other] == labels[0] for other in others)
+        assert observed.first_sizes[position] == of_first
         if len(of_label(position)) == 0:
             continue
         mean = DIRECTIONS[of_label(position)].sum(axis=0)
         cosine = mean @ DIRECTIONS[position] / np.linalg.norm(mean)
         shown = observed.mean_similarities[position][observed.matches[position]]
         np.testing.assert_allclose(shown, cosine, atol=1e-5)
+
+
+def test_an_image_does_not_find_its_group_either(
+    gallery: FaissGallery, images: LabelledImages
+) -> None:
+    """Images 4 k and 4 k + 4 of a label show one object, say."""
+    groups = tuple(f"object-{number // 8}-{number % 4}" for number in range(N))
+    grouped = replace(images, groups=groups)
+    hidden = rows_of_groups(gallery, grouped)
+    n = N - hidden.shape[1]
+    observed = look_up(
+        gallery, label_means(gallery), grouped, EMBEDDINGS, np.zeros((N, 5)), n, hidden=hidden
+    )
+    for position in range(N):
+        others = np.array([n for n in range(N) if groups[n] != groups[position]])
+        nearest = np.sort(DIRECTIONS[others] @ DIRECTIONS[position])[::-1][:n]
+        np.testing.assert_allclose(observed.similarities[position], nearest, atol=1e-6)
+        own = [other for other in others if LABELS[other] == LABELS[position]]
+        assert observed.own_sizes[position] == len(own)
 
 
 def test_means_are_those_of_all_items_of_a_label(gallery: FaissGallery) -> None:
@@ -80,10 +106,17 @@ def test_means_are_those_of_all_items_of_a_label(gallery: FaissGallery) -> None:
 def test_with_their_label_hidden_too_they_match_nothing(
     gallery: FaissGallery, images: LabelledImages
 ) -> None:
-    observed = observe_left_out(
-        gallery, label_means(gallery), images, EMBEDDINGS, np.zeros((N, 5)), hide_label=True
+    observed = look_up(
+        gallery,
+        label_means(gallery),
+        images,
+        EMBEDDINGS,
+        np.zeros((N, 5)),
+        20,
+        hide_label=True,
     )
     assert not observed.matches.any()
+    assert (observed.own_sizes == 0).all()
     nearest = [
         np.delete(DIRECTIONS, np.r_[n, of_label(n)], axis=0) @ DIRECTIONS[n] for n in range(N)
     ]
@@ -92,44 +125,46 @@ def test_with_their_label_hidden_too_they_match_nothing(
     )
 
 
-def test_images_make_up_for_missing_queries(gallery: FaissGallery, images: LabelledImages) -> None:
-    held_out = images.subset(np.array([3, 5, 8]))  # copies of what is in the gallery
-    left_out, sources = left_out_queries(
-        gallery, label_means(gallery), images, EMBEDDINGS, held_out, 0, strangers=False
-    )
-    assert left_out is not None
-    assert left_out.no_match is not None
-    assert len(left_out.matched) == len(left_out.no_match) == N - 1  # one has none to be found
-    np.testing.assert_array_equal(left_out.sources[[3, 5, 8]], sources)
-    assert len(np.unique(left_out.sources)) == N - 1
-    # A detector that knew an image would find it at distance nought.
-    assert left_out.matched.outlier_signals[:, 0].min() > np.log(0.1)
-    with_strangers, _ = left_out_queries(
-        gallery, label_means(gallery), images, EMBEDDINGS, held_out, 0, strangers=True
-    )
-    assert with_strangers is not None
-    assert with_strangers.no_match is None
-
-
-def test_enough_queries_need_no_images(
-    gallery: FaissGallery, images: LabelledImages, monkeypatch: pytest.MonkeyPatch
+def test_queries_of_labels_that_the_gallery_does_not_hold_keep_them_apart(
+    gallery: FaissGallery, images: LabelledImages
 ) -> None:
-    monkeypatch.setattr("index_builder.calibration.left_out.ENOUGH", 20)
-    means = label_means(gallery)
-    for n_held_out, n_left_out in ((15, 5), (20, 0)):
-        held_out = images.subset(np.arange(n_held_out))
-        left_out, sources = left_out_queries(
-            gallery, means, images, EMBEDDINGS, held_out, 0, strangers=True
-        )
-        assert len(sources) == n_held_out
-        assert (0 if left_out is None else len(left_out.matched)) == n_left_out
+    strange = replace(images, labels=tuple(f"unknown-{n % 3}" for n in range(N)))
+    observed = look_up(gallery, label_means(gallery), strange, EMBEDDINGS, np.zeros((N, 5)), 20)
+    assert not observed.matches.any()
+    assert sorted(set(observed.codes.tolist())) == [-4, -3, -2]
 
 
-def test_copies_of_a_picture_share_a_number() -> None:
+def test_images_make_up_for_missing_queries(images: LabelledImages) -> None:
+    assert len(leave_one_out_queries(images, 0)) == N - 1  # one has none to be found
+    assert len(leave_one_out_queries(images, 995)) == 5
+    assert len(leave_one_out_queries(images, 1000)) == 0
+    of_one_object = replace(images, groups=tuple(LABELS))
+    assert len(leave_one_out_queries(of_one_object, 0)) == 0
+
+
+def test_no_detector_has_seen_an_image_or_its_group() -> None:
+    """A detector that knew an image would find it at distance nought."""
+    codes, alone = np.zeros(N, dtype=np.int64), np.arange(N)
+    signals = out_of_fold_signals(EMBEDDINGS, codes, alone, 0)
+    assert signals[:, 0].min() > np.log(0.1)
+    shown = np.r_[alone, np.roll(alone, 1)]  # each image twice, in different folds by itself
+    twice = EMBEDDINGS.at(shown)
+    seen = out_of_fold_signals(twice, np.r_[codes, codes], np.arange(2 * N), 0)
+    hidden = out_of_fold_signals(twice, np.r_[codes, codes], shown, 0)
+    assert np.median(seen[:, 0]) < np.median(hidden[:, 0]) - 0.1
+    assert hidden[:, 0].min() > np.log(0.1)
+
+
+def test_copies_and_groups_share_a_number() -> None:
     pixels = np.arange(5 * 4, dtype=np.uint8).reshape(5, 2, 2)
     pixels[3] = pixels[1]
     images = from_arrays("x", pixels, list("abcde"))
-    numbers = pictures(images, images.subset(np.array([4, 1])))
+    numbers = group_numbers(images, images.subset(np.array([4, 1])))
     assert numbers[1] == numbers[3] == numbers[6]
     assert numbers[4] == numbers[5]
     assert len(np.unique(numbers)) == 4
+    named = replace(images, groups=("cup", "cup", "jug", "pan", "jug"))
+    numbers = group_numbers(named)
+    assert numbers[0] == numbers[1]
+    assert numbers[2] == numbers[4]
+    assert len(np.unique(numbers)) == 3
