@@ -99,16 +99,16 @@ class Measured:
         self.calibration, self.observed = calibration, observed
         self.outlier_scores = calibration.fusion(observed.outlier_signals)
         self.p_values = np.array([calibration.outlier_p_value(s) for s in self.outlier_scores])
-        self.labels = [self._labels(row) for row in range(len(observed))]
+        shift = prior_shift(calibration.assumed_absent, calibration.default_share)
+        self.labels = [self._labels(row, shift) for row in range(len(observed))]
         self.probabilities = np.array([of_labels[0] for _, of_labels in self.labels])
         self.no_match = np.array([1 - of_labels.sum() for _, of_labels in self.labels])
         self.correct = observed.matches[:, 0]
         self.similarities = observed.similarities[:, 0]
 
-    def _labels(self, row: int) -> tuple[NDArray[np.int64], Floats]:
+    def _labels(self, row: int, shift: float) -> tuple[NDArray[np.int64], Floats]:
         """Places of the labels that a query finds, and their match probabilities."""
         places, values = self.observed.signals(row, self.outlier_scores[row])
-        shift = prior_shift(self.calibration.assumed_absent, self.calibration.default_share)
         return places, choice_probabilities(self.calibration.match.log_odds(values) + shift)
 
     def gaps(self) -> Floats:
@@ -120,7 +120,8 @@ class Measured:
     def result_sets(self, coverage: float) -> tuple[float, float]:
         """Share of sets that hold a match, and mean size."""
         hits, sizes = [], []
-        for row, (places, probabilities) in enumerate(self.labels):
+        for row in range(len(self.observed)):
+            places, probabilities = self._labels(row, shift=0.0)
             classes = self.calibration.classes_of(self.observed.label_codes[row, places])
             sets = self.calibration.promises().sets
             chosen = sets.choose(places, probabilities, classes, coverage).places

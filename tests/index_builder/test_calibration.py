@@ -89,11 +89,11 @@ def calibrated(queries: CalibrationQueries = QUERIES, **changes: float) -> Calib
 
 
 def choices(
-    fitted: Calibration, observed: Observed
+    fitted: Calibration, observed: Observed, share: float | None = None
 ) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
     """Places of the labels that each query finds, and their match probabilities."""
     scores = fitted.fusion(observed.outlier_signals)
-    shift = prior_shift(fitted.assumed_absent, fitted.default_share)
+    shift = prior_shift(fitted.assumed_absent, share or fitted.default_share)
     found = []
     for row, score in enumerate(scores):
         places, values = observed.signals(row, score)
@@ -175,7 +175,8 @@ def test_result_sets_hold_a_match_as_often_as_promised(coverage: float) -> None:
     fitted = calibrated()
     unseen = world(3000, 12)
     hits, sizes = [], []
-    for row, (places, probabilities) in enumerate(choices(fitted, unseen)):
+    found = choices(fitted, unseen, fitted.assumed_absent)  # no share changes a set
+    for row, (places, probabilities) in enumerate(found):
         classes = fitted.classes_of(unseen.label_codes[row, places])
         chosen = fitted.promises().sets.choose(places, probabilities, classes, coverage)
         assert chosen.shortfall is None
