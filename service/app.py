@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from model_store.feedback import FeedbackLog
 from model_store.retriever import Bundle, open_bundle
+from model_store.threads import one_blas_thread
 from service.access import Access, open_access
 from service.admission import Admission
 from service.cache import open_cache
@@ -146,6 +147,7 @@ async def _set_up(
     open_more: OpenBundle,
 ) -> State:
     """Start what works behind the routes; ``stack`` ends it again, last started first."""
+    stack.enter_context(one_blas_thread())
     threads = ThreadPoolExecutor(settings.workers, thread_name_prefix="search")
     stack.enter_context(threads)
     cache = open_cache(settings)
