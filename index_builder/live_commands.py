@@ -100,8 +100,9 @@ def restore_command(
 def _upsert(
     bundle: Bundle, path: Path, item_id: str, label: str | None, metadata: dict[str, object]
 ) -> Upsert:
-    decoded = decode_image(path.read_bytes())
     retriever = bundle.retriever
+    smallest_side = retriever.encoder.metadata.preprocessing.smallest_side
+    decoded = decode_image(path.read_bytes(), smallest_side=smallest_side)
     embedded = retriever.encoder.encode(retriever.prepare(decoded)[None])
     thumbnail = Thumbnail(*encode_thumbnail(decoded.pixels))
     item = NewItem(item_id, label, metadata, thumbnail)

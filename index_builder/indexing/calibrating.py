@@ -121,9 +121,9 @@ def _images(entries: Iterable[tuple[Any, ...]]) -> LabelledImages:
     labels = tuple(str(entry[0] if entry[1] is None else entry[1]) for entry in found)
     places = [Place(*entry[2:]) for entry in found]
 
-    def read(row: int) -> Pixels:
+    def read(row: int, smallest_side: int | None) -> Pixels:
         try:
-            return decode_image(bytes_of(places[row]), LIMITS).pixels
+            return decode_image(bytes_of(places[row]), LIMITS, smallest_side).pixels
         except OSError as error:
             raise DatasetError(
                 f"{ids[row]!r} was there to be indexed and cannot be read any more "

@@ -49,9 +49,12 @@ def prepare_files(
 
 
 def prepare_pixels(
-    block: Block, read: Callable[[int], NDArray[np.uint8]], first: int, preprocessing: Preprocessing
+    block: Block,
+    read: Callable[[int, int | None], NDArray[np.uint8]],
+    first: int,
+    preprocessing: Preprocessing,
 ) -> PreparedBlock:
-    """Prepare images that somebody else decodes: ``read`` gives that of a position.
+    """Prepare images that somebody else decodes: see `LabelledImages.pixels`.
 
     Parameters
     ----------
@@ -59,7 +62,7 @@ def prepare_pixels(
     """
 
     def at(position: int) -> _Picture:
-        pixels = read(position)
+        pixels = read(position, preprocessing.smallest_side)
         sha256 = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
         return _Picture(preprocessing(pixels), encode_thumbnail(pixels), sha256)
 
@@ -108,7 +111,7 @@ def _read_file(place: Place, preprocessing: Preprocessing, budget: DecodingBudge
     data = bytes_of(place)
     with spending(budget):
         try:
-            pixels = decode_image(data, LIMITS).pixels
+            pixels = decode_image(data, LIMITS, preprocessing.smallest_side).pixels
             image = preprocessing(pixels)
             thumbnail = encode_thumbnail(pixels)
         except MemoryError as error:

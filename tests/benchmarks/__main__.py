@@ -18,6 +18,7 @@ from typing import Any
 
 import bench_busy
 import bench_curvature
+import bench_decoding
 import bench_fit
 import bench_http
 import bench_indexing
@@ -45,6 +46,7 @@ def main() -> None:
     results: dict[str, Any] = {"meta": _meta()}
     results |= bench_curvature.measure()
     results |= bench_prediction.measure()
+    results |= bench_decoding.measure()
     results |= bench_fit.measure(RUN)
     bundle = _fashion_bundle()
     results |= bench_http.measure(bundle)

@@ -50,6 +50,22 @@ def assert_aligned(bundle: Path, folder: Path, encoder: Path) -> None:
         np.testing.assert_array_equal(thumbnail, pixels)  # small pictures are kept whole
 
 
+def test_a_large_photograph_is_indexed_as_it_is_asked_with(
+    at: At, drawings: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "photographs"
+    shutil.copytree(drawings / "0", folder / "0")
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    large = Image.fromarray(noise).resize((3000, 2000))
+    large.save(folder / "0" / "large.jpg", quality=90)
+    indexing = at(folder)
+    index_collection(indexing)
+    retriever = open_bundle(indexing.bundles, "cpu", threads=1).retriever
+    assert retriever.encoder.metadata.preprocessing.decoding == "reduced"
+    first = retriever.search((folder / "0" / "large.jpg").read_bytes()).matches[0]
+    assert (first.item.id, first.similarity) == ("0/large.jpg", pytest.approx(1, abs=1e-6))
+
+
 def test_a_folder_becomes_a_bundle(indexing: Indexing, drawings: Path) -> None:
     outcome = index_collection(indexing)
     assert (outcome.n_items, outcome.n_quarantined, outcome.n_kept) == (N_IMAGES, 0, 0)
