@@ -23,7 +23,9 @@ from model_store.images.containers import count_frames, format_of, webp_canvas
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """Accepted formats. Pillow registers some forty more, most of them attack surface."""
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+)
 """What files of these formats are called; what they are is seen when they are decoded."""
 
 TOO_MUCH_MEMORY = (
@@ -147,6 +149,8 @@ def _open(data: bytes, limits: ImageLimits) -> Image.Image:
         )
     if announced == "WEBP":
         _check_pixels(webp_canvas(data) or (1, 1), limits)
+    if Image.MAX_IMAGE_PIXELS is not None and limits.max_pixels > Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = limits.max_pixels  # or Pillow refuses what is accepted here
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
