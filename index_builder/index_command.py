@@ -158,7 +158,7 @@ def index_command(
         )
     if config is not None and source is None and encoder is None:
         build = in_milvus(load_config(config), milvus)
-        importlib.import_module("index_builder.steps").index_step(
+        importlib.import_module("index_builder.gallery_steps").index_step(
             build, Run(run or Path("runs") / build.name)
         )
         return

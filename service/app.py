@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -17,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from model_store.feedback import FeedbackLog
+from model_store.installation import installed_version
 from model_store.retriever import Bundle, open_bundle
 from model_store.threads import one_blas_thread
 from service.access import Access, open_access
@@ -74,7 +74,7 @@ def create_api(
         redoc_url=None,
         title="Vouch",
         summary="Image search that says how sure it is.",
-        version=version("vouch"),
+        version=installed_version(),
         lifespan=lifespan,
     )
     api.state.access = access

@@ -7,7 +7,7 @@
         print(answer.verdict, answer.results[0].id, answer.results[0].match_probability)
 
 Answers are the models of `service.schemas`, errors of the service a `VouchProblem`. Neither the
-service's web framework nor a model is needed: ``pip install vouch[client]``.
+service's web framework nor a model is needed: ``pip install '.[client]'`` in a checkout.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from model_store.encoder import ProviderChoice
 from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
+from model_store.installation import how_to_install
 from service.rates import RateText
 
 
@@ -23,7 +24,7 @@ def _check_otlp_endpoint(url: str) -> str:
     try:
         import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError as error:
-        raise ValueError("needs OpenTelemetry: install the `telemetry` extra") from error
+        raise ValueError(f"needs OpenTelemetry. {how_to_install('telemetry')}") from error
     return url
 
 

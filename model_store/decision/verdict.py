@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +15,7 @@ from model_store.decision.result_sets import ResultSet
 from model_store.decision.signals import labels_found, signals
 from model_store.predictive import Predictive
 from model_store.search import Neighbours
-
-Verdict = Literal["match", "ambiguous", "no_match", "out_of_distribution", "not_calibrated"]
-Level = Literal["low", "medium", "high"]
+from model_store.verdicts import Level, Verdict
 
 _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
 """Up to which percentile of the calibration queries an uncertainty is called what: half of the

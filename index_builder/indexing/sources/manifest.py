@@ -15,6 +15,7 @@ from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.places import Boundary
 from index_builder.other_formats import OtherFormats
 from model_store.errors import DatasetError
+from model_store.installation import how_to_install
 
 MANIFEST_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet")
 COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source"})
@@ -179,8 +180,8 @@ def _parquet(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise DatasetError(
-            f"Reading {path.name} needs pyarrow: pip install 'vouch[parquet]'. CSV and JSONL need "
-            "nothing."
+            f"Reading {path.name} needs pyarrow; CSV and JSONL need nothing. "
+            f"{how_to_install('parquet')}"
         ) from error
     try:
         with parquet.ParquetFile(path) as file:
