@@ -148,6 +148,16 @@ class VouchClient:
         """One gallery: its size, encoder, calibration, measured quality, and samples to try."""
         return self._get(_path(gallery), schemas.GalleryDetail)
 
+    def labels(self, gallery: str, page_size: int = 1000) -> Iterator[str]:
+        """All labels of a gallery by name, fetched page by page as they are asked for."""
+        options: dict[str, str | int] = {"limit": page_size}
+        while True:
+            page = self._get(_path(gallery, "labels"), schemas.LabelList, options)
+            yield from page.labels
+            if page.next_after is None:
+                return
+            options["after"] = page.next_after
+
     def search(
         self,
         gallery: str,
