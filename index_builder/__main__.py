@@ -55,19 +55,23 @@ BundlesOption = Annotated[
 ]
 
 
+_WITH_TORCH = frozenset({"train_step", "fit_step", "export_step", "build_all"})
+
+
 def _opened(config_source: str, run: Path | None) -> tuple[BuildConfig, Run]:
     config = load_config(config_source)
     return config, Run(run or Path("runs") / config.name)
 
 
 def _step(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.steps`
-    """Import a step only when it runs: torch takes seconds, and ``--help`` should not."""
+    """Import a step only when it runs, and torch only for those that need it."""
     if name != "train_step" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             "torchrun starts several processes, and only `train` can share its work among them. "
             "Run the other steps without torchrun."
         )
-    return getattr(importlib.import_module("index_builder.steps"), name)
+    module = "index_builder.steps" if name in _WITH_TORCH else "index_builder.gallery_steps"
+    return getattr(importlib.import_module(module), name)
 
 
 def _print_report(report: dict[str, Any]) -> None:

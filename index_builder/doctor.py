@@ -21,10 +21,14 @@ from index_builder.indexing.work import Work
 from index_builder.milvus import milvus_access
 from model_store.bundle import CURRENT_FILE, MANIFEST_FILE, bundle_ids, current_id
 from model_store.errors import VouchError
+from model_store.installation import how_to_install
 from model_store.processors import usable_processors
 from model_store.retriever import open_bundle
 
 State = Literal["good", "note", "wrong"]
+
+_FOR_TRAINING = frozenset({"torch", "torchvision", "onnx", "safetensors"})
+"""Indexing, calibrating, evaluating and serving need none of them."""
 
 _NEEDED = {
     "numpy": "numpy",
@@ -89,7 +93,7 @@ def _installation() -> Iterator[Finding]:
         try:
             yield Finding("good", f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            yield Finding("note", f"{package} is not installed", f"pip install 'vouch[{extra}]'")
+            yield Finding("note", f"{package} is not installed", how_to_install(extra))
     yield Finding("good", f"{usable_processors()} processors may be used")
     url = os.environ.get("VOUCH_REDIS_URL")
     if url:
@@ -101,11 +105,14 @@ def _package(package: str, module: str) -> Finding:
         importlib.import_module(module)
         return Finding("good", f"{package} {metadata.version(package)}")
     except Exception as error:
-        return Finding(
-            "wrong",
-            f"{package} cannot be imported: {error}",
-            "Install Vouch again: pip install 'vouch[builder]'",
-        )
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module
+        if missing and package in _FOR_TRAINING:
+            return Finding(
+                "note",
+                f"{package} is not installed: nothing can be trained or exported here",
+                how_to_install("builder"),
+            )
+        return Finding("wrong", f"{package} cannot be imported: {error}", how_to_install("builder"))
 
 
 def _onnx_runtime() -> Iterator[Finding]:
@@ -127,7 +134,7 @@ def _onnx_runtime() -> Iterator[Finding]:
     yield Finding("good", f"onnxruntime {onnxruntime.__version__}: {', '.join(providers)}")
     if Path("/dev/nvidiactl").exists() and "CUDAExecutionProvider" not in providers:
         yield Finding(
-            "note", "there is a GPU, and ONNX Runtime cannot use it", "pip install 'vouch[gpu]'"
+            "note", "there is a GPU, and ONNX Runtime cannot use it", how_to_install("gpu")
         )
 
 

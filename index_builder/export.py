@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
+from onnxscript import optimizer
 from torch import nn
 
 from model_store.encoder import (
@@ -19,6 +21,9 @@ from model_store.encoder import (
     OnnxEncoder,
 )
 from model_store.errors import ParityError
+
+OPSET = 18
+"""Of ONNX; every ONNX Runtime since 1.14 has it."""
 
 PARITY_BATCHES = (1, 2, 5)
 """Batch sizes at which the exported file must agree with torch: the exporter's own (2), one below
@@ -48,20 +53,24 @@ def export_encoder(
     ParityError : the file disagrees with torch, at any of `PARITY_BATCHES`; nothing is left behind.
     """
     encoder.eval()
-    batch = torch.export.Dim("batch")
-    with warnings.catch_warnings():
+    with TemporaryDirectory() as scratch, warnings.catch_warnings():
+        traced = Path(scratch) / "traced.onnx"
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
-        program = torch.onnx.export(
+        # By tracing: half a second of computing for MobileNetV2, and one of optimising. The
+        # exporter by `torch.export` takes eleven, more than encoding a thousand photographs does.
+        torch.onnx.export(
             encoder,
             (torch.from_numpy(images[:2]),),
+            traced,
             input_names=[INPUT_NAME],
             output_names=list(OUTPUT_NAMES),
-            dynamic_shapes={INPUT_NAME: {0: batch}},
-            dynamo=True,
+            dynamic_axes={name: {0: "batch"} for name in (INPUT_NAME, *OUTPUT_NAMES)},
+            opset_version=OPSET,
+            dynamo=False,
             verbose=False,
         )
-    assert program is not None  # noqa: S101 - only the legacy exporter returns None
-    file = program.model_proto
+        # Folds constants: untouched, the traced graph takes a fifth longer to run.
+        file = optimizer.optimize(onnx.load(traced))
     _strip_traces(file)
     onnx.helper.set_model_props(file, {METADATA_KEY: metadata.to_json()})
     staged = path.with_suffix(".partial")

@@ -15,10 +15,12 @@ from rich.table import Table
 
 from index_builder.configuration import in_milvus, load_config
 from index_builder.indexing.tolerance import NONE, parse_tolerance
+from index_builder.other_formats import OtherFormats
 from index_builder.progress import console
 from index_builder.run import Run
 from model_store.errors import ConfigError
 from model_store.gallery.index_choice import DEFAULT_SETTINGS, IndexSettings
+from model_store.images import ImageLimits
 from model_store.processors import usable_processors
 
 
@@ -130,6 +132,17 @@ def index_command(
             "The token, if any, is VOUCH_MILVUS_TOKEN."
         ),
     ] = None,
+    max_pixels: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Width × height of the largest image that is taken. The memory that decoding one "
+            "may need is bounded in proportion: 1 GiB for 40 million.",
+        ),
+    ] = ImageLimits().max_pixels,
+    max_bytes: Annotated[
+        str, typer.Option(help="Size of the largest image file that is taken: 200MB, or bytes.")
+    ] = "20MiB",
     provider: Annotated[Provider, typer.Option(help="What the encoder runs on.")] = Provider.auto,
 ) -> None:
     """Embed a gallery: of a configuration, as a step; or of any collection, to a bundle.
@@ -137,7 +150,7 @@ def index_command(
     A collection is published with the encoder it was embedded with. Interrupted, the same command
     goes on from where it was and ends with the same bundle.
     """
-    settings = IndexSettings(index.value, parse_bytes(memory_budget), min_recall)
+    settings = IndexSettings(index.value, parse_bytes(memory_budget, "--memory-budget"), min_recall)
     if config is not None and (calibrate or settings != DEFAULT_SETTINGS):
         raise ConfigError(
             "--calibrate, --index, --memory-budget and --min-recall are for SOURCE. With --config "
@@ -145,7 +158,7 @@ def index_command(
         )
     if config is not None and source is None and encoder is None:
         build = in_milvus(load_config(config), milvus)
-        importlib.import_module("index_builder.steps").index_step(
+        importlib.import_module("index_builder.gallery_steps").index_step(
             build, Run(run or Path("runs") / build.name)
         )
         return
@@ -175,9 +188,12 @@ def index_command(
         settings,
         milvus,
         calibrate,
+        ImageLimits(parse_bytes(max_bytes, "--max-bytes"), max_pixels),
     )
     if dry_run:
-        _print_table("before anything is embedded", rehearse(indexing).rows())
+        rehearsal = rehearse(indexing)
+        _print_table("before anything is embedded", rehearsal.rows())
+        _say(rehearsal.others)
         return
     try:
         outcome = index_collection(indexing)
@@ -185,10 +201,11 @@ def index_command(
         console.print("interrupted; the same command goes on from here")
         raise typer.Exit(130) from None
     _print_table("indexed", outcome.rows(indexing.directory))
+    _say(outcome.others)
     print(outcome.bundle)
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, option: str) -> int:
     """Read a size: a number of bytes, or one with a unit such as MB or GiB.
 
     Raises
@@ -199,11 +216,17 @@ def parse_bytes(text: str) -> int:
         size = TypeAdapter(ByteSize).validate_python(text)
     except ValidationError as error:
         raise ConfigError(
-            f"--memory-budget {text!r} is no size. Give bytes, or a number with a unit: 512MiB."
+            f"{option} {text!r} is no size. Give bytes, or a number with a unit: 512MiB."
         ) from error
     if size <= 0:
-        raise ConfigError(f"--memory-budget {text!r} leaves no memory. Give more.")
+        raise ConfigError(f"{option} {text!r} leaves nothing. Give more.")
     return size
+
+
+def _say(others: OtherFormats) -> None:
+    """Tell of files that look like images and were not taken."""
+    if others.names:
+        console.print(f"[yellow]{escape(others.sentence)}[/yellow]", soft_wrap=True)
 
 
 def _print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:

@@ -1,23 +1,24 @@
-"""Commands on live galleries: items, compaction, backup and restore; no torch is needed."""
+"""Commands on live galleries: items, compaction, backup and restore; no torch is needed.
+
+What they work with is imported when they run: the help of every command is told without it.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from index_builder.milvus import milvus_access
-from model_store.archive import BackupSummary, back_up, restore
 from model_store.bundle import locate
-from model_store.compaction import Compaction
 from model_store.errors import ConfigError, ImageError
-from model_store.gallery import Delete, NewItem, Thumbnail, Upsert, Vector, open_gallery
-from model_store.images import decode_image, encode_thumbnail
-from model_store.live_bundles import open_writable
-from model_store.retriever import Bundle, open_bundle
+
+if TYPE_CHECKING:
+    from model_store.archive import BackupSummary
+    from model_store.gallery import Upsert
+    from model_store.retriever import Bundle
 
 PUT_TOGETHER = 32
 """Items of a transaction: what is interrupted goes on with the images after the last of them."""
@@ -40,6 +41,9 @@ def put_command(
     """Put images into the current gallery; running services find them at their next look."""
     if item_id is not None and len(images) != 1:
         raise ConfigError(f"--id names one item, but there are {len(images)} images.")
+    from index_builder.milvus import milvus_access  # noqa: PLC0415
+    from model_store.retriever import open_bundle  # noqa: PLC0415
+
     known = _metadata(metadata)
     bundle = open_bundle(directory, "cpu", milvus=milvus_access())
     live = bundle.require_live()
@@ -63,6 +67,10 @@ def delete_command(
     directory: Root, ids: Annotated[list[str], typer.Argument(help="Of the items.")]
 ) -> None:
     """Delete items from the current gallery, all of them or, if one is not there, none."""
+    from index_builder.milvus import milvus_access  # noqa: PLC0415
+    from model_store.gallery import Delete, open_gallery  # noqa: PLC0415
+    from model_store.live_bundles import open_writable  # noqa: PLC0415
+
     current = locate(directory)
     live = open_writable(directory, current, open_gallery(current, milvus_access()))
     live.commit([Delete(item_id) for item_id in ids])
@@ -71,6 +79,10 @@ def delete_command(
 
 def compact_command(directory: Root) -> None:
     """Make a new current bundle of the current one and its changes; services change over to it."""
+    from index_builder.milvus import milvus_access  # noqa: PLC0415
+    from model_store.compaction import Compaction  # noqa: PLC0415
+    from model_store.retriever import open_bundle  # noqa: PLC0415
+
     bundle = open_bundle(directory, "cpu", milvus=milvus_access())
     live = bundle.require_log()
     if live.snapshot().version == live.log.start():
@@ -86,6 +98,8 @@ def backup_command(
     directory: Root, archive: Annotated[Path, typer.Argument(help="The file to write.")]
 ) -> None:
     """Write the current bundle and its live changes to one file, while it is served."""
+    from model_store.archive import back_up  # noqa: PLC0415
+
     _say(back_up(directory, archive))
 
 
@@ -94,14 +108,20 @@ def restore_command(
     directory: Annotated[Path, typer.Argument(help="The directory of bundles to make.")],
 ) -> None:
     """Make a directory of bundles of a backup, once every byte of it is verified."""
+    from model_store.archive import restore  # noqa: PLC0415
+
     _say(restore(archive, directory))
 
 
 def _upsert(
     bundle: Bundle, path: Path, item_id: str, label: str | None, metadata: dict[str, object]
 ) -> Upsert:
-    decoded = decode_image(path.read_bytes())
+    from model_store.gallery import NewItem, Thumbnail, Upsert, Vector  # noqa: PLC0415
+    from model_store.images import decode_image, encode_thumbnail  # noqa: PLC0415
+
     retriever = bundle.retriever
+    smallest_side = retriever.encoder.metadata.preprocessing.smallest_side
+    decoded = decode_image(path.read_bytes(), smallest_side=smallest_side)
     embedded = retriever.encoder.encode(retriever.prepare(decoded)[None])
     thumbnail = Thumbnail(*encode_thumbnail(decoded.pixels))
     item = NewItem(item_id, label, metadata, thumbnail)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib import metadata
 from typing import Any
 
 from model_store.bundle import Manifest, SampleQuery
+from model_store.installation import DISTRIBUTION, installed_versions
 from model_store.retriever import Retriever
 from model_store.staleness import search_settings
 
-_LIBRARIES = ("vouch", "torch", "torchvision", "onnx", "numpy", "scikit-learn", "faiss-cpu")
+_LIBRARIES = (DISTRIBUTION, "torch", "torchvision", "onnx", "numpy", "scikit-learn", "faiss-cpu")
 
 
 def describe(
@@ -42,7 +42,7 @@ def describe(
         calibration=_calibration_summary(retriever),
         metrics=metrics,
         samples=samples,
-        library_versions={name: metadata.version(name) for name in _LIBRARIES},
+        library_versions=installed_versions(_LIBRARIES),
     )
 
 

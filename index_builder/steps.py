@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections import Counter
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from index_builder.calibration import corrected_by_feedback
-from index_builder.calibration.of_gallery import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.configuration import BuildConfig
-from index_builder.datasets import LabelledImages, Splits, load_splits
+from index_builder.datasets import LabelledImages
 from index_builder.distributed import Group, process_group
-from index_builder.evaluation import evaluate
 from index_builder.export import PARITY_BATCHES, export_encoder
 from index_builder.features import feature_blocks
 from index_builder.fitted import (
@@ -32,9 +26,13 @@ from index_builder.fitted import (
     trained_members,
 )
 from index_builder.fitting import fit_members, fit_posterior
-from index_builder.indexing.embedding import open_encoder
-from index_builder.indexing.gallery import build_gallery
-from index_builder.milvus import milvus_access
+from index_builder.gallery_steps import (
+    calibrate_step,
+    evaluate_step,
+    index_step,
+    publish_step,
+    splits_of,
+)
 from index_builder.networks import (
     MetricEncoder,
     build_encoder,
@@ -46,24 +44,24 @@ from index_builder.objectives import build_objective
 from index_builder.posterior_configuration import EnsembleConfig
 from index_builder.posteriors import EnsemblePosterior, Posterior
 from index_builder.progress import console
-from index_builder.protocols import load_protocol
-from index_builder.publishing import describe
-from index_builder.run import Run, write_json
-from index_builder.samples import write_samples
+from index_builder.run import Run
 from index_builder.training import feature_source, place_for_training, train, trunk_device
 from model_store.bundle import (
     ENCODER_FILE,
-    EVALUATION_FILE,
-    publish,
 )
-from model_store.encoder import EncoderMetadata, OnnxEncoder
+from model_store.encoder import EncoderMetadata
 from model_store.errors import ConfigError, DatasetError
-from model_store.feedback import FeedbackLog
-from model_store.gallery import Gallery, open_gallery
-from model_store.gallery.faiss_gallery import ITEMS_FILE
-from model_store.gallery.milvus_collection import MILVUS_FILE
-from model_store.gallery.opening import index_description
-from model_store.retriever import open_parts
+
+__all__ = [
+    "build_all",
+    "calibrate_step",
+    "evaluate_step",
+    "export_step",
+    "fit_step",
+    "index_step",
+    "publish_step",
+    "train_step",
+]
 
 N_PARITY_IMAGES = max(PARITY_BATCHES)
 
@@ -79,7 +77,7 @@ def train_step(config: BuildConfig, run: Run) -> None:
     Of an ensemble each member has them. One that was interrupted goes on with the member that it
     was at. Under ``torchrun`` its processes train together, and the first one writes.
     """
-    images = _splits(config).training
+    images = splits_of(config).training
     with process_group() as group:
         if isinstance(config.posterior, EnsembleConfig):
             _train_members(config, images, run, group)
@@ -162,7 +160,7 @@ def _train_alone(config: BuildConfig, images: LabelledImages, run: Run, group: G
 def fit_step(config: BuildConfig, run: Run) -> None:
     """Checkpoint, objective and training images → posterior.safetensors and posterior.json."""
     started = time.perf_counter()
-    splits = _splits(config)
+    splits = splits_of(config)
     posterior: Posterior | EnsemblePosterior
     if isinstance(config.posterior, EnsembleConfig):
         members = trained_members(config, run)
@@ -191,7 +189,7 @@ def export_step(config: BuildConfig, run: Run) -> None:
     """Checkpoint and posterior → encoder.onnx."""
     fitted = load_fitted(config, run)
     run.staging.mkdir(parents=True, exist_ok=True)
-    images = _splits(config).training.subset(range(N_PARITY_IMAGES))
+    images = splits_of(config).training.subset(range(N_PARITY_IMAGES))
     difference = export_encoder(
         fitted,
         run.staging / ENCODER_FILE,
@@ -201,86 +199,9 @@ def export_step(config: BuildConfig, run: Run) -> None:
     console.print(f"encoder.onnx agrees with torch to {difference:.1e} of the largest value")
 
 
-def index_step(config: BuildConfig, run: Run) -> None:
-    """encoder.onnx and gallery images → the gallery's files."""
-    splits = _splits(config)
-    encoder = open_encoder(run.require(run.staging / ENCODER_FILE, "export"))
-    settings = config.index.settings(config.seed)
-    work = run.directory / "index"
-    build_gallery(
-        work,
-        run.staging,
-        encoder,
-        splits.gallery,
-        settings,
-        labelled=splits.labelled,
-        milvus_uri=config.index.milvus_uri,
-    )
-
-
-def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) -> None:
-    """Gallery and calibration queries → calibration.json and calibration.npz.
-
-    Parameters
-    ----------
-    feedback : a file that the service kept feedback in; match probabilities are corrected by it.
-    """
-    if feedback is not None and not feedback.exists():
-        raise ConfigError(
-            f"There is no feedback in {feedback}. Name the file that the service was started with "
-            "(VOUCH_FEEDBACK), or calibrate without --feedback."
-        )
-    if config.dataset.kind == "protocol":
-        raise ConfigError(
-            "A protocol is calibrated and measured by `vouch-build reproduce`: its held-out images "
-            "may have a gallery of their own, which is not the one that a bundle holds."
-        )
-    encoder = _exported(run)
-    gallery = _indexed(run)
-    splits = _splits(config)
-    order = np.random.default_rng(config.seed).permutation(len(splits.gallery))
-    calibration = calibrate_gallery(
-        encoder,
-        gallery,
-        splits.gallery.subset(order[:N_DETECTOR_IMAGES]),
-        splits.calibration,
-        config.calibration,
-        config.seed,
-        are_views=not splits.labelled,
-        unseen=splits.gallery_unseen,
-    )
-    if feedback is not None:
-        calibration = corrected_by_feedback(calibration, FeedbackLog(feedback))
-    calibration.save(run.staging)
-
-
-def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
-    """The staged bundle and evaluation queries → evaluation.json, in run and bundle."""
-    run.require(run.staging / "calibration.json", "calibrate")
-    report = evaluate(
-        open_parts(run.staging, "cpu", milvus=milvus_access()),
-        _splits(config).evaluation,
-        config.seed,
-    )
-    run.write_json(EVALUATION_FILE, report)
-    write_json(run.staging / EVALUATION_FILE, report)
-    return report
-
-
-def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
-    """The staged parts → a bundle in ``bundles``, which becomes the current one there."""
-    report = run.require(run.staging / EVALUATION_FILE, "evaluate")
-    retriever = open_parts(run.staging, "cpu", milvus=milvus_access())
-    samples = write_samples(run.staging, _splits(config))
-    metrics = json.loads(report.read_text(encoding="utf-8"))
-    index = index_description(run.staging)
-    manifest = describe(retriever, index, config.name, config.description, metrics, samples)
-    return publish(run.staging, manifest, bundles)
-
-
 def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[str, Any]]:
     """Every step in turn, into a clean staging directory."""
-    _splits.cache_clear()  # a folder may have changed since it was last looked at
+    splits_of.cache_clear()  # a folder may have changed since it was last looked at
     shutil.rmtree(run.staging, ignore_errors=True)
     for step in (train_step, fit_step, export_step, index_step, calibrate_step):
         console.print(f"[bold]{step.__name__.removesuffix('_step')}[/bold]")
@@ -288,14 +209,6 @@ def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[
     console.print("[bold]evaluate[/bold]")
     report = evaluate_step(config, run)
     return publish_step(config, run, bundles), report
-
-
-@lru_cache(maxsize=1)
-def _splits(config: BuildConfig) -> Splits:
-    """The data of a build: the steps of one process share it, since a folder is slow to check."""
-    if config.dataset.kind == "protocol":
-        return load_protocol(config).splits()
-    return load_splits(config)
 
 
 def _require_enough(images: LabelledImages) -> None:
@@ -320,15 +233,3 @@ def _whiten(encoder: MetricEncoder, images: LabelledImages, labels: Tensor) -> N
     with torch.no_grad():
         encoder.last_layer.weight.copy_(weight)
         encoder.last_layer.bias.zero_()
-
-
-def _exported(run: Run) -> OnnxEncoder:
-    """The encoder that `export_step` left."""
-    return OnnxEncoder(run.require(run.staging / ENCODER_FILE, "export"))
-
-
-def _indexed(run: Run) -> Gallery:
-    """The gallery that `index_step` left."""
-    if not (run.staging / MILVUS_FILE).exists():
-        run.require(run.staging / ITEMS_FILE, "index")
-    return open_gallery(run.staging, milvus_access())

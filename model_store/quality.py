@@ -70,8 +70,14 @@ class QualityHint:
     advice: str
 
 
-def quality_measures(pixels: NDArray[np.uint8]) -> NDArray[np.float64]:
+def quality_measures(
+    pixels: NDArray[np.uint8], size: tuple[int, int] | None = None
+) -> NDArray[np.float64]:
     """Measure a picture, (H, W, 3) uint8.
+
+    Parameters
+    ----------
+    size : width and height in the file, where ``pixels`` were decoded at a fraction of them.
 
     Returns
     -------
@@ -82,7 +88,7 @@ def quality_measures(pixels: NDArray[np.uint8]) -> NDArray[np.float64]:
     - ``sharpness``: mean square of the Laplacian over the variance of the grey values, as in
       Pech-Pacheco et al. 2000, but free of contrast; blurring takes the Laplacian away first.
     """
-    height, width = pixels.shape[:2]
+    width, height = size or (pixels.shape[1], pixels.shape[0])
     image = Image.fromarray(pixels).convert("L")
     image.thumbnail((_MEASURED_SIDE, _MEASURED_SIDE), Image.Resampling.BOX)
     shares = np.array(image.histogram()) / (image.width * image.height)

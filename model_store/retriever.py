@@ -308,7 +308,8 @@ class Retriever:
         ------
         ImageError : the bytes cannot be searched with.
         """
-        prepared = self.prepare(decode_image(data))
+        smallest_side = self.encoder.metadata.preprocessing.smallest_side
+        prepared = self.prepare(decode_image(data, smallest_side=smallest_side))
         predictive = self.embed(prepared[None])[0]
         return self.find(
             predictive,

@@ -14,7 +14,7 @@ from typing import NoReturn
 import uvicorn
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
-from pydantic_settings import SettingsError
+from pydantic_settings import SettingsConfigDict, SettingsError
 
 from model_store.errors import BundleMismatch, VouchError
 from model_store.retriever import Bundle, open_bundle
@@ -33,16 +33,13 @@ GRACE_S = 20
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; exit status 1 and one line on standard error when it cannot serve."""
-    options = _parser().parse_args(arguments)
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    bundle_paths: list[Path] = given.pop("bundle", [])
     try:
-        settings = Settings(**given)
+        settings, bundle_paths = read_command_line(sys.argv[1:] if arguments is None else arguments)
         log_as_json()
         keep_freed_memory()
         look_for_garbage_seldom()
         access = open_access(settings)
-        bundles = open_bundles(bundle_paths or [settings.bundle], settings)
+        bundles = open_bundles(bundle_paths, settings)
     except ValidationError as error:
         _refuse("; ".join(f"{_variable(entry)}: {entry['msg']}" for entry in error.errors()))
     except (VouchError, SettingsError) as error:
@@ -96,23 +93,31 @@ def open_bundles(paths: Sequence[Path], settings: Settings) -> list[Bundle]:
     return bundles
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vouch-serve",
-        description="Serve bundles over HTTP. Every setting is also an environment variable: "
-        + ", ".join(f"VOUCH_{name.upper()}" for name in Settings.model_fields)
-        + ". Options win over variables.",
+class _CommandLine(Settings):
+    """Serve bundles over HTTP. Options win over environment variables."""
+
+    model_config = SettingsConfigDict(
+        cli_prog_name="vouch-serve",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_show_env_vars=True,
     )
-    parser.add_argument(
-        "--bundle",
-        type=Path,
-        action="append",
-        help="a bundle, or a directory of bundles with a CURRENT; may be given again",
-    )
-    parser.add_argument("--host", help="address to listen on")
-    parser.add_argument("--port", type=int, help="port to listen on")
-    parser.add_argument("--provider", choices=["auto", "cpu", "cuda"], help="where to encode")
-    return parser
+
+
+def read_command_line(arguments: Sequence[str]) -> tuple[Settings, list[Path]]:
+    """Return the settings, and the bundles to serve: ``--bundle`` may be given several times.
+
+    Raises
+    ------
+    ValidationError, SettingsError : an option or a variable is not what it should be.
+    SystemExit : the help was asked for, or an option is unknown.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--bundle", type=Path, action="append", default=[])
+    given, others = parser.parse_known_args(arguments)
+    settings = _CommandLine(_cli_parse_args=others)
+    return settings, given.bundle or [settings.bundle]
 
 
 if __name__ == "__main__":

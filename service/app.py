@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -17,7 +16,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from model_store.feedback import FeedbackLog
+from model_store.installation import installed_version
 from model_store.retriever import Bundle, open_bundle
+from model_store.threads import one_blas_thread
 from service.access import Access, open_access
 from service.admission import Admission
 from service.cache import open_cache
@@ -73,7 +74,7 @@ def create_api(
         redoc_url=None,
         title="Vouch",
         summary="Image search that says how sure it is.",
-        version=version("vouch"),
+        version=installed_version(),
         lifespan=lifespan,
     )
     api.state.access = access
@@ -146,6 +147,7 @@ async def _set_up(
     open_more: OpenBundle,
 ) -> State:
     """Start what works behind the routes; ``stack`` ends it again, last started first."""
+    stack.enter_context(one_blas_thread())
     threads = ThreadPoolExecutor(settings.workers, thread_name_prefix="search")
     stack.enter_context(threads)
     cache = open_cache(settings)

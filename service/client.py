@@ -7,7 +7,7 @@
         print(answer.verdict, answer.results[0].id, answer.results[0].match_probability)
 
 Answers are the models of `service.schemas`, errors of the service a `VouchProblem`. Neither the
-service's web framework nor a model is needed: ``pip install vouch[client]``.
+service's web framework nor a model is needed: ``pip install '.[client]'`` in a checkout.
 """
 
 from __future__ import annotations
@@ -153,6 +153,16 @@ class VouchClient:
     def gallery(self, gallery: str) -> schemas.GalleryDetail:
         """One gallery: its size, encoder, calibration, measured quality, and samples to try."""
         return self._get(_path(gallery), schemas.GalleryDetail)
+
+    def labels(self, gallery: str, page_size: int = 1000) -> Iterator[str]:
+        """All labels of a gallery by name, fetched page by page as they are asked for."""
+        options: dict[str, str | int] = {"limit": page_size}
+        while True:
+            page = self._get(_path(gallery, "labels"), schemas.LabelList, options)
+            yield from page.labels
+            if page.next_after is None:
+                return
+            options["after"] = page.next_after
 
     def search(
         self,

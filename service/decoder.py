@@ -80,7 +80,7 @@ def _answer(
     measured: bool,
     thumbnail: bool,
 ) -> tuple[dict[str, Any], NDArray[np.uint8]]:
-    decoded = decode_image(data, limits)
+    decoded = decode_image(data, limits, preprocessing.smallest_side)
     fields: dict[str, Any] = {
         "format": decoded.format,
         "width": decoded.width,
@@ -90,7 +90,8 @@ def _answer(
     try:
         picture = preprocessing(decoded.pixels)
         if measured:
-            fields["measures"] = quality_measures(decoded.pixels).tolist()
+            size = decoded.width, decoded.height
+            fields["measures"] = quality_measures(decoded.pixels, size).tolist()
         if thumbnail:
             small, _ = encode_thumbnail(decoded.pixels)
             fields["thumbnail"] = b64encode(small).decode()

@@ -111,14 +111,14 @@ class ThreadDecoder:
     def _decode(
         self, data: bytes, preprocessing: Preprocessing, measured: bool, thumbnail: bool
     ) -> Prepared:
-        decoded = decode_image(data, self._limits)
+        decoded = decode_image(data, self._limits, preprocessing.smallest_side)
         return Prepared(
             preprocessing(decoded.pixels),
             decoded.format,
             decoded.width,
             decoded.height,
             decoded.warnings,
-            quality_measures(decoded.pixels) if measured else None,
+            quality_measures(decoded.pixels, (decoded.width, decoded.height)) if measured else None,
             Thumbnail(*encode_thumbnail(decoded.pixels)) if thumbnail else None,
         )
 

@@ -13,6 +13,7 @@ from model_store.encoder import ProviderChoice
 from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
+from model_store.installation import how_to_install
 from service.rates import RateText
 
 
@@ -23,7 +24,7 @@ def _check_otlp_endpoint(url: str) -> str:
     try:
         import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError as error:
-        raise ValueError("needs OpenTelemetry: install the `telemetry` extra") from error
+        raise ValueError(f"needs OpenTelemetry. {how_to_install('telemetry')}") from error
     return url
 
 
@@ -46,7 +47,9 @@ class Settings(BaseSettings):
     )
 
     bundle: Path = Field(
-        Path("bundles/digits"), description="A bundle, or a directory of bundles with a CURRENT."
+        Path("bundles/digits"),
+        description="A bundle, or a directory of bundles with a CURRENT. The option may be given "
+        "several times.",
     )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 for any free one.")
@@ -98,8 +101,12 @@ class Settings(BaseSettings):
         description="Items put into a gallery after which it is compacted into a new bundle; 0: "
         "only when asked to.",
     )
-    max_image_bytes: int = Field(ImageLimits().max_bytes, gt=0)
-    max_image_pixels: int = Field(ImageLimits().max_pixels, gt=0)
+    max_image_bytes: int = Field(
+        ImageLimits().max_bytes, gt=0, description="Size of the largest image file."
+    )
+    max_image_pixels: int = Field(
+        ImageLimits().max_pixels, gt=0, description="Width × height of the largest image."
+    )
     decoders: int = Field(
         2, ge=0, description="Processes that decode images; 0: threads of this one instead."
     )

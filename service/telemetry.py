@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from http import HTTPMethod
-from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from model_store.installation import installed_version
 from service.batching import BatchRecord
 from service.request_record import RequestRecord, SearchRecord
 
@@ -36,7 +36,7 @@ class Telemetry:
         self._of_queries()
         self._of_work()
         self._gauge("vouch_build_info", "1, for the release that runs.", "version").labels(
-            version("vouch")
+            installed_version()
         ).set(1)
 
     def request(self, record: RequestRecord) -> None:

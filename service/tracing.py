@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
 from threading import Thread
 
 from opentelemetry.context import Context
@@ -23,6 +22,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, format_trace_id, set
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from model_store.installation import installed_version
 from service.request_record import UNMATCHED, RequestRecord, SearchRecord
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class OtlpTracing:
     def __init__(self, endpoint: str) -> None:
         base = endpoint.rstrip("/").removesuffix(TRACES_PATH)
         self._exporter = OTLPSpanExporter(f"{base}{TRACES_PATH}", timeout=EXPORT_PATIENCE_S)
-        ours = {"service.name": "vouch", "service.version": version("vouch")}
+        ours = {"service.name": "vouch", "service.version": installed_version()}
         resource = Resource.create(ours).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))

@@ -21,8 +21,8 @@ def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
     """The same images, spoilt: each in one of three ways, in turn."""
     source = images
 
-    def read(position: int) -> Pixels:
-        pixels = source.pixels(position)
+    def read(position: int, smallest_side: int | None) -> Pixels:
+        pixels = source.pixels(position, smallest_side)
         if position % 3 == 0:
             return blurred(pixels)
         if position % 3 == 1:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from index_builder.datasets.images import LabelledImages, from_files
+from index_builder.other_formats import OtherFormats
 from index_builder.progress import track
 from model_store.errors import DatasetError, ImageError
 from model_store.images import SUFFIXES, decode_image
@@ -27,12 +28,17 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     root = root.expanduser()
     if not root.is_dir():
         raise DatasetError(f"{root} is not a folder.")
-    candidates = sorted(
-        path
-        for path in root.rglob("*")
-        if path.suffix.lower() in SUFFIXES and path.is_file()
-        if path.parent != root or not labelled
-    )
+    others = OtherFormats()
+    candidates = []
+    for path in sorted(root.rglob("*")):
+        if (path.parent == root and labelled) or not path.is_file():
+            continue
+        if path.suffix.lower() in SUFFIXES:
+            candidates.append(path)
+        else:
+            others.look_at(path.relative_to(root).as_posix())
+    if others.names:
+        logger.warning("%s", others.sentence)
     with ThreadPoolExecutor() as pool:  # Pillow decodes outside Python's lock
         checks = pool.map(_is_readable, candidates)
         readable = list(track(checks, "checking images", len(candidates)))
@@ -50,7 +56,7 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
 
 def _is_readable(path: Path) -> bool:
     try:
-        decode_image(path.read_bytes())
+        decode_image(path.read_bytes(), smallest_side=1)  # as quickly as it can be read
     except (ImageError, OSError) as error:
         logger.warning("left out %s/%s: %s", path.parent.name, path.name, error)
         return False

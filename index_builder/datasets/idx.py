@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torchvision import datasets
 
 from index_builder.datasets.images import LabelledImages, from_arrays
 from model_store.errors import DatasetError
@@ -22,10 +20,6 @@ FASHION_LABELS = (
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 
-_TORCHVISION: dict[str, Callable[..., datasets.VisionDataset]] = {
-    "FashionMNIST": datasets.FashionMNIST,
-    "MNIST": datasets.MNIST,
-}
 _N_IMAGES = {"train": 60_000, "t10k": 10_000}
 
 
@@ -65,9 +59,11 @@ def _raw_folder(name: str) -> Path:
                 "Put the four official .gz files there, or unset the variable to download them."
             )
         return folder
+    from torchvision import datasets  # noqa: PLC0415 - reading what is there needs no torch
+
     root = Path.home() / ".cache" / "vouch"
     try:
-        _TORCHVISION[name](root, download=True)
+        getattr(datasets, name)(root, download=True)
     except (OSError, RuntimeError) as error:
         raise DatasetError(
             f"{name} could not be downloaded ({error}). Set {DATA_DIR_VARIABLE} to a folder that "

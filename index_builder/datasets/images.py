@@ -14,6 +14,9 @@ from model_store.images import Preprocessing, decode_image
 
 Pixels = NDArray[np.uint8]
 
+Read = Callable[[int, int | None], Pixels]
+"""Position in a source, and how small a JPEG may be decoded, to pixels; see `decode_image`."""
+
 
 @dataclass(frozen=True, slots=True)
 class LabelledImages:
@@ -32,7 +35,7 @@ class LabelledImages:
 
     ids: tuple[str, ...]
     labels: tuple[str, ...]
-    read: Callable[[int], Pixels]
+    read: Read
     rows: NDArray[np.int64]
     groups: tuple[str, ...] | None = None
     sources: tuple[str, ...] | None = None
@@ -47,9 +50,14 @@ class LabelledImages:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def pixels(self, position: int) -> Pixels:
-        """Image at ``position``, (H, W, 3) uint8 RGB at its own size."""
-        return self.read(int(self.rows[position]))
+    def pixels(self, position: int, smallest_side: int | None = None) -> Pixels:
+        """Image at ``position``, (H, W, 3) uint8 RGB at its own size, or a fraction of it.
+
+        Parameters
+        ----------
+        smallest_side : of a JPEG that is decoded at a fraction of its size, see `decode_image`.
+        """
+        return self.read(int(self.rows[position]), smallest_side)
 
     def subset(self, positions: Sequence[int] | NDArray[np.int64]) -> LabelledImages:
         """The images at ``positions``, in that order."""
@@ -71,7 +79,7 @@ class LabelledImages:
         shape = (len(self), preprocessing.height, preprocessing.width, 3)
         images = np.empty(shape, dtype=np.uint8)
         for position in range(len(self)):
-            images[position] = preprocessing(self.pixels(position))
+            images[position] = preprocessing(self.pixels(position, preprocessing.smallest_side))
         return images
 
     def batches(
@@ -87,9 +95,9 @@ def joined(*parts: LabelledImages) -> LabelledImages:
     """All images of several collections, one after the other."""
     starts = np.cumsum([0, *map(len, parts)])
 
-    def read(position: int) -> Pixels:
+    def read(position: int, smallest_side: int | None) -> Pixels:
         part = int(np.searchsorted(starts, position, side="right")) - 1
-        return parts[part].pixels(position - int(starts[part]))
+        return parts[part].pixels(position - int(starts[part]), smallest_side)
 
     return LabelledImages(
         tuple(chain.from_iterable(part.ids for part in parts)),
@@ -109,8 +117,9 @@ def _all_or_none(names: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | N
 def from_files(root: Path, names: Sequence[str], labels: Sequence[str]) -> LabelledImages:
     """Image files below ``root``, decoded when asked for; an image's id is its name there."""
 
-    def read(row: int) -> Pixels:
-        return decode_image((root / names[row]).read_bytes()).pixels
+    def read(row: int, smallest_side: int | None) -> Pixels:
+        data = (root / names[row]).read_bytes()
+        return decode_image(data, smallest_side=smallest_side).pixels
 
     return LabelledImages(tuple(names), tuple(labels), read, np.arange(len(names)))
 
@@ -119,7 +128,7 @@ def from_arrays(prefix: str, images: Pixels, labels: Sequence[str]) -> LabelledI
     """A collection in memory: ``images`` (N, H, W) grey or (N, H, W, 3) RGB, uint8."""
     width = len(str(len(images) - 1))
 
-    def read(row: int) -> Pixels:
+    def read(row: int, _smallest_side: int | None) -> Pixels:
         image = images[row]
         return np.repeat(image[..., None], 3, axis=-1) if image.ndim == 2 else image
 

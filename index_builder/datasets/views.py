@@ -29,8 +29,9 @@ QUALITY = (30, 85)
 def views(images: LabelledImages, seed: int) -> LabelledImages:
     """A view of each image, with its id and label: another for each seed."""
 
-    def read(position: int) -> Pixels:
-        return view(images.pixels(position), np.random.default_rng([seed, position]))
+    def read(position: int, smallest_side: int | None) -> Pixels:
+        pixels = images.pixels(position, smallest_side)
+        return view(pixels, np.random.default_rng([seed, position]))
 
     return replace(images, read=read, rows=np.arange(len(images)))
 

@@ -23,13 +23,12 @@ from index_builder.datasets.splits import QuerySet
 from index_builder.datasets.views import views
 from index_builder.indexing.blocks import Place
 from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.preparing import LIMITS, bytes_of
+from index_builder.indexing.preparing import read_again
 from index_builder.indexing.work import Work
 from model_store.decision import Calibration
 from model_store.encoder import Encoder
 from model_store.errors import CalibrationError, DatasetError
 from model_store.gallery import Gallery
-from model_store.images import decode_image
 
 N_QUERIES = 2_000
 """A p-value then goes down to 0.0005; more would teach little, and be missed in the gallery."""
@@ -121,9 +120,9 @@ def _images(entries: Iterable[tuple[Any, ...]]) -> LabelledImages:
     labels = tuple(str(entry[0] if entry[1] is None else entry[1]) for entry in found)
     places = [Place(*entry[2:]) for entry in found]
 
-    def read(row: int) -> Pixels:
+    def read(row: int, smallest_side: int | None) -> Pixels:
         try:
-            return decode_image(bytes_of(places[row]), LIMITS).pixels
+            return read_again(places[row], smallest_side)
         except OSError as error:
             raise DatasetError(
                 f"{ids[row]!r} was there to be indexed and cannot be read any more "

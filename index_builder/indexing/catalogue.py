@@ -54,7 +54,7 @@ class Catalogue:
 
     Raises
     ------
-    DatasetError : two entries have the same id, or there are none.
+    DatasetError : two entries have the same id.
     """
 
     def __init__(self, path: Path, entries: Iterable[Entry]) -> None:
@@ -70,8 +70,6 @@ class Catalogue:
             )
         self._refuse_repeated_ids()
         self.contents = self._count()
-        if self.contents.n_images == 0:
-            raise DatasetError("There are no images in the source. Name another, or add images.")
 
     @property
     def n_blocks(self) -> int:

@@ -31,17 +31,21 @@ from index_builder.indexing.sources import Source
 from index_builder.indexing.tolerance import Tolerance
 from index_builder.indexing.work import Work, occupied, writing
 from index_builder.milvus import milvus_access
+from index_builder.other_formats import OtherFormats
 from index_builder.publishing import describe
 from model_store.bundle import ENCODER_FILE, MANIFEST_FILE, locate, publish, read_manifest
 from model_store.decision import Calibration
 from model_store.encoder import Encoder, ProviderChoice
-from model_store.errors import BundleNotFound, TooManyBadImages
+from model_store.errors import BundleNotFound, DatasetError, TooManyBadImages
 from model_store.gallery import IndexSettings, open_gallery
 from model_store.gallery.index_choice import DEFAULT_SETTINGS, plan_index
 from model_store.gallery.opening import index_description
+from model_store.images import ImageLimits
 from model_store.retriever import open_parts
 
 EngineChoice = Literal["local", "ray"]
+
+DEFAULT_LIMITS = ImageLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Indexing:
     index : how the gallery will be searched.
     milvus_uri : of the Milvus to put the gallery into; None for files.
     calibrate : whether answers shall have probabilities, see `calibrate_collection`.
+    limits : which images are decoded.
     """
 
     source: Source
@@ -79,6 +84,27 @@ class Indexing:
     index: IndexSettings = DEFAULT_SETTINGS
     milvus_uri: str | None = None
     calibrate: bool = False
+    limits: ImageLimits = DEFAULT_LIMITS
+
+    def catalogued(self, path: Path, scratch: Path, others: OtherFormats) -> Catalogue:
+        """Look through the source.
+
+        Parameters
+        ----------
+        path : of the catalogue's file.
+        scratch : a directory for what must be unpacked.
+        others : learns of the files that are not taken.
+
+        Raises
+        ------
+        DatasetError : the source is not what it should be, or holds no image that is taken.
+        """
+        catalogue = Catalogue(path, self.source.entries(scratch, others))
+        if catalogue.contents.n_images == 0:
+            catalogue.close()
+            nothing = "There are no images in the source. Name another, or add images."
+            raise DatasetError(f"{nothing} {others.sentence}" if others.names else nothing)
+        return catalogue
 
     def require_feasible(self, catalogue: Catalogue, dim: int) -> None:
         """Refuse what would fail after everything has been embedded.
@@ -108,6 +134,7 @@ class Outcome:
     n_items : of its gallery.
     n_kept : images that an earlier run had embedded.
     n_quarantined, n_copies : images left out, and items whose content another one has too.
+    others : files that look like images and were not taken.
     n_held_out : images that are queries to calibrate with, and not in the gallery.
     calibration : what was fitted; None where nothing was asked for.
     """
@@ -117,6 +144,7 @@ class Outcome:
     n_kept: int
     n_quarantined: int
     n_copies: int
+    others: OtherFormats
     n_held_out: int = 0
     calibration: Calibration | None = None
 
@@ -129,6 +157,10 @@ class Outcome:
             ("items", f"{self.n_items:,}"),
             ("embedded by an earlier run", f"{self.n_kept:,}"),
             ("unreadable", f"{quarantined}: {work.quarantine}" if self.n_quarantined else "0"),
+            (
+                "of other formats",
+                f"{self.others.counts}: {work.quarantine}" if self.others.names else "0",
+            ),
             ("copies of others", f"{copies}: {work.duplicates}" if self.n_copies else "0"),
             ("held out", f"{self.n_held_out:,}: {work.held_out}" if self.n_held_out else "0"),
             ("calibrated", _said_of(self.calibration)),
@@ -154,7 +186,8 @@ def index_collection(indexing: Indexing) -> Outcome:
         with writing(f"the run directory {work.directory}"):
             work.begin(resume=indexing.resume)
             work.quarantine.unlink(missing_ok=True)
-            catalogue = Catalogue(work.catalogue, indexing.source.entries(work.directory))
+            others = OtherFormats()
+            catalogue = indexing.catalogued(work.catalogue, work.directory, others)
         indexing.require_feasible(catalogue, encoder.dim)
         summary = _summary(indexing, catalogue)
         progress = Progress(catalogue.contents.n_images)
@@ -167,17 +200,18 @@ def index_collection(indexing: Indexing) -> Outcome:
                     catalogue, work.store, encoder, engine, indexing.tolerance, progress
                 )
         except TooManyBadImages:
-            write_quarantine(work, progress.failures)
+            write_quarantine(work, progress.failures, others)
             raise
         seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds() - computed
         with writing(f"the bundle of {indexing.name}", progress.sentence):
-            outcome = _published(indexing, work, catalogue, encoder, progress)
+            outcome = _published(indexing, work, catalogue, encoder, progress, others)
             end = {
                 "state": "published",
                 "bundle": str(outcome.bundle),
                 "n_items": outcome.n_items,
                 "n_quarantined": outcome.n_quarantined,
                 "n_copies": outcome.n_copies,
+                "n_of_other_formats": len(others.names),
                 "n_held_out": outcome.n_held_out,
                 "seconds_embedding": seconds,
                 "cpu_seconds_embedding": cpu_seconds,
@@ -215,15 +249,21 @@ def _engine(indexing: Indexing, encoder: Encoder) -> Engine:
     if indexing.engine == "ray":
         from index_builder.indexing.ray_engine import RayEngine  # noqa: PLC0415 - an extra
 
-        return RayEngine(indexing.encoder, indexing.provider, indexing.n_workers)
-    decoders = DecoderProcesses(encoder.metadata.preprocessing, indexing.n_workers)
+        return RayEngine(indexing.encoder, indexing.provider, indexing.n_workers, indexing.limits)
+    preprocessing = encoder.metadata.preprocessing
+    decoders = DecoderProcesses(preprocessing, indexing.n_workers, indexing.limits)
     return LocalEngine(decoders, encoder, indexing.n_workers)
 
 
 def _published(
-    indexing: Indexing, work: Work, catalogue: Catalogue, encoder: Encoder, progress: Progress
+    indexing: Indexing,
+    work: Work,
+    catalogue: Catalogue,
+    encoder: Encoder,
+    progress: Progress,
+    others: OtherFormats,
 ) -> Outcome:
-    write_quarantine(work, progress.failures)
+    write_quarantine(work, progress.failures, others)
     n_items = assemble(
         work,
         catalogue.n_blocks,
@@ -246,7 +286,9 @@ def _published(
     manifest = describe(retriever, index, indexing.name, indexing.description)
     bundle = publish(work.bundle, manifest, indexing.bundles)
     n_bad = len(progress.failures)
-    return Outcome(bundle, n_items, progress.n_kept, n_bad, n_copies, n_held_out, calibration)
+    return Outcome(
+        bundle, n_items, progress.n_kept, n_bad, n_copies, others, n_held_out, calibration
+    )
 
 
 def _said_of(calibration: Calibration | None) -> str:

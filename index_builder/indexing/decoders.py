@@ -12,8 +12,8 @@ from functools import partial
 from typing import Protocol
 
 from index_builder.indexing.blocks import Block, Failure, PreparedBlock
-from index_builder.indexing.preparing import BUDGET, Prepare, failed_block, prepare_files
-from model_store.images import Preprocessing
+from index_builder.indexing.preparing import Prepare, budget_for, failed_block, prepare_files
+from model_store.images import ImageLimits, Preprocessing
 from model_store.images.budget import DecodingBudget
 
 N_TRIES = 2
@@ -65,13 +65,28 @@ class DecoderProcesses:
 
     Where a process has died, others take the place of all, and the blocks that were at work are
     prepared image by image.
+
+    Parameters
+    ----------
+    limits : which images are decoded.
+    budget : what one of them may cost; by default as much as ``limits`` ask for.
     """
 
     def __init__(
-        self, preprocessing: Preprocessing, n: int, budget: DecodingBudget = BUDGET
+        self,
+        preprocessing: Preprocessing,
+        n: int,
+        limits: ImageLimits | None = None,
+        budget: DecodingBudget | None = None,
     ) -> None:
+        limits = limits or ImageLimits()
         self._preprocessing = preprocessing
-        self._prepare = partial(prepare_files, preprocessing=preprocessing, budget=budget)
+        self._prepare = partial(
+            prepare_files,
+            preprocessing=preprocessing,
+            budget=budget or budget_for(limits),
+            limits=limits,
+        )
         self._n = n
         self._pool = _started(n)
         self._careful: ProcessPoolExecutor | None = None

@@ -16,6 +16,7 @@ from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collections import Indexing
 from index_builder.indexing.decoders import DecoderProcesses
 from index_builder.indexing.embedding import batch_size, embed, open_encoder
+from index_builder.other_formats import OtherFormats
 from model_store.encoder import Encoder
 
 N_SAMPLE = 64
@@ -29,6 +30,7 @@ class Rehearsal:
     Attributes
     ----------
     contents : of the source.
+    others : files that look like images and are not taken.
     n_sample : images that were decoded, evenly spread.
     unreadable : of those, by error.
     seconds : that indexing will take, about.
@@ -37,6 +39,7 @@ class Rehearsal:
     """
 
     contents: Contents
+    others: OtherFormats
     n_sample: int
     unreadable: Counter[str]
     seconds: float
@@ -50,6 +53,7 @@ class Rehearsal:
         return [
             ("images", f"{found.n_images:,} ({found.n_bytes / 2**20:,.1f} MiB)"),
             ("labelled", f"{found.n_labelled:,}, {found.n_labels:,} labels"),
+            ("of other formats", self.others.counts or "0"),
             ("not there", f"{found.n_missing:,}"),
             (f"unreadable, of {self.n_sample} tried", bad or "none"),
             ("time, about", _duration(self.seconds)),
@@ -67,13 +71,12 @@ def rehearse(indexing: Indexing) -> Rehearsal:
     ConfigError, CalibrationError : see `Indexing.require_feasible`.
     """
     with TemporaryDirectory(prefix="vouch-index-") as scratch:
-        catalogue = Catalogue(
-            Path(scratch) / "catalogue.sqlite", indexing.source.entries(Path(scratch))
-        )
+        others = OtherFormats()
+        catalogue = indexing.catalogued(Path(scratch) / "catalogue.sqlite", Path(scratch), others)
         contents, sample = catalogue.contents, _sample(catalogue)
         encoder = open_encoder(indexing.encoder, indexing.provider)
         indexing.require_feasible(catalogue, encoder.dim)
-        decoders = DecoderProcesses(encoder.metadata.preprocessing, 1)
+        decoders = DecoderProcesses(encoder.metadata.preprocessing, 1, indexing.limits)
         try:
             for _ in range(2):  # the first time starts a process
                 started = time.perf_counter()
@@ -87,6 +90,7 @@ def rehearse(indexing: Indexing) -> Rehearsal:
     of_item = 8 * encoder.dim + float(np.mean(thumbnails or [0])) + 200
     return Rehearsal(
         contents,
+        others,
         len(sample.ids),
         Counter(failure.error for failure in prepared.failures.values()),
         contents.n_images * each / indexing.n_workers,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.indexing.blocks import Block, EncodedThumbnail, Failure, Place, PreparedBlock
-from model_store.errors import ImageError, ImageTooCostly
+from model_store.errors import ImageError, ImageTooCostly, ImageTooLarge
 from model_store.images import (
     TOO_MUCH_MEMORY,
     ImageLimits,
@@ -26,9 +26,18 @@ from model_store.images.budget import DecodingBudget, spending
 Prepare = Callable[[Block], PreparedBlock]
 """Reads, decodes and resizes the images of a block."""
 
-LIMITS = ImageLimits()
 BUDGET = DecodingBudget(cpu_s=10.0)
 """The owner of a collection is no stranger: twice as long as a query may take."""
+
+_UNLIMITED = ImageLimits(max_bytes=2**62, max_pixels=2**62)
+
+
+def budget_for(limits: ImageLimits) -> DecodingBudget:
+    """Return what one image may cost: more in proportion where more pixels are accepted."""
+    factor = max(1.0, limits.max_pixels / ImageLimits().max_pixels)
+    return DecodingBudget(
+        BUDGET.cpu_s * factor, int(BUDGET.memory_bytes * factor), BUDGET.clock_s * factor
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +50,24 @@ class _Picture:
 
 
 def prepare_files(
-    block: Block, preprocessing: Preprocessing, budget: DecodingBudget = BUDGET
+    block: Block,
+    preprocessing: Preprocessing,
+    budget: DecodingBudget = BUDGET,
+    limits: ImageLimits | None = None,
 ) -> PreparedBlock:
     """Prepare images that lie in files, in a process that may be lost over them."""
-    reads = [partial(_read_file, place, preprocessing, budget) for place in block.places]
+    limits = limits or ImageLimits()
+    reads = [partial(_read_file, place, preprocessing, budget, limits) for place in block.places]
     return _prepared(block, reads, preprocessing)
 
 
 def prepare_pixels(
-    block: Block, read: Callable[[int], NDArray[np.uint8]], first: int, preprocessing: Preprocessing
+    block: Block,
+    read: Callable[[int, int | None], NDArray[np.uint8]],
+    first: int,
+    preprocessing: Preprocessing,
 ) -> PreparedBlock:
-    """Prepare images that somebody else decodes: ``read`` gives that of a position.
+    """Prepare images that somebody else decodes: see `LabelledImages.pixels`.
 
     Parameters
     ----------
@@ -59,7 +75,7 @@ def prepare_pixels(
     """
 
     def at(position: int) -> _Picture:
-        pixels = read(position)
+        pixels = read(position, preprocessing.smallest_side)
         sha256 = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
         return _Picture(preprocessing(pixels), encode_thumbnail(pixels), sha256)
 
@@ -87,6 +103,8 @@ def _prepared(
     for row, (name, read) in enumerate(zip(block.ids, reads, strict=True)):
         try:
             picture = read()
+        except ImageTooLarge as error:  # another run may have other limits
+            failures[name] = Failure(type(error).__name__, str(error), passing=True)
         except ImageError as error:
             failures[name] = Failure(type(error).__name__, str(error))
         except OSError as error:
@@ -104,11 +122,13 @@ def _unreadable(error: OSError) -> Failure:
     return Failure("Unreadable", f"The file cannot be read: {why}.", passing=True)
 
 
-def _read_file(place: Place, preprocessing: Preprocessing, budget: DecodingBudget) -> _Picture:
-    data = bytes_of(place)
+def _read_file(
+    place: Place, preprocessing: Preprocessing, budget: DecodingBudget, limits: ImageLimits
+) -> _Picture:
+    data = bytes_of(place, limits)
     with spending(budget):
         try:
-            pixels = decode_image(data, LIMITS).pixels
+            pixels = decode_image(data, limits, preprocessing.smallest_side).pixels
             image = preprocessing(pixels)
             thumbnail = encode_thumbnail(pixels)
         except MemoryError as error:
@@ -116,11 +136,19 @@ def _read_file(place: Place, preprocessing: Preprocessing, budget: DecodingBudge
     return _Picture(image, thumbnail, hashlib.sha256(data).hexdigest())
 
 
-def bytes_of(place: Place) -> bytes:
-    """One byte more than allowed at most: what a disk image is called .jpg does not fill memory."""
+def read_again(place: Place, smallest_side: int | None) -> NDArray[np.uint8]:
+    """Decode an image that has been indexed, and was within the limits then."""
     with Path(place.path).open("rb") as file:
         file.seek(place.offset or 0)
-        wanted = LIMITS.max_bytes + 1 if place.offset is None else place.size
-        data = file.read(min(wanted, LIMITS.max_bytes + 1))
-    check_size(data, LIMITS)
+        data = file.read(-1 if place.offset is None else place.size)
+    return decode_image(data, _UNLIMITED, smallest_side).pixels
+
+
+def bytes_of(place: Place, limits: ImageLimits) -> bytes:
+    """Read one byte more than allowed at most: a disk image called .jpg does not fill memory."""
+    with Path(place.path).open("rb") as file:
+        file.seek(place.offset or 0)
+        wanted = limits.max_bytes + 1 if place.offset is None else place.size
+        data = file.read(min(wanted, limits.max_bytes + 1))
+    check_size(data, limits)
     return data

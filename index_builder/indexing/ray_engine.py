@@ -18,6 +18,7 @@ from index_builder.indexing.embedding import open_encoder
 from index_builder.indexing.engines import LocalEngine, Task
 from index_builder.indexing.shards import Shard
 from model_store.encoder import ProviderChoice
+from model_store.images import ImageLimits
 
 # Ray reports its use to its maker unless it is told not to before it is imported.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -42,9 +43,13 @@ class RayEngine:
     ----------
     path : the encoder's file; its bytes are sent along.
     n : of workers.
+    limits : which images are decoded.
     """
 
-    def __init__(self, path: Path, provider: ProviderChoice, n: int) -> None:
+    def __init__(
+        self, path: Path, provider: ProviderChoice, n: int, limits: ImageLimits | None = None
+    ) -> None:
+        self._limits = limits or ImageLimits()
         self._encoder = path.read_bytes()
         self._provider: ProviderChoice = provider
         self._n = n
@@ -63,7 +68,7 @@ class RayEngine:
             _Worker,
             batch_size=None,
             compute=ray.data.ActorPoolStrategy(size=min(self._n, n_parts)),
-            fn_constructor_args=(encoder, self._provider),
+            fn_constructor_args=(encoder, self._provider, self._limits),
             num_cpus=1,
             num_gpus=1 if self._provider == "cuda" else 0,
         )
@@ -87,12 +92,14 @@ def _join(n: int) -> None:
 class _Worker:
     """Decoder and encoder in a process of Ray's."""
 
-    def __init__(self, encoder: ray.ObjectRef[bytes], provider: ProviderChoice) -> None:
+    def __init__(
+        self, encoder: ray.ObjectRef[bytes], provider: ProviderChoice, limits: ImageLimits
+    ) -> None:
         with TemporaryDirectory() as scratch:
             path = Path(scratch) / "encoder.onnx"
             path.write_bytes(ray.get(encoder))
             opened = open_encoder(path, provider)
-        decoders = DecoderProcesses(opened.metadata.preprocessing, 1)
+        decoders = DecoderProcesses(opened.metadata.preprocessing, 1, limits)
         self._engine = LocalEngine(decoders, opened, 1)
 
     def __call__(self, rows: Rows) -> dict[str, list[bytes]]:

@@ -11,10 +11,22 @@ from typing import Any
 from index_builder.indexing.assembly import duplicates, held_out
 from index_builder.indexing.blocks import Failure
 from index_builder.indexing.work import Work
+from index_builder.other_formats import OtherFormats
+from model_store.errors import UnsupportedImage
+from model_store.images import FORMATS
+
+_NOT_READ = f"By its name it is an image of another format; {', '.join(FORMATS)} are read."
 
 
-def write_quarantine(work: Work, failures: Mapping[str, Failure]) -> None:
-    """One line for each image that is not in the gallery, in the order of the source."""
+def write_quarantine(
+    work: Work, failures: Mapping[str, Failure], others: OtherFormats | None = None
+) -> None:
+    """Write a line for each image that is not in the gallery, in the order of the source.
+
+    Parameters
+    ----------
+    others : files that look like images and were not taken; they come last.
+    """
     connection = sqlite3.connect(work.catalogue)
     try:
         rows = [
@@ -29,10 +41,14 @@ def write_quarantine(work: Work, failures: Mapping[str, Failure]) -> None:
         connection.close()
     _write_lines(
         work.quarantine,
-        (
+        [
             {"id": name, "source": origin, "error": why.error, "reason": why.reason}
             for _, origin, name, why in found
-        ),
+        ]
+        + [
+            {"id": name, "source": name, "error": UnsupportedImage.__name__, "reason": _NOT_READ}
+            for name in (others.names if others is not None else ())
+        ],
     )
 
 

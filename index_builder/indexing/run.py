@@ -96,5 +96,6 @@ def _too_many(progress: Progress, tolerance: Tolerance) -> str:
     return (
         f"{len(progress.failures):,} of {progress.n_images:,} images cannot be indexed, and "
         f"{tolerance} may fail; for example {name!r}: {why.reason} Mend or remove them, or raise "
-        "--max-bad. What is embedded is kept."
+        f"{'--max-pixels, --max-bytes or ' if why.error == 'ImageTooLarge' else ''}--max-bad. What "
+        "is embedded is kept."
     )

@@ -16,7 +16,7 @@ class ColourCNN(Trunk):
     after it: the same numbers, of a quarter as many.
     """
 
-    preprocessing = Preprocessing(height=32, width=32)
+    preprocessing = Preprocessing(height=32, width=32, decoding="reduced")
     n_features = 64 * 4 * 4
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ class SmallCNN(Trunk):
     generator : decides which.
     """
 
-    preprocessing = Preprocessing(height=28, width=28)
+    preprocessing = Preprocessing(height=28, width=28, decoding="reduced")
     n_features = 64 * 12 * 12
     hidden_shape = (32, 26, 26)
     """Of the activations between the convolutions."""

@@ -53,7 +53,7 @@ class TorchvisionTrunk(Trunk):
         tensorflow_padding: bool = False,
     ) -> None:
         super().__init__()
-        self.preprocessing = Preprocessing(input_size, input_size)
+        self.preprocessing = Preprocessing(input_size, input_size, decoding="reduced")
         self.name: TorchvisionName = name
         self.n_features = _N_FEATURES[name]
         options = {"image_size": input_size} if name == "vit_b_16" else {}

@@ -114,8 +114,8 @@ def inverted(images: LabelledImages) -> LabelledImages:
     """Dark for bright."""
     source = images
 
-    def read(position: int) -> Pixels:
-        return 255 - source.pixels(position)
+    def read(position: int, smallest_side: int | None) -> Pixels:
+        return 255 - source.pixels(position, smallest_side)
 
     return replace(images, read=read, rows=np.arange(len(images)))
 

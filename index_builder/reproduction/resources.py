@@ -10,17 +10,18 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from model_store.installation import DISTRIBUTION, installed_versions
+
 _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 _RESET_PEAK = "5"
 """What the kernel wants to read there (proc(5))."""
 
-_LIBRARIES = ("vouch", "torch", "torchvision", "numpy", "scikit-learn", "faiss-cpu")
+_LIBRARIES = (DISTRIBUTION, "torch", "torchvision", "numpy", "scikit-learn", "faiss-cpu")
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ def machine() -> dict[str, Any]:
         "gpu": gpu,
         "system": platform.system(),
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in _LIBRARIES},
+        "versions": installed_versions(_LIBRARIES),
     }
 
 

@@ -15,7 +15,7 @@ from model_store.decision.absent_share import ServedShare, ShareEstimate, estima
 from model_store.decision.calibration import Calibration
 from model_store.decision.drift import DriftState, DriftTest
 from model_store.decision.error_watch import ErrorTest, error_interval
-from model_store.decision.evidence import SIZE_CLASSES, Absence, Evidence, size_classes
+from model_store.decision.evidence import SIZE_CLASSES, Evidence, size_classes
 from model_store.decision.label_means import LabelMeans, label_means
 from model_store.decision.logistic import LogisticModel, bounded_logit, choice_probabilities
 from model_store.decision.operating import OperatingPoint, Stream
@@ -28,13 +28,12 @@ from model_store.decision.venn_abers import VennAbers
 from model_store.decision.verdict import (
     Assessment,
     Decision,
-    FilterMeans,
     Retrieved,
     Terms,
-    Verdict,
     assess,
     decide,
 )
+from model_store.verdicts import Absence, FilterMeans, Verdict
 
 __all__ = [
     "OUTLIER_SIGNALS",

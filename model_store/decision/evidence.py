@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-Absence = Literal["absent_labels", "hidden_labels", "near_misses_of_views"]
-"""What the absent calibration queries are: images of labels that neither the gallery nor anything
-fitted has seen; queries whose own label is hidden from the list and from the outlier detector; or
-views of items, of which the item itself is hidden."""
+from model_store.verdicts import Absence
 
 SIZE_CLASSES = ("one", "few", "many")
 """Labels by their number of items in the gallery: 1, 2 to 5, more."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +16,7 @@ from model_store.decision.promises import Promises
 from model_store.decision.result_sets import ResultSet
 from model_store.decision.signals import labels_found, signals
 from model_store.predictive import Predictive
-
-Verdict = Literal["match", "ambiguous", "no_match", "out_of_distribution", "not_calibrated"]
-Level = Literal["low", "medium", "high"]
-FilterMeans = Literal["show", "known"]
-"""What a filter says: `show`, which items to list; `known`, that a true match passes it."""
+from model_store.verdicts import FilterMeans, Level, Verdict
 
 _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
 """Up to which percentile of the calibration queries an uncertainty is called what: half of the

@@ -7,21 +7,72 @@ changes; both that do are `Writable`.
 `read_filter` reads which items a search may find, and `Gallery.matching` finds them.
 """
 
-from model_store.gallery.changes import ChangesFile
-from model_store.gallery.faiss_gallery import FaissGallery
-from model_store.gallery.faiss_write import write_faiss_gallery, write_faiss_parts
-from model_store.gallery.filters import Filter, parse_filter, read_filter
-from model_store.gallery.index_build import IndexReport
-from model_store.gallery.index_choice import IndexSettings
-from model_store.gallery.live import LiveGallery
-from model_store.gallery.milvus_collection import MilvusAccess
-from model_store.gallery.milvus_gallery import MilvusGallery
-from model_store.gallery.milvus_live import MilvusLive
-from model_store.gallery.milvus_write import write_milvus_gallery
-from model_store.gallery.opening import open_gallery
-from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
-from model_store.gallery.snapshot import GallerySnapshot
-from model_store.gallery.writes import Delete, Retry, Upsert, Vector, Writable, Written
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from model_store.gallery.changes import ChangesFile
+    from model_store.gallery.faiss_gallery import FaissGallery
+    from model_store.gallery.faiss_write import write_faiss_gallery, write_faiss_parts
+    from model_store.gallery.filters import Filter, parse_filter, read_filter
+    from model_store.gallery.index_build import IndexReport
+    from model_store.gallery.index_choice import IndexSettings
+    from model_store.gallery.live import LiveGallery
+    from model_store.gallery.milvus_collection import MilvusAccess
+    from model_store.gallery.milvus_gallery import MilvusGallery
+    from model_store.gallery.milvus_live import MilvusLive
+    from model_store.gallery.milvus_write import write_milvus_gallery
+    from model_store.gallery.opening import open_gallery
+    from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
+    from model_store.gallery.snapshot import GallerySnapshot
+    from model_store.gallery.writes import Delete, Retry, Upsert, Vector, Writable, Written
+
+_PLACES = {
+    "changes": ("ChangesFile",),
+    "faiss_gallery": ("FaissGallery",),
+    "faiss_write": (
+        "write_faiss_gallery",
+        "write_faiss_parts",
+    ),
+    "filters": (
+        "Filter",
+        "parse_filter",
+        "read_filter",
+    ),
+    "index_build": ("IndexReport",),
+    "index_choice": ("IndexSettings",),
+    "live": ("LiveGallery",),
+    "milvus_collection": ("MilvusAccess",),
+    "milvus_gallery": ("MilvusGallery",),
+    "milvus_live": ("MilvusLive",),
+    "milvus_write": ("write_milvus_gallery",),
+    "opening": ("open_gallery",),
+    "protocol": (
+        "Candidates",
+        "Gallery",
+        "Item",
+        "NewItem",
+        "Thumbnail",
+    ),
+    "snapshot": ("GallerySnapshot",),
+    "writes": (
+        "Delete",
+        "Retry",
+        "Upsert",
+        "Vector",
+        "Writable",
+        "Written",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import on first use: who asks for the terms of a filter, or of an index, needs no FAISS."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
 
 __all__ = [
     "Candidates",

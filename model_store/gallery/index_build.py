@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from model_store.errors import ConfigError
 from model_store.gallery.index_choice import IndexKind, IndexPlan, IndexSettings
-from model_store.gallery.threads import faiss_threads
 from model_store.sphere import unit_direction
+from model_store.threads import faiss_threads
 
 REPORT_FILE = "index.json"
 

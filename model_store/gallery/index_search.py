@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery.index_build import FETCHED, IndexReport
-from model_store.gallery.threads import faiss_threads, threads_for
+from model_store.threads import faiss_threads, threads_for
 
 INDEX_FILE = "gallery.faiss"
 DIRECTIONS_FILE = "directions.npy"

@@ -29,6 +29,7 @@ from typing import Any
 
 from model_store.errors import BundleMismatch, ConfigError, GalleryUnavailable
 from model_store.gallery.milvus_filter import FACT_LENGTH
+from model_store.installation import how_to_install
 
 MILVUS_FILE = "milvus.json"
 
@@ -251,5 +252,5 @@ def _pymilvus() -> Any:  # noqa: ANN401 - has no types
         return import_module("pymilvus")
     except ImportError as error:
         raise ConfigError(
-            "The gallery lies in Milvus, and pymilvus is not installed: install the `milvus` extra."
+            "The gallery lies in Milvus, and pymilvus is not installed. " + how_to_install("milvus")
         ) from error

@@ -29,6 +29,9 @@ _UPRIGHT: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
 }
 """How to set upright what EXIF says was taken in this orientation."""
 
+TRANSPOSED = frozenset({5, 6, 7, 8})
+"""Orientations that exchange width and height."""
+
 _Step = Callable[[Image.Image], Image.Image]
 
 

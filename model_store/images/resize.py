@@ -23,12 +23,26 @@ class Preprocessing:
     height, width : the encoder's input, pixels.
     fit : ``stretch`` changes the aspect ratio; ``cover`` keeps it and crops the centre.
     resample : interpolation; Pillow's, which averages when it shrinks.
+    decoding : ``reduced`` lets `decode_image` decode a JPEG at a fraction of its size that is still
+        larger than what is wanted of it; ``full``, of encoders made before there was a choice, does
+        not. Gallery and queries are decoded alike.
     """
 
     height: int
     width: int
     fit: Literal["stretch", "cover"] = "stretch"
     resample: Literal["bilinear", "bicubic"] = "bilinear"
+    decoding: Literal["full", "reduced"] = "full"
+
+    @property
+    def smallest_side(self) -> int | None:
+        """How small `decode_image` may make an image; None for not at all.
+
+        Twice the input, so that resizing still averages over pixels, and twice a thumbnail.
+        """
+        if self.decoding == "full":
+            return None
+        return 2 * max(self.height, self.width, THUMBNAIL_SIDE)
 
     @property
     def n_bytes(self) -> int:

@@ -7,6 +7,7 @@ from service.answers.galleries import (
     calibration_report,
     gallery_detail,
     gallery_list,
+    label_list,
     operating_point,
 )
 from service.answers.items import item_detail, item_list
@@ -25,6 +26,7 @@ __all__ = [
     "gallery_list",
     "item_detail",
     "item_list",
+    "label_list",
     "operating_point",
     "ready",
     "record",

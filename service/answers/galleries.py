@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict
 from urllib.parse import quote
@@ -12,6 +14,9 @@ from service import schemas
 from service.answers.bundles import bundle_state, encoder_state
 from service.audit import Audit
 from service.engine import SearchEngine
+
+N_LABELS = 12
+"""Labels that a gallery is described with: there may be hundreds of thousands."""
 
 
 def gallery_list(engines: Iterable[SearchEngine]) -> schemas.GalleryList:
@@ -32,12 +37,13 @@ def gallery_list(engines: Iterable[SearchEngine]) -> schemas.GalleryList:
 def gallery_detail(engine: SearchEngine) -> schemas.GalleryDetail:
     """One gallery."""
     bundle = engine.bundle
-    manifest = bundle.manifest
+    manifest, labels = bundle.manifest, bundle.retriever.gallery.labels
     return schemas.GalleryDetail(
         name=bundle.name,
         description=str(manifest.gallery["description"]),
         n_items=bundle.retriever.gallery.n_items,
-        labels=list(bundle.retriever.gallery.labels),
+        n_labels=len(labels),
+        labels=heapq.nsmallest(N_LABELS, labels),
         bundle=bundle_state(engine),
         encoder=encoder_state(bundle),
         calibration=None if manifest.calibration is None else dict(manifest.calibration),
@@ -51,6 +57,21 @@ def gallery_detail(engine: SearchEngine) -> schemas.GalleryDetail:
             )
             for sample in manifest.samples
         ],
+    )
+
+
+def label_list(engine: SearchEngine, after: str | None, limit: int) -> schemas.LabelList:
+    """Return at most ``limit`` labels by name, from the one after ``after`` on."""
+    bundle = engine.bundle
+    labels = sorted(bundle.retriever.gallery.labels)
+    start = 0 if after is None else bisect_right(labels, after)
+    shown = labels[start : start + limit]
+    return schemas.LabelList(
+        gallery=bundle.name,
+        bundle_id=bundle.manifest.id,
+        n_labels=len(labels),
+        labels=shown,
+        next_after=shown[-1] if start + limit < len(labels) else None,
     )
 
 

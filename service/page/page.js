@@ -199,17 +199,18 @@ function showProblem({ problem, retryAfter }) {
   bringIntoView();
 }
 
-function showGallery({ description, n_items: n, labels = [], bundle, metrics, samples = [] }) {
+function showGallery(gallery) {
+  const { description, n_items: n, n_labels, labels = [], bundle, metrics, samples = [] } = gallery;
   const calibrated = bundle.calibration.status === "valid";
   const recall = metrics?.recall_at_1;
-  const more = labels.length - 12;
+  const more = n_labels - labels.length;
   $("gallery-about").replaceChildren(
     el("p", {}, description),
     el("p.facts", {}, `${count(n)} items, `,
       calibrated ? `calibrated on ${count(bundle.calibration.n_queries)} queries`
         : el("strong", {}, "not calibrated"),
       isNumber(recall) ? `. First result right: ${percent(recall)}.` : "."),
-    labels.length ? el("p.facts", {}, `Labels: ${labels.slice(0, 12).join(", ")}` +
+    labels.length ? el("p.facts", {}, `Labels: ${labels.join(", ")}` +
       (more > 0 ? ` and ${count(more)} more.` : ".")) : "");
   $("sample-list").replaceChildren(...samples.map((sample) =>
     el("li", {}, el("button", {

@@ -26,6 +26,18 @@ async def get_gallery(engine: EngineOf) -> schemas.GalleryDetail:
     return answers.gallery_detail(engine)
 
 
+@router.get("/{gallery}/labels", operation_id="list_labels", responses=responses(GalleryNotFound))
+async def list_labels(
+    engine: EngineOf,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Labels on a page.")] = 100,
+    after: Annotated[
+        str | None, Query(max_length=4096, description="`next_after` of the page before.")
+    ] = None,
+) -> schemas.LabelList:
+    """The gallery's labels by name, page by page."""
+    return await engine.compute(lambda: answers.label_list(engine, after, limit))
+
+
 @router.get(
     "/{gallery}/calibration",
     operation_id="get_calibration",

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from model_store.decision.evidence import Absence
+from model_store.verdicts import Absence
 from service.schemas.bundles import BundleState, CalibrationStatus
 from service.schemas.feedback import ErrorsOverTime, FeedbackCorrection, FeedbackSummary
 
@@ -179,7 +179,8 @@ class GalleryDetail(BaseModel):
     name: str
     description: str
     n_items: int
-    labels: list[str]
+    n_labels: int
+    labels: list[str] = Field(description="The first dozen by name; `…/labels` lists all.")
     bundle: BundleState
     encoder: EncoderState
     calibration: dict[str, Any] | None = Field(description="How the decision layer was fitted.")
@@ -187,3 +188,15 @@ class GalleryDetail(BaseModel):
         description="Measured on queries used for nothing else when the bundle was built."
     )
     samples: list[Sample]
+
+
+class LabelList(BaseModel):
+    """A page of a gallery's labels."""
+
+    gallery: str
+    bundle_id: str
+    n_labels: int = Field(description="Of the whole gallery.")
+    labels: list[str] = Field(description="By name.")
+    next_after: str | None = Field(
+        description="To send as `after` for the next page; null on the last."
+    )

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from model_store.decision.evidence import Absence
-from model_store.decision.verdict import FilterMeans, Level, Verdict
 from model_store.gallery.filters import MAX_BYTES
+from model_store.verdicts import Absence, FilterMeans, Level, Verdict
 from service.schemas.bundles import BundleState
 from service.schemas.galleries import EncoderState
 from service.schemas.items import ItemDetail

@@ -2,10 +2,11 @@
 
 The HTTP benchmark wants the Fashion-MNIST bundle. Where bundles/fashion-mnist has none, the single
 epoch that `bench_fit` trains is made into one, which changes no shape and no time; it needs the
-images (VOUCH_DATA_DIR, or a download) and some minutes. The throughput and indexing benchmarks
-want photographs (VOUCH_DATA_DIR), of which they build a bundle once. Left out, because they take an
-hour and print tables: `make bench-posteriors`, `make bench-zero-shot`, `make bench-decision`; and
-because it builds a gallery of a million items: `make bench-gallery`.
+images (VOUCH_DATA_DIR, or a download) and some minutes. The benchmarks of throughput, indexing,
+the first hour and a busy machine want photographs (VOUCH_DATA_DIR), of which they build a bundle
+once. Left out, because they take an hour and print tables: `make bench-posteriors`,
+`make bench-zero-shot`, `make bench-decision`; and because it builds a gallery of a million items:
+`make bench-gallery`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import platform
 from pathlib import Path
 from typing import Any
 
+import bench_busy
 import bench_curvature
+import bench_decoding
+import bench_first_hour
 import bench_fit
 import bench_http
 import bench_indexing
@@ -44,6 +48,7 @@ def main() -> None:
     results: dict[str, Any] = {"meta": _meta()}
     results |= bench_curvature.measure()
     results |= bench_prediction.measure()
+    results |= bench_decoding.measure()
     results |= bench_fit.measure(RUN)
     bundle = _fashion_bundle()
     results |= bench_http.measure(bundle)
@@ -57,9 +62,12 @@ def main() -> None:
     if "VOUCH_DATA_DIR" in os.environ:
         results |= bench_throughput.measure()
         results |= bench_indexing.measure()
+        results |= bench_busy.measure(bench_throughput.BUNDLES)
+        results |= bench_first_hour.measure()
     else:
         results["meta"]["left_out"].append(
-            "bench_throughput.py, bench_indexing.py: VOUCH_DATA_DIR is not set"
+            "bench_throughput.py, bench_indexing.py, bench_busy.py, bench_first_hour.py: "
+            "VOUCH_DATA_DIR is not set"
         )
     text = json.dumps(results, indent=1, sort_keys=True)
     (BUILD / "bench.json").write_text(text + "\n", encoding="utf-8")

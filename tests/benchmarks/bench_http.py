@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -38,7 +39,7 @@ def measure(bundle: Path) -> dict[str, float]:
     retriever = open_bundle(bundle, provider="cpu").retriever
     images = some_images(retriever.encoder.metadata.preprocessing.height)
     seconds: dict[str, list[float]] = {"in_process": [], "http_miss": [], "http_hit": []}
-    with _server(bundle) as (port, ready_after):
+    with server(bundle) as (port, ready_after):
         connection = HTTPConnection("127.0.0.1", port)
         path = f"/v1/galleries/{open_bundle(bundle).name}/search"
         for number, data in enumerate(images):
@@ -49,7 +50,7 @@ def measure(bundle: Path) -> dict[str, float]:
             time.sleep(0.005)  # ONNX Runtime's threads spin for a moment after each call
             for name, outcome in (("http_miss", "miss"), ("http_hit", "hit")):
                 started = time.perf_counter()
-                answer = _ask(connection, path, data)
+                answer = ask(connection, path, data)
                 timed[name] = time.perf_counter() - started
                 if answer["cache"] != outcome:
                     raise RuntimeError(f"wanted a {outcome}, got {answer['cache']}")
@@ -81,7 +82,8 @@ def some_images(side: int) -> list[bytes]:
     return encoded
 
 
-def _ask(connection: HTTPConnection, path: str, data: bytes) -> dict[str, str]:
+def ask(connection: HTTPConnection, path: str, data: bytes) -> dict[str, Any]:
+    """Return the answer of the service to one image."""
     head = (
         f"--{BOUNDARY}\r\n"
         'Content-Disposition: form-data; name="image"; filename="query.png"\r\n'
@@ -90,12 +92,12 @@ def _ask(connection: HTTPConnection, path: str, data: bytes) -> dict[str, str]:
     body = head.encode() + data + f"\r\n--{BOUNDARY}--\r\n".encode()
     headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
     connection.request("POST", path, body, headers)
-    answer: dict[str, str] = json.loads(connection.getresponse().read())
+    answer: dict[str, Any] = json.loads(connection.getresponse().read())
     return answer
 
 
 @contextmanager
-def _server(bundle: Path) -> Iterator[tuple[int, float]]:
+def server(bundle: Path) -> Iterator[tuple[int, float]]:
     """A real `vouch-serve`, its port, and how long it took to be ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

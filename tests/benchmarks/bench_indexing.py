@@ -90,7 +90,10 @@ def _cpu_seconds_of_one(photographs: list[Path], path: Path) -> tuple[float, flo
     chosen = [photographs[i] for i in np.random.default_rng(0).permutation(len(photographs))]
     files = [one.read_bytes() for one in chosen[:N_LIMIT]]
     started = time.process_time()
-    images = [preprocessing(decode_image(data).pixels) for data in files]
+    images = [
+        preprocessing(decode_image(data, smallest_side=preprocessing.smallest_side).pixels)
+        for data in files
+    ]
     decoded = time.process_time()
     size = batch_size(encoder)
     batches = [np.stack(images[i : i + size]) for i in range(0, len(images), size)]

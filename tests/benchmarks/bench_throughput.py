@@ -248,7 +248,9 @@ def _serve_plainly(port: int) -> None:
 
     @app.post("/search")
     def search(image: UploadFile) -> dict[str, Any]:
-        prepared = retriever.prepare(decode_image(image.file.read()))
+        smallest_side = retriever.encoder.metadata.preprocessing.smallest_side
+        decoded = decode_image(image.file.read(), smallest_side=smallest_side)
+        prepared = retriever.prepare(decoded)
         answer = retriever.find(retriever.embed(prepared[None].copy())[0], LIMIT)
         return {
             "verdict": answer.decision.verdict,

@@ -62,7 +62,7 @@ def test_the_index_is_the_one_that_was_asked_for(place: Path) -> None:
     [
         (("--memory-budget", "1000", "--index", "flat"), "the budget is 1,000"),
         (("--memory-budget", "lots"), "is no size"),
-        (("--memory-budget", "0"), "leaves no memory"),
+        (("--memory-budget", "0"), "leaves nothing"),
     ],
 )
 def test_what_cannot_be_is_said(place: Path, options: tuple[str, ...], said: str) -> None:

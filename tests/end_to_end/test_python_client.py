@@ -126,6 +126,10 @@ class TestAtAService:
         assert assessed.query.ood.alpha == 0.3
         assert len(embedded.direction) == embedded.encoder.dim
 
+    def test_it_walks_through_all_labels(self, vouch: VouchClient, library: Bundle) -> None:
+        labels = list(vouch.labels("digits", page_size=3))
+        assert labels == sorted(library.retriever.gallery.labels)
+
     def test_it_walks_through_all_items(self, vouch: VouchClient, library: Bundle) -> None:
         ids = [item.id for item in vouch.items("digits", page_size=97)]
         assert ids == sorted(set(ids))

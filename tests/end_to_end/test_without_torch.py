@@ -1,26 +1,35 @@
-"""The service runs where torch cannot be imported, and tries to import nothing of the builder."""
+"""What runs where torch cannot be imported: the service, its client, and half of the builder."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from end_to_end.processes import Service
 
-BLOCKED = """
+BLOCK = """
 import sys
 from importlib.abc import MetaPathFinder
 
 class Blocked(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "torchvision", "sklearn", "index_builder", "onnx"}:
+        if name in {names} or name.split(".")[0] in {names}:
             print("BLOCKED", name, file=sys.stderr, flush=True)
-            raise ImportError(f"{name} is not installed here")
+            raise ModuleNotFoundError(f"{{name}} is not installed here", name=name)
         return None
 
 sys.meta_path.insert(0, Blocked())
 """
+
+
+def blocked(*names: str) -> str:
+    """The beginning of a program that can import none of these."""
+    return BLOCK.format(names=set(names))
+
+
+BLOCKED = blocked("torch", "torchvision", "sklearn", "index_builder", "onnx")
 
 SERVE = BLOCKED + "from service.__main__ import main; main(sys.argv[1:])"
 
@@ -47,3 +56,56 @@ def test_it_answers_without_torch(
             assert ours["query"] == theirs["query"]
         assert without.http.get("/docs").status_code == 200
         assert "BLOCKED" not in without.printed()
+
+
+def test_a_client_needs_neither_model_nor_gallery() -> None:
+    names = ("numpy", "scipy", "faiss", "onnxruntime", "PIL", "sqlite3", "fastapi", "redis")
+    program = blocked(*names) + "from service.client import VouchClient; VouchClient('http://x')"
+    done = run(program)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_help_of_the_builder_needs_none_of_what_it_works_with() -> None:
+    names = ("torch", "scipy", "faiss", "onnxruntime", "sklearn", "onnx")
+    for command in ((), ("index",), ("all",), ("items",)):
+        done = run(blocked(*names) + BUILD, *command, "--help")
+        assert done.returncode == 0, done.stderr
+        assert "BLOCKED" not in done.stderr
+
+
+BUILD = """
+from index_builder.__main__ import main
+main()
+"""
+
+
+def test_indexing_calibrating_evaluating_and_the_doctor_need_no_torch(
+    digits_bundle: Path, tmp_path: Path
+) -> None:
+    staging = tmp_path / "run" / "bundle"
+    staging.mkdir(parents=True)
+    shutil.copy(digits_bundle / "encoder.onnx", staging)
+    step = ("-c", "digits", "--run", str(tmp_path / "run"))
+    collection = ("index", str(digits_bundle / "samples"), "--encoder", str(digits_bundle))
+    places = ("--run", str(tmp_path / "own"), "--bundles", str(tmp_path / "bundles"))
+    program = blocked("torch", "torchvision", "onnx", "safetensors") + BUILD
+    for arguments in (
+        ("index", *step),
+        ("calibrate", *step),
+        ("evaluate", *step),
+        ("publish", *step, "--bundles", str(tmp_path / "published")),
+        (*collection, *places),
+        ("doctor", str(tmp_path / "published")),
+    ):
+        done = run(program, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert "BLOCKED" not in done.stderr
+    looked_at = run(program, "doctor")
+    assert "torch is not installed: nothing can be trained or exported here" in looked_at.stdout
+    assert looked_at.returncode == 0, looked_at.stdout
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own."""
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

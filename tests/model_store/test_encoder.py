@@ -22,7 +22,9 @@ class TestOnnxEncoder(EncoderLaws):
         return onnx_encoder
 
     def test_it_knows_itself(self, encoder: Encoder) -> None:
-        assert encoder.metadata == EncoderMetadata(Preprocessing(28, 28), "laplace_fixed_euclidean")
+        assert encoder.metadata == EncoderMetadata(
+            Preprocessing(28, 28, decoding="reduced"), "laplace_fixed_euclidean"
+        )
         assert (encoder.dim, encoder.n_features) == (128, 9216)
         assert encoder.provider == "CPUExecutionProvider"
 
@@ -32,12 +34,18 @@ def test_the_fingerprint_is_of_the_content(digits_bundle: Path, tmp_path: Path) 
     copy, other = tmp_path / "copy.onnx", tmp_path / "other.onnx"
     copy.write_bytes(original.read_bytes())
     file = onnx.load(original)
-    metadata = EncoderMetadata(Preprocessing(28, 28, "cover"), "laplace_fixed_euclidean")
+    preprocessing = Preprocessing(28, 28, "cover", decoding="reduced")
+    metadata = EncoderMetadata(preprocessing, "laplace_fixed_euclidean")
     onnx.helper.set_model_props(file, {METADATA_KEY: metadata.to_json()})
     onnx.save(file, other)
     assert OnnxEncoder(copy).fingerprint == OnnxEncoder(original).fingerprint
     assert OnnxEncoder(other).fingerprint != OnnxEncoder(original).fingerprint
     assert OnnxEncoder(other).metadata == metadata
+
+
+def test_an_encoder_of_before_reduced_decoding_says_that_images_are_decoded_in_full() -> None:
+    fields = '{"posterior": "point", "preprocessing": {"height": 28, "width": 28}}'
+    assert EncoderMetadata.from_json(fields).preprocessing.decoding == "full"
 
 
 @pytest.mark.parametrize("damage", ["metadata", "output", "batch"])

@@ -7,6 +7,8 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from end_to_end.questions import assess, picture, search
 from PIL import Image
 from starlette.testclient import TestClient
 
+from model_store.gallery import Gallery
 from model_store.retriever import Bundle
 from service.settings import Settings
 
@@ -264,6 +267,42 @@ class TestWithoutCalibration:
         assert gallery["calibration"] is gallery["metrics"] is None
 
 
+class TestLabels:
+    def test_they_come_page_by_page(self, client: TestClient, bundle: Bundle) -> None:
+        path, found, after = "/v1/galleries/digits/labels", [], {}
+        for n_left in (8, 5, 2):
+            page = client.get(path, params={"limit": 3, **after}).json()
+            assert (page["n_labels"], page["bundle_id"]) == (8, bundle.manifest.id)
+            assert len(page["labels"]) == min(3, n_left)
+            found += page["labels"]
+            after = {"after": page["next_after"]}
+        assert after == {"after": None}
+        assert found == list("01245679")
+
+    def test_a_label_that_has_gone_is_still_a_place(self, client: TestClient) -> None:
+        page = client.get("/v1/galleries/digits/labels", params={"after": "3"}).json()
+        assert page["labels"] == list("45679")
+        assert client.get("/v1/galleries/digits/labels?limit=0").status_code == 422
+
+    def test_a_gallery_of_very_many_is_described_by_a_dozen(
+        self, start: StartClient, bundle: Bundle
+    ) -> None:
+        class Catalogue:
+            labels = tuple(f"{number:05d}" for number in reversed(range(100_000)))
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(bundle.retriever.gallery, name)
+
+        retriever = bundle.retriever.with_gallery(cast("Gallery", Catalogue()))
+        client = start(replace(bundle, retriever=retriever, root=None, live=None))
+        answer = client.get("/v1/galleries/digits")
+        assert answer.json()["n_labels"] == 100_000
+        assert answer.json()["labels"] == [f"{number:05d}" for number in range(12)]
+        assert len(answer.content) < 20_000
+        page = client.get("/v1/galleries/digits/labels?after=00009&limit=2").json()
+        assert (page["labels"], page["next_after"]) == (["00010", "00011"], "00011")
+
+
 class TestAGallery:
     def test_it_describes_itself(self, client: TestClient, bundle: Bundle) -> None:
         gallery = client.get("/v1/galleries/digits").json()
@@ -271,7 +310,7 @@ class TestAGallery:
         assert gallery["name"] == "digits"
         assert gallery["description"] == bundle.manifest.gallery["description"]
         assert gallery["n_items"] == retriever.gallery.n_items
-        assert gallery["labels"] == list("01245679")
+        assert (gallery["n_labels"], gallery["labels"]) == (8, list("01245679"))
         assert gallery["encoder"] == {
             "fingerprint": retriever.encoder.fingerprint,
             "provider": "CPUExecutionProvider",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +47,14 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def decoded_here(
     data: bytes, preprocessing: Preprocessing = PREPROCESSING, *, measured: bool = False
 ) -> Prepared:
-    decoded = decode_image(data)
+    decoded = decode_image(data, smallest_side=preprocessing.smallest_side)
     return Prepared(
         preprocessing(decoded.pixels),
         decoded.format,
         decoded.width,
         decoded.height,
         decoded.warnings,
-        quality_measures(decoded.pixels) if measured else None,
+        quality_measures(decoded.pixels, (decoded.width, decoded.height)) if measured else None,
     )
 
 
@@ -106,6 +108,27 @@ async def test_every_kind_of_file_is_decoded_as_at_home() -> None:
                 prepared = await pool.decode(data, preprocessing, measured=measured)
                 assert_equal(prepared, decoded_here(data, preprocessing, measured=measured))
         assert pool.n_lost == 0
+
+
+async def test_a_large_photograph_is_decoded_as_the_encoder_wants_it() -> None:
+    reduced = Preprocessing(20, 24, "cover", "bicubic", "reduced")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    data = encoded(picture(1300, 700), "JPEG", exif=turned)
+    async with DecoderPool(1) as pool:
+        prepared = await pool.decode(data, reduced, measured=True, thumbnail=True)
+        in_full = await pool.decode(data, PREPROCESSING, measured=True)
+    assert_equal(replace(prepared, measures=None), decoded_here(data, reduced))
+    assert (prepared.width, prepared.height) == (700, 1300)
+    assert prepared.warnings == in_full.warnings
+    assert not np.array_equal(prepared.pixels, in_full.pixels)
+    assert prepared.measures is not None
+    assert in_full.measures is not None
+    assert prepared.measures[0] == in_full.measures[0] == 700  # its size in the file
+    np.testing.assert_allclose(prepared.measures[1:4], in_full.measures[1:4], rtol=0.2)
+    assert prepared.thumbnail is not None
+    thumbnail = Image.open(io.BytesIO(prepared.thumbnail.data))
+    assert thumbnail.size == (86, 160)
 
 
 async def test_many_at_once_each_get_their_own() -> None:

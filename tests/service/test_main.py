@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.__main__ import main, open_bundles
+from service.__main__ import main, open_bundles, read_command_line
 from service.settings import Settings
 
 
@@ -80,7 +80,34 @@ def test_a_setting_that_cannot_be_is_named_in_one_line(
 
 
 def test_an_unknown_provider_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'auto', 'cpu' or 'cuda'" in refusal(capsys, "--provider", "abacus")
+
+
+def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--provider", "abacus"])
+        main(["--abacus"])
     assert ended.value.code == 2
-    assert "abacus" in capsys.readouterr().err
+    assert "unrecognized arguments: --abacus" in capsys.readouterr().err
+
+
+def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for name, field in Settings.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in text
+        assert field.description
+        assert " ".join(field.description.split()) in text
+
+
+def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOUCH_PORT", "9000")
+    monkeypatch.setenv("VOUCH_WORKERS", "7")
+    origins = ("--cors-origins", "https://a.example", "--cors-origins", "https://b.example")
+    options = ("--port", "9001", "--pad-batches", "--rate-limit", "60/minute", *origins)
+    settings, bundles = read_command_line(["--bundle", "a", "--bundle=b", *options])
+    assert (settings.port, settings.workers, settings.pad_batches) == (9001, 7, True)
+    assert settings.rate_limit == "60/minute"
+    assert settings.cors_origins == ("https://a.example", "https://b.example")
+    assert bundles == [Path("a"), Path("b")]
+    assert read_command_line([])[1] == [Path("bundles/digits")]

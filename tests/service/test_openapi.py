@@ -72,7 +72,7 @@ def test_it_is_the_reviewed_one(document: dict[str, Any]) -> None:
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 27
+    assert len(names) == len(set(names)) == 28
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -191,6 +191,8 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("search_next", "422"): lambda client: client.get(
         "/v1/galleries/digits/search/next", params={"cursor": "x"}
     ),
+    ("list_labels", "200"): lambda client: client.get("/v1/galleries/digits/labels"),
+    ("list_labels", "404"): lambda client: client.get("/v1/galleries/none/labels"),
     ("list_items", "200"): lambda client: client.get("/v1/galleries/digits/items"),
     ("list_items", "404"): lambda client: client.get("/v1/galleries/none/items"),
     ("list_items", "409"): lambda client: client.get(

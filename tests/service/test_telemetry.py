@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import version
 
 import numpy as np
 import psutil
@@ -19,6 +18,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from model_store.encoder import Embeddings
+from model_store.installation import installed_version
 from model_store.placement import ProviderShare
 from model_store.retriever import Bundle
 from service.admission import ClientGone
@@ -169,7 +169,7 @@ def test_nothing_of_one_request_becomes_a_label(
         "stage": {"cache", "decode", "encode", "search", "decide", "items", "total"},
         "outcome": {"miss"},
         "verdict": {answer["verdict"]},
-        "version": {version("vouch")},
+        "version": {installed_version()},
         "route": {
             "unmatched",
             "/metrics",
@@ -260,7 +260,7 @@ def test_how_things_are_is_looked_up_when_asked(
     identity = {"encoder": encoder.fingerprint[:12], "provider": "CPUExecutionProvider"}
     assert now[sample("vouch_encoder_info", **gallery, **identity)] == 1
     assert now[sample("vouch_cache_info", state="process")] == 1
-    assert now[sample("vouch_build_info", version=version("vouch"))] == 1
+    assert now[sample("vouch_build_info", version=installed_version())] == 1
 
 
 def test_images_that_wait_are_in_the_queue_s_length(

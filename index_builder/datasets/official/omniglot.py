@@ -52,7 +52,7 @@ def _part(origin: Origin, name: str) -> LabelledImages:
         raise DatasetError(f"{place} cannot be read ({error}). Fetch it again.") from error
     names, contents = list(files), list(files.values())
 
-    def read(row: int) -> Pixels:
+    def read(row: int, _smallest_side: int | None) -> Pixels:
         with Image.open(io.BytesIO(contents[row])) as image:
             return np.asarray(image.convert("RGB"))
 

@@ -13,6 +13,7 @@ from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.archive import ARCHIVE_SUFFIXES, Archive
 from index_builder.indexing.sources.folder import Folder
 from index_builder.indexing.sources.manifest import MANIFEST_SUFFIXES, ImageManifest
+from index_builder.other_formats import OtherFormats
 from model_store.errors import DatasetError
 
 __all__ = ["Source", "name_of", "open_source"]
@@ -21,12 +22,13 @@ __all__ = ["Source", "name_of", "open_source"]
 class Source(Protocol):
     """A collection of images."""
 
-    def entries(self, scratch: Path, /) -> Iterator[Entry]:
+    def entries(self, scratch: Path, others: OtherFormats, /) -> Iterator[Entry]:
         """Its images, in an order that is always the same.
 
         Parameters
         ----------
         scratch : a directory for what must be unpacked before it can be read.
+        others : is shown the names of the files that are not taken.
 
         Raises
         ------

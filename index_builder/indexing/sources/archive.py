@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from index_builder.indexing.blocks import Entry, Place
+from index_builder.other_formats import OtherFormats
 from model_store.errors import DatasetError
 from model_store.images import SUFFIXES
 
@@ -27,7 +28,7 @@ class Archive:
     path: Path
     labelled: bool = True
 
-    def entries(self, scratch: Path, /) -> Iterator[Entry]:
+    def entries(self, scratch: Path, others: OtherFormats, /) -> Iterator[Entry]:
         """Its regular files that are called as images are.
 
         Raises
@@ -37,7 +38,7 @@ class Archive:
         try:
             plain = self._plain(scratch)
             with tarfile.open(plain, "r:") as archive:
-                yield from self._members(archive, plain)
+                yield from self._members(archive, plain, others)
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # of the disk; a decompressor's own has no number
@@ -45,7 +46,9 @@ class Archive:
                 f"{self.path.name} is not a whole tar file ({error}). Copy it again."
             ) from error
 
-    def _members(self, archive: tarfile.TarFile, plain: Path) -> Iterator[Entry]:
+    def _members(
+        self, archive: tarfile.TarFile, plain: Path, others: OtherFormats
+    ) -> Iterator[Entry]:
         changed_ns = self.path.stat().st_mtime_ns
         size = plain.stat().st_size
         for member in archive:
@@ -53,7 +56,10 @@ class Archive:
             archive.members = []  # type: ignore[attr-defined]
             name = member.name.removeprefix("./")
             plain_file = member.isreg() and not member.issparse()
-            if not plain_file or not name.lower().endswith(tuple(SUFFIXES)):
+            if not plain_file:
+                continue
+            if not name.lower().endswith(tuple(SUFFIXES)):
+                others.look_at(name)
                 continue
             if member.offset_data + member.size > size:
                 raise tarfile.ReadError(f"it ends within {name}")

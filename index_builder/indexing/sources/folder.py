@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.places import Boundary
+from index_builder.other_formats import OtherFormats
 from model_store.errors import DatasetError
 from model_store.images import SUFFIXES
 
@@ -27,11 +28,12 @@ class Folder:
     root: Path
     labelled: bool = True
 
-    def entries(self, _scratch: Path, /) -> Iterator[Entry]:
+    def entries(self, _scratch: Path, others: OtherFormats, /) -> Iterator[Entry]:
         """The images, sorted; folders that are links are not entered."""
         boundary = Boundary(self.root)
         for name in _files(self.path, ""):
             if not name.lower().endswith(tuple(SUFFIXES)):
+                others.look_at(name)
                 continue
             place = boundary.place(self.path / name, name)
             parts = PurePosixPath(name).parts

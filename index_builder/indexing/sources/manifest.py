@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +13,16 @@ from typing import Any
 
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.places import Boundary
+from index_builder.other_formats import OtherFormats
 from model_store.errors import DatasetError
+from model_store.installation import how_to_install
 
 MANIFEST_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet")
-COLUMNS = frozenset({"id", "path", "label", "metadata"})
+COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source"})
+"""What a column of this name says; any other is metadata."""
+
+_PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
+"""Text that is written as people write numbers; 007 and 1E5 are more likely names."""
 
 Line = tuple[str, Mapping[str, Any]]
 """Where it stands, for people, and its fields."""
@@ -26,17 +34,19 @@ class ImageManifest:
 
     ``path`` is wanted of each, from ``root``; ``id`` is the path where it is left out; ``label``
     and ``metadata`` (an object; in CSV and in text columns, written as JSON) may be left out.
+    Every other column is a field of the metadata by its name, unless ``metadata`` has it already;
+    in CSV what is written as a plain number is one, and what is empty is left out.
     """
 
     path: Path
     root: Path
 
-    def entries(self, _scratch: Path, /) -> Iterator[Entry]:
+    def entries(self, _scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
         """One entry for each line.
 
         Raises
         ------
-        DatasetError : a column is unknown, or a line not what it should be.
+        DatasetError : a line is not what it should be.
         """
         boundary = Boundary(self.root)
         for origin, fields in self._lines():
@@ -53,21 +63,18 @@ class ImageManifest:
 
 
 def _entry(origin: str, fields: Mapping[str, Any], root: Path, boundary: Boundary) -> Entry:
-    unknown = sorted(set(fields) - COLUMNS)
-    if unknown:
-        raise DatasetError(
-            f"{origin}: unknown {', '.join(map(repr, unknown))}; wanted path, and maybe id, label "
-            "and metadata. What else is known of an image goes into metadata, as one JSON object."
-        )
     path = _text(fields, "path", origin)
     if path is None:
-        raise DatasetError(f"{origin}: there is no path. Say where the image is.")
+        raise DatasetError(
+            f"{origin}: there is no path. Say where the image is, "
+            f"in a column named path; here are {', '.join(map(repr, fields))}."
+        )
     label = _text(fields, "label", origin)
     return Entry(
         _text(fields, "id", origin) or path,
         boundary.place(root / path, f"{origin}: {path!r}"),
         label,
-        _metadata(fields.get("metadata"), origin),
+        _metadata(fields, origin),
         origin,
     )
 
@@ -84,7 +91,35 @@ def _text(fields: Mapping[str, Any], name: str, origin: str) -> str | None:
     return str(value)
 
 
-def _metadata(value: object, origin: str) -> Mapping[str, Any]:
+def _metadata(fields: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+    """Return the fields of the columns without a meaning of their own, and of ``metadata``."""
+    columns = {
+        name: _plain(value)
+        for name, value in fields.items()
+        if name not in COLUMNS and value is not None and value != ""
+    }
+    try:
+        json.dumps(columns, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DatasetError(
+            f"{origin}: {', '.join(map(repr, columns))} cannot be metadata, which is written as "
+            f"JSON ({error}). Leave such a column out."
+        ) from error
+    return {**columns, **_written_metadata(fields.get("metadata"), origin)}
+
+
+def _plain(value: object) -> object:
+    """Return dates as text."""
+    return value.isoformat() if isinstance(value, dt.date | dt.time) else value
+
+
+def _number(text: str) -> str | float:
+    if _PLAIN_NUMBER.fullmatch(text) is None:
+        return text
+    return float(text) if "." in text else int(text)
+
+
+def _written_metadata(value: object, origin: str) -> Mapping[str, Any]:
     if value is None or value == "":
         return {}
     if isinstance(value, str):
@@ -115,11 +150,15 @@ def _csv(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                         f"{path.name}, line {reader.line_num}: the line has more or fewer values "
                         f"than the first line has names ({', '.join(reader.fieldnames or ())})."
                     )
-                yield reader.line_num, fields
+                yield reader.line_num, _with_numbers(fields)
         except csv.Error as error:
             raise DatasetError(
                 f"{path.name}, line {reader.line_num} is not CSV ({error})."
             ) from error
+
+
+def _with_numbers(fields: Mapping[str, str]) -> Mapping[str, Any]:
+    return {name: text if name in COLUMNS else _number(text) for name, text in fields.items()}
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -141,8 +180,8 @@ def _parquet(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise DatasetError(
-            f"Reading {path.name} needs pyarrow: pip install 'vouch[parquet]'. CSV and JSONL need "
-            "nothing."
+            f"Reading {path.name} needs pyarrow; CSV and JSONL need nothing. "
+            f"{how_to_install('parquet')}"
         ) from error
     try:
         with parquet.ParquetFile(path) as file:

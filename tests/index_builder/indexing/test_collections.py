@@ -31,7 +31,7 @@ from model_store.errors import (
     RunInUse,
     TooManyBadImages,
 )
-from model_store.images import decode_image
+from model_store.images import ImageLimits, decode_image
 
 At = Callable[[Path], Indexing]
 
@@ -48,6 +48,22 @@ def assert_aligned(bundle: Path, folder: Path, encoder: Path) -> None:
         np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted), atol=1e-6)
         thumbnail = decode_image(gallery.thumbnail(item.id).data).pixels
         np.testing.assert_array_equal(thumbnail, pixels)  # small pictures are kept whole
+
+
+def test_a_large_photograph_is_indexed_as_it_is_asked_with(
+    at: At, drawings: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "photographs"
+    shutil.copytree(drawings / "0", folder / "0")
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    large = Image.fromarray(noise).resize((3000, 2000))
+    large.save(folder / "0" / "large.jpg", quality=90)
+    indexing = at(folder)
+    index_collection(indexing)
+    retriever = open_bundle(indexing.bundles, "cpu", threads=1).retriever
+    assert retriever.encoder.metadata.preprocessing.decoding == "reduced"
+    first = retriever.search((folder / "0" / "large.jpg").read_bytes()).matches[0]
+    assert (first.item.id, first.similarity) == ("0/large.jpg", pytest.approx(1, abs=1e-6))
 
 
 def test_a_folder_becomes_a_bundle(indexing: Indexing, drawings: Path) -> None:
@@ -203,6 +219,54 @@ def test_an_empty_collection_is_refused(at: At, tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DatasetError, match="There are no images"):
         index_collection(at(tmp_path / "nothing"))
+
+
+def phone_folder(place: Path, drawings: Path, n_taken: int = 2) -> Path:
+    """A folder of ten files, eight of which are as a phone makes them."""
+    folder = place / "phone"
+    folder.mkdir()
+    for path in sorted((drawings / "0").iterdir())[:n_taken]:
+        shutil.copy(path, folder / path.name)
+    for number in range(8):
+        (folder / f"IMG_{number:04d}.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
+    return folder
+
+
+def test_files_of_other_formats_are_counted_listed_and_said(
+    at: At, drawings: Path, tmp_path: Path
+) -> None:
+    indexing = at(phone_folder(tmp_path, drawings))
+    outcome = index_collection(indexing)
+    assert outcome.n_items == 2
+    rows = dict(outcome.rows(indexing.directory))
+    assert rows["of other formats"].startswith("8 .heic: ")
+    assert len(lines(indexing.directory / "quarantine.jsonl")) == 8
+    assert json.loads((indexing.directory / "index.json").read_text())["n_of_other_formats"] == 8
+    assert dict(rehearse(indexing).rows())["of other formats"] == "8 .heic"
+
+
+def test_a_folder_of_nothing_else_says_so(at: At, drawings: Path, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"no images.*IMG_0000\.HEIC.*magick mogrify"):
+        index_collection(at(phone_folder(tmp_path, drawings, n_taken=0)))
+
+
+def test_larger_images_are_taken_where_they_are_allowed(
+    at: At, drawings: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "scans"
+    shutil.copytree(drawings / "0", folder)
+    Image.new("L", (9000, 7000), 90).save(folder / "scan.tif", compression="tiff_lzw")
+    indexing = at(folder)
+    with pytest.raises(TooManyBadImages, match=r"63,000,000 pixels.*raise --max-pixels"):
+        index_collection(indexing)
+    outcome = index_collection(replace(indexing, limits=ImageLimits(max_pixels=70_000_000)))
+    assert (outcome.n_quarantined, outcome.n_items) == (0, len(list(folder.iterdir())))
+
+
+def test_a_limit_of_bytes_holds(at: At, drawings: Path, tmp_path: Path) -> None:
+    indexing = replace(at(drawings), limits=ImageLimits(max_bytes=10))
+    with pytest.raises(TooManyBadImages, match=r"at most 10 are accepted.*--max-bytes"):
+        index_collection(indexing)
 
 
 def test_two_do_not_work_in_one_directory(indexing: Indexing) -> None:

@@ -13,8 +13,8 @@ from image_files import encoded, picture
 
 from index_builder.indexing.blocks import Block, Place
 from index_builder.indexing.decoders import DecoderProcesses
-from index_builder.indexing.preparing import prepare_files
-from model_store.images import Preprocessing
+from index_builder.indexing.preparing import BUDGET, budget_for, prepare_files
+from model_store.images import ImageLimits, Preprocessing
 from model_store.images.budget import DecodingBudget
 
 PREPROCESSING = Preprocessing(16, 16)
@@ -36,7 +36,7 @@ def test_an_image_that_ends_its_decoder_is_left_out_alone(tmp_path: Path) -> Non
         deadly=hostile_images.scan_bomb(20_000),
         last=encoded(picture(seed=2)),
     )
-    decoders = DecoderProcesses(PREPROCESSING, 2, DecodingBudget(cpu_s=0.3))
+    decoders = DecoderProcesses(PREPROCESSING, 2, budget=DecodingBudget(cpu_s=0.3))
     try:
         found = decoders.result(decoders.submit(block), block)
         again = decoders.submit(block_of(tmp_path, other=encoded(picture()))).result()
@@ -77,3 +77,10 @@ def test_a_file_that_is_gone_may_come_back(tmp_path: Path) -> None:
     assert "No such file" in found.failures["gone"].reason
     assert found.images[0].any()
     assert not found.images[1].any()
+
+
+def test_what_one_image_may_cost_grows_with_the_pixels_that_are_allowed() -> None:
+    assert budget_for(ImageLimits()) == BUDGET
+    assert budget_for(ImageLimits(max_pixels=1000)) == BUDGET
+    double = budget_for(ImageLimits(max_pixels=2 * ImageLimits().max_pixels))
+    assert (double.memory_bytes, double.cpu_s) == (2 * BUDGET.memory_bytes, 2 * BUDGET.cpu_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import json
 import os
 import tarfile
@@ -15,7 +16,9 @@ from pyarrow import parquet
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.preparing import bytes_of
 from index_builder.indexing.sources import name_of, open_source
+from index_builder.other_formats import OtherFormats
 from model_store.errors import DatasetError
+from model_store.images import ImageLimits
 
 FIELDS = [
     {"id": "a", "path": "0/x.png", "label": "nought", "metadata": {"price": 3, "in": ["b", None]}},
@@ -25,7 +28,7 @@ FIELDS = [
 
 
 def entries(source: Path, scratch: Path | None = None, **options: object) -> list[Entry]:
-    return list(open_source(source, **options).entries(scratch or source.parent))
+    return list(open_source(source, **options).entries(scratch or source.parent, OtherFormats()))
 
 
 def told(found: list[Entry]) -> list[tuple[str, str | None, dict[str, object]]]:
@@ -69,7 +72,9 @@ def test_a_folder_gives_its_images_in_order(folder: Path) -> None:
         ("1/y.png", "1", {}),
         ("top.JPG", None, {}),
     ]
-    assert [bytes_of(entry.place) for entry in found] == [entry.id.encode() for entry in found]
+    assert [bytes_of(entry.place, ImageLimits()) for entry in found] == [
+        entry.id.encode() for entry in found
+    ]
     assert {entry.label for entry in entries(folder, labelled=False)} == {None}
 
 
@@ -77,7 +82,11 @@ def test_a_folder_gives_its_images_in_order(folder: Path) -> None:
 def test_manifests_of_all_kinds_say_the_same(folder: Path, kind: str) -> None:
     found = entries(written(folder, kind))
     assert told(found) == [(one["id"], one["label"], one["metadata"] or {}) for one in FIELDS]
-    assert [bytes_of(entry.place) for entry in found] == [b"0/x.png", b"1/y.png", b"0/z.png"]
+    assert [bytes_of(entry.place, ImageLimits()) for entry in found] == [
+        b"0/x.png",
+        b"1/y.png",
+        b"0/z.png",
+    ]
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tgz", "tar.bz2", "tar.xz"])
@@ -90,7 +99,7 @@ def test_archives_are_read_where_they_lie(folder: Path, tmp_path: Path, suffix: 
     for _ in range(2):  # the second time from what the first one unpacked
         found = entries(archive, tmp_path)
         assert told(found) == [("1/y.png", "1", {}), ("0/x.png", "0", {})]
-        assert [bytes_of(entry.place) for entry in found] == [b"1/y.png", b"0/x.png"]
+        assert [bytes_of(entry.place, ImageLimits()) for entry in found] == [b"1/y.png", b"0/x.png"]
     assert name_of(archive) == "images"
 
 
@@ -103,7 +112,7 @@ def test_what_is_not_there_is_an_entry_all_the_same(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("id,path,lable\na,0/x.png,b\n", "line 2: unknown 'lable'"),
+        ("id,file\na,0/x.png\n", "line 2: there is no path.*'id', 'file'"),
         ("id,path\na\n", "line 2: the line has more or fewer values"),
         ("id,path\na,0/x.png,b\n", "line 2: the line has more or fewer values"),
         ("id,path\na,\n", "line 2: there is no path"),
@@ -120,6 +129,57 @@ def test_a_wrong_line_is_named(folder: Path, content: str, said: str) -> None:
     path.write_text(content, encoding="utf-8")
     with pytest.raises(DatasetError, match=said):
         entries(path)
+
+
+def test_other_columns_are_metadata(folder: Path) -> None:
+    path = folder / "list.csv"
+    path.write_text(
+        "path,label,price,sku,code,note,group,source,metadata\n"
+        '0/x.png,a,12.50,00123,1E5,,g,camera,"{""in"": [1], ""price"": 3}"\n'
+        "0/z.png,b,-7,ABC,12,new,g,camera,\n",
+        encoding="utf-8",
+    )
+    assert [dict(entry.metadata) for entry in entries(path)] == [
+        {"price": 3, "sku": "00123", "code": "1E5", "in": [1]},
+        {"price": -7, "sku": "ABC", "code": 12, "note": "new"},
+    ]
+
+
+def test_other_fields_of_a_line_are_metadata_as_they_are(folder: Path) -> None:
+    path = folder / "list.jsonl"
+    line = {"path": "0/x.png", "price": "12.50", "tags": ["a", 1], "gone": None, "group": "g"}
+    path.write_text(json.dumps(line), encoding="utf-8")
+    assert dict(entries(path)[0].metadata) == {"price": "12.50", "tags": ["a", 1]}
+
+
+def test_dates_of_a_table_are_text(folder: Path) -> None:
+    table = pa.table({"path": ["0/x.png"], "taken": [dt.datetime(2024, 5, 6, 7, 8)]})  # noqa: DTZ001
+    parquet.write_table(table, folder / "list.parquet")
+    (entry,) = entries(folder / "list.parquet")
+    assert dict(entry.metadata) == {"taken": "2024-05-06T07:08:00"}
+    binary = pa.table({"path": ["0/x.png"], "raw": [b"1"]})
+    parquet.write_table(binary, folder / "list.parquet")
+    with pytest.raises(DatasetError, match=r"'raw' cannot be metadata.*Leave such a column out"):
+        entries(folder / "list.parquet")
+
+
+@pytest.mark.parametrize("suffix", ["", ".tar"])
+def test_files_of_other_formats_are_told_and_texts_are_not(folder: Path, suffix: str) -> None:
+    for name in ("0/IMG_1.HEIC", "0/IMG_2.heic", "b.avif", "c.jp2", "d.txt", "Thumbs.db"):
+        (folder / name).write_bytes(b"no matter")
+    source = folder
+    if suffix:
+        source = folder.with_suffix(suffix)
+        with tarfile.open(source, "w") as file:
+            for path in sorted(folder.rglob("*")):
+                file.add(path, path.relative_to(folder), recursive=False)
+    others = OtherFormats()
+    found = list(open_source(source).entries(folder, others))
+    assert len(found) == 5
+    assert others.names == ["0/IMG_1.HEIC", "0/IMG_2.heic", "b.avif", "c.jp2"]
+    assert others.counts == "2 .heic, 1 .avif, 1 .jp2"
+    assert "4 files look like images and were not taken" in others.sentence
+    assert "find FOLDER -iname '*.HEIC' -exec magick mogrify -format jpg {} +" in others.sentence
 
 
 @pytest.mark.parametrize(
@@ -146,7 +206,7 @@ def test_links_that_lead_out_are_refused_unless_meant(folder: Path, tmp_path: Pa
     with pytest.raises(DatasetError, match=r"0/v.png leads to .*elsewhere/secret.png"):
         entries(folder)
     (meant,) = [one for one in entries(folder, root=tmp_path) if one.id == "0/v.png"]
-    assert bytes_of(meant.place) == b"secret"
+    assert bytes_of(meant.place, ImageLimits()) == b"secret"
 
 
 def test_a_folder_behind_a_link_is_refused_too(folder: Path, tmp_path: Path) -> None:

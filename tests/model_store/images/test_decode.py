@@ -226,3 +226,95 @@ def test_small_thumbnails_are_lossless_and_large_ones_small() -> None:
     data, media_type = encode_thumbnail(large)
     decoded = decode_image(data)
     assert (media_type, max(decoded.width, decoded.height)) == ("image/jpeg", 160)
+
+
+def photograph(width: int = 1200, height: int = 900) -> np.ndarray:
+    """A picture with structure at every scale, as photographs have."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    waves = [np.sin(rows / (40 + 9 * k) + columns / (70 - 5 * k)) for k in range(3)]
+    fine = 20 * np.sin(rows / 9) * np.sin(columns / 11)
+    return np.asarray((127 + 90 * np.stack(waves, -1) + fine[..., None]).clip(0, 255), np.uint8)
+
+
+class TestReducedDecoding:
+    @pytest.mark.parametrize(
+        ("smallest_side", "reduced"),
+        [(None, 1), (901, 1), (451, 1), (450, 2), (226, 2), (225, 4), (113, 4), (112, 8), (1, 8)],
+    )
+    def test_no_side_falls_below_the_smallest(
+        self, smallest_side: int | None, reduced: int
+    ) -> None:
+        decoded = decode_image(encoded(photograph(), "JPEG"), smallest_side=smallest_side)
+        shape = (-(-900 // reduced), -(-1200 // reduced), 3)
+        assert decoded.pixels.shape == shape
+        assert (decoded.width, decoded.height) == (1200, 900)
+        assert decoded.warnings == ()
+
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    def test_every_orientation_is_set_upright(self, orientation: int) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encoded(photograph(), "JPEG", exif=exif)
+        whole, decoded = decode_image(data), decode_image(data, smallest_side=200)
+        assert (decoded.width, decoded.height) == (whole.width, whole.height)
+        assert decoded.pixels.shape[0] * 4 == whole.pixels.shape[0]
+        assert decoded.warnings == whole.warnings
+        assert_similar(decoded.pixels, whole.pixels)
+
+    @pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
+    @pytest.mark.parametrize("progressive", [False, True])
+    def test_colours_stay_as_they_are(self, mode: str, *, progressive: bool) -> None:
+        image = Image.fromarray(photograph()).convert(mode)
+        data = encoded(image, "JPEG", progressive=progressive, quality=92)
+        whole, decoded = decode_image(data), decode_image(data, smallest_side=200)
+        assert decoded.pixels.shape == (225, 300, 3)
+        assert decoded.warnings == whole.warnings
+        assert_similar(decoded.pixels, whole.pixels)
+
+    def test_what_a_phone_adds_to_its_picture_does_not_matter(self) -> None:
+        both = io.BytesIO()
+        first, second = Image.fromarray(photograph()), Image.fromarray(photograph(600, 450))
+        first.save(both, "MPO", save_all=True, append_images=[second])
+        decoded = decode_image(both.getvalue(), smallest_side=200)
+        assert decoded.pixels.shape == (225, 300, 3)
+        assert (decoded.format, decoded.width, decoded.height) == ("JPEG", 1200, 900)
+        assert "only the first" in decoded.warnings[0]
+
+    @pytest.mark.parametrize("format_name", ["PNG", "WEBP", "GIF", "BMP", "TIFF"])
+    def test_other_formats_are_decoded_in_full(self, format_name: str) -> None:
+        data = encoded(picture(400, 300), format_name)
+        whole, decoded = decode_image(data), decode_image(data, smallest_side=10)
+        np.testing.assert_array_equal(decoded.pixels, whole.pixels)
+
+    def test_a_large_picture_is_still_refused(self) -> None:
+        limits = ImageLimits(max_pixels=1_000_000)
+        with pytest.raises(ImageTooLarge, match="1200 × 900"):
+            decode_image(encoded(photograph(), "JPEG"), limits, smallest_side=200)
+
+    def test_a_truncated_picture_is_still_refused(self) -> None:
+        data = encoded(photograph(), "JPEG")
+        with pytest.raises(CorruptImage):
+            decode_image(data[: len(data) // 2], smallest_side=100)
+
+    def test_the_encoder_s_input_is_nearly_the_same(self) -> None:
+        data = encoded(photograph(3000, 2250), "JPEG", quality=90)
+        preprocessing = Preprocessing(224, 224, decoding="reduced")
+        smallest = preprocessing.smallest_side
+        assert smallest == 448
+        decoded = decode_image(data, smallest_side=smallest)
+        assert decoded.pixels.shape == (563, 750, 3)
+        difference = preprocessing(decoded.pixels).astype(int) - preprocessing(
+            decode_image(data).pixels
+        )
+        assert np.abs(difference).mean() < 2
+
+    def test_a_small_encoder_leaves_enough_for_a_thumbnail(self) -> None:
+        assert Preprocessing(28, 28, decoding="reduced").smallest_side == 320
+        assert Preprocessing(28, 28).smallest_side is None
+
+
+def assert_similar(reduced: np.ndarray, whole: np.ndarray) -> None:
+    """Compare with the whole picture, averaged to the same size."""
+    size = reduced.shape[1], reduced.shape[0]
+    averaged = np.asarray(Image.fromarray(whole).resize(size, Image.Resampling.BOX))
+    assert np.abs(averaged.astype(int) - reduced).mean() < 2

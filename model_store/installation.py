@@ -1,0 +1,32 @@
+"""What Vouch is installed as: the name that package indexes know, and how to get its extras."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+
+DISTRIBUTION = "vouch-search"
+"""Of this project. On PyPI, `vouch` is somebody else's."""
+
+
+def installed_version() -> str:
+    """Return the version that is installed."""
+    return version(DISTRIBUTION)
+
+
+def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those of ``distributions`` that are installed."""
+    found = {}
+    for name in distributions:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def how_to_install(extra: str) -> str:
+    """Return the commands that install ``extra``, one of pyproject.toml's."""
+    return (
+        f"In a checkout of Vouch: pip install '.[{extra}]'. From a package index that has it: "
+        f"pip install '{DISTRIBUTION}[{extra}]'."
+    )

@@ -1,0 +1,16 @@
+"""What answers say in one word; imports nothing, so that a client of the service needs no more."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Verdict = Literal["match", "ambiguous", "no_match", "out_of_distribution", "not_calibrated"]
+Level = Literal["low", "medium", "high"]
+
+FilterMeans = Literal["show", "known"]
+"""What a filter says: `show`, which items to list; `known`, that a true match passes it."""
+
+Absence = Literal["absent_labels", "hidden_labels", "near_misses_of_views"]
+"""What absent calibration queries are: images of labels that neither the gallery nor anything
+fitted has seen; queries whose own label is hidden from the list and from the outlier detector; or
+views of items, of which the item itself is hidden."""

@@ -1,0 +1,80 @@
+"""A folder of photographs to a calibrated bundle, over decoding and encoding each of them once.
+
+The command is `vouch-build all --images FOLDER --trunk mobilenet_v2 --weights FILE` on the 570
+photographs of Caltech-101, in a process of its own, from its start to its end on the clock. Against
+it stands the least that the machine could do: the time on the clock of decoding and encoding each
+photograph once with ONNX Runtime, on as many cores. In turns. Needs VOUCH_DATA_DIR.
+
+    python tests/benchmarks/bench_first_hour.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from bench_zero_shot import WEIGHTS, unpacked
+
+from index_builder.indexing.embedding import CPU_BATCH
+from model_store.bundle import ENCODER_FILE, locate
+from model_store.encoder import OnnxEncoder
+from model_store.images import decode_image
+from model_store.processors import usable_processors
+
+N_ROUNDS = 2
+
+
+def measure() -> dict[str, float]:
+    """Seconds of the command and of the least, and their ratio."""
+    data = Path(os.environ["VOUCH_DATA_DIR"])
+    seconds, least = [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "photographs"
+        folder.mkdir()
+        root = unpacked("caltech101_half", data, folder)
+        photographs = sorted(path for path in root.rglob("*.*") if path.is_file())
+        for number in range(N_ROUNDS):
+            bundles = Path(scratch) / f"bundles-{number}"
+            command = [sys.executable, "-m", "index_builder", "all", "--images", str(root)]
+            command += ["--trunk", "mobilenet_v2", "--weights", str(data / WEIGHTS)]
+            command += ["--run", str(Path(scratch) / f"run-{number}"), "--bundles", str(bundles)]
+            started = time.perf_counter()
+            subprocess.run(command, check=True, capture_output=True)
+            seconds.append(time.perf_counter() - started)
+            least.append(_least(photographs, locate(bundles) / ENCODER_FILE))
+    return {
+        "folder_to_search_over_encoding": statistics.median(seconds) / statistics.median(least),
+        "folder_to_search_s": statistics.median(seconds),
+        "folder_encoding_s": statistics.median(least),
+        "folder_images": float(len(photographs)),
+    }
+
+
+def _least(photographs: list[Path], path: Path) -> float:
+    """Seconds of decoding and encoding each photograph once, a batch a core at a time."""
+    encoder = OnnxEncoder(path, "cpu", threads=1)
+    preprocessing = encoder.metadata.preprocessing
+
+    def encode(start: int) -> None:
+        batch = [
+            preprocessing(decode_image(one.read_bytes(), None, preprocessing.smallest_side).pixels)
+            for one in photographs[start : start + CPU_BATCH]
+        ]
+        encoder.encode(np.stack(batch))
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(usable_processors()) as pool:
+        list(pool.map(encode, range(0, len(photographs), CPU_BATCH)))
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(), indent=1))
