@@ -16,6 +16,7 @@ nothing that a client of the service may not see.
     ├── InvalidRequest           an option of the request is missing or out of range
     │   ├── InvalidCursor        not a cursor that the service gave for this list
     │   ├── InvalidFilter        not a filter of items
+    │   ├── UnknownSource        the gallery was not calibrated with queries from there
     │   └── UnsupportedMediaType a body of a kind that the path does not read
     ├── AccessError              the caller may not do that, or not now
     │   ├── Unauthenticated      there is no key, or not a good one

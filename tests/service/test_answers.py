@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import time
 from collections.abc import Callable
 
@@ -73,8 +74,26 @@ class TestASearch:
             "items": [{"id": item.id, "label": item.label} for item in answer.result_set],
             "coverage": 0.95,
             "promised": True,
+            "promised_for": ["many"],
             "reason": None,
         }
+        assert served["reason"] is decision.reason is None
+        assert served["no_match_probability"] == decision.no_match_probability
+        assert served["absent"] == {
+            "share": calibration.assumed_absent,
+            "origin": "bundle",
+            "basis": "absent_labels",
+        }
+
+    def test_all_probabilities_of_a_query_sum_to_one(
+        self, client: TestClient, bundle: Bundle
+    ) -> None:
+        for sample in bundle.manifest.samples:
+            image = (bundle.directory / sample.file).read_bytes()
+            answer = search(client, image, limit=100, group_by="label").json()
+            of_label = {one["label"]: one["match_probability"] for one in answer["results"]}
+            assert set(of_label) <= set(bundle.retriever.gallery.labels)
+            assert sum(of_label.values()) + answer["no_match_probability"] == pytest.approx(1)
 
     def test_a_result_set_is_as_large_as_its_promise(
         self, client: TestClient, bundle: Bundle
@@ -92,7 +111,7 @@ class TestASearch:
             assert all(len(set(of_set)) == len(of_set) >= 1 for of_set in labels)
             assert {one["promised"] for one in sets} == {coverage < 0.999}
         assert sizes[0.8] <= sizes[0.99] <= sizes[0.999]
-        assert "needs 2302 calibration queries" in sets[0]["reason"]
+        assert "needs 2302 independent calibration queries" in sets[0]["reason"]
         assert search(client, picture("PNG"), coverage=1).status_code == 422
 
     def test_it_may_be_asked_to_show_nothing_it_is_not_sure_of(
@@ -143,6 +162,24 @@ class TestASearch:
             assert answer["query"]["ood"]["alpha"] == alpha
             assert answer["query"]["ood"]["flag"] is flag
             assert (answer["verdict"] == "out_of_distribution") is flag
+
+    def test_an_alpha_below_the_smallest_p_value_is_refused_a_flag(
+        self, client: TestClient, bundle: Bundle, stranger: bytes
+    ) -> None:
+        calibration = bundle.retriever.calibration
+        assert calibration is not None
+        least = 1 / (len(calibration.outlier_scores) + 1)
+        too_small = search(client, stranger, alpha=0.99 * least).json()
+        ood = too_small["query"]["ood"]
+        assert ood["flag"] is None
+        assert f"With {len(calibration.outlier_scores)} calibration queries" in ood["reason"]
+        assert f"It needs {math.ceil(1 / (0.99 * least)) - 1} queries" in ood["reason"]
+        assert too_small["verdict"] != "out_of_distribution"
+        assessed = assess(client, stranger, alpha=0.99 * least).json()
+        assert assessed["query"]["ood"] == ood
+        enough = search(client, stranger, alpha=least).json()["query"]["ood"]
+        assert enough["flag"] is (enough["p_value"] <= least)
+        assert enough["reason"] is None
 
     def test_an_image_from_another_world_is_flagged(
         self, client: TestClient, stranger: bytes
@@ -204,8 +241,9 @@ class TestWithoutCalibration:
             uncertainty = answer["query"]["uncertainty"]
             assert uncertainty["percentile"] is uncertainty["level"] is None
             assert 0 < uncertainty["value"] < 1
+            assert answer["no_match_probability"] is answer["absent"] is None
             ood = answer["query"]["ood"]
-            assert ood["flag"] is ood["p_value"] is None
+            assert ood["flag"] is ood["p_value"] is ood["reason"] is None
             assert {result["match_probability"] for result in answer["results"]} == {None}
             assert {r["match_probability_interval"] for r in answer["results"]} == {None}
 

@@ -12,10 +12,10 @@ import pytest
 from end_to_end.questions import search, search_batch, search_json, search_raw
 from starlette.testclient import TestClient
 
+from model_store.decision.verdict import SETS_UNDER_A_FILTER
 from model_store.gallery import parse_filter
 from model_store.gallery.filters import MAX_BYTES
 from model_store.retriever import Bundle
-from service.answers.searching import NOT_UNDER_A_FILTER
 from service.cursors import MAX_LENGTH
 
 Search = Callable[..., httpx2.Response]
@@ -27,6 +27,12 @@ SIMILAR = "/v1/galleries/digits/items/{}/similar"
 
 def labels(answer: dict[str, Any]) -> list[str]:
     return [result["label"] for result in answer["results"]]
+
+
+def ordinary(bundle: Bundle) -> list[bytes]:
+    """Images of labels that the gallery holds."""
+    samples = [sample for sample in bundle.manifest.samples if sample.belongs]
+    return [(bundle.directory / sample.file).read_bytes() for sample in samples]
 
 
 def ids(answer: dict[str, Any]) -> list[str]:
@@ -66,22 +72,75 @@ def test_what_is_similar_is_filtered(client: TestClient, bundle: Bundle) -> None
     assert item.id not in ids(answer.json())
 
 
-def test_nothing_is_promised_of_a_part_of_the_gallery(client: TestClient, digit: bytes) -> None:
+def probabilities(answer: dict[str, Any]) -> dict[str, float]:
+    """Match probability of each item."""
+    return {result["id"]: result["match_probability"] for result in answer["results"]}
+
+
+def by_label(answer: dict[str, Any]) -> dict[str, float]:
+    """Match probability of each label."""
+    return {result["label"]: result["match_probability"] for result in answer["results"]}
+
+
+def test_a_filter_that_everything_passes_changes_no_number(
+    client: TestClient, digit: bytes
+) -> None:
     whole = search(client, digit).json()
     answer = search(client, digit, filter='{"label": {"exists": true}}').json()
-    assert whole["reason"] is None
-    assert whole["results"][0]["match_probability"] is not None
-    assert (answer["verdict"], answer["reason"]) == ("not_calibrated", NOT_UNDER_A_FILTER)
-    assert answer["result_set"] is None
-    assert ids(answer) == ids(whole)
-    for result in answer["results"]:
-        assert result["match_probability"] is result["match_probability_interval"] is None
-    assert answer["query"] == whole["query"], "what is said of the query alone holds"
+    for name in ("results", "verdict", "reason", "no_match_probability", "absent", "query"):
+        assert answer[name] == whole[name], name
+
+
+def test_under_a_filter_items_keep_their_probabilities(client: TestClient, bundle: Bundle) -> None:
+    for image in ordinary(bundle):
+        whole = probabilities(search(client, image, limit=100).json())
+        answer = search(client, image, limit=100, filter=json.dumps(WHERE)).json()
+        shared = whole.keys() & probabilities(answer).keys()
+        assert all(probabilities(answer)[one] == whole[one] for one in shared)
+        assert set(labels(answer)) == {"1", "7"}
+        passing = sum(by_label(answer).values())
+        assert answer["no_match_probability"] == pytest.approx(1 - passing)
+
+
+def test_a_match_outside_the_filter_is_no_match_in_it(client: TestClient, digit: bytes) -> None:
+    whole = search(client, digit, limit=1).json()
+    [first] = whole["results"]
+    assert first["match_probability"] > 0.5
+    other = json.dumps({"label": {"ne": first["label"]}})
+    answer = search(client, digit, filter=other).json()
+    assert answer["verdict"] == "no_match"
+    assert answer["no_match_probability"] >= first["match_probability"]
+    assert first["label"] not in labels(answer)
+
+
+def test_a_filter_that_is_known_to_hold_the_match_conditions_on_it(
+    client: TestClient, digit: bytes
+) -> None:
+    [first] = search(client, digit, limit=1).json()["results"]
+    other = json.dumps({"label": {"ne": first["label"]}})
+    grouped = {"filter": other, "group_by": "label", "limit": 100}
+    shown = search(client, digit, **grouped).json()
+    known = search(client, digit, filter_means="known", **grouped).json()
+    assert ids(known) == ids(shown)
+    left = 1 - first["match_probability"]
+    for name, probability in by_label(shown).items():
+        assert by_label(known)[name] == pytest.approx(probability / left)
+    assert 1 - sum(by_label(known).values()) == pytest.approx(known["no_match_probability"])
+    assert known["no_match_probability"] < shown["no_match_probability"]
+    assert search(client, digit, filter_means="perhaps", **grouped).status_code == 422
+
+
+def test_no_coverage_is_promised_of_a_part_of_the_gallery(client: TestClient, digit: bytes) -> None:
+    chosen = search(client, digit, filter=json.dumps(WHERE)).json()["result_set"]
+    assert (chosen["promised"], chosen["promised_for"]) == (False, [])
+    assert chosen["reason"] == SETS_UNDER_A_FILTER
+    assert {item["label"] for item in chosen["items"]} <= {"1", "7"}
 
 
 def test_an_alien_query_is_one_under_any_filter(client: TestClient, stranger: bytes) -> None:
     answer = search(client, stranger, filter='{"label": "1"}').json()
-    assert (answer["verdict"], answer["result_set"]) == ("out_of_distribution", None)
+    assert answer["verdict"] == "out_of_distribution"
+    assert answer["result_set"]["promised"] is False
 
 
 def test_without_a_calibration_there_is_no_reason_to_give(
@@ -89,11 +148,14 @@ def test_without_a_calibration_there_is_no_reason_to_give(
 ) -> None:
     answer = search(start(bare_bundle), digit, filter='{"label": "1"}').json()
     assert (answer["verdict"], answer["reason"]) == ("not_calibrated", None)
+    assert answer["no_match_probability"] is answer["absent"] is None
 
 
 def test_a_filter_that_nothing_passes_finds_nothing(client: TestClient, digit: bytes) -> None:
     answer = search(client, digit, filter='{"colour": "red"}').json()
     assert (answer["results"], answer["next_cursor"]) == ([], None)
+    assert (answer["verdict"], answer["no_match_probability"]) == ("no_match", 1)
+    assert answer["result_set"]["items"] == []
     assert search(client, digit, filter='{"colour": "red"}', group_by="label").status_code == 200
 
 
@@ -108,7 +170,6 @@ def test_pages_under_a_filter_are_one_list_and_end_with_it(
             "/v1/galleries/digits/search/next", params={"cursor": answer["next_cursor"]}
         ).json()
         found += ids(answer)
-        assert answer["reason"] == NOT_UNDER_A_FILTER
     assert len(found) == len(some)
     assert set(found) == set(some)
 

@@ -65,6 +65,7 @@ STATUSES = {
     "RateLimited": 429,
     "InvalidCursor": 422,
     "InvalidFilter": 422,
+    "UnknownSource": 422,
     "OutdatedCursor": 409,
     "UnsupportedMediaType": 415,
     "NotFound": 404,

@@ -18,7 +18,6 @@ from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import auroc, calibration_error, reliability
 from model_store.decision import SIZE_CLASSES, Calibration, Recalibration
 from model_store.decision.absent_share import ServedShare
-from model_store.decision.promises import LEAST_ABSENT_LABELS
 from model_store.encoder import Encoder
 from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
@@ -113,7 +112,6 @@ def measure(world: AnyWorld, seed: int) -> Record:
     assert by_similarity is not None
     return {
         "absence": evidence.absence,
-        "absence_is_known": absence_is_known(calibration),
         "recall_at_1": float(matched.correct.mean()),
         "auroc_no_match": by_no_match,
         "auroc_similarity": by_similarity,
@@ -130,13 +128,6 @@ def measure(world: AnyWorld, seed: int) -> Record:
         if shown.all()
         else of_stream(calibration, everybody, absent, STATED, generator),
     }
-
-
-def absence_is_known(calibration: Calibration) -> bool:
-    """Return whether absent calibration queries say anything of absent ones to come."""
-    evidence = calibration.evidence
-    n_labels = len(np.unique(evidence.clusters[evidence.absent]))
-    return evidence.absence != "hidden_labels" or n_labels >= LEAST_ABSENT_LABELS
 
 
 def of_stream(
@@ -288,12 +279,14 @@ def estimated_share(
     share: float,
     generator: np.random.Generator,
 ) -> float:
-    """Estimate the share of absent queries from served ones, as the service does."""
-    n_absent = min(generator.binomial(N_SERVED, share), len(absent))
-    n_matched = min(N_SERVED - n_absent, len(matched))
+    """Estimate the share of absent queries from served ones, as the service does.
+
+    Where test queries are few, some are served more than once.
+    """
+    n_absent = generator.binomial(N_SERVED, share)
     served = np.r_[
-        generator.choice(absent.no_match, n_absent, replace=False),
-        generator.choice(matched.no_match, n_matched, replace=False),
+        generator.choice(absent.no_match, n_absent),
+        generator.choice(matched.no_match, N_SERVED - n_absent),
     ]
     estimator = ServedShare(calibration.assumed_absent)
     for no_match in generator.permutation(served).tolist():
@@ -353,10 +346,12 @@ def shown_above(share: float, n: float, limit: float) -> bool:
 
 
 def means(records: list[Mapping[str, Any]]) -> Record:
-    """Average records of the same shape; what is no number is left out."""
+    """Average what the records have of each name; what is no number is left out."""
     merged: Record = {}
-    for name in records[0]:
-        values = [record[name] for record in records if name in record]
+    for name in dict.fromkeys(name for record in records for name in record):
+        values = [record[name] for record in records if record.get(name) is not None]
+        if not values:
+            continue
         if isinstance(values[0], Mapping):
             merged[name] = means(values)
         elif isinstance(values[0], int | float | bool):

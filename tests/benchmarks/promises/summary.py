@@ -101,7 +101,7 @@ def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
     promised = [r["false_match_rate_promise"] for r in done]
     stated = [r["streams"][f"{STATED:g}"] for r in done]
     corrected = [r["feedback"] for r in done if r["feedback"]["answered_after"] > 0]
-    foretold = [r["streams"][f"{STATED:g}"] for r in done if r["absence_is_known"]]
+    foretold = [one for one in stated if one["foretold_false_match_rate"] is not None]
     unshown = [r["with_unshown"] for r in done if r["with_unshown"]]
     gains = [r["auroc_no_match"] - r["auroc_similarity"] for r in done]
     exceeded = {f"{share:g}": [r["streams"][f"{share:g}"] for r in done] for share in SHARES}
@@ -139,9 +139,8 @@ def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
                 ]
             )
         },
-        "ece_given": _of_shares(done, "ece_given"),
-        "ece_estimated": _of_shares(done, "ece_estimated"),
-        "ece_of_a_perfect_predictor": _of_shares(done, "ece_perfect"),
+        "ece_given": _beyond_chance(done, "ece_given"),
+        "ece_estimated": _beyond_chance(done, "ece_estimated"),
         "baseline_max_error_exceeded": _share(r["baseline"]["exceeded"] for r in done),
         "mean": means(done),
     }
@@ -189,20 +188,31 @@ def table_of_worlds(worlds: Mapping[str, Record]) -> str:
         missed = max(one["coverage_missed"].values(), default=None)
         lines.append(
             f"| {name} | {mean['auroc_no_match']:.3f}, {one['absent_auroc_gain']:+.3f} "
-            f"| {stated['above_threshold']:.3f}, {stated['foretold_false_match_rate']:.3f} "
+            f"| {stated['above_threshold']:.3f}, {_shown(stated.get('foretold_false_match_rate'))} "
             f"| {stated['answered']:.2f} | {one['max_error_exceeded']:.2f} "
             f"| {one['baseline_max_error_exceeded']:.2f} | {one['fpir_exceeded']:.2f} of "
-            f"{one['fpir_promised']:.2f} | {'–' if missed is None else f'{missed:.2f}'} "
+            f"{one['fpir_promised']:.2f} | {_shown(missed)} "
             f"| {max(one['ece_given'].values()):.3f} | {max(one['ece_estimated'].values()):.3f} |"
         )
     return "\n".join(lines)
 
 
-def _of_shares(records: Sequence[Record], name: str) -> Record:
-    return {
-        f"{share:g}": float(np.mean([r["streams"][f"{share:g}"][name] for r in records]))
-        for share in SHARES
-    }
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _beyond_chance(records: Sequence[Record], name: str) -> Record:
+    """Return the ECE at each share beyond that of a perfect predictor.
+
+    Any finite test finds an error. As their squares add up (Kumar et al. 2019), √(ECE² − ECE₀²) is
+    left, with ECE₀ what would be found on average if each probability were the truth.
+    """
+    left: Record = {}
+    for share in SHARES:
+        streams = [record["streams"][f"{share:g}"] for record in records]
+        found, chance = (np.mean([one[key] for one in streams]) for key in (name, "ece_perfect"))
+        left[f"{share:g}"] = float(np.sqrt(max(found**2 - chance**2, 0.0)))
+    return left
 
 
 def _worst(
