@@ -18,6 +18,9 @@ publish     all of it → a verified bundle, by one rename                `model
 `vouch-build index SOURCE` indexes any collection with an encoder that exists, and publishes it;
 `doctor` says what is wrong.
 
+`vouch-build certify` writes what a bundle promises as a signed file and a page, `verify` computes
+it again (`certificates`).
+
 `configuration` is what a TOML file may say, `datasets` what the images are, `networks` what the
 encoder is, `methods` what the papers compare, by name, `steps` ties files to functions, `fitted`
 reads back what they left, and ``vouch-build all`` runs the lot.

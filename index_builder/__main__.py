@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from index_builder import live_commands
+from index_builder.certificates import commands as certificates
 from index_builder.configuration import (
     BuildConfig,
     builtin_configs,
@@ -293,6 +294,8 @@ app.add_typer(live_commands.app, name="items")
 app.command("compact")(live_commands.compact_command)
 app.command("backup")(live_commands.backup_command)
 app.command("restore")(live_commands.restore_command)
+app.command("certify")(certificates.certify_command)
+app.command("verify")(certificates.verify_command)
 
 
 def main() -> None:

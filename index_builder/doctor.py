@@ -38,6 +38,7 @@ _NEEDED = {
     "onnx": "onnx",
     "scikit-learn": "sklearn",
     "safetensors": "safetensors",
+    "cryptography": "cryptography",
     "torch": "torch",
     "torchvision": "torchvision",
 }

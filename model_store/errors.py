@@ -66,7 +66,8 @@ nothing that a client of the service may not see.
         ├── TrainingDiverged     the loss is no number any more
         ├── StepNotReady         an earlier step has not been run
         ├── ParityError          the exported encoder disagrees with the trained one
-        └── CalibrationError     too few queries, or none of a kind that is needed
+        ├── CalibrationError     too few queries, or none of a kind that is needed
+        └── CertificateError     a certificate, its key or its feedback cannot be read or written
 """
 
 
@@ -312,3 +313,7 @@ class ParityError(BuildError):
 
 class CalibrationError(BuildError):
     """Too few queries, or none of a kind that is needed."""
+
+
+class CertificateError(BuildError):
+    """A certificate, its key or its feedback cannot be read or written."""

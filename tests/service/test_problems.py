@@ -111,6 +111,7 @@ STATUSES = {
     "WeightsError": 500,
     "ParityError": 500,
     "CalibrationError": 500,
+    "CertificateError": 500,
     "InternalError": 500,
 }
 

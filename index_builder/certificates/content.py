@@ -1,0 +1,140 @@
+"""Everything that a certificate says of a bundle, computed from the bundle."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from index_builder.certificates.population import population
+from index_builder.certificates.promised import not_promised, outlier_flag, promises
+from index_builder.certificates.since import Observed, since
+from index_builder.metrics import auroc, calibration_error, reliability
+from model_store.bundle import EVALUATION_FILE, Manifest, locate, read_manifest
+from model_store.decision import Calibration
+from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
+from model_store.errors import CertificateError
+from model_store.staleness import TOLERATED_CHANGES
+
+SCHEMA_VERSION = 1
+
+CERTIFIED_FILES = (CALIBRATION_FILE, ARRAYS_FILE, EVALUATION_FILE)
+"""Files of a bundle that numbers come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class CertifiedBundle:
+    """A verified bundle, and what it was calibrated with."""
+
+    manifest: Manifest
+    calibration: Calibration
+
+
+def open_certified(path: Path) -> CertifiedBundle:
+    """Open the bundle at ``path``, or the current one of a directory of bundles.
+
+    Every byte is checked against the manifest; the encoder and the gallery are not opened.
+
+    Raises
+    ------
+    BundleError : there is none, or it is not what its manifest says.
+    CertificateError : it is not calibrated, so that it promises nothing.
+    """
+    directory = locate(path)
+    manifest = read_manifest(directory)
+    calibration = Calibration.load(directory)
+    if calibration is None:
+        raise CertificateError(
+            f"The bundle {manifest.id} is not calibrated and promises nothing. Build one with "
+            "`vouch-build calibrate`, or `vouch-build index --calibrate`."
+        )
+    return CertifiedBundle(manifest, calibration)
+
+
+def content(bundle: CertifiedBundle, day: date, seen: Observed | None) -> dict[str, Any]:
+    """Return what the certificate of ``bundle`` says, as a JSON object.
+
+    Parameters
+    ----------
+    day : of the certificate.
+    seen : what its service kept; None where nothing is told of it.
+    """
+    manifest, calibration = bundle.manifest, bundle.calibration
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "date": day.isoformat(),
+        "bundle": {
+            "id": manifest.id,
+            "gallery": manifest.gallery.get("name"),
+            "n_items": manifest.gallery.get("n_items"),
+            "encoder_fingerprint": calibration.encoder_fingerprint,
+            "search": dict(calibration.search),
+            "sha256": {
+                name: manifest.files[name]["sha256"]
+                for name in CERTIFIED_FILES
+                if name in manifest.files
+            },
+        },
+        "valid_while": _valid_while(calibration),
+        "population": population(calibration),
+        "delta": calibration.delta,
+        "promises": promises(calibration),
+        "outlier_flag": outlier_flag(calibration),
+        "not_promised": not_promised(calibration),
+        "measured": {
+            "cross_fitted": _cross_fitted(calibration),
+            "evaluation": manifest.metrics,
+        },
+        "since": None if seen is None else since(seen, calibration.max_error),
+    }
+
+
+def _valid_while(calibration: Calibration) -> list[str]:
+    """Return in sentences when the promises end."""
+    share, n_items = calibration.default_share, int(calibration.search.get("n_items", 0))
+    gallery = (
+        f"The promises hold while at most {TOLERATED_CHANGES:.0%} of the {n_items:,} calibrated "
+        "items have been added, replaced or removed, and encoder and search settings are those "
+        "named here."
+    )
+    drift = (
+        "They do not hold while the drift test of the service fires: served queries are then no "
+        "longer such as the calibration queries. In each of its periods it fires in vain with "
+        "probability 1/100 at most."
+    )
+    errors = (
+        "They end when reviews of matches drawn at random show that more than "
+        f"{calibration.max_error:g} of the matches are wrong."
+    )
+    absent = (
+        f"They are for a share of {share:g} absent queries. For another share the service computes "
+        "other promises from the same calibration queries."
+    )
+    return [gallery, drift, errors, absent]
+
+
+def _cross_fitted(calibration: Calibration) -> dict[str, Any]:
+    """Measure how true the probabilities are, by fits that have not seen their query.
+
+    At the assumed share π of absent queries and before any correction by feedback: present queries
+    weigh 1, absent ones π n_present / ((1 − π) n_absent).
+    """
+    evidence = calibration.evidence
+    absent, first = evidence.absent, evidence.first_probabilities
+    n_absent, n_present = int(absent.sum()), int((~absent).sum())
+    odds = calibration.assumed_absent / (1 - calibration.assumed_absent)
+    weights = np.where(absent, odds * n_present / max(n_absent, 1), 1.0)
+    bins = reliability(first, evidence.correct, weights=weights)
+    of_nothing = evidence.no_match_probabilities
+    wrong = ~evidence.correct & ~absent
+    return {
+        "absent_share": calibration.assumed_absent,
+        "first_item_ece": calibration_error(bins),
+        "first_item_correct_share_of_present": float(evidence.correct[~absent].mean()),
+        "error_auroc_of_present": auroc(1 - first[wrong], 1 - first[evidence.correct]),
+        "no_match_auroc": auroc(of_nothing[absent], of_nothing[~absent]),
+        "reliability": [asdict(one) for one in bins],
+    }

@@ -1,0 +1,93 @@
+"""The certificate's file: what is said, and who signed it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from index_builder.certificates.page import page
+from index_builder.certificates.signing import signature
+from model_store.errors import CertificateError
+
+CERTIFICATE_FILE = "certificate.json"
+PAGE_FILE = "certificate.html"
+
+
+class Signature(BaseModel):
+    """A signature of the canonical JSON of the content; key and signature in hexadecimal."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    algorithm: Literal["Ed25519"]
+    public_key: str
+    signature: str
+
+
+class Certificate(BaseModel):
+    """A certificate as it is kept.
+
+    Attributes
+    ----------
+    content : see `index_builder.certificates.content`.
+    signature : None where nobody signed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    content: dict[str, Any]
+    signature: Signature | None
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes of the file."""
+        text = json.dumps(
+            self.model_dump(), sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False
+        )
+        return (text + "\n").encode()
+
+
+def write_certificate(
+    content: dict[str, Any], key: Ed25519PrivateKey | None, directory: Path
+) -> Path:
+    """Write certificate and page to ``directory``, signed where there is a ``key``.
+
+    Raises
+    ------
+    CertificateError : they cannot be written.
+    """
+    signed = None if key is None else Signature.model_validate(signature(content, key))
+    certificate = Certificate(content=content, signature=signed)
+    path = directory / CERTIFICATE_FILE
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(certificate.to_bytes())
+        (directory / PAGE_FILE).write_bytes(
+            page(content, None if signed is None else signed.public_key).encode()
+        )
+    except OSError as error:
+        raise CertificateError(f"The certificate cannot be written: {error}.") from error
+    return path
+
+
+def read_certificate(path: Path) -> Certificate:
+    """Read a certificate.
+
+    Raises
+    ------
+    CertificateError : it is none, or not written as `write_certificate` writes it.
+    """
+    try:
+        written = path.read_bytes()
+        certificate = Certificate.model_validate(json.loads(written))
+        rewritten = certificate.to_bytes()
+    except (OSError, ValueError, ValidationError) as error:
+        raise CertificateError(f"{path} is no certificate: {error}") from error
+    if rewritten != written:
+        raise CertificateError(
+            f"{path} was not written by `vouch-build certify`, or was changed: the same content is "
+            "written in another way."
+        )
+    return certificate

@@ -1,0 +1,79 @@
+"""Which queries a certificate is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.decision import SIZE_CLASSES, Absence, Calibration
+
+ABSENCE: dict[Absence, str] = {
+    "absent_labels": "Absent calibration queries are images of labels that neither the gallery nor "
+    "anything fitted has seen.",
+    "hidden_labels": "Absent calibration queries are queries whose own label is hidden from the "
+    "list and from the outlier detector. They stand in for queries of truly absent labels; the "
+    "encoder may have learned from images of these labels.",
+    "near_misses_of_views": "Absent calibration queries are made-up views of gallery items, of "
+    "which the item itself is hidden. They stand in for photographs of absent things, which may be "
+    "harder to tell.",
+}
+"""What each kind of absent query means for whoever relies on it."""
+
+QUERIES = {
+    "held_out_images": "Queries are images that were held out of the gallery.",
+    "views_of_items": "Queries are made-up views of gallery items, since no labels say which "
+    "images belong together. Photographs that users take may be harder.",
+}
+"""What each kind of query means."""
+
+
+def population(calibration: Calibration) -> dict[str, Any]:
+    """Return how many calibration queries there are of each kind, and what they are."""
+    evidence, stream = calibration.evidence, calibration.promises().stream
+    kind = calibration.report.get("queries")
+    return {
+        "queries": kind,
+        "queries_in_words": QUERIES.get(str(kind), "The calibration does not say what they are."),
+        "absence": evidence.absence,
+        "absence_in_words": ABSENCE[evidence.absence],
+        "n_queries": len(evidence),
+        "n_left_out_of_the_gallery": int(calibration.report.get("n_leave_one_out", 0)),
+        "present": _kind(~evidence.absent, evidence.clusters, stream.design_effects),
+        "absent": _kind(evidence.absent, evidence.clusters, stream.design_effects),
+        "present_by_label_size": _by_size(
+            evidence.true_classes[~evidence.absent].astype(np.int64), len(SIZE_CLASSES)
+        ),
+        "sources": [
+            {"name": name, "n": int((evidence.sources == place).sum())}
+            for place, name in enumerate(evidence.source_names)
+            if name
+        ],
+        "labels": {
+            "n": int(calibration.n_labels.sum()),
+            "by_size": dict(zip(SIZE_CLASSES, calibration.n_labels.tolist(), strict=True)),
+        },
+        "absent_share": {
+            "assumed": calibration.assumed_absent,
+            "expected": calibration.expected_absent,
+            "promised_for": calibration.default_share,
+        },
+        "n_feedback_pairs": calibration.feedback.n_pairs,
+    }
+
+
+def _kind(
+    rows: NDArray[np.bool_], clusters: NDArray[np.int64], effects: NDArray[np.float64]
+) -> dict[str, Any]:
+    """Return how many queries in ``rows`` (n,) there are, of how many clusters, and their worth."""
+    return {
+        "n": int(rows.sum()),
+        "n_clusters": len(np.unique(clusters[rows])),
+        "n_independent": float((1 / effects[rows]).sum()),
+    }
+
+
+def _by_size(classes: NDArray[np.int64], n_classes: int) -> dict[str, int]:
+    counts = np.bincount(classes, minlength=n_classes).tolist()
+    return dict(zip(SIZE_CLASSES, counts, strict=True))

@@ -1,0 +1,116 @@
+"""What a calibration promises, with its numbers; and in words, what it does not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from index_builder.certificates.population import ABSENCE, QUERIES
+from model_store.decision import Calibration, MatchPromise, OperatingPoint, Promises
+from model_store.decision.verdict import SETS_UNDER_A_FILTER
+
+COVERAGES = (0.8, 0.9, 0.95)
+"""Of result sets, beside the default one."""
+
+OTHER_QUERIES = (
+    "Nothing is promised of queries that are not such as the calibration queries, nor of a share "
+    "of absent queries other than the one named."
+)
+
+
+def promises(calibration: Calibration) -> list[dict[str, Any]]:
+    """Return the promises of all sources together, then those of each source."""
+    return [_of_source(calibration, source) for source in (None, *calibration.sources)]
+
+
+def outlier_flag(calibration: Calibration) -> dict[str, Any]:
+    """Return which rate of false alarms is promised, and the least there can be."""
+    n = len(calibration.outlier_scores)
+    least = 1 / (n + 1)
+    return {
+        "alpha": calibration.alpha,
+        "n_queries": n,
+        "least_alpha": least,
+        "can_flag": calibration.alpha >= least,
+    }
+
+
+def not_promised(calibration: Calibration) -> list[str]:
+    """Return in sentences what the bundle does not promise, each once."""
+    sentences = [
+        (f"Queries from {source}: " if source else "") + sentence
+        for source in (None, *calibration.sources)
+        for sentence in _shortfalls(calibration, calibration.promises(source=source))
+    ]
+    flag = outlier_flag(calibration)
+    if not flag["can_flag"]:
+        n, alpha, least = flag["n_queries"], flag["alpha"], flag["least_alpha"]
+        sentences.append(
+            f"No query can be flagged as an outlier at a rate of {alpha:g} of false alarms: {n} "
+            f"calibration queries allow {least:.3g} at the least."
+        )
+    if calibration.max_false_match_rate is None:
+        sentences.append("No limit was asked for of matches among absent queries (FPIR).")
+    absence, kind = calibration.evidence.absence, str(calibration.report.get("queries"))
+    if absence != "absent_labels":
+        sentences.append(ABSENCE[absence])
+    if kind == "views_of_items":
+        sentences.append(QUERIES[kind])
+    return list(dict.fromkeys([*sentences, SETS_UNDER_A_FILTER, OTHER_QUERIES]))
+
+
+def _of_source(calibration: Calibration, source: str | None) -> dict[str, Any]:
+    promised = calibration.promises(source=source)
+    return {
+        "source": source,
+        "absent_share": promised.expected,
+        "max_error": calibration.max_error,
+        "max_false_match_rate": calibration.max_false_match_rate,
+        "gives_matches": promised.gives_matches,
+        "matches": [_match(one) for one in _held(calibration, promised)],
+        "all_sizes": _point(promised.point) if promised.gives_matches else None,
+        "unknown_absence": promised.unknown_absence,
+        "result_sets": [
+            {
+                "coverage": coverage,
+                "promised_for": list(promised.sets.promised_for(coverage)),
+                "shortfall": promised.sets.shortfall(coverage),
+            }
+            for coverage in _coverages(calibration)
+        ],
+    }
+
+
+def _coverages(calibration: Calibration) -> list[float]:
+    return sorted({calibration.coverage, *COVERAGES})
+
+
+def _held(calibration: Calibration, promised: Promises) -> list[MatchPromise]:
+    """Return the promises of those size classes that the gallery has labels of."""
+    held = zip(promised.matches, calibration.n_labels.tolist(), strict=True)
+    return [promise for promise, n_labels in held if n_labels]
+
+
+def _match(promise: MatchPromise) -> dict[str, Any]:
+    return {
+        "size_class": promise.size_class,
+        "threshold": promise.threshold if math.isfinite(promise.threshold) else None,
+        "foretold": None if promise.point is None else _point(promise.point),
+        "shortfall": promise.shortfall,
+    }
+
+
+def _point(point: OperatingPoint) -> dict[str, Any]:
+    numbers = asdict(point)
+    del numbers["threshold"]  # stands beside it
+    return numbers
+
+
+def _shortfalls(calibration: Calibration, promised: Promises) -> list[str]:
+    """Return what is missing for matches and for result sets of the default coverage and others."""
+    missing = [promise.shortfall for promise in _held(calibration, promised)]
+    if promised.unknown_absence is not None:
+        missing.append(f"No FPIR is foretold: {promised.unknown_absence}.")
+    missing += [promised.sets.shortfall(coverage) for coverage in _coverages(calibration)]
+    return [sentence for sentence in missing if sentence]
