@@ -14,7 +14,7 @@ from index_builder.indexing.sources.places import Boundary
 from model_store.errors import DatasetError
 
 MANIFEST_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet")
-COLUMNS = frozenset({"id", "path", "label", "metadata"})
+COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source"})
 
 Line = tuple[str, Mapping[str, Any]]
 """Where it stands, for people, and its fields."""
@@ -25,7 +25,9 @@ class ImageManifest:
     """The images that the file at ``path`` lists, in its order.
 
     ``path`` is wanted of each, from ``root``; ``id`` is the path where it is left out; ``label``
-    and ``metadata`` (an object; in CSV and in text columns, written as JSON) may be left out.
+    and ``metadata`` (an object; in CSV and in text columns, written as JSON) may be left out, and
+    so may ``group`` (what the image shows together with others) and ``source`` (where it comes
+    from).
     """
 
     path: Path
@@ -56,8 +58,9 @@ def _entry(origin: str, fields: Mapping[str, Any], root: Path, boundary: Boundar
     unknown = sorted(set(fields) - COLUMNS)
     if unknown:
         raise DatasetError(
-            f"{origin}: unknown {', '.join(map(repr, unknown))}; wanted path, and maybe id, label "
-            "and metadata. What else is known of an image goes into metadata, as one JSON object."
+            f"{origin}: unknown {', '.join(map(repr, unknown))}; wanted path, and maybe id, label, "
+            "group, source and metadata. What else is known of an image goes into metadata, as one "
+            "JSON object."
         )
     path = _text(fields, "path", origin)
     if path is None:
@@ -69,6 +72,8 @@ def _entry(origin: str, fields: Mapping[str, Any], root: Path, boundary: Boundar
         label,
         _metadata(fields.get("metadata"), origin),
         origin,
+        _text(fields, "group", origin),
+        _text(fields, "source", origin),
     )
 
 
