@@ -42,7 +42,8 @@ def held_out_groups(
     """Choose whole groups to hold out, so that each label gives about as many images as it should.
 
     Groups are visited in ``order``. First, a group is taken where it brings its labels nearer to
-    the number that is wanted of each. That leaves labels that gave nothing: of two images, or of a
+    the number that is wanted of each; where it makes no difference, every second time, once a
+    label that has given something. That leaves labels that gave nothing: of two images, or of a
     few large groups. Of those together, ``share`` of the images is taken, one group of a label at
     most: of labels of two images and a share of a fifth, two labels in five give one.
 
@@ -75,14 +76,26 @@ def held_out_groups(
             held[label] += n
 
     visits = order.tolist()
+    tied = [False] * n_labels
+    n_due, n_taken = 0.0, 0
     for group in visits:
         parts = members(group)
         change = sum(
             abs(held[label] + n - n_wanted[label]) - abs(held[label] - n_wanted[label])
             for label, n in parts
         )
-        if change < 0 and all(held[label] + n <= n_most[label] for label, n in parts):
+        if change > 0 or any(held[label] + n > n_most[label] for label, n in parts):
+            continue
+        if change < 0:
             take(group)
+        elif all(held[label] and not tied[label] for label, _ in parts):
+            size = sum(n for _, n in parts)
+            n_due += size / 2
+            if n_taken + size / 2 <= n_due:
+                take(group)
+                n_taken += size
+            for label, _ in parts:
+                tied[label] = True
     n_of_label = np.bincount(labels, minlength=n_labels).tolist()
     gave_nothing = [n == 0 for n in held]
     n_due, n_taken = 0.0, 0

@@ -23,18 +23,19 @@ SIDE = 16
 
 BLUR = 2.0
 """Standard deviation, in cells, of what is taken away. Without it, products on a white ground are
-all alike: of 4,000 pictures of clothes, 161 were chained at the same similarity, 4 with it."""
+all alike, and chained by the hundred."""
 
 LEAST_SIDE = 64
 """Pixels of the longer side: smaller pictures are drawings and icons, which are alike at 16 cells
 though they show different things."""
 
-LEAST_SPREAD = 1.0
+LEAST_SPREAD = 4.0
 """Standard deviation in grey levels, of 255: below it there is nothing to tell pictures by."""
 
 SAME = 0.98
-"""Correlation of near-duplicates. JPEG of quality 30 keeps 0.999, half the size 0.996 (a tenth of
-Caltech-101's and CUB's photographs lie below); of 5,000 drawings of Omniglot, 11 have a twin."""
+"""Correlation of near-duplicates. Of Caltech-101's and CUB's photographs 99 % keep 0.998 in JPEG of
+quality 30 or at half the size; a crop by 1.5 % is found in six of ten, one by 3 % in one of ten.
+Of 19,280 drawings of Omniglot, 26 have a twin, at most 3 together."""
 
 N_NEIGHBOURS = 16
 """Pictures that one is compared with; of a larger cluster each still has neighbours in it."""
@@ -60,7 +61,7 @@ def fingerprint(pixels: NDArray[np.uint8]) -> Fingerprint | None:
     """
     if max(pixels.shape[:2]) < LEAST_SIDE:
         return None
-    small = Image.fromarray(pixels).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+    small = Image.fromarray(pixels).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     grey = np.asarray(small, dtype=np.float32)
     cells = (grey - gaussian_filter(grey, BLUR)).ravel()
     cells -= cells.mean()
