@@ -99,7 +99,8 @@ def near_duplicates(fingerprints: Fingerprint) -> NDArray[np.int64]:
     similarities, found = index.search(fingerprints, min(N_NEIGHBOURS, n))
     first, place = np.nonzero((similarities >= SAME) & (found >= 0))
     pairs: NDArray[np.int64] = np.stack([first, found[first, place]], axis=1).astype(np.int64)
-    return pairs[pairs[:, 0] != pairs[:, 1]]
+    others: NDArray[np.bool_] = pairs[:, 0] != pairs[:, 1]
+    return np.compress(others, pairs, axis=0)
 
 
 def pairs_among(fingerprints: list[Fingerprint | None]) -> NDArray[np.int64]:

@@ -99,10 +99,10 @@ def test_near_duplicates_stay_together_where_no_group_is_given(at: At, tmp_path:
     cells = [
         photograph[top : top + 66, left : left + 75]
         for photograph in load_sample_images().images
-        for top in range(0, 396, 66)
-        for left in range(0, 600, 75)
+        for top in range(0, 360, 33)
+        for left in range(0, 560, 37)
     ]
-    for number, cell in enumerate(cell for cell in cells if cell.std() > 40):
+    for number, cell in enumerate(cell for cell in cells if cell.std() > 55):
         folder = root / str(number % 4)
         folder.mkdir(parents=True, exist_ok=True)
         picture = Image.fromarray(cell)
