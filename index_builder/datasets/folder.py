@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from index_builder.datasets.groups import pairs_of_equal, united
 from index_builder.datasets.images import LabelledImages, from_files
+from index_builder.datasets.near_duplicates import Fingerprint, fingerprint, pairs_among
 from index_builder.other_formats import OtherFormats
 from index_builder.progress import track
 from model_store.errors import DatasetError, ImageError
@@ -14,11 +21,30 @@ from model_store.images import SUFFIXES, decode_image
 
 logger = logging.getLogger(__name__)
 
+SEEN_SIDE = 128
+"""Pixels of the smaller side, at least, of what pictures are compared by: large ones are read at a
+fraction of their size."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """What tells an image from others.
+
+    Attributes
+    ----------
+    digest : SHA-256 of its pixels.
+    fingerprint : see `near_duplicates`.
+    """
+
+    digest: bytes
+    fingerprint: Fingerprint | None
+
 
 def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     """Every image below ``root``; its id is the path from there, its label the first sub-folder.
 
     Not ``labelled``, every image is its own label, wherever it lies.
+    Copies and near-duplicates share a group, where there are any.
     An image that cannot be read is left out, and the log says so: one bad file spoils no build.
 
     Raises
@@ -40,9 +66,9 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     if others.names:
         logger.warning("%s", others.sentence)
     with ThreadPoolExecutor() as pool:  # Pillow decodes outside Python's lock
-        checks = pool.map(_is_readable, candidates)
-        readable = list(track(checks, "checking images", len(candidates)))
-    found = [path for path, is_readable in zip(candidates, readable, strict=True) if is_readable]
+        pictures = list(track(pool.map(_look_at, candidates), "checking images", len(candidates)))
+    seen = [(path, one) for path, one in zip(candidates, pictures, strict=True) if one is not None]
+    found = [path for path, _ in seen]
     if not found and not labelled:
         raise DatasetError(f"{root} holds no images ({', '.join(sorted(SUFFIXES))}).")
     if not found:
@@ -51,13 +77,25 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
             f"({', '.join(sorted(SUFFIXES))}) in it."
         )
     names = [path.relative_to(root).as_posix() for path in found]
-    return from_files(root, names, [name.split("/")[0] for name in names] if labelled else names)
+    images = from_files(root, names, [name.split("/")[0] for name in names] if labelled else names)
+    return replace(images, groups=_groups([picture for _, picture in seen]))
 
 
-def _is_readable(path: Path) -> bool:
+def _groups(pictures: Sequence[_Picture]) -> tuple[str, ...] | None:
+    """Name the groups of copies and near-duplicates; None where every picture is one of its own."""
+    digests = np.array([one.digest.hex() for one in pictures])
+    copies = pairs_of_equal(np.unique(digests, return_inverse=True)[1].astype(np.int64))
+    alike = pairs_among([one.fingerprint for one in pictures])
+    if not len(copies) and not len(alike):
+        return None
+    return tuple(str(number) for number in united(len(pictures), [copies, alike]).tolist())
+
+
+def _look_at(path: Path) -> _Picture | None:
     try:
-        decode_image(path.read_bytes(), smallest_side=1)  # as quickly as it can be read
+        pixels = decode_image(path.read_bytes(), smallest_side=SEEN_SIDE).pixels
     except (ImageError, OSError) as error:
         logger.warning("left out %s/%s: %s", path.parent.name, path.name, error)
-        return False
-    return True
+        return None
+    content = repr(pixels.shape).encode() + pixels.tobytes()
+    return _Picture(hashlib.sha256(content).digest(), fingerprint(pixels))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from index_builder.configuration import BuildConfig, DatasetConfig
 from index_builder.datasets.digits import digits
 from index_builder.datasets.folder import folder
+from index_builder.datasets.groups import held_out_groups
 from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import LabelledImages, joined
 from index_builder.datasets.outliers import outliers
@@ -85,7 +86,7 @@ def load_splits(config: BuildConfig) -> Splits:
             f"withheld_labels names {sorted(unknown)}, but the labels are "
             f"{sorted(set(gallery.labels))}."
         )
-    halves = stratified(queries, 0.5, generator)
+    halves = stratified(queries, 0.5, generator, keep=False)
     calibration, evaluation = (
         QuerySet(
             half.subset(with_label(half, withheld, wanted=False)),
@@ -118,7 +119,7 @@ def _of_views(config: BuildConfig, generator: np.random.Generator) -> Splits:
     assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
     gallery = folder(config.dataset.path, labelled=False)
     order = generator.permutation(len(gallery))
-    halves = [gallery.subset(np.sort(half)) for half in np.array_split(order, 2)]
+    halves = _halves(gallery, order)
     positives, *queries, votes = generator.integers(2**32, size=4).tolist()  # a seed for each
     calibration, evaluation = (
         QuerySet(views(half, seed), half.subset([]), aliens)
@@ -132,6 +133,15 @@ def _of_views(config: BuildConfig, generator: np.random.Generator) -> Splits:
         evaluation,
         labelled=False,
     )
+
+
+def _halves(images: LabelledImages, order: NDArray[np.int64]) -> list[LabelledImages]:
+    """Divide ``images`` in ``order``; no group is divided."""
+    if images.groups is None:
+        return [images.subset(np.sort(half)) for half in np.array_split(order, 2)]
+    alike = np.zeros(len(images), dtype=np.int64)
+    second = _second_side(images.groups, alike, order[::-1], 0.5, np.array([len(images) // 2]))
+    return [images.subset(np.flatnonzero(~second)), images.subset(np.flatnonzero(second))]
 
 
 def _outliers(
@@ -179,20 +189,62 @@ def stratified(
     generator: np.random.Generator,
     *,
     at_least_one_left: bool = False,
+    keep: bool = True,
 ) -> tuple[LabelledImages, LabelledImages]:
     """Divide each label's images at ``share``, at random; each side keeps the source's order.
 
-    ``at_least_one_left`` for the second side, of every label with three images or more.
+    No group is divided. Where groups are large, a label's share is what whole groups allow, and may
+    be all of it; labels together have about ``share`` on the first side.
+
+    Parameters
+    ----------
+    at_least_one_left : for the second side, of every label with three images or more; of images
+        with groups, of those whose groups are small enough.
+    keep : whether each label with a group keeps one on the first side.
     """
     labels = np.array(images.labels)
     first = np.zeros(len(images), dtype=bool)
+    n_second = []
     for label in sorted(set(images.labels)):
         members = generator.permutation(np.flatnonzero(labels == label))
         n_first = round(share * len(members))
         if at_least_one_left and len(members) >= MIN_SPLIT:
             n_first = min(n_first, len(members) - 1)
         first[members[:n_first]] = True
+        n_second.append(len(members) - n_first)
+    if images.groups is not None and n_second:
+        first = ~_second_side(
+            images.groups,
+            images.label_codes(),
+            generator.permutation(len(images)),
+            1 - share,
+            np.array(n_second),
+            keep=keep,
+        )
     return images.subset(np.flatnonzero(first)), images.subset(np.flatnonzero(~first))
+
+
+def _second_side(
+    names: tuple[str, ...],
+    labels: NDArray[np.int64],
+    order: NDArray[np.int64],
+    share: float,
+    wanted: NDArray[np.int64],
+    *,
+    keep: bool = False,
+) -> NDArray[np.bool_]:
+    """Return whether each image (N,) is on the second side, whole groups as `held_out_groups` has.
+
+    Parameters
+    ----------
+    names : of the groups.
+    order : (N,) images; a group is visited with its first.
+    """
+    groups = np.unique(np.array(names), return_inverse=True)[1].astype(np.int64)
+    visited, starts = np.unique(groups[order], return_index=True)
+    most = np.bincount(labels, minlength=len(wanted)) - keep
+    taken = held_out_groups(labels, groups, visited[np.argsort(starts)], share, wanted, most)
+    return taken[groups]
 
 
 def with_label(

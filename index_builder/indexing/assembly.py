@@ -7,7 +7,6 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import overload
@@ -15,7 +14,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.indexing.catalogue import STAY
+from index_builder.indexing.holding_out import note_groups, note_held_out
 from index_builder.indexing.shards import ShardStore
 from index_builder.indexing.work import Work
 from index_builder.milvus import milvus_access
@@ -40,21 +39,7 @@ CREATE TABLE items (
   shard INTEGER NOT NULL, place INTEGER NOT NULL, media_type TEXT NOT NULL,
   start INTEGER NOT NULL, stop INTEGER NOT NULL
 );
-CREATE TABLE held_out (id TEXT PRIMARY KEY) WITHOUT ROWID;
 """
-
-# The order of hashes is as good as random, and always the same. No copy of an item is held out,
-# as none could be a fair query.
-_HELD_OUT = f"""
-INSERT INTO held_out
-SELECT id FROM (
-  SELECT id, hash, row_number() OVER (PARTITION BY label ORDER BY hash) AS place,
-    count(*) OVER (PARTITION BY label) AS n
-  FROM entries JOIN embedded USING (id)
-  WHERE label IS NOT NULL
-    AND hash NOT IN (SELECT hash FROM embedded GROUP BY hash HAVING count(*) > 1)
-) WHERE place > {STAY} ORDER BY hash LIMIT ?
-"""  # noqa: S608 - no value in it
 
 _SORTED = """
 INSERT INTO items
@@ -84,8 +69,8 @@ def assemble(
     fingerprint : of the encoder.
     settings : of the index.
     milvus_uri : of the Milvus to put the gallery into; None for files.
-    n_held_out : images with a label that are kept out of it at most, a fifth of each label's; the
-        table `held_out` of the catalogue has their ids.
+    n_held_out : images with a label that are kept out of it at most, about a fifth of each label's,
+        see `index_builder.indexing.holding_out`.
 
     Raises
     ------
@@ -187,19 +172,13 @@ class StoredItems(Sequence[NewItem]):
         ]
 
 
-def held_out(catalogue: Path) -> list[str]:
-    """Ids of the images that were kept out of the gallery, in order; after `assemble`."""
-    with closing(sqlite3.connect(catalogue)) as connection:
-        return [name for (name,) in connection.execute("SELECT id FROM held_out ORDER BY id")]
-
-
 def _sorted_items(
     connection: sqlite3.Connection, store: ShardStore, n_blocks: int, n_held_out: int
 ) -> int:
     """Note where everything is, in the order of the ids."""
     connection.executescript(
         f"PRAGMA journal_mode = OFF; DROP TABLE IF EXISTS embedded;"
-        f" DROP TABLE IF EXISTS items; DROP TABLE IF EXISTS held_out; {_SCHEMA}"
+        f" DROP TABLE IF EXISTS items; {_SCHEMA}"
     )
     with connection:
         for shard in store.all(n_blocks):
@@ -218,7 +197,9 @@ def _sorted_items(
                     for place in places
                 ],
             )
-        connection.execute(_HELD_OUT, (n_held_out,))
+        if n_held_out:
+            note_groups(connection, store, n_blocks)
+        note_held_out(connection, n_held_out)
         connection.execute(_SORTED)
         connection.execute("CREATE INDEX by_shard ON items (shard, place)")
     (n_items,) = connection.execute("SELECT count(*) FROM items").fetchone()

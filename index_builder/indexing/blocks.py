@@ -45,6 +45,9 @@ class Entry:
     ----------
     id : names it in the gallery.
     label : what it belongs to; None where nobody says.
+    group : what it shows together with others, such as an object photographed several times; None
+        where nobody says.
+    source : where it comes from, such as a camera or a shop; None where nobody says.
     origin : where the source speaks of it, for people: a file, a line, a member.
     """
 
@@ -53,6 +56,8 @@ class Entry:
     label: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
+    group: str | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

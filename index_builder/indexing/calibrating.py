@@ -1,8 +1,9 @@
 """Calibrating a collection by itself: some of its images are queries, or views of them are made up.
 
-With labels, a fifth of each label's images, at most `N_QUERIES`, is put aside: they are in the
-catalogue and not in the gallery. Without, every image is a thing of its own, and queries are views
-of gallery images. From there on it is `vouch-build calibrate`.
+With labels, about a fifth of each label's images, at most `N_QUERIES`, is put aside, whole groups
+at a time (`index_builder.indexing.holding_out`): they are in the catalogue and not in the gallery.
+Without, every image is a thing of its own, and queries are views of gallery images. From there on
+it is `vouch-build calibrate`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from model_store.gallery import Gallery
 N_QUERIES = 2_000
 """A p-value then goes down to 0.0005; more would teach little, and be missed in the gallery."""
 
-_COLUMNS = "entries.id, entries.label, path, offset, size, changed_ns"
+_COLUMNS = "entries.id, entries.label, number, source, path, offset, size, changed_ns"
+_GROUPS = " JOIN groups USING (position)"
 
 
 def require_enough(catalogue: Catalogue) -> None:
@@ -53,7 +55,8 @@ def require_enough(catalogue: Catalogue) -> None:
     if found.n_labels and catalogue.n_to_hold_out() < MIN_QUERIES:
         raise CalibrationError(
             f"A fifth of each label's images is {catalogue.n_to_hold_out()} queries to calibrate "
-            f"with (of a label with one or two images, none); at least {MIN_QUERIES} are needed. "
+            "with (of a label with one image or one group, none; of labels with two, two in five "
+            f"give one); at least {MIN_QUERIES} are needed. "
             "Add images; or give --no-labels, which calibrates a folder or archive with views of "
             "its images; or index without --calibrate."
         )
@@ -83,7 +86,7 @@ def calibrate_collection(
     """
     with closing(sqlite3.connect(work.catalogue)) as connection:
         images = _some_of_the_gallery(connection, seed, labelled=labelled)
-        held_out = f"SELECT {_COLUMNS} FROM held_out JOIN entries USING (id) ORDER BY id"  # noqa: S608 - no value in it
+        held_out = f"SELECT {_COLUMNS} FROM held_out JOIN entries USING (id){_GROUPS} ORDER BY id"  # noqa: S608 - no value in it
         if labelled:
             matched = _images(connection.execute(held_out))
         else:
@@ -108,7 +111,7 @@ def _some_of_the_gallery(
     wanted = "WHERE label IS NOT NULL" if labelled else ""
     found = connection.execute(f"SELECT row FROM items {wanted} ORDER BY row")  # noqa: S608
     rows = np.random.default_rng(seed).permutation([row for (row,) in found])
-    query = f"SELECT {_COLUMNS} FROM items JOIN entries USING (id) WHERE row = ?"  # noqa: S608
+    query = f"SELECT {_COLUMNS} FROM items JOIN entries USING (id){_GROUPS} WHERE row = ?"  # noqa: S608
     chosen = rows[:N_DETECTOR_IMAGES].tolist()
     return _images(connection.execute(query, (row,)).fetchone() for row in chosen)
 
@@ -118,7 +121,9 @@ def _images(entries: Iterable[tuple[Any, ...]]) -> LabelledImages:
     found = list(entries)
     ids = tuple(str(entry[0]) for entry in found)
     labels = tuple(str(entry[0] if entry[1] is None else entry[1]) for entry in found)
-    places = [Place(*entry[2:]) for entry in found]
+    groups = tuple(str(entry[2]) for entry in found)
+    sources = tuple(entry[3] or "" for entry in found)
+    places = [Place(*entry[4:]) for entry in found]
 
     def read(row: int, smallest_side: int | None) -> Pixels:
         try:
@@ -130,4 +135,6 @@ def _images(entries: Iterable[tuple[Any, ...]]) -> LabelledImages:
                 "the same command goes on from here."
             ) from error
 
-    return LabelledImages(ids, labels, read, np.arange(len(found)))
+    return LabelledImages(
+        ids, labels, read, np.arange(len(found)), groups, sources if any(sources) else None
+    )

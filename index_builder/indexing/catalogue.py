@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+
+from index_builder.datasets.groups import pairs_of_equal, united
 from index_builder.indexing.blocks import BLOCK, Block, Entry, Place
+from index_builder.indexing.holding_out import chosen, code_of
 from model_store.errors import DatasetError
 
 _SCHEMA = """
 CREATE TABLE entries (
   position INTEGER PRIMARY KEY, id TEXT NOT NULL, path TEXT NOT NULL, offset INTEGER,
   size INTEGER NOT NULL, changed_ns INTEGER NOT NULL, label TEXT, metadata TEXT NOT NULL,
-  origin TEXT NOT NULL
+  origin TEXT NOT NULL, group_name TEXT, source TEXT
 );
 """
-
-STAY = "CAST(round(0.8 * n) AS INTEGER)"
-"""Of the n images of a label that may be held out, how many are not: SQL."""
 
 N_SHOWN = 5
 """Examples of a mistake in a message."""
@@ -65,7 +66,7 @@ class Catalogue:
         self._connection.executescript(f"PRAGMA journal_mode = OFF; {_SCHEMA}")
         with self._connection:
             self._connection.executemany(
-                "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (_row(position, entry) for position, entry in enumerate(entries)),
             )
         self._refuse_repeated_ids()
@@ -77,12 +78,14 @@ class Catalogue:
         return -(-self.contents.n_images // BLOCK)
 
     def n_to_hold_out(self) -> int:
-        """Images that could be held out as queries, if all can be read and none is a copy."""
-        (n,) = self._connection.execute(
-            f"SELECT coalesce(sum(n - {STAY}), 0) FROM (SELECT count(*) AS n FROM entries"  # noqa: S608 - no value in it
-            " WHERE label IS NOT NULL AND size >= 0 GROUP BY label)"
-        ).fetchone()
-        return int(n)
+        """Return how many images could be held out, if all can be read and none is a copy."""
+        found = self._connection.execute(
+            f"SELECT {code_of('label')}, {code_of('group_name')} FROM entries WHERE size >= 0"  # noqa: S608 - no value in it
+            " ORDER BY position"
+        )
+        labels, groups = np.fromiter(found, dtype=(np.int64, 2)).T
+        units = united(len(labels), [pairs_of_equal(groups)])
+        return int(chosen(labels, units, np.arange(len(labels)), np.arange(len(labels))).sum())
 
     def blocks(self) -> Iterator[Block]:
         """All entries, in the order of the source, `BLOCK` of them together."""
@@ -145,4 +148,6 @@ def _row(position: int, entry: Entry) -> tuple[object, ...]:
         entry.label,
         json.dumps(dict(entry.metadata), sort_keys=True),
         entry.origin,
+        entry.group,
+        entry.source,
     )

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from index_builder.indexing.assembly import duplicates, held_out
+from index_builder.indexing.assembly import duplicates
 from index_builder.indexing.blocks import Failure
+from index_builder.indexing.holding_out import held_out
 from index_builder.indexing.work import Work
 from index_builder.other_formats import OtherFormats
 from model_store.errors import UnsupportedImage

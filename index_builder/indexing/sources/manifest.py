@@ -33,7 +33,8 @@ class ImageManifest:
     """The images that the file at ``path`` lists, in its order.
 
     ``path`` is wanted of each, from ``root``; ``id`` is the path where it is left out; ``label``
-    and ``metadata`` (an object; in CSV and in text columns, written as JSON) may be left out.
+    ``metadata`` (an object; in CSV and in text columns, written as JSON), ``group`` (what the image
+    shows together with others) and ``source`` (where it comes from) may be left out.
     Every other column is a field of the metadata by its name, unless ``metadata`` has it already;
     in CSV what is written as a plain number is one, and what is empty is left out.
     """
@@ -76,6 +77,8 @@ def _entry(origin: str, fields: Mapping[str, Any], root: Path, boundary: Boundar
         label,
         _metadata(fields, origin),
         origin,
+        _text(fields, "group", origin),
+        _text(fields, "source", origin),
     )
 
 

@@ -89,6 +89,13 @@ def test_manifests_of_all_kinds_say_the_same(folder: Path, kind: str) -> None:
     ]
 
 
+def test_a_manifest_names_groups_and_sources(folder: Path) -> None:
+    path = folder / "list.csv"
+    path.write_text("path,group,source\n0/x.png,shoe 7,shop\n0/z.png,,\n", encoding="utf-8")
+    assert [(one.group, one.source) for one in entries(path)] == [("shoe 7", "shop"), (None, None)]
+    assert {one.group for one in entries(folder)} == {None}
+
+
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tgz", "tar.bz2", "tar.xz"])
 def test_archives_are_read_where_they_lie(folder: Path, tmp_path: Path, suffix: str) -> None:
     archive = tmp_path / f"images.{suffix}"
@@ -189,6 +196,8 @@ def test_files_of_other_formats_are_told_and_texts_are_not(folder: Path, suffix:
         (b'{"path": "0/x.png"}\n[1]\n', "line 2 is .*; wanted an object"),
         (b'{"path": 1.5}', "path is 1.5; wanted text"),
         (b'{"path": "\xff.png"}', "is not UTF-8"),
+        (b'{"path": "0/x.png", "group": ["a"]}', r"line 1: group is \['a'\]; wanted text"),
+        (b'{"path": "0/x.png", "source": 1.5}', "line 1: source is 1.5; wanted text"),
     ],
 )
 def test_a_wrong_json_line_is_named(folder: Path, content: bytes, said: str) -> None:

@@ -1,0 +1,113 @@
+"""Dividing images so that no group of them is on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+Integers = NDArray[np.int64]
+
+
+def united(n: int, pairs: Iterable[Integers]) -> Integers:
+    """Return the number (n,) of each image's group: the connected components of ``pairs``.
+
+    Parameters
+    ----------
+    pairs : arrays (P, 2) of images that belong together.
+    """
+    first, second = np.concatenate([np.empty((0, 2), dtype=np.int64), *pairs]).T
+    links = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(n, n))
+    return connected_components(links, directed=False)[1].astype(np.int64)
+
+
+def pairs_of_equal(codes: Integers) -> Integers:
+    """Return pairs (P, 2) that link the images of each code in a chain; −1 links nothing."""
+    order = np.argsort(codes, kind="stable")
+    same = (codes[order[1:]] == codes[order[:-1]]) & (codes[order[1:]] >= 0)
+    return np.stack([order[:-1][same], order[1:][same]], axis=1)
+
+
+def held_out_groups(
+    labels: Integers,
+    groups: Integers,
+    order: Integers,
+    share: float,
+    wanted: Integers,
+    most: Integers,
+) -> NDArray[np.bool_]:
+    """Choose whole groups to hold out, so that each label gives about as many images as it should.
+
+    Groups are visited in ``order``. First, a group is taken where it brings its labels nearer to
+    the number that is wanted of each; where it makes no difference, every second time, once a
+    label that has given something. That leaves labels that gave nothing: of two images, or of a
+    few large groups. Of those together, ``share`` of the images is taken, one group of a label at
+    most: of labels of two images and a share of a fifth, two labels in five give one.
+
+    Parameters
+    ----------
+    labels, groups : (N,) codes from 0 without gaps of each image's label and group.
+    order : (G,) the groups, in the order of the visit.
+    share : of the images to hold out.
+    wanted : (L,) images of each label to hold out.
+    most : (L,) images of each label that may be held out.
+
+    Returns
+    -------
+    (G,) whether the group is held out.
+    """
+    n_groups, n_labels = len(order), len(wanted)
+    keys, counts = np.unique(groups * n_labels + labels, return_counts=True)
+    bounds = np.searchsorted(keys, np.arange(n_groups + 1) * n_labels).tolist()
+    label_of, sizes = (keys % n_labels).tolist(), counts.tolist()
+    n_wanted, n_most = wanted.tolist(), most.tolist()
+    held, taken = [0] * n_labels, np.zeros(n_groups, dtype=bool)
+
+    def members(group: int) -> list[tuple[int, int]]:
+        span = slice(bounds[group], bounds[group + 1])
+        return list(zip(label_of[span], sizes[span], strict=True))
+
+    def take(group: int) -> None:
+        taken[group] = True
+        for label, n in members(group):
+            held[label] += n
+
+    visits = order.tolist()
+    tied = [False] * n_labels
+    n_due, n_taken = 0.0, 0
+    for group in visits:
+        parts = members(group)
+        change = sum(
+            abs(held[label] + n - n_wanted[label]) - abs(held[label] - n_wanted[label])
+            for label, n in parts
+        )
+        if change > 0 or any(held[label] + n > n_most[label] for label, n in parts):
+            continue
+        if change < 0:
+            take(group)
+        elif all(held[label] and not tied[label] for label, _ in parts):
+            size = sum(n for _, n in parts)
+            n_due += size / 2
+            if n_taken + size / 2 <= n_due:
+                take(group)
+                n_taken += size
+            for label, _ in parts:
+                tied[label] = True
+    n_of_label = np.bincount(labels, minlength=n_labels).tolist()
+    gave_nothing = [n == 0 for n in held]
+    n_due, n_taken = 0.0, 0
+    for group in visits:
+        parts = members(group)
+        if not all(gave_nothing[label] and n <= n_most[label] for label, n in parts):
+            continue
+        for label, _ in parts:
+            gave_nothing[label] = False
+            n_due += share * n_of_label[label]
+        size = sum(n for _, n in parts)
+        if n_taken + size / 2 <= n_due + 1e-9:  # the nearest that whole groups allow
+            take(group)
+            n_taken += size
+    return taken

@@ -1,0 +1,177 @@
+"""Which images of a collection are kept out of its gallery, to be queries.
+
+Images of one group stay on one side: what the owner put into one group (column ``group`` of a
+manifest), exact copies, and, where no group is given, near-duplicates, told by their thumbnails.
+About a fifth of each label's images is held out. Of labels of two images, two in five give one: so
+there are queries whose label has one image in the gallery, and labels of two together lose the same
+fifth as all others. A label of one image, or of one group, gives none: it would be gone from the
+gallery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from index_builder.datasets.groups import held_out_groups, pairs_of_equal, united
+from index_builder.datasets.near_duplicates import Fingerprint, fingerprint, pairs_among
+from index_builder.indexing.blocks import BLOCK
+from index_builder.indexing.shards import ShardStore
+from index_builder.progress import track
+from model_store.gallery import Thumbnail
+
+SHARE = 0.2
+"""Of a label's images, to hold out."""
+
+_GROUPS = """
+DROP TABLE IF EXISTS groups;
+CREATE TABLE groups (position INTEGER PRIMARY KEY, number INTEGER NOT NULL);
+"""
+
+_HELD_OUT = """
+DROP TABLE IF EXISTS held_out;
+CREATE TABLE held_out (id TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+
+Integers = NDArray[np.int64]
+
+
+def code_of(column: str) -> str:
+    """Return SQL that numbers the values of a column from 0; −1 where there is none."""
+    return (
+        f"CASE WHEN {column} IS NULL THEN -1"
+        f" ELSE dense_rank() OVER (ORDER BY {column} NULLS FIRST) END"
+    )
+
+
+def chosen(
+    labels: Integers, groups: Integers, contents: Integers, order: Integers
+) -> NDArray[np.bool_]:
+    """Choose images (N,) to hold out: whole groups, in ``order``, about a fifth of each label's.
+
+    Neither a group with an image that has no label, nor an image with its exact copies alone, which
+    would be one query several times.
+
+    Parameters
+    ----------
+    labels : (N,) codes; −1 where there is none.
+    groups : (N,) codes from 0 without gaps.
+    contents : (N,) codes that exact copies share.
+    order : (N,) images; a group is visited with its first.
+    """
+    n_groups = int(groups.max(initial=-1)) + 1
+    n_images = np.bincount(groups, minlength=n_groups)
+    n_codes = int(contents.max(initial=-1)) + 1
+    n_contents = np.bincount(
+        np.unique(groups * n_codes + contents) // max(n_codes, 1), minlength=n_groups
+    )
+    unlabelled = np.bincount(groups[labels < 0], minlength=n_groups) > 0
+    eligible = ~unlabelled & ((n_contents > 1) | (n_images == 1))
+    some = np.flatnonzero(eligible[groups])
+    names, of_some = np.unique(labels[some], return_inverse=True)
+    known, groups_of_some = np.unique(groups[some], return_inverse=True)
+    n_some = np.bincount(of_some, minlength=len(names))
+    n_all = np.bincount(np.searchsorted(names, labels[np.isin(labels, names)]))
+    visits = groups[order][eligible[groups[order]]]
+    visited, starts = np.unique(visits, return_index=True)
+    taken = held_out_groups(
+        of_some.astype(np.int64),
+        groups_of_some.astype(np.int64),
+        np.searchsorted(known, visited[np.argsort(starts)]),
+        SHARE,
+        n_some - np.rint((1 - SHARE) * n_some).astype(np.int64),
+        n_all - 1,
+    )
+    result = np.zeros(len(labels), dtype=bool)
+    result[some] = taken[groups_of_some]
+    return result
+
+
+def note_groups(connection: sqlite3.Connection, store: ShardStore, n_blocks: int) -> None:
+    """Write the table ``groups``: the group of each embedded image, by its place in the source."""
+    found = connection.execute(
+        f"SELECT position, {code_of('hash')}, {code_of('group_name')}"  # noqa: S608 - no value in it
+        " FROM entries JOIN embedded USING (id) ORDER BY position"
+    )
+    positions, contents, named = np.fromiter(found, dtype=(np.int64, 3)).T
+    pairs = [pairs_of_equal(contents), pairs_of_equal(named)]
+    if not (named >= 0).any():
+        pairs += _alike(connection, store, n_blocks, positions)
+    numbers = united(len(positions), pairs)
+    connection.executescript(_GROUPS)
+    connection.executemany(
+        "INSERT INTO groups VALUES (?, ?)", zip(positions.tolist(), numbers.tolist(), strict=True)
+    )
+
+
+def note_held_out(connection: sqlite3.Connection, n_most: int) -> None:
+    """Write the table ``held_out``: the ids of at most ``n_most`` images, after `note_groups`."""
+    connection.executescript(_HELD_OUT)
+    if not n_most:
+        return
+    found = connection.execute(
+        f"SELECT position, {code_of('label')}, number, {code_of('hash')}"  # noqa: S608 - no value in it
+        " FROM entries JOIN embedded USING (id) JOIN groups USING (position) ORDER BY position"
+    )
+    positions, labels, groups, contents = np.fromiter(found, dtype=(np.int64, 4)).T
+    # The order of hashes is as good as random, and always the same.
+    order = np.argsort(contents, kind="stable")
+    mask = chosen(labels, groups, contents, order[::-1])
+    sizes = np.bincount(groups).tolist()
+    n_taken, kept = 0, []
+    for group in dict.fromkeys(groups[order][mask[order]].tolist()):
+        if n_taken + sizes[group] <= n_most:
+            n_taken += sizes[group]
+            kept.append(group)
+    taken = np.isin(groups, kept)
+    connection.executemany(
+        "INSERT INTO held_out SELECT id FROM entries WHERE position = ?",
+        ((position,) for position in positions[taken].tolist()),
+    )
+
+
+def held_out(catalogue: Path) -> list[str]:
+    """Ids of the images that were kept out of the gallery, in order; after `assemble`."""
+    with closing(sqlite3.connect(catalogue)) as connection:
+        return [name for (name,) in connection.execute("SELECT id FROM held_out ORDER BY id")]
+
+
+def _alike(
+    connection: sqlite3.Connection, store: ShardStore, n_blocks: int, positions: Integers
+) -> Sequence[Integers]:
+    """Return pairs of images with the same thumbnail, and of near-duplicates."""
+    known: list[Fingerprint | None] = [None] * len(positions)
+    pixels = np.full(len(positions), -1, dtype=np.int64)
+    codes: dict[bytes, int] = {}
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes outside the lock
+        for shard in track(store.all(n_blocks), "near-duplicates", n_blocks):
+            start = shard.number * BLOCK
+            rows = connection.execute(
+                "SELECT id, position FROM entries WHERE position >= ? AND position < ?",
+                (start, start + BLOCK),
+            )
+            position_of = dict(rows.fetchall())
+            places = np.searchsorted(positions, [position_of[name] for name in shard.ids]).tolist()
+            made = pool.map(_fingerprint, shard.thumbnails)
+            for place, thumbnail, one in zip(places, shard.thumbnails, made, strict=True):
+                known[place] = one
+                # Of small pictures thumbnails are lossless: equal ones are of equal pictures.
+                pixels[place] = codes.setdefault(
+                    hashlib.sha256(thumbnail.data).digest(), len(codes)
+                )
+    return [pairs_of_equal(pixels), pairs_among(known)]
+
+
+def _fingerprint(thumbnail: Thumbnail) -> Fingerprint | None:
+    with Image.open(io.BytesIO(thumbnail.data)) as image:
+        return fingerprint(np.asarray(image.convert("RGB")))
