@@ -3,7 +3,8 @@
 import { key, review } from "./api.js";
 import { el, glyph, picture, svg } from "./elements.js";
 import {
-  NBSP, VERDICTS, count, isNumber, outlierSentence, percent, uncertaintySentence,
+  NBSP, QUERIES, VERDICTS, absentSentence, count, isNumber, outlierSentence, percent,
+  uncertaintySentence,
 } from "./words.js";
 
 const SHOWN_OF_SET = 6;
@@ -12,8 +13,9 @@ const SHOWN_OF_SET = 6;
 export const verdictOf = ({ verdict }) => VERDICTS[verdict] ??
   { word: verdict, says: () => "", heading: "Ranked by similarity" };
 
-/** What to show of `answer`; `question` is the image that was asked about. */
-export function answerParts(answer, question, roundTrip) {
+/** What to show of `answer`; `question` is the image that was asked about, `queries` what the
+ * gallery was calibrated with. */
+export function answerParts(answer, question, queries, roundTrip) {
   const verdict = verdictOf(answer);
   const { query, bundle: { calibration } } = answer;
   return [
@@ -21,11 +23,13 @@ export function answerParts(answer, question, roundTrip) {
     auditPart(answer),
     calibration.status === "stale"
       ? el("p.warning", {}, el("b", {}, "Out of date. "), calibration.reason) : "",
+    withheldPart(answer),
     ...query.image.warnings.map((text) => el("p.warning", {}, el("b", {}, "Note. "), text)),
     el("div.evidence", {}, uncertaintyPart(query.uncertainty, calibration.n_queries),
-      outlierPart(query.ood, calibration.n_queries)),
-    calibration.status === "valid" ? el("p.footnote", {}, "“Ordinary” means like the " +
-      `${count(calibration.n_queries)} held-out queries this gallery was calibrated on.`) : "",
+      outlierPart(query.ood, calibration.n_queries), nothingPart(answer, verdict)),
+    calibration.status !== "missing" ? el("p.footnote", {}, "“Ordinary” means like the " +
+      `${count(calibration.n_queries)} ${QUERIES[queries] ?? "queries"} this gallery was ` +
+      "calibrated on.") : "",
     setPart(answer, verdict),
     neighbourPart(answer, verdict),
     detailPart(answer, question, roundTrip),
@@ -44,6 +48,13 @@ function verdictPanel(answer, { word, says }, preview) {
       el("figure", {}, picture(preview, "Your image"), caption("Your image", size)),
       verdict === "match" && first ? el("figure", {}, picture(first.thumbnail_url, `Item ${name}`),
         caption(name, first.label === null ? "first result" : first.id)) : ""));
+}
+
+/** Why no match is vouched for, where the calibration promises too little. */
+function withheldPart({ reason, bundle: { calibration } }) {
+  if (!reason || reason === calibration.reason) return "";
+  return el("p.warning", { "data-testid": "withheld" },
+    el("b", {}, "A match is not vouched for. "), reason);
 }
 
 /** Asks for a review of an answer that was drawn at random. */
@@ -91,7 +102,7 @@ function outlierPart(ood, nQueries) {
   const { p_value: p, alpha, method, flag } = ood;
   const strangeness = (share) => -Math.log10(Math.max(share, 1e-3)) / 3; // 1 → 0, 0.001 → 1
   const known = isNumber(p);
-  const word = !known ? "unknown" : flag ? "flagged as strange" : "ordinary";
+  const word = !known || flag === null ? "unknown" : flag ? "flagged as strange" : "ordinary";
   return el("section", { "data-testid": "ood" },
     el("h3", {}, "Kind of image ", el("b", {}, word)),
     scale(known ? strangeness(p) : null, "ordinary", "strange", known ? strangeness(alpha) : null),
@@ -99,16 +110,28 @@ function outlierPart(ood, nQueries) {
     el("p.raw", {}, `${method}, p${NBSP}=${NBSP}${known ? Number(p.toPrecision(3)) : "–"}`));
 }
 
+/** How likely it is that nothing matches. */
+function nothingPart({ no_match_probability: nothing, absent }, { withholds }) {
+  if (!isNumber(nothing) || !absent || withholds) return "";
+  return el("section", { "data-testid": "nothing" },
+    el("h3", {}, "Nothing matches ", el("b", {}, percent(nothing))),
+    scale(nothing, "something does", "nothing does"),
+    el("p", {}, absentSentence(absent)));
+}
+
 /** How few items it takes to be sure enough of a true match among them. */
 function setPart({ result_set: chosen }, { withholds }) {
   if (!chosen || withholds) return "";
-  if (!chosen.promised) return el("p.note", { "data-testid": "set" }, chosen.reason);
+  if (!chosen.promised_for.length) {
+    return el("p.note", { "data-testid": "set" }, chosen.reason);
+  }
   const names = chosen.items.slice(0, SHOWN_OF_SET).map(({ id, label }) => `“${label ?? id}”`);
   const more = chosen.items.length - names.length;
   return el("p.note", { "data-testid": "set" },
     `If the gallery has a match, then with probability ${percent(chosen.coverage)} `,
     chosen.items.length === 1 ? "it is " : "one of these is: ",
-    el("b", {}, names.join(", ")), more ? ` and ${more} more.` : ".");
+    el("b", {}, names.join(", ")), more ? ` and ${more} more.` : ".",
+    chosen.promised ? "" : ` Not for every label: ${chosen.reason}`);
 }
 
 function neighbourPart({ results, verdict }, { heading, note = "", subordinate, withholds }) {

@@ -3,7 +3,7 @@
 import { answerParts, verdictOf } from "./answer.js";
 import { Problem, ask, askJson, key } from "./api.js";
 import { el, glyph, picture } from "./elements.js";
-import { REMEDIES, VERDICTS, count, isNumber, percent } from "./words.js";
+import { QUERIES, REMEDIES, VERDICTS, count, estimateSentence, isNumber, percent } from "./words.js";
 
 const BUSY_AFTER = 150; // ms: a faster answer replaces the last one without a flicker
 
@@ -55,9 +55,11 @@ async function openGallery(signal) {
     const linked = galleries.find(({ name }) => encodeURIComponent(name) === wanted);
     picker.value = (linked ?? galleries[0]).name;
   }
-  const gallery = await askJson(galleryUrl(picker.value), { signal });
-  showGallery(gallery);
-  state.gallery = gallery;
+  const url = galleryUrl(picker.value);
+  const [gallery, report] = await Promise.all(
+    [url, `${url}/calibration`].map((one) => askJson(one, { signal })));
+  showGallery(gallery, report);
+  state.gallery = { ...gallery, queries: report.queries };
 }
 
 /** Open the picked gallery; a question that stands is asked there too. */
@@ -199,17 +201,21 @@ function showProblem({ problem, retryAfter }) {
   bringIntoView();
 }
 
-function showGallery(gallery) {
+function showGallery(gallery, report) {
   const { description, n_items: n, n_labels, labels = [], bundle, metrics, samples = [] } = gallery;
-  const calibrated = bundle.calibration.status === "valid";
+  const { status, n_queries: nQueries } = bundle.calibration;
+  const queries = QUERIES[report.queries] ?? "queries";
+  const estimate = report.absent ? estimateSentence(report.absent) : "";
   const recall = metrics?.recall_at_1;
   const more = n_labels - labels.length;
   $("gallery-about").replaceChildren(
     el("p", {}, description),
     el("p.facts", {}, `${count(n)} items, `,
-      calibrated ? `calibrated on ${count(bundle.calibration.n_queries)} queries`
-        : el("strong", {}, "not calibrated"),
+      status === "missing" ? el("strong", {}, "not calibrated")
+        : `calibrated on ${count(nQueries)} ${queries}`,
+      status === "stale" && el("strong", {}, ", which is out of date"),
       isNumber(recall) ? `. First result right: ${percent(recall)}.` : "."),
+    estimate && el("p.facts", { "data-testid": "estimate" }, estimate),
     labels.length ? el("p.facts", {}, `Labels: ${labels.join(", ")}` +
       (more > 0 ? ` and ${count(more)} more.` : ".")) : "");
   $("sample-list").replaceChildren(...samples.map((sample) =>
@@ -224,7 +230,7 @@ function showGallery(gallery) {
 function showAnswer(answer, roundTrip) {
   const { word, says } = verdictOf(answer);
   clearAnswer();
-  $("result").replaceChildren(...answerParts(answer, state.query, roundTrip));
+  $("result").replaceChildren(...answerParts(answer, state.query, state.gallery.queries, roundTrip));
   $("result").dataset.verdict = answer.verdict;
   $("result").hidden = false;
   announce(`${word}. ${says(answer)}`);

@@ -78,8 +78,42 @@ export function uncertaintySentence({ percentile }, nQueries) {
     : `Less certain than ${percent(percentile / 100)} of ordinary queries.`;
 }
 
-export function outlierSentence({ p_value: p, alpha, flag }, nQueries) {
+/** What calibration queries were, and of what kind those are that are like them. */
+export const QUERIES = {
+  held_out_images: "held-out images",
+  views_of_items: "views made of its own items",
+};
+
+const ABSENT_FROM = {
+  absent_labels: "images of labels that were kept out of it",
+  hidden_labels: "images whose own label was hidden from it, which only resemble such images",
+  near_misses_of_views: "views of items that were hidden, which say little of such images",
+};
+
+const SHARE_FROM = {
+  request: " (as was asked for)",
+  key: " (as your key says)",
+  estimated: " (estimated from recent queries)",
+};
+
+/** For which share of images that show nothing in the gallery a probability is given, and why. */
+export function absentSentence({ share, origin, basis }) {
+  const judged = ABSENT_FROM[basis];
+  return `If ${percent(share)} of images show nothing that this gallery holds${SHARE_FROM[origin] ?? ""}.` +
+    (judged ? ` Judged by ${judged}.` : "");
+}
+
+/** How often nothing is found, as far as that was estimated; "" where it was not. */
+export function estimateSentence({ estimated, interval, is_hint: isHint, used }) {
+  if (!isNumber(estimated)) return "";
+  const range = interval ? ` (${percent(interval[0])} to ${percent(interval[1])})` : "";
+  return `About ${percent(estimated)} of recent images${range} seem to show nothing that it holds` +
+    (isHint ? `: a hint only, ${percent(used)} is reckoned with.` : ".");
+}
+
+export function outlierSentence({ p_value: p, alpha, flag, reason }, nQueries) {
   if (!isNumber(p)) return "Not tested: the gallery is not calibrated.";
+  if (reason) return reason;
   const many = Math.round(1000 * p);
   const bound = p * (nQueries + 1) < 1.5 ? "at most " : ""; // stranger than all of them
   const strange = many < 1 ? "fewer than 1 looks"

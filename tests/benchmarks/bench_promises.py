@@ -27,7 +27,7 @@ from promises.catalogue import ORDINARY, WORLDS, spec_of
 from promises.drift import CHANGES, alarms
 from promises.filtered import measure_filters
 from promises.measures import Record, means, measure
-from promises.planner import forecast_over_needed, plan
+from promises.planner import compare_divisions, division_of, plan
 from promises.real import PLANNED, REAL, embed_all, real_world
 from promises.summary import summarise, table, table_of_worlds
 from promises.worlds import make_world
@@ -55,7 +55,8 @@ def run(task: Task) -> Record | list[Record]:
     with TemporaryDirectory() as place:
         directory = Path(place)
         if name in REAL:
-            world = real_world(name, seed, directory)
+            division = division_of(seed) if kind == "planner" else seed
+            world = real_world(name, division, directory)
         else:
             world = make_world(spec_of(name), seed, directory)
         return {"filters": measure_filters, "planner": plan, "world": measure}[kind](world, seed)
@@ -151,11 +152,11 @@ def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[
     if calm:
         numbers["drift_false_alarms"] = max(calm)
     planner = {
-        name: forecast_over_needed(found)
+        name: compare_divisions(found)
         for (kind, name), found in records.items()
         if kind == "planner"
     }
-    ratios = [one["ratio"] for of_set in planner.values() for one in of_set.values()]
+    ratios = [one["ratio"] for one in planner.values() if one["ratio"] is not None]
     if ratios:
         numbers["planner_ratio_lowest"] = min(ratios)
         numbers["planner_ratio_highest"] = max(ratios)

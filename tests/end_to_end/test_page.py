@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from end_to_end.keys import KeysFile, secret_of
 from end_to_end.processes import PATIENCE_S, Service
+from image_files import encoded
 from playwright.sync_api import (
     Browser,
     ConsoleMessage,
@@ -24,7 +26,10 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from index_builder.datasets.digits import digits
 from model_store.bundle import MANIFEST_FILE, publish, read_manifest
+from model_store.decision import Calibration
+from model_store.decision.absent_share import LEAST_QUERIES
 
 pytestmark = pytest.mark.browser
 
@@ -171,6 +176,70 @@ def test_an_uploaded_image_is_answered(
     assert visit.flagged() is flag
     expect(visit.found("result")).to_contain_text("PNG")
     expect(visit.found("problem")).to_be_hidden()
+
+
+def test_it_says_how_likely_nothing_matches_and_on_what_that_rests(
+    visit: Visit, service: Service, belonging: list[bytes]
+) -> None:
+    assert visit.verdict(visit.sample(belongs=True).click)
+    wanted = service.answer(belonging[-1])
+    nothing = visit.found("nothing")
+    expect(nothing.locator("h3 b")).to_have_text(percent(wanted["no_match_probability"]))
+    expect(nothing).to_contain_text("nothing that this gallery holds")
+    expect(nothing).to_contain_text("images of labels that were kept out of it")
+    expect(visit.found("result")).to_contain_text("held-out images this gallery was calibrated on")
+    expect(visit.found("withheld")).to_have_count(0)
+    visit.verdict(visit.sample(belongs=False).click)
+    expect(nothing).to_have_count(0)  # of another kind of image no probability holds
+
+
+def recalibrated(bundle: Path, place: Path, **changes: Any) -> Path:
+    """A bundle whose calibration is another one; its encoder and gallery are the same."""
+    staging = place / "staging"
+    shutil.copytree(bundle, staging)
+    (staging / MANIFEST_FILE).unlink()
+    calibration = Calibration.load(staging)
+    assert calibration is not None
+    replace(calibration, **changes).save(staging)
+    return publish(staging, read_manifest(bundle), place / "bundles")
+
+
+def test_a_match_that_cannot_be_promised_is_withheld_with_the_reason(
+    browser: Browser, digits_bundle: Path, tmp_path: Path
+) -> None:
+    strict = recalibrated(digits_bundle, tmp_path, max_error=0.001)
+    with Service(strict, tmp_path / "log") as service:
+        visit = Visit(browser, service, DESKTOP)
+        assert visit.verdict(visit.sample(belongs=True).click) == "ambiguous"
+        expect(visit.found("withheld")).to_contain_text("at most 0.001 among matches")
+        assert visit.overflow() <= 0
+        assert visit.complaints == []
+        visit.page.close()
+
+
+def test_a_gallery_calibrated_by_views_says_so(
+    browser: Browser, digits_bundle: Path, tmp_path: Path
+) -> None:
+    calibration = Calibration.load(digits_bundle)
+    assert calibration is not None
+    views = recalibrated(
+        digits_bundle,
+        tmp_path,
+        evidence=replace(calibration.evidence, absence="near_misses_of_views"),
+        report={**calibration.report, "queries": "views_of_items"},
+    )
+    images = digits()
+    with Service(views, tmp_path / "log") as service:
+        for place in range(2 * LEAST_QUERIES):
+            service.answer(encoded(images.pixels(place), "PNG"), alpha=0.001)
+        visit = Visit(browser, service, DESKTOP)
+        expect(visit.page.get_by_text("views made of its own items").first).to_be_visible()
+        expect(visit.found("estimate")).to_contain_text("a hint only, 5")
+        assert visit.verdict(visit.sample(belongs=True).click)
+        expect(visit.found("result")).to_contain_text("288 views made of its own items")
+        expect(visit.found("nothing")).to_contain_text("say little of such images")
+        assert visit.complaints == []
+        visit.page.close()
 
 
 def percent(share: float) -> re.Pattern[str]:

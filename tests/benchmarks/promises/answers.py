@@ -32,12 +32,12 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Answers:
-    """N queries, answered under the default terms.
+    """N queries, answered for the share of absent queries that was fitted with.
 
     Attributes
     ----------
-    probabilities : (N,) match probability of the first item, at the share that was fitted with.
-    no_match : (N,) P(no match), likewise.
+    probabilities : (N,) match probability of the first item.
+    no_match : (N,) P(no match).
     similarities : (N,) of the first item.
     outlier_scores, p_values : (N,).
     classes : (N,) size class of the first item's label.
@@ -100,6 +100,7 @@ def answer_all(
     code_of = {name: code for code, name in enumerate(gallery.labels)}
     truth = np.array([code_of.get(label, -1) for label in images.labels])
     no_samples = np.zeros((1, encoder.dim), dtype=np.float32)
+    terms = Terms(calibration.alpha, expected_absent=calibration.assumed_absent)
     rows: list[tuple[Any, ...]] = []
     for positions, batch in images.batches(encoder.metadata.preprocessing, AT_ONCE):
         embeddings = encoder.encode(batch)
@@ -110,7 +111,7 @@ def answer_all(
         for row, predictive in enumerate(predict(embeddings, scores, no_samples)):
             label = truth[positions[row]]
             retrieved = Retrieved(found.similarities[row], codes[row], n_listed, np.array([0]))
-            decided = decide(calibration, predictive, retrieved, Terms(calibration.alpha))
+            decided = decide(calibration, predictive, retrieved, terms)
             chosen = decided.result_set
             assert decided.match_log_odds is not None
             assert chosen is not None

@@ -21,8 +21,17 @@ ERRORS = (0.3, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03)
 """That are asked for; what needs fewer queries than the first number, or more than there are, tells
 nothing of the forecast."""
 
+ORDERS = 5
+"""In which the queries of one division of a set are taken: what divisions differ by, no query of
+one can tell of another."""
+
 LIKELY = 0.8
 """Share of calibrations that can promise what a number is said to be enough for."""
+
+
+def division_of(seed: int) -> int:
+    """Return the seed of the world that a repetition takes its queries from."""
+    return seed // ORDERS
 
 
 def plan(world: World, seed: int) -> Record:
@@ -35,7 +44,7 @@ def plan(world: World, seed: int) -> Record:
     """
     pool = joined(world.calibration.matched, world.matched)
     order = np.random.default_rng([seed, 7]).permutation(len(pool))
-    record: Record = {"promised": {}, "forecast": {}}
+    record: Record = {"division": division_of(seed), "promised": {}, "forecast": {}}
     for n in NUMBERS:
         if n > len(pool):
             break
@@ -49,6 +58,16 @@ def plan(world: World, seed: int) -> Record:
         record["promised"][str(n)] = [stream.widest(error) is not None for error in ERRORS]
         record["forecast"][str(n)] = [stream.queries_needed(error) or 0 for error in ERRORS]
     return record
+
+
+def compare_divisions(records: Sequence[Record]) -> Record:
+    """Return `forecast_over_needed` of each division, and the median of all ratios."""
+    divisions = {
+        str(number): forecast_over_needed([one for one in records if one["division"] == number])
+        for number in sorted({one["division"] for one in records})
+    }
+    ratios = [one["ratio"] for of_errors in divisions.values() for one in of_errors.values()]
+    return {"ratio": float(np.median(ratios)) if ratios else None, "divisions": divisions}
 
 
 def forecast_over_needed(records: Sequence[Record]) -> Record:
