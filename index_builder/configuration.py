@@ -377,9 +377,6 @@ def photographs_config(
             "embedding_dim": 512,
         },
         "training": {"epochs": 0},
-        # Of a network that was not trained with the margin, all negatives may lie inside it, where
-        # `fixed` has nothing left: its terms cancel.
-        "posterior": {"approximation": "positives"},
     }
     try:
         return BuildConfig.model_validate(fields)

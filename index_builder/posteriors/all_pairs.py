@@ -139,9 +139,7 @@ def fixed_pull(
     return total
 
 
-def positives_pull(
-    z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split
-) -> Tensor:
+def positives_pull(z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split) -> Tensor:
     """Sum as in `fixed_pull`, over positives alone and with each image as its own partner."""
     twice_positive = 2 * targets.positive[:, None]
     if split == "arccos":

@@ -43,7 +43,7 @@ def feature_basis(
 
     The principal directions, not centred, of φ̃ / ‖h‖ of up to `_SAMPLE` images, spread evenly over
     the data set, each feature in units of its root mean square. Within their span the traces are
-    still exact over all images; of the rest only the diagonal is, and that is taken to be isotropic.
+    still exact over all images; of the rest the diagonal is, and that is taken to be isotropic.
 
     Parameters
     ----------
@@ -202,8 +202,8 @@ def _own(
 def _joint_of_class(scaled: Tensor, z: Tensor, basis: Tensor | None) -> PartialTraces:
     """Σ_ij P_i P_j ⊗ ψ_i ψ_jᵀ over the rows of one class, i = j included.
 
-    With z_i = V x_i in the few directions V that the class takes up, every term is made of sums over
-    single rows, S_kl = Σ_i x_ik x_il ψ_i and s = Σ_i ψ_i:
+    With z_i = V x_i in the few directions V that the class takes up, every term is made of sums
+    over single rows, S_kl = Σ_i x_ik x_il ψ_i and s = Σ_i ψ_i:
 
         tr_D = (D - 2) s sᵀ + Σ_kl S_kl S_klᵀ
         tr_F = ‖s‖² I - Σ_i (ψ_iᵀ s) (z_i z_iᵀ + its transpose) + V (Σ_k S_kl ᵀ S_km)_lm Vᵀ

@@ -26,7 +26,13 @@ def test_variance_is_one_over_scaled_curvature_plus_prior(problem: Problem, spli
     layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
     curvature = fixed_curvature(*layer, targets, split=split, margin=MARGIN)
     fit = fit_laplace(
-        *layer, split=split, margin=MARGIN, scaling="global", prior_precision=0.3, data_scale=7.0
+        *layer,
+        split=split,
+        structure="diagonal",
+        margin=MARGIN,
+        scaling="global",
+        prior_precision=0.3,
+        data_scale=7.0,
     )
     assert float(curvature.weight.min()) < 0  # so that cutting off shows
     expected = 1 / (7 * curvature.weight.clamp_min(0) + 0.3)
@@ -39,9 +45,15 @@ def test_variance_is_one_over_scaled_curvature_plus_prior(problem: Problem, spli
     assert (fit.prior_precision, fit.data_scale) == (0.3, 7.0)
 
 
-def test_by_default_the_data_count_once_each_and_the_evidence_chooses(problem: Problem) -> None:
+def test_the_data_count_once_each_and_the_evidence_chooses_where_asked(problem: Problem) -> None:
     layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
-    fit = fit_laplace(*layer, approximation="positives", margin=MARGIN)
+    fit = fit_laplace(
+        *layer,
+        approximation="positives",
+        structure="diagonal",
+        prior_chosen_by="marginal_likelihood",
+        margin=MARGIN,
+    )
     targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
     scaled = positives_curvature(*layer, targets, split="euclidean") * 11
     tuned = tune_prior_precision(scaled, problem.weight, problem.bias)
@@ -62,6 +74,7 @@ def test_full_cuts_off_after_the_sum(problem: Problem, oracle: Oracle) -> None:
         *layer,
         approximation="full",
         split="arccos",
+        structure="diagonal",
         margin=MARGIN,
         prior_precision=1.0,
         generator=torch.Generator(),
@@ -72,8 +85,8 @@ def test_full_cuts_off_after_the_sum(problem: Problem, oracle: Oracle) -> None:
     y = torch.where(same, targets.positive[i], -targets.negative[i] * inside)
     expected = oracle(problem, i, j, y, "full", "arccos")
     assert float(expected.weight.min()) < 0
-    torch.testing.assert_close(fit.weight_curvature, expected.weight.clamp_min(0))
-    torch.testing.assert_close(fit.bias_curvature, expected.bias.clamp_min(0))
+    torch.testing.assert_close(fit.curvature.weight, expected.weight.clamp_min(0))
+    torch.testing.assert_close(fit.curvature.bias, expected.bias.clamp_min(0))
 
 
 def test_full_asks_for_a_generator(problem: Problem) -> None:
@@ -84,6 +97,7 @@ def test_full_asks_for_a_generator(problem: Problem) -> None:
             problem.weight,
             problem.bias,
             approximation="full",
+            structure="diagonal",
             margin=MARGIN,
         )
 
@@ -91,7 +105,14 @@ def test_full_asks_for_a_generator(problem: Problem) -> None:
 def test_training_parameters_are_left_alone(problem: Problem) -> None:
     weight = problem.weight.clone().requires_grad_()
     trained = replace(problem, weight=weight)
-    fit = fit_laplace(trained.blocks, trained.labels, trained.weight, trained.bias, margin=MARGIN)
+    fit = fit_laplace(
+        trained.blocks,
+        trained.labels,
+        trained.weight,
+        trained.bias,
+        structure="diagonal",
+        margin=MARGIN,
+    )
     assert not fit.posterior.weight_mean.requires_grad
     assert torch.equal(weight.detach(), problem.weight)
 
@@ -128,6 +149,7 @@ def test_memory_grows_with_the_data_and_not_with_its_pairs(approximation: Approx
                 weight,
                 torch.zeros(3),
                 approximation=approximation,
+                structure="diagonal",
                 margin=1.0,
                 prior_precision=1.0,
                 generator=generator,

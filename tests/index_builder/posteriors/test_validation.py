@@ -30,7 +30,13 @@ def fit(data: tuple[torch.Tensor, torch.Tensor]) -> LaplaceFit:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(3, 7, generator=generator)
     return fit_laplace(
-        lambda: [data[0]], data[1], weight, torch.zeros(3), margin=MARGIN, prior_precision=1.0
+        lambda: [data[0]],
+        data[1],
+        weight,
+        torch.zeros(3),
+        structure="diagonal",
+        margin=MARGIN,
+        prior_precision=1.0,
     )
 
 
@@ -46,10 +52,10 @@ def test_the_candidate_of_the_largest_criterion_is_taken(fit: LaplaceFit) -> Non
     assert chosen.prior_precision == (1.0, 100.0, 1e4)[values.index(max(values))]
     torch.testing.assert_close(
         chosen.posterior.weight_variance,
-        1 / (fit.data_scale * fit.weight_curvature + chosen.prior_precision),
+        1 / (fit.data_scale * fit.curvature.weight + chosen.prior_precision),
     )
     assert criterion(chosen.posterior) == max(values)
-    assert torch.equal(chosen.weight_curvature, fit.weight_curvature)
+    assert torch.equal(chosen.curvature.weight, fit.curvature.weight)
 
 
 def test_no_candidates_are_refused(fit: LaplaceFit) -> None:
@@ -68,7 +74,7 @@ def test_a_temperature_changes_the_spread_of_the_posterior_and_nothing_of_its_sh
 
     chosen = temper_by_validation(fit.tempered(7.0), [0.01, 0.1, 1.0], criterion)
     assert chosen.temperature == 0.1
-    assert chosen.temperature_search.candidates == (0.01, 0.1, 1.0)
+    assert chosen.temperature_search.candidates == (1.0, 0.1, 0.01)
     assert chosen.prior_precision == fit.prior_precision
     torch.testing.assert_close(chosen.posterior.weight_variance, wanted)
     torch.testing.assert_close(chosen.posterior.bias_variance, 0.1 * fit.posterior.bias_variance)
