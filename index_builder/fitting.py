@@ -70,7 +70,7 @@ NOTHING_BUT_NORM = 0.95
 N_VALIDATION = 1_000
 """Validation images that vote on prior or temperature: the optimum is flat, more hardly move it."""
 
-MIN_CORRELATED = 100
+MIN_CORRELATED = 30
 """Validation images that a correlation can be read off."""
 
 N_VOTERS = 10_000
@@ -201,11 +201,15 @@ def _laplace(
     if asked.temperature != "validation":
         fitted = fitted.tempered(asked.temperature)
     correlation = _norm_correlation(encoder, fitted.posterior, splits, config.seed)
+    known = "unknown" if correlation is None else f"{correlation:.3f}"
+    console.print(
+        f"{asked.name}: {fitted.prior_share:.1%} of the precision is prior; the uncertainty "
+        f"correlates with the length of the features at {known}"
+    )
     if correlation is not None and correlation > NOTHING_BUT_NORM:
         console.print(
-            f"[yellow]The posterior says nothing beyond the length of the features: the "
-            f"uncertainty correlates with it at {correlation:.3f}, and {fitted.prior_share:.1%} of "
-            "the precision is prior. Take structure = 'kronecker' or a smaller prior_precision.[/]"
+            "[yellow]The posterior says nothing beyond the length of the features. "
+            "Take structure = 'kronecker', or a smaller prior_precision.[/]"
         )
     searched = fitted.temperature_search
     return fitted.posterior, {

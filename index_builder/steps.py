@@ -72,6 +72,9 @@ MIN_POSITIVES = 2
 
 POSTERIOR_REPORT = "posterior.json"
 
+_OF_POSTERIOR = ("method", "prior_share", "norm_correlation", "temperature")
+"""What the bundle says of its posterior."""
+
 
 def train_step(config: BuildConfig, run: Run) -> None:
     """Images → checkpoint.safetensors, objective.safetensors and training.json.
@@ -262,6 +265,8 @@ def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
         _splits(config).evaluation,
         config.seed,
     )
+    posterior = run.read_json(POSTERIOR_REPORT)
+    report["posterior"] = {name: posterior[name] for name in _OF_POSTERIOR if name in posterior}
     run.write_json(EVALUATION_FILE, report)
     write_json(run.staging / EVALUATION_FILE, report)
     return report

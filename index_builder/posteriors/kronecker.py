@@ -4,20 +4,20 @@ Write φ̃ = (φ, 1), so that W̃ = (W, b) is one D × (F + 1) matrix and the bi
 of images with target y contributes to the generalised Gauss-Newton matrix (Warburg et al. 2023,
 Eq. 71-97; with r = ‖h‖, z = h / r and P = I - z zᵀ)
 
-    y (M_i ⊗ ψ_i ψ_iᵀ + M_j ⊗ ψ_j ψ_jᵀ - 2 P_i P_j ⊗ ψ_i ψ_jᵀ),    ψ = φ̃ / r
+    y (M_i ⊗ ψ_i ψ_iᵀ + M_j ⊗ ψ_j ψ_jᵀ - 2 P_i P_j ⊗ ψ_i ψ_jᵀ),  ψ = φ̃ / r
 
-where M = P for the Euclidean split, M_i = c I + z_i z_jᵀ + z_j z_iᵀ - 3 c z_i z_iᵀ with c = z_iᵀ z_j
-for the arccos split, and ``fixed`` leaves out the last term. The sum G over all pairs is a sum of
-Kronecker products and not one itself. With tr_D and tr_F the traces over outputs and features, it
-is approximated by the product that has the same partial traces as the precision G + λ I:
+where M = P for the Euclidean split, M_i = c I + z_i z_jᵀ + z_j z_iᵀ - 3 c z_i z_iᵀ for the arccos
+split, with c = z_iᵀ z_j, and ``fixed`` leaves out the last term. The sum G over all pairs is a sum
+of Kronecker products and not one itself. With tr_D and tr_F the traces over outputs and features,
+it is approximated by the product that has the same partial traces as the precision G + λ I:
 
     A + λ I,   A = tr_D(G) / D                        the mean of the D diagonal blocks of G
     B = (1 - π) D tr_F(G) / tr(G) + π I,   π = λ / (λ + mean eigenvalue of A)
 
 So W̃ is matrix normal with the covariance B⁻¹ over its rows and (A + λ)⁻¹ over its columns, and an
-embedding is z | φ ~ N(W φ + b, s B⁻¹) with the scalar s = φ̃ᵀ (A + λ)⁻¹ φ̃. This is exact where all
-images have the same M / r² up to a factor, as for one image. As λ grows it becomes the prior's:
-s = ‖φ̃‖² / λ and B = I.
+embedding is z | φ ~ N(W φ + b, s B⁻¹) with the scalar s = φ̃ᵀ (A + λ)⁻¹ φ̃. It would be exact if
+all images had M / r² = I up to one factor; what it leaves out is which outputs an image's own
+direction z keeps uncertain. As λ grows it becomes the prior's: s = ‖φ̃‖² / λ and B = I.
 
 The prior may also know the scale of each feature: λ T for λ I, with T diagonal, t_f = A_ff over its
 mean. This is λ I for features divided by t_f^½. A prior that is the same for all features makes the
@@ -198,7 +198,7 @@ class KroneckerCurvature:
     @property
     def largest(self) -> float:
         """Largest eigenvalue of A."""
-        return float(self.values[0])
+        return float(self.values[0]) if len(self.values) else self.rest
 
     @property
     def share_zero(self) -> float:
@@ -286,5 +286,7 @@ class KroneckerCurvature:
 
 def _without_noise(values: Tensor) -> Tensor:
     """Eigenvalues cut off at zero, and at what rounding of the largest leaves of a zero."""
+    if not len(values):
+        return values
     floor = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
     return torch.where(values > floor, values, 0.0)

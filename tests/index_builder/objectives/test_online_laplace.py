@@ -62,7 +62,7 @@ def test_what_it_leaves_is_near_the_post_hoc_curvature() -> None:
         ]
         rows = torch.cat(chosen)
         online(FEATURES[rows], LABELS[rows], layer)
-    left = OnlineLaplaceLoss.curvature(online.learned())
+    left = OnlineLaplaceLoss.curvature(online.learned()).rectified()
     fit = fit_laplace(
         lambda: [FEATURES],
         LABELS,
@@ -95,7 +95,7 @@ def test_labels_of_unequal_size_count_as_often_as_the_data_hold_them(
     )
     for rows in batches:
         online(features[rows], labels[rows], layer)
-    left = OnlineLaplaceLoss.curvature(online.learned()).weight
+    left = OnlineLaplaceLoss.curvature(online.learned()).rectified().weight
     fit = fit_laplace(
         lambda: [features],
         labels,

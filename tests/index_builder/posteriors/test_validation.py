@@ -12,6 +12,7 @@ from index_builder.posteriors import (
     select_by_validation,
     temper_by_validation,
 )
+from index_builder.posteriors.validation import norm_correlation
 from model_store.errors import CalibrationError
 
 MARGIN = 1.0
@@ -113,3 +114,25 @@ def test_neighbours_that_are_all_right_say_nothing(
     features, labels = data
     with pytest.raises(CalibrationError, match="0 of 60 nearest neighbours are wrong"):
         nearest_neighbour_criterion(fit.posterior, features, labels, features, labels)
+
+
+def test_of_equally_good_temperatures_the_widest_is_taken(fit: LaplaceFit) -> None:
+    def plateau(posterior: LastLayerPosterior) -> float:
+        return -0.5 if float(posterior.weight_variance.max()) < 0.3 * widest else -1.0
+
+    widest = float(fit.posterior.weight_variance.max())
+    chosen = temper_by_validation(fit, [1e-4, 1e-3, 1e-2, 0.1, 1.0], plateau)
+    assert chosen.temperature == 0.1
+
+
+def test_what_is_all_prior_correlates_with_the_feature_norm(fit: LaplaceFit) -> None:
+    features = torch.rand(60, fit.posterior.weight_mean.shape[1]) + 0.1
+    curvature = fit.curvature * fit.data_scale
+    layer = fit.posterior.weight_mean, fit.posterior.bias_mean
+    correlations = [
+        norm_correlation(curvature.posterior(*layer, prior), features) for prior in (1e-3, 1e9)
+    ]
+    assert None not in correlations
+    assert correlations[0] < correlations[1]
+    assert correlations[1] > 0.97  # the bias has no part in the feature norm
+    assert norm_correlation(curvature.posterior(*layer, 1.0), features[:1].expand(9, -1)) is None
