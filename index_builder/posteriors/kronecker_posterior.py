@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -37,6 +37,7 @@ class KroneckerPosterior:
     direction_variance : v (K,), strictly positive.
     rest_variance : ρ (), of all other directions; positive unless K = F + 1.
     output_factor : C (D, D).
+    output_variance : (D,), the diagonal of C Cᵀ.
     """
 
     weight_mean: Tensor
@@ -46,6 +47,7 @@ class KroneckerPosterior:
     direction_variance: Tensor
     rest_variance: Tensor
     output_factor: Tensor
+    output_variance: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         dim, n_features = self.weight_mean.shape
@@ -60,6 +62,7 @@ class KroneckerPosterior:
         rest_positive = self._is_complete or bool(self.rest_variance > 0)
         if not (rest_positive and bool((self.direction_variance > 0).all())):
             raise ValueError("variances must be strictly positive")
+        object.__setattr__(self, "output_variance", self.output_factor.square().sum(1))
 
     @property
     def _is_complete(self) -> bool:
@@ -94,8 +97,7 @@ class KroneckerPosterior:
         mean, variance : (B, D), before normalisation.
         """
         mean = torch.addmm(self.bias_mean, features, self.weight_mean.T)
-        outputs = self.output_factor.square().sum(1)
-        return mean, self.feature_variance(features)[:, None] * outputs
+        return mean, self.feature_variance(features)[:, None] * self.output_variance
 
     def sample(self, n_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw last layers; gradients reach the mean through them.
