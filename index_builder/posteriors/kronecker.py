@@ -45,7 +45,7 @@ _LEAST_SCALE = 0.1
 """Smallest t_f, of the mean: a feature that hardly ever fired must not decide alone. Of 0.001 to
 0.3 the middle: below, wrong first results are told apart less well, above, corrupted pictures."""
 
-MAX_RANK = 1024
+MAX_RANK = 512
 """Directions of the features that are kept where not all are."""
 
 _JOINED_RANK = 256

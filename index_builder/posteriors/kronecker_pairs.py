@@ -183,8 +183,8 @@ def _own(
     split : see `Split`.
     basis : of the features.
     """
-    entries = scaled.double().square()
-    squares = entries.sum(1, keepdim=True)
+    entries = scaled.square()  # in their own type: of all the largest array
+    squares = entries.sum(1, keepdim=True).double()
     z, pull, dim = z.double(), pull.double(), z.shape[1]
     if split == "euclidean":
         amount = pull
@@ -195,7 +195,7 @@ def _own(
         outputs = crossed + crossed.T - 3 * (squares * amount * z).T @ z
     outputs.diagonal().add_((squares * amount).sum())
     rows, amount = _within(scaled, basis), (dim - 1) * amount
-    diagonal = (amount * entries).sum(0)
+    diagonal = (amount.T.to(entries) @ entries)[0].double()
     return PartialTraces(rows.T @ (amount * rows), outputs, diagonal, basis)
 
 

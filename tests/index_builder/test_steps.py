@@ -424,9 +424,9 @@ def test_where_every_negative_is_inside_the_margin_positives_alone_are_taken(
 ) -> None:
     shutil.copytree(digits_run, tmp_path, dirs_exist_ok=True)
     fields = digits_config.model_dump()
-    fields["training"]["margin"] = 2.0
+    fields["training"]["margin"] = 1.9999
     training = json.loads((tmp_path / "training.json").read_text())
-    training["config"]["training"]["margin"] = 2.0
+    training["config"]["training"]["margin"] = 1.9999
     (tmp_path / "training.json").write_text(json.dumps(training))
     fit_step(BuildConfig.model_validate(fields), Run(tmp_path))
     posterior = json.loads((tmp_path / "posterior.json").read_text())
