@@ -95,7 +95,7 @@ def fixed_traces(
     total, first = PartialTraces.zeros_like(weight, basis), 0
     for block in blocks:
         rows = slice(first, first + len(block))
-        scaled = _extended(block) / norms[rows]
+        scaled = _extended(block).div_(norms[rows])
         total += _own(scaled, h[rows] / norms[rows], pull[rows], split, basis)
         first += len(block)
     return total
@@ -125,7 +125,7 @@ def positives_traces(
         gathered = gather(features, weight, torch.cat(group), len(labels))
         parts = torch.split(gathered, [len(rows) for rows in group])
         for rows, phi in zip(group, parts, strict=True):
-            scaled = _extended(phi) / norms[rows]
+            scaled = _extended(phi).div_(norms[rows])
             total += _own(scaled, z[rows], pull[rows], split, basis)
             joint = _joint_of_class(scaled, z[rows], basis)
             total += joint * (-2 * float(targets.positive[rows[0]]))

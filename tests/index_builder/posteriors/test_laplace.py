@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from index_builder.posteriors import Approximation, MinibatchPlan, Split, all_pairs, fit_laplace
+from index_builder.posteriors import (
+    Approximation,
+    MinibatchPlan,
+    Split,
+    Structure,
+    all_pairs,
+    fit_laplace,
+)
 from index_builder.posteriors.all_pairs import fixed_curvature, positives_curvature
 from index_builder.posteriors.prior import log_marginal_likelihood, tune_prior_precision
 from index_builder.posteriors.targets import anchor_targets
+from model_store.errors import CalibrationError
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Oracle, Problem
@@ -160,3 +168,29 @@ def test_memory_grows_with_the_data_and_not_with_its_pairs(approximation: Approx
     block = all_pairs._ROWS**2  # what the comparison of all pairs holds at once, whatever N
     assert 3000 <= largest(3000) <= block < 3000**2
     assert largest(6000) <= block
+
+
+@pytest.mark.parametrize(("structure", "fraction"), [("kronecker", 3.0), ("diagonal", 0.01)])
+def test_by_default_the_prior_is_relative_to_the_curvature(
+    problem: Problem, structure: Structure, fraction: float
+) -> None:
+    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+    fits = [
+        fit_laplace(*layer, structure=structure, margin=MARGIN, data_scale=scale)
+        for scale in (11.0, 1100.0)
+    ]
+    for fit in fits:
+        assert fit.prior_chosen_by == "curvature"
+        expected = fraction * fit.data_scale * fit.curvature.mean
+        assert fit.prior_precision == pytest.approx(expected)
+        assert fit.prior_share == pytest.approx(fraction / (1 + fraction))
+    # A hundred times the data leave the shape of the posterior as it is.
+    variances = [fit.posterior.predict(problem.features)[1] for fit in fits]
+    torch.testing.assert_close(variances[0], 100 * variances[1])
+
+
+def test_without_curvature_there_is_no_relative_prior(problem: Problem) -> None:
+    balanced = torch.arange(10) // 2
+    features = problem.features[:10]
+    with pytest.raises(CalibrationError, match="every negative is inside the margin"):
+        fit_laplace(lambda: [features], balanced, problem.weight, problem.bias, margin=1.9999)
