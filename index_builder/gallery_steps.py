@@ -34,6 +34,11 @@ from model_store.gallery.milvus_collection import MILVUS_FILE
 from model_store.gallery.opening import index_description
 from model_store.retriever import open_parts
 
+POSTERIOR_REPORT = "posterior.json"
+
+_OF_POSTERIOR = ("method", "prior_share", "norm_correlation", "temperature")
+"""What the bundle says of its posterior."""
+
 
 def index_step(config: BuildConfig, run: Run) -> None:
     """encoder.onnx and gallery images → the gallery's files."""
@@ -96,6 +101,8 @@ def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
         splits_of(config).evaluation,
         config.seed,
     )
+    posterior = run.read_json(POSTERIOR_REPORT)
+    report["posterior"] = {name: posterior[name] for name in _OF_POSTERIOR if name in posterior}
     run.write_json(EVALUATION_FILE, report)
     write_json(run.staging / EVALUATION_FILE, report)
     return report

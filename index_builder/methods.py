@@ -40,9 +40,9 @@ class Method:
 
 
 def _laplace(approximation: str, split: str) -> dict[str, Method]:
-    """Post-hoc and online Laplace with one of the six curvatures."""
+    """Post-hoc and online Laplace with one of the six curvatures, its diagonal as in the papers."""
     suffix = "" if split == "euclidean" else f"_{split}"
-    curvature = {"approximation": approximation, "split": split}
+    curvature = {"structure": "diagonal", "approximation": approximation, "split": split}
     return {
         f"lam_posthoc_{approximation}{suffix}": Method(
             f"Laplace, {approximation}, {split}",
@@ -52,6 +52,25 @@ def _laplace(approximation: str, split: str) -> dict[str, Method]:
         f"lam_online_{approximation}{suffix}": Method(
             f"online Laplace, {approximation}, {split}", {"method": "online_laplace", **curvature}
         ),
+    }
+
+
+def _kronecker(method: str, title: str, *, post_hoc: bool) -> dict[str, Method]:
+    """Kronecker-factored Laplace, whose prior is relative to its curvature whatever the base's."""
+    ways = ("fixed", "positives") if post_hoc else ("fixed",)
+    return {
+        f"kron_{'posthoc' if post_hoc else 'online'}_{approximation}": Method(
+            f"{title}, Kronecker-factored, {approximation}, euclidean",
+            {
+                "method": method,
+                "structure": "kronecker",
+                "approximation": approximation,
+                "prior_precision": None,
+                "prior_chosen_by": "curvature",
+            },
+            post_hoc=post_hoc,
+        )
+        for approximation in ways
     }
 
 
@@ -83,8 +102,11 @@ METHODS: Mapping[str, Method] = {
         for name, method in _laplace(approximation, split).items()
     },
     "lam_online_sampled": Method(
-        "online Laplace, two drawn layers a step", {"method": "online_laplace", "n_samples": 2}
+        "online Laplace, two drawn layers a step",
+        {"method": "online_laplace", "structure": "diagonal", "n_samples": 2},
     ),
+    **_kronecker("laplace", "Laplace", post_hoc=True),
+    **_kronecker("online_laplace", "online Laplace", post_hoc=False),
     "btl": _bayesian_triplet("diagonal"),
     "btl_isotropic": _bayesian_triplet("isotropic", variance="isotropic"),
     "btl_vmf": _bayesian_triplet(
@@ -130,4 +152,5 @@ def _carried_over(base: BuildConfig, method: Method) -> dict[str, Any]:
     """Prior and temperature of a Laplace posterior, where ``method`` is another one."""
     if base.posterior.method != "laplace" or "laplace" not in method.posterior["method"]:
         return {}
-    return base.posterior.model_dump(include={"prior_precision", "prior_chosen_by", "temperature"})
+    shared = {"prior_precision", "prior_chosen_by", "prior_scale", "temperature"}
+    return base.posterior.model_dump(include=shared)

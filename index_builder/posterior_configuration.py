@@ -23,27 +23,40 @@ class _LaplaceConfig(Section):
     split: Literal["euclidean", "arccos"] = Field(
         "euclidean", description="Whether normalisation counts to the network or to the loss."
     )
+    structure: Literal["kronecker", "diagonal"] = Field(
+        "kronecker",
+        description="What is kept of the curvature. kronecker: the covariance of the features and "
+        "that of the outputs. diagonal: each weight alone, as in the papers; it cannot know which "
+        "combinations of features the training images had.",
+    )
     prior_precision: float | None = Field(
         None, gt=0, description="Left out: chosen as `prior_chosen_by` says."
     )
-    prior_chosen_by: Literal["validation", "marginal_likelihood"] = Field(
-        "validation",
-        description="validation: by how well sampled neighbours predict the label of images that "
-        "the encoder was not trained on. marginal_likelihood: by the evidence of the training "
-        "images, which leaves a last layer with more weights than images far too uncertain.",
+    prior_chosen_by: Literal["curvature", "validation", "marginal_likelihood"] = Field(
+        "curvature",
+        description="curvature: a fixed fraction of the mean curvature of the training images, so "
+        "that the posterior keeps its shape. validation: by how well sampled neighbours predict "
+        "the label of images that the encoder was not trained on; it acts as a temperature, and "
+        "may leave nothing but the prior. marginal_likelihood: by the evidence of the training "
+        "images.",
+    )
+    prior_scale: Literal["features", "isotropic"] = Field(
+        "features",
+        description="Of a Kronecker-factored posterior. features: the prior precision of a weight "
+        "is in units of its feature's curvature. isotropic: the same for all.",
     )
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
-        1.0,
-        description="Of the posterior, whose variances are multiplied by it. validation: chosen as "
-        "the prior precision would be, which is then the one given, or the likeliest. What tells "
-        "outliers apart is the posterior's shape, which a strong prior makes round; a low "
-        "temperature takes as much of its spread, and leaves the shape.",
+        "validation",
+        description="Of the posterior, whose variances are multiplied by it. validation: chosen by "
+        "how well sampled neighbours predict the label of images that the encoder was not trained "
+        "on; 1 where the prior precision is chosen so, or where there are no such images.",
     )
 
     @property
     def name(self) -> str:
         """What the served answer calls it."""
-        return f"{self.method}_{self.approximation}_{self.split}"
+        structure = "" if self.structure == "diagonal" else f"{self.structure}_"
+        return f"{self.method}_{structure}{self.approximation}_{self.split}"
 
 
 class LaplaceConfig(_LaplaceConfig):

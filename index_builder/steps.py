@@ -27,6 +27,7 @@ from index_builder.fitted import (
 )
 from index_builder.fitting import fit_members, fit_posterior
 from index_builder.gallery_steps import (
+    POSTERIOR_REPORT,
     calibrate_step,
     evaluate_step,
     index_step,
@@ -67,8 +68,6 @@ N_PARITY_IMAGES = max(PARITY_BATCHES)
 
 MIN_POSITIVES = 2
 """Images of a label that make a positive pair."""
-
-POSTERIOR_REPORT = "posterior.json"
 
 
 def train_step(config: BuildConfig, run: Run) -> None:

@@ -4,8 +4,8 @@
 `ranking`          lists: recall at k, mAP at k, mAP at R, average precision
 `calibration`      probabilities: reliability, calibration error, Brier score, consensus
 `separation`       two kinds told apart by a number: AUROC, AUPRC, FPR at 95 %
-`selective`        answering only when sure: sparsification, AUSC, risk and coverage, AURC
-`open_set`         gallery and strangers at once: detection and identification
+`selective`        answering only when sure: sparsification, AUSC, AURC, AUGRC
+`open_set`         gallery and strangers at once: detection and identification, OSCR
 `structure`        the embedding itself: NMI, feature and cluster diversity
 =================  ==============================================================================
 
@@ -24,7 +24,10 @@ from index_builder.metrics.calibration import (
     reliability_by_width,
     retrieval_calibration_error,
 )
-from index_builder.metrics.open_set import detection_and_identification_rate
+from index_builder.metrics.open_set import (
+    detection_and_identification_rate,
+    open_set_classification_rate,
+)
 from index_builder.metrics.ranking import (
     average_precision,
     map_at_k,
@@ -32,6 +35,7 @@ from index_builder.metrics.ranking import (
     recall_at_k,
 )
 from index_builder.metrics.selective import (
+    augrc,
     aurc,
     ausc,
     risk_coverage,
@@ -46,6 +50,7 @@ from index_builder.metrics.structure import (
 
 __all__ = [
     "ReliabilityBin",
+    "augrc",
     "auprc",
     "aurc",
     "auroc",
@@ -63,6 +68,7 @@ __all__ = [
     "map_at_k",
     "map_at_r",
     "normalised_mutual_information",
+    "open_set_classification_rate",
     "recall_at_k",
     "reliability",
     "reliability_by_width",

@@ -38,3 +38,29 @@ def detection_and_identification_rate(
     ranked = np.sort(of_strangers)[::-1]
     threshold = -np.inf if allowed == len(ranked) else ranked[allowed]
     return float((correct & (confidences > threshold)).mean())
+
+
+def open_set_classification_rate(
+    confidences: Floats, correct: Bools, of_strangers: Floats
+) -> float | None:
+    """Area under the curve of correct answers against accepted strangers, over all thresholds.
+
+    OSCR (Dhamija et al. 2018): the probability that a query whose match is in the gallery is
+    answered correctly and with more confidence than a stranger; equal confidences count half.
+
+    Parameters
+    ----------
+    confidences, correct, of_strangers : as in `detection_and_identification_rate`.
+
+    Returns
+    -------
+    In [0, recall at 1]; None where there are no queries or no strangers.
+    """
+    if np.isnan(confidences).any() or np.isnan(of_strangers).any():
+        raise ValueError("confidences must not be NaN")
+    if not len(confidences) or not len(of_strangers):
+        return None
+    ranked = np.sort(of_strangers)
+    below = np.searchsorted(ranked, confidences, side="left")
+    not_above = np.searchsorted(ranked, confidences, side="right")
+    return float((correct * (below + not_above)).mean() / (2 * len(ranked)))

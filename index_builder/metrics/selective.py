@@ -61,6 +61,16 @@ def aurc(uncertainties: Floats, correct: Bools) -> float:
     return float(risks.mean())
 
 
+def augrc(uncertainties: Floats, correct: Bools) -> float:
+    """Mean over all coverages of the share of all queries that are answered wrongly.
+
+    Area under the generalised risk coverage curve (Traub et al. 2024), risk times coverage: unlike
+    `aurc` it does not weigh the errors among the surest queries many times. 0 at best.
+    """
+    coverages, risks = risk_coverage(uncertainties, correct)
+    return float((coverages * risks).mean())
+
+
 def _accuracies(uncertainties: Floats, correct: Bools) -> Floats:
     """Accuracy (B,) of the n surest queries, for n from 1."""
     if not len(uncertainties) or np.isnan(uncertainties).any():

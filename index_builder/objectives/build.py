@@ -59,6 +59,7 @@ def build_objective(
                 n_images=config.training.images_per_label,
             ),
             margin=config.training.margin,
+            structure=asked.structure,
             approximation=asked.approximation,
             split=asked.split,
             memory_factor=asked.memory_factor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,9 @@ from index_builder.posteriors import (
     Curvature,
     MinibatchPlan,
     OnlineLaplace,
+    PartialTraces,
     Split,
+    Structure,
     online_step,
 )
 from index_builder.posteriors.minibatches import Drawn
@@ -32,6 +35,7 @@ class OnlineLaplaceLoss(Objective):
     plan : how minibatches are drawn from them, so that the curvature is that of the data whatever
         the sizes of the labels.
     margin : of the contrastive loss.
+    structure : what is kept of the curvature.
     approximation, split : which of the six curvatures.
     memory_factor, prior_precision, initial_precision : see `OnlineLaplace`.
     n_samples : layers drawn for each step, 0 for none.
@@ -47,6 +51,7 @@ class OnlineLaplaceLoss(Objective):
         plan: MinibatchPlan,
         *,
         margin: float,
+        structure: Structure,
         approximation: Approximation,
         split: Split,
         memory_factor: float,
@@ -56,8 +61,9 @@ class OnlineLaplaceLoss(Objective):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        self.online = OnlineLaplace.start(
+        self.online: OnlineLaplace[Any] = OnlineLaplace.start(
             last_layer.weight,
+            structure=structure,
             data_scale=float(len(labels)),
             prior_precision=prior_precision,
             memory_factor=memory_factor,
@@ -92,10 +98,14 @@ class OnlineLaplaceLoss(Objective):
 
     def learned(self) -> dict[str, Tensor]:
         """The curvature of the data, data scale included."""
-        curvature = self.online.curvature
-        return {"weight_curvature": curvature.weight, "bias_curvature": curvature.bias}
+        kept = self.online.average
+        return {
+            name: value.contiguous()
+            for name in ("weight", "bias", "features", "outputs", "diagonal", "basis")
+            if (value := getattr(kept, name, None)) is not None
+        }
 
     @staticmethod
-    def curvature(learned: Mapping[str, Tensor]) -> Curvature:
+    def curvature(learned: Mapping[str, Tensor]) -> Curvature | PartialTraces:
         """What `learned` gave."""
-        return Curvature(learned["weight_curvature"], learned["bias_curvature"])
+        return Curvature(**learned) if "weight" in learned else PartialTraces(**learned)

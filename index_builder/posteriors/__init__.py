@@ -4,7 +4,10 @@ The map, from what is asked to what answers it:
 
 =====================  ==========================================================================
 `laplace`              `fit_laplace`: a trained layer and its features → `LaplaceFit`
-`last_layer`           `LastLayerPosterior`: closed-form prediction, sampling, safetensors
+`kronecker`            the Kronecker-factored curvature: `PartialTraces`, `KroneckerCurvature`
+`kronecker_pairs`      its traces over all N² pairs, and over given pairs
+`kronecker_posterior`  `KroneckerPosterior`: closed-form prediction, sampling, safetensors
+`last_layer`           `LastLayerPosterior`: the same for a diagonal covariance
 `variance_head`        `VarianceHeadPosterior`: the variance read off the features instead
 `uncertainty_module`   `UncertaintyModulePosterior`: the same of PFE and HIB
 `point`                `PointPosterior`: no posterior, the deterministic baseline
@@ -12,7 +15,7 @@ The map, from what is asked to what answers it:
 `ensemble`             `fit_ensemble`: encoders trained apart, brought into one space
 `stored`               any of them, from its file
 `online`               `OnlineLaplace`, `online_step`: the same while training
-`prior`                the prior precision by the marginal likelihood
+`prior`                the prior precision: relative to the curvature, or the likeliest
 `validation`           the prior precision by what it does to held-out queries
 `votes`                a criterion for that: how well sampled neighbours vote
 `curvature`            which of the six curvatures; the diagonal that is kept
@@ -24,10 +27,12 @@ The map, from what is asked to what answers it:
 =====================  ==========================================================================
 """
 
-from index_builder.posteriors.curvature import Approximation, Curvature, Split
+from index_builder.posteriors.curvature import Approximation, Curvature, Split, Structure
 from index_builder.posteriors.dropout import DropoutPosterior
 from index_builder.posteriors.ensemble import EnsembleFit, EnsemblePosterior, fit_ensemble
 from index_builder.posteriors.feature_blocks import FeatureBlocks
+from index_builder.posteriors.kronecker import KroneckerCurvature, PartialTraces, PriorScale
+from index_builder.posteriors.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace import LaplaceFit, fit_laplace, laplace_of_curvature
 from index_builder.posteriors.last_layer import LastLayerPosterior
 from index_builder.posteriors.minibatches import MinibatchPlan, minibatch_curvature, minibatch_loss
@@ -54,13 +59,18 @@ __all__ = [
     "EnsembleFit",
     "EnsemblePosterior",
     "FeatureBlocks",
+    "KroneckerCurvature",
+    "KroneckerPosterior",
     "LaplaceFit",
     "LastLayerPosterior",
     "MinibatchPlan",
     "OnlineLaplace",
+    "PartialTraces",
     "PointPosterior",
     "Posterior",
+    "PriorScale",
     "Split",
+    "Structure",
     "TargetScaling",
     "UncertaintyModule",
     "UncertaintyModulePosterior",

@@ -46,9 +46,11 @@ def fixed_curvature(
     """Diagonal curvature of `fixed` over all ordered pairs, before it is cut off at zero.
 
     Each image moves while its partners stay: Σ_ij 2 y_ij J_iᵀ [∇²_i L(z_i, z_j)] J_i, Warburg et
-    al. 2023, Eq. 102, corrected: y enters once and pairs i = i are left out. It is the second
-    derivative of L(sg z_i, z_j) + L(z_i, sg z_j) - sg L(z_i, z_j), which keeps value and gradient
-    of the loss, unlike Eq. 100, which halves the gradient.
+    al. 2023, Eq. 102, corrected: y enters once and pairs i = i are left out. For classes of equal
+    size, where y_ij = y_ji, it is the second derivative of L(sg z_i, z_j) + L(z_i, sg z_j) -
+    sg L(z_i, z_j), which keeps value and gradient of the loss, unlike Eq. 100, which halves the
+    gradient. For others each pair counts twice for its anchor i, as in Eq. 109, which keeps the sum
+    non-negative.
 
     Parameters
     ----------
@@ -62,18 +64,8 @@ def fixed_curvature(
     h = project(features, weight, bias, len(labels))
     norms = h.norm(dim=1, keepdim=True)
     z = h / norms
-    inside = _inside_margin_sums(z, labels, margin, with_directions=split == "arccos")
-    twice_positive, twice_negative = 2 * targets.positive, 2 * targets.negative
-    if split == "euclidean":
-        pull = twice_positive * (targets.class_size - 1)
-        total = pull - twice_negative * inside[:, 0]
-        # What is left where every negative is inside is rounding, which a prior would be tuned on.
-        total[total.abs() < _ROUNDINGS * torch.finfo(total.dtype).eps * pull] = 0
-        own = total[:, None] * (1 - z**2)
-    else:
-        partners = twice_positive[:, None] * (_class_sums(z, labels) - z)
-        own = arccos_own_terms(z, partners - twice_negative[:, None] * inside)
-    own /= norms**2
+    pull = fixed_pull(z, labels, targets, split=split, margin=margin)
+    own = own_terms(z, pull, split) / norms**2
     total_weight, first = torch.zeros_like(weight), 0
     for block in checked_blocks(features, weight, len(labels)):
         total_weight.addmm_(own[first : first + len(block)].T, block.square())
@@ -107,23 +99,64 @@ def positives_curvature(
     h = project(features, weight, bias, len(labels))
     norms = h.norm(dim=1, keepdim=True)
     z = h / norms
-    if split == "euclidean":
-        own = (targets.positive * targets.class_size)[:, None] * (1 - z**2)
-    else:
-        own = arccos_own_terms(z, targets.positive[:, None] * _class_sums(z, labels))
-    own = 2 * own / norms**2
+    own = own_terms(z, positives_pull(z, labels, targets, split=split), split) / norms**2
     total = Curvature(torch.zeros_like(weight), own.sum(0))
-    for group in _class_groups(labels, max_bytes // (weight.shape[1] * weight.element_size())):
+    for group in class_groups(labels, max_bytes // (weight.shape[1] * weight.element_size())):
         gathered = gather(features, weight, torch.cat(group), len(labels))
         parts = torch.split(gathered, [len(rows) for rows in group])
         for rows, phi in zip(group, parts, strict=True):
             total.weight.addmm_(own[rows].T, phi.square())
             phi.div_(norms[rows])  # in place: the largest array of the fit is not doubled
             y = 2 * float(targets.positive[rows[0]])
-            inner = _coordinates(z[rows])
+            inner = coordinates_of(z[rows])
             total.weight.sub_(_joint_terms(z[rows], inner, phi), alpha=y)
             total.bias.sub_(_joint_terms(z[rows], inner, 1 / norms[rows])[:, 0], alpha=y)
     return total
+
+
+def fixed_pull(
+    z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split, margin: float
+) -> Tensor:
+    """Sum over the partners of each image of what its own terms need, with all of y: `fixed`.
+
+    Parameters
+    ----------
+    z : (N, D), unit directions.
+    labels, targets, split, margin : as in `fixed_curvature`.
+
+    Returns
+    -------
+    2 Σ_j y_ij (N, 1) for `euclidean`, 2 Σ_j y_ij z_j (N, D) for `arccos`.
+    """
+    inside = _inside_margin_sums(z, labels, margin, with_directions=split == "arccos")
+    twice_positive, twice_negative = 2 * targets.positive[:, None], 2 * targets.negative[:, None]
+    if split == "arccos":
+        return twice_positive * (_class_sums(z, labels) - z) - twice_negative * inside
+    pull = twice_positive * (targets.class_size - 1)[:, None]
+    total = pull - twice_negative * inside
+    # What is left where every negative is inside is rounding, which a prior would be tuned on.
+    total[total.abs() < _ROUNDINGS * torch.finfo(total.dtype).eps * pull] = 0
+    return total
+
+
+def positives_pull(z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split) -> Tensor:
+    """Sum as in `fixed_pull`, over positives alone and with each image as its own partner."""
+    twice_positive = 2 * targets.positive[:, None]
+    if split == "arccos":
+        return twice_positive * _class_sums(z, labels)
+    return twice_positive * targets.class_size[:, None]
+
+
+def own_terms(z: Tensor, pull: Tensor, split: Split) -> Tensor:
+    """‖h_i‖² times the diagonal of what moving image i alone contributes, (N, D).
+
+    Parameters
+    ----------
+    z : (N, D), unit directions.
+    pull : Σ_j y_ij (N, 1) for `euclidean`, Σ_j y_ij z_j (N, D) for `arccos`.
+    split : see `Split`.
+    """
+    return arccos_own_terms(z, pull) if split == "arccos" else pull * (1 - z**2)
 
 
 def arccos_own_terms(z: Tensor, partners: Tensor) -> Tensor:
@@ -202,7 +235,7 @@ def _joint_terms(z: Tensor, coordinates: Tensor, scaled: Tensor) -> Tensor:
     return joint
 
 
-def _coordinates(z: Tensor) -> Tensor:
+def coordinates_of(z: Tensor) -> Tensor:
     """Few numbers for each row of a class that give the same inner products: (n, R), R ≤ D.
 
     Coordinates along the principal directions of the class. Leaving out those beyond σ_r, the
@@ -226,7 +259,7 @@ def _class_sums(z: Tensor, labels: Tensor) -> Tensor:
     return z.new_zeros(len(values), z.shape[1]).index_add_(0, inverse, z)[inverse]
 
 
-def _class_groups(labels: Tensor, max_rows: int) -> Iterator[list[Tensor]]:
+def class_groups(labels: Tensor, max_rows: int) -> Iterator[list[Tensor]]:
     """Rows of each class that has a pair, classes grouped so that a group has few rows."""
     sizes = torch.unique(labels, return_counts=True)[1].tolist()
     group: list[Tensor] = []

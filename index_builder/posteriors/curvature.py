@@ -1,4 +1,4 @@
-"""Which curvature is asked for, and the diagonal of it that is kept."""
+"""Which curvature is asked for, and the diagonal of it that may be kept."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from index_builder.posteriors.last_layer import LastLayerPosterior
+
+Structure = Literal["kronecker", "diagonal"]
+"""What is kept of a curvature: two factors (see `kronecker`), or its diagonal (Warburg et al.)."""
 
 Approximation = Literal["full", "positives", "fixed"]
 """How a curvature that negatives make indefinite is kept positive (Warburg et al. 2023, App. F.3).
@@ -47,6 +52,59 @@ class Curvature:
 
     def __mul__(self, factor: float) -> Curvature:
         return Curvature(self.weight * factor, self.bias * factor)
+
+    @property
+    def n_parameters(self) -> int:
+        """Weights and biases."""
+        return self.weight.numel() + self.bias.numel()
+
+    @property
+    def mean(self) -> float:
+        """Mean second derivative by a weight or bias."""
+        return float(self._entries().mean())
+
+    @property
+    def largest(self) -> float:
+        """Largest second derivative."""
+        return float(self._entries().max())
+
+    @property
+    def share_zero(self) -> float:
+        """Share of the weights and biases without any curvature."""
+        return float((self._entries() == 0).double().mean())
+
+    def prior_share(self, prior_precision: float) -> float:
+        """Return the share of the precision, summed over the weights, that is the prior's."""
+        return prior_precision / (prior_precision + self.mean)
+
+    def log_determinant(self, prior_precision: float) -> float:
+        """Return Σ log(1 + H / λ)."""
+        return float(torch.log1p(self._entries() / prior_precision).sum())
+
+    def n_determined(self, prior_precision: float) -> float:
+        """Return Σ H / (H + λ): MacKay's γ, the number of well-determined parameters."""
+        entries = self._entries()
+        return float((entries / (entries + prior_precision)).sum())
+
+    def squared_norm(self, weight: Tensor, bias: Tensor) -> float:
+        """Return ‖θ‖², what the prior precision is multiplied by in the prior's exponent."""
+        return float(weight.double().square().sum() + bias.double().square().sum())
+
+    def posterior(self, weight: Tensor, bias: Tensor, prior_precision: float) -> LastLayerPosterior:
+        """Return N(θ, 1 / (H + λ)), entry by entry: Warburg et al. 2023, Eq. 65.
+
+        Parameters
+        ----------
+        weight, bias : (D, F), (D,); the mean.
+        prior_precision : λ > 0.
+        """
+        return LastLayerPosterior(
+            weight, bias, 1 / (self.weight + prior_precision), 1 / (self.bias + prior_precision)
+        )
+
+    def _entries(self) -> Tensor:
+        """All entries in double precision."""
+        return torch.cat([self.weight.flatten(), self.bias]).double()
 
     def rectified(self) -> Curvature:
         """Cut off at zero, which keeps a diagonal positive semi-definite.

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from index_builder.posteriors.curvature import Approximation, Curvature, Split
 from index_builder.posteriors.feature_blocks import FeatureBlocks, gather
+from index_builder.posteriors.kronecker import PartialTraces
+from index_builder.posteriors.kronecker_pairs import pair_traces
 from index_builder.posteriors.pairs import pair_curvature
 from index_builder.posteriors.targets import AnchorTargets, minibatch_targets
+
+Sum = TypeVar("Sum", Curvature, PartialTraces)
+"""What is kept of a curvature while it is summed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +120,53 @@ def minibatch_curvature(
     approximation, split : which of the six curvatures. It is not cut off at zero.
     drawn : from which data set; None for one whose classes are of equal size.
     """
-    first, second = _distinct_pairs(len(labels), labels.device)
-    inside = _is_inside(torch.addmm(bias, features, weight.T), first, second, margin)
-    same = labels[first] == labels[second]
-    curvature = partial(
+    of_pairs = partial(
         pair_curvature, features, weight, bias, approximation=approximation, split=split
     )
+    embeddings = torch.addmm(bias, features, weight.T)
+    return _over_all_pairs(of_pairs, embeddings, labels, margin, approximation, drawn)
+
+
+def minibatch_traces(
+    features: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    margin: float,
+    approximation: Approximation,
+    split: Split,
+    drawn: Drawn | None = None,
+) -> PartialTraces:
+    """Partial traces of the same curvature; arguments as of `minibatch_curvature`."""
+    of_pairs = partial(
+        pair_traces, features, weight, bias, approximation=approximation, split=split
+    )
+    embeddings = torch.addmm(bias, features, weight.T)
+    return _over_all_pairs(of_pairs, embeddings, labels, margin, approximation, drawn)
+
+
+def _over_all_pairs(
+    of_pairs: Callable[..., Sum],
+    embeddings: Tensor,
+    labels: Tensor,
+    margin: float,
+    approximation: Approximation,
+    drawn: Drawn | None,
+) -> Sum:
+    """Sum over all pairs of a minibatch, with the targets that keep it unbiased."""
+    first, second = _distinct_pairs(len(labels), labels.device)
+    inside = _is_inside(embeddings, first, second, margin)
+    same = labels[first] == labels[second]
     if drawn is None:
-        return curvature(first, second, minibatch_targets(same, inside, weight.dtype))
+        return of_pairs(first, second, minibatch_targets(same, inside, embeddings.dtype))
     probability = drawn.plan.probability(drawn.targets, first, second, same)
     forth = drawn.targets.of_pairs(first, same, inside) / probability
     back = drawn.targets.of_pairs(second, same, inside) / probability
     if approximation != "fixed":
-        return curvature(first, second, forth + back)
+        return of_pairs(first, second, forth + back)
     anchors, partners = torch.cat([first, second]), torch.cat([second, first])
-    return curvature(anchors, partners, torch.cat([forth, back]), anchored=True)
+    return of_pairs(anchors, partners, torch.cat([forth, back]), anchored=True)
 
 
 def minibatch_loss(embeddings: Tensor, labels: Tensor, margin: float) -> Tensor:
@@ -153,7 +192,8 @@ def minibatch_loss(embeddings: Tensor, labels: Tensor, margin: float) -> Tensor:
     return (paid * minibatch_targets(is_positive, inside, paid.dtype).abs()).sum()
 
 
-def estimated_curvature(
+def estimated(
+    of_minibatch: Callable[..., Sum],
     features: FeatureBlocks,
     labels: Tensor,
     weight: Tensor,
@@ -164,11 +204,12 @@ def estimated_curvature(
     margin: float,
     split: Split,
     generator: torch.Generator,
-) -> Curvature:
+) -> Sum:
     """Unbiased estimate of the curvature `full` over all pairs, before it is cut off at zero.
 
     Parameters
     ----------
+    of_minibatch : `minibatch_curvature` or `minibatch_traces`.
     features, labels, weight, bias, targets : of the data set; features are read once, and the rows
         of all minibatches, at most n_minibatches n_labels n_images, are held in memory.
     plan : how many minibatches, and how they are drawn.
@@ -178,11 +219,9 @@ def estimated_curvature(
     minibatches = plan.draw(labels, generator)
     held, places = torch.unique(torch.cat(minibatches), return_inverse=True)
     gathered = gather(features, weight, held, len(labels))
-    total = Curvature.zeros_like(weight)
-    for rows, place in zip(
-        minibatches, torch.split(places, [len(rows) for rows in minibatches]), strict=True
-    ):
-        total += minibatch_curvature(
+
+    def one(rows: Tensor, place: Tensor) -> Sum:
+        return of_minibatch(
             gathered[place],
             labels[rows],
             weight,
@@ -192,6 +231,12 @@ def estimated_curvature(
             split=split,
             drawn=Drawn(targets.of(rows), plan),
         )
+
+    sizes = [len(rows) for rows in minibatches]
+    first, *others = zip(minibatches, torch.split(places, sizes), strict=True)
+    total = one(*first)
+    for rows, place in others:
+        total = total + one(rows, place)
     return total * (1 / plan.n_minibatches)
 
 

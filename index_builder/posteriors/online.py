@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
-from index_builder.posteriors.curvature import Approximation, Curvature, Split
-from index_builder.posteriors.laplace import laplace_posterior
+from index_builder.posteriors.curvature import Approximation, Curvature, Split, Structure
+from index_builder.posteriors.kronecker import PartialTraces
+from index_builder.posteriors.kronecker_pairs import MAX_DENSE
+from index_builder.posteriors.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.last_layer import LastLayerPosterior
-from index_builder.posteriors.minibatches import Drawn, minibatch_curvature, minibatch_loss
+from index_builder.posteriors.minibatches import (
+    Drawn,
+    Sum,
+    minibatch_curvature,
+    minibatch_loss,
+    minibatch_traces,
+)
+from index_builder.posteriors.prior import FeltCurvature
 
 
 @dataclass(frozen=True, slots=True)
-class OnlineLaplace:
+class OnlineLaplace(Generic[Sum]):
     """What the training loop carries from step to step.
 
     Warburg et al. 2023, Eq. 66-70, corrected: H ← (1 - α) H + α data_scale G with G the curvature
@@ -27,7 +37,7 @@ class OnlineLaplace:
 
     Attributes
     ----------
-    decayed : H, as in the recursion.
+    decayed : H, as in the recursion: a diagonal, or the partial traces of a Kronecker product.
     n_steps : t.
     data_scale : what G, whose targets sum to one, is multiplied by: the number of images.
     prior_precision : inverse variance of each weight before data, > 0.
@@ -37,7 +47,7 @@ class OnlineLaplace:
         that nothing is learned from. (The authors' code begins with a curvature of 1e6.)
     """
 
-    decayed: Curvature
+    decayed: Sum
     n_steps: int
     data_scale: float
     prior_precision: float
@@ -51,36 +61,44 @@ class OnlineLaplace:
                 "first two positive, the last in (0, 1]"
             )
 
-    @classmethod
+    @staticmethod
     def start(
-        cls,
         weight: Tensor,
         *,
+        structure: Structure = "kronecker",
         data_scale: float,
         prior_precision: float,
         memory_factor: float,
         initial_precision: float = 0.0,
-    ) -> OnlineLaplace:
+    ) -> OnlineLaplace[Any]:
         """Return the state before the first step, for a layer with this weight (D, F)."""
-        zero = Curvature.zeros_like(weight.detach())
-        return cls(zero, 0, data_scale, prior_precision, memory_factor, initial_precision)
+        zero = no_curvature(structure, weight.detach())
+        return OnlineLaplace(zero, 0, data_scale, prior_precision, memory_factor, initial_precision)
 
     @property
-    def curvature(self) -> Curvature:
-        """Of the data, ≥ 0, data scale included; zero before the first step."""
+    def average(self) -> Sum:
+        """Curvature of the data, data scale included, not cut off; zero before the first step."""
         seen = 1 - (1 - self.memory_factor) ** self.n_steps
-        return (self.decayed * (1 / seen if seen else 0.0)).rectified()
+        return self.decayed * (1 / seen if seen else 0.0)
 
-    def posterior(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior:
-        """N(θ, 1 / (H + prior_precision)), entry by entry; before the first step, the prior's."""
-        return laplace_posterior(weight, bias, self.curvature, self.prior_precision)
+    @property
+    def curvature(self) -> FeltCurvature:
+        """Of the data, ≥ 0, data scale included. Features count alike, as in the training prior."""
+        average = self.average
+        if isinstance(average, PartialTraces):
+            return average.rectified("isotropic")
+        return average.rectified()
 
-    def drawn_from(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior:
+    def posterior(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior | KroneckerPosterior:
+        """N(θ, 1 / (H + prior_precision)); before the first step, the prior's."""
+        return self.curvature.posterior(weight, bias, self.prior_precision)
+
+    def drawn_from(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior | KroneckerPosterior:
         """What layers are drawn from: `posterior`, narrower while the initial precision lasts."""
         left = self.initial_precision * (1 - self.memory_factor) ** self.n_steps
-        return laplace_posterior(weight, bias, self.curvature, self.prior_precision + left)
+        return self.curvature.posterior(weight, bias, self.prior_precision + left)
 
-    def updated(self, minibatch: Curvature) -> OnlineLaplace:
+    def updated(self, minibatch: Sum) -> OnlineLaplace[Sum]:
         """Return the state after a step.
 
         Parameters
@@ -93,8 +111,17 @@ class OnlineLaplace:
         )
 
 
+def no_curvature(structure: Structure, weight: Tensor) -> Curvature | PartialTraces:
+    """Zero, in what is kept of a curvature, for a layer with weight (D, F)."""
+    if structure == "diagonal":
+        return Curvature.zeros_like(weight)
+    if weight.shape[1] <= MAX_DENSE:
+        return PartialTraces.zeros_like(weight)
+    return PartialTraces.zeros_like(weight, weight.new_zeros(weight.shape[1] + 1, 0))
+
+
 def online_step(
-    state: OnlineLaplace,
+    state: OnlineLaplace[Sum],
     features: Tensor,
     labels: Tensor,
     weight: Tensor,
@@ -107,7 +134,7 @@ def online_step(
     drawn: Drawn | None = None,
     n_samples: int = 0,
     generator: torch.Generator | None = None,
-) -> tuple[OnlineLaplace, Tensor]:
+) -> tuple[OnlineLaplace[Sum], Tensor]:
     """Update the curvature with a minibatch, and return what its gradient step minimises.
 
     Warburg et al. 2023, Eq. 67-70, corrected: the step goes down the gradient, and the prior has a
@@ -139,14 +166,22 @@ def online_step(
         weights, biases = weight[None], bias[None]
     loss = loss or partial(minibatch_loss, margin=margin)
     objective = state.prior_precision / (2 * state.data_scale) * _squared_norm(weight, bias)
-    curvature = partial(
-        minibatch_curvature, margin=margin, approximation=approximation, split=split, drawn=drawn
-    )
-    total = Curvature.zeros_like(weight.detach())
+    is_diagonal = isinstance(state.decayed, Curvature)
+    of_minibatch: Callable[..., Any] = minibatch_curvature if is_diagonal else minibatch_traces
+    total = state.decayed * 0.0
     for w, b in zip(weights, biases, strict=True):
         objective = objective + loss(torch.addmm(b, features, w.T), labels) / len(weights)
         with torch.no_grad():
-            total += curvature(features, labels, w, b)
+            total = total + of_minibatch(
+                features,
+                labels,
+                w,
+                b,
+                margin=margin,
+                approximation=approximation,
+                split=split,
+                drawn=drawn,
+            )
     return state.updated(total * (1 / len(weights))), objective
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from index_builder.posteriors.all_pairs import arccos_own_terms
+from index_builder.posteriors.all_pairs import own_terms
 from index_builder.posteriors.curvature import Approximation, Curvature, Split
 
 _ELEMENTS = 2**20
@@ -52,23 +52,13 @@ def pair_curvature(
     anchored : a pair counts twice for its first image and not for its second, as in
         `fixed_curvature`; only for `fixed`, where the images of a pair do not meet.
     """
-    if anchored and approximation != "fixed":
-        raise ValueError(f"{approximation=} joins the images of a pair: it cannot be anchored")
-    if approximation == "positives":
-        targets = targets.clamp_min(0)
+    y = weights_between(len(features), first, second, targets, approximation, anchored=anchored)
     h = torch.addmm(bias, features, weight.T)
     norms = h.norm(dim=1, keepdim=True)
     u = h / norms
     n_rows = len(features)
-    y = targets.new_zeros(n_rows**2).index_add_(0, first * n_rows + second, targets)
-    y = y.view(n_rows, n_rows)
-    y = 2 * y if anchored else y + y.T
-    y.fill_diagonal_(0)
-    if split == "euclidean":
-        own = y.sum(1, keepdim=True) * (1 - u**2)
-    else:
-        own = arccos_own_terms(u, y @ u)
-    own /= norms**2
+    pull = y @ u if split == "arccos" else y.sum(1, keepdim=True)
+    own = own_terms(u, pull, split) / norms**2
     if approximation == "fixed":
         return Curvature(own.T @ features.square(), own.sum(0))
     y /= norms * norms.T
@@ -76,6 +66,30 @@ def pair_curvature(
     if len(pairs[0]) * (len(own[0]) + _GATHER_COST) < n_rows**2 * len(own[0]):
         return _by_pairs(features, u, own, y, pairs)
     return _by_dimensions(features, u, own, y)
+
+
+def weights_between(
+    n_rows: int,
+    first: Tensor,
+    second: Tensor,
+    targets: Tensor,
+    approximation: Approximation,
+    *,
+    anchored: bool,
+) -> Tensor:
+    """Weights of all pairs of images, (B, B) with a zero diagonal; see `pair_curvature`.
+
+    Pairs of the same two images are added up. Entry (i, j) is what image i is moved by with
+    partner j: symmetric, unless ``anchored``.
+    """
+    if anchored and approximation != "fixed":
+        raise ValueError(f"{approximation=} joins the images of a pair: it cannot be anchored")
+    if approximation == "positives":
+        targets = targets.clamp_min(0)
+    y = targets.new_zeros(n_rows**2).index_add_(0, first * n_rows + second, targets)
+    y = y.view(n_rows, n_rows)
+    y = 2 * y if anchored else y + y.T
+    return y.fill_diagonal_(0)
 
 
 def _by_pairs(features: Tensor, u: Tensor, own: Tensor, y: Tensor, pairs: Tensor) -> Curvature:

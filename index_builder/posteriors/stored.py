@@ -11,6 +11,7 @@ from torch import Tensor
 
 from index_builder.posteriors.dropout import DROPOUT_FORMAT, DropoutPosterior
 from index_builder.posteriors.ensemble import ENSEMBLE_FORMAT, EnsemblePosterior
+from index_builder.posteriors.kronecker_posterior import KRONECKER_FORMAT, KroneckerPosterior
 from index_builder.posteriors.last_layer import LAST_LAYER_FORMAT, LastLayerPosterior
 from index_builder.posteriors.point import POINT_FORMAT, PointPosterior
 from index_builder.posteriors.uncertainty_module import (
@@ -32,6 +33,7 @@ class Posterior(Protocol):
 
 _OF_ONE_ENCODER: Mapping[str, Callable[[dict[str, Tensor]], Posterior]] = {
     LAST_LAYER_FORMAT: lambda tensors: LastLayerPosterior(**tensors),
+    KRONECKER_FORMAT: lambda tensors: KroneckerPosterior(**tensors),
     VARIANCE_HEAD_FORMAT: VarianceHeadPosterior.from_state,
     UNCERTAINTY_MODULE_FORMAT: UncertaintyModulePosterior.from_state,
     POINT_FORMAT: lambda tensors: PointPosterior(**tensors),

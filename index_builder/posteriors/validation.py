@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,13 +10,11 @@ import torch
 from torch import Tensor
 
 from index_builder.metrics import auroc
-from index_builder.posteriors.curvature import Curvature
-from index_builder.posteriors.laplace import LaplaceFit, laplace_posterior
-from index_builder.posteriors.last_layer import LastLayerPosterior
+from index_builder.posteriors.laplace import LaplaceFit, LaplacePosterior
 from index_builder.posteriors.prior import PriorSearch, log_marginal_likelihood
 from model_store.errors import CalibrationError
 
-Criterion = Callable[[LastLayerPosterior], float]
+Criterion = Callable[[LaplacePosterior], float]
 """How good a posterior is; larger is better."""
 
 
@@ -31,10 +30,10 @@ def select_by_validation(
     criterion : judged on data that neither trained the layer nor will evaluate it.
     """
     mean = fit.posterior
-    curvature = Curvature(fit.weight_curvature, fit.bias_curvature) * fit.data_scale
+    curvature = fit.curvature * fit.data_scale
 
-    def with_prior(precision: float) -> LastLayerPosterior:
-        posterior = laplace_posterior(mean.weight_mean, mean.bias_mean, curvature, precision)
+    def with_prior(precision: float) -> LaplacePosterior:
+        posterior = curvature.posterior(mean.weight_mean, mean.bias_mean, precision)
         return posterior.tempered(fit.temperature)
 
     search = _tried(candidates, criterion, with_prior)
@@ -53,7 +52,12 @@ def select_by_validation(
 def temper_by_validation(
     fit: LaplaceFit, candidates: Sequence[float], criterion: Criterion
 ) -> LaplaceFit:
-    """The fit at the candidate temperature of the largest criterion; see `select_by_validation`."""
+    """The fit at the candidate temperature of the largest criterion; see `select_by_validation`.
+
+    Where validation cannot tell, because its images are found right whatever the spread, the
+    widest posterior of those that are equally good is taken: the data do not ask for less.
+    """
+    candidates = sorted(candidates, reverse=True)
     search = _tried(candidates, criterion, lambda value: fit.tempered(value).posterior)
     return replace(fit.tempered(search.best), temperature_search=search)
 
@@ -61,7 +65,7 @@ def temper_by_validation(
 def _tried(
     candidates: Sequence[float],
     criterion: Criterion,
-    posterior_of: Callable[[float], LastLayerPosterior],
+    posterior_of: Callable[[float], LaplacePosterior],
 ) -> PriorSearch:
     if not candidates:
         raise ValueError("no candidates")
@@ -70,7 +74,7 @@ def _tried(
 
 
 def nearest_neighbour_criterion(
-    posterior: LastLayerPosterior,
+    posterior: LaplacePosterior,
     queries: Tensor,
     query_labels: Tensor,
     gallery: Tensor,
@@ -103,7 +107,7 @@ def nearest_neighbour_criterion(
             "precision by them, some must be wrong and some right. Give more queries."
         )
 
-    def criterion(candidate: LastLayerPosterior) -> float:
+    def criterion(candidate: LaplacePosterior) -> float:
         embedding, variance = candidate.predict(queries)
         squared_norm = embedding.square().sum(1)
         uncertainty = 1 - (squared_norm / (squared_norm + variance.sum(1))).sqrt()
@@ -112,3 +116,22 @@ def nearest_neighbour_criterion(
         return float("-inf") if area is None else area
 
     return criterion
+
+
+def norm_correlation(posterior: LaplacePosterior, features: Tensor) -> float | None:
+    """Return the correlation, in logs, of an uncertainty with what it is without any data.
+
+    The uncertainty Σ_d v_d / ‖m‖² (which 1 - R rises with) of a posterior that is all prior is
+    ‖φ‖² / ‖m‖² up to a factor. None where either is the same for all images.
+
+    Parameters
+    ----------
+    posterior : what is asked how much it adds.
+    features : (N, F), of images.
+    """
+    mean, variance = posterior.predict(features)
+    squared_norm = mean.double().square().sum(1)
+    uncertainty = (variance.double().sum(1) / squared_norm).log()
+    length = (features.double().square().sum(1) / squared_norm).log()
+    correlation = float(torch.corrcoef(torch.stack([uncertainty, length]))[0, 1])
+    return correlation if math.isfinite(correlation) else None

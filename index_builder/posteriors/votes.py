@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from index_builder.posteriors.last_layer import LastLayerPosterior
+from index_builder.posteriors.laplace import LaplacePosterior
 from index_builder.posteriors.validation import Criterion
 
 N_SAMPLES = 50
@@ -15,7 +15,7 @@ _CHUNK = 200
 
 
 def vote_log_likelihood(
-    posterior: LastLayerPosterior,
+    posterior: LaplacePosterior,
     queries: Tensor,
     query_labels: Tensor,
     gallery: Tensor,
@@ -45,7 +45,7 @@ def vote_log_likelihood(
     is_right = gallery_labels[candidates] == query_labels[:, None]
     noise = torch.randn(N_SAMPLES, directions.shape[1], generator=generator)
 
-    def criterion(candidate: LastLayerPosterior) -> float:
+    def criterion(candidate: LaplacePosterior) -> float:
         mean, variance = candidate.predict(queries)
         total = 0.0
         for start in range(0, len(queries), _CHUNK):

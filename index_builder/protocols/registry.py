@@ -43,8 +43,8 @@ EXPECTED_ABSENT = 0.001
 """Of the queries that probabilities are to hold for. In every protocol each query of the test has a
 match; this much is left, so that the absence of one has a probability at all."""
 
-_LAPLACE = LaplaceConfig(prior_precision=1.0, temperature="validation")
-"""Of every Laplace posterior: the papers' own prior, and how far it spreads by held-out images."""
+_LAPLACE = LaplaceConfig(structure="diagonal", prior_precision=1.0, temperature="validation")
+"""Of the papers' Laplace posteriors: their own prior, and how far it spreads by held-out images."""
 
 _PHOTOGRAPHS: Mapping[str, Any] = {
     "network": {

@@ -18,7 +18,7 @@ from index_builder.features import all_features
 from index_builder.metrics import auroc
 from index_builder.networks import load_encoder
 from index_builder.posterior_configuration import LaplaceConfig, OnlineLaplaceConfig
-from index_builder.posteriors import LastLayerPosterior, load_posterior
+from index_builder.posteriors import KroneckerPosterior, LastLayerPosterior, load_posterior
 from index_builder.protocols import PROTOCOLS, ProtocolData
 from index_builder.reproduction.decision import World, decide_test, fit_decision, world_of
 from index_builder.reproduction.measures import Result, Signals, curves, of_ranking, of_signals
@@ -163,14 +163,17 @@ def _consensus(
         return consensus_of_queries(searched, fingerprint)
     if isinstance(config.posterior, LaplaceConfig | OnlineLaplaceConfig):
         posterior = load_posterior(run.posterior)
-        assert isinstance(posterior, LastLayerPosterior)  # noqa: S101 - of these two methods
+        assert isinstance(posterior, LastLayerPosterior | KroneckerPosterior)  # noqa: S101 - of these methods
         return consensus_of_samples(searched.task, _drawn_layers(config, run, searched, posterior))
     draws = independent_draws(searched, np.random.default_rng(config.seed))
     return consensus_of_samples(searched.task, draws)
 
 
 def _drawn_layers(
-    config: BuildConfig, run: Run, searched: Searched, posterior: LastLayerPosterior
+    config: BuildConfig,
+    run: Run,
+    searched: Searched,
+    posterior: LastLayerPosterior | KroneckerPosterior,
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Embeddings of all images by one drawn last layer after the other."""
     network = load_encoder(config.network, run.checkpoint)

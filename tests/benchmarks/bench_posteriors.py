@@ -3,7 +3,8 @@
 Each is trained, fitted and exported by the steps of `vouch-build`, from the configuration that a
 reader would write, and measured as it would be served; post-hoc ones share one trained encoder.
 Uncertainty is the spherical variance alone, with no decision layer: what the posterior itself
-knows. Minutes for each of the trained ones.
+knows. Minutes for each of the trained ones. The rows, and under their own names what the
+Kronecker-factored posterior is judged by, go to build/bench-posteriors.json.
 
     python tests/benchmarks/bench_posteriors.py [NAME ...] [--epochs N]
 """
@@ -11,17 +12,22 @@ knows. Minutes for each of the trained ones.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bench_prediction
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.configuration import BuildConfig, load_config
 from index_builder.datasets import LabelledImages, Splits, load_splits
+from index_builder.datasets.corruption import corrupted
+from index_builder.datasets.outliers import outliers
 from index_builder.fitted import TRAINING_REPORT
 from index_builder.methods import METHODS, configured
 from index_builder.metrics import auroc
@@ -32,7 +38,9 @@ from model_store.encoder import OnnxEncoder
 from model_store.sphere import spherical_variance, unit_direction
 
 RUNS = Path("build/posteriors")
+RESULTS = Path("build/bench-posteriors.json")
 BASELINE = "deterministic"
+KRONECKER = "kron_posthoc_fixed"
 BATCH = 250
 
 
@@ -59,17 +67,22 @@ def evaluated(encoder: OnnxEncoder, splits: Splits) -> dict[str, float]:
     gallery = embed(encoder, splits.gallery)
     queries = embed(encoder, splits.evaluation.matched)
     assert splits.evaluation.outliers is not None
-    outliers = embed(encoder, splits.evaluation.outliers)
+    photographs = outliers("photographs", 1, np.random.default_rng(0))
+    assert photographs is not None
+    alien = embed(encoder, splits.evaluation.outliers)
+    spoilt = embed(encoder, corrupted(splits.evaluation.matched, 0))
     index = faiss.IndexFlatIP(gallery.directions.shape[1])
     index.add(gallery.directions)
     similarities, rows = index.search(queries.directions, 1)
     labels = np.array(splits.gallery.labels)
     wrong = labels[rows[:, 0]] != np.array(splits.evaluation.matched.labels)
-    outlying = -index.search(outliers.directions, 1)[0][:, 0]
+    outlying = -index.search(alien.directions, 1)[0][:, 0]
     return {
         "recall at 1": 1 - wrong.mean(),
         "error AUROC": _auroc(queries.variances[wrong], queries.variances[~wrong]),
-        "OOD AUROC": _auroc(outliers.variances, queries.variances),
+        "OOD AUROC": _auroc(alien.variances, queries.variances),
+        "photographs": _auroc(embed(encoder, photographs).variances, queries.variances),
+        "corrupted": _auroc(spoilt.variances, queries.variances),
         "error AUROC, similarity": _auroc(-similarities[wrong, 0], -similarities[~wrong, 0]),
         "OOD AUROC, similarity": _auroc(outlying, -similarities[:, 0]),
     }
@@ -92,6 +105,20 @@ def exported(config: BuildConfig, run: Run) -> OnnxEncoder:
     return OnnxEncoder(run.staging / ENCODER_FILE)
 
 
+def judged(row: dict[str, float], kronecker: Run, deterministic: Run) -> dict[str, float]:
+    """What is compared from version to version, of the Kronecker-factored posterior."""
+    fitted = kronecker.read_json("posterior.json")
+    epochs = deterministic.read_json(TRAINING_REPORT)["epochs"]
+    return {
+        "kron_ood_mnist": row["OOD AUROC"],
+        "kron_ood_photographs": row["photographs"],
+        "kron_error_auroc": row["error AUROC"],
+        "norm_correlation": fitted["norm_correlation"],
+        "kron_prediction_cost": bench_prediction.kronecker_cost(),
+        "kron_fit_over_epoch": fitted["seconds"] / float(np.mean([e["seconds"] for e in epochs])),
+    }
+
+
 def main() -> None:
     """Train what is missing, fit, export, evaluate, print a row each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -105,18 +132,27 @@ def main() -> None:
     runs = RUNS / f"{base.training.epochs}-epochs"
     deterministic = Run(runs / BASELINE)
     splits = load_splits(base)
-    baseline = evaluated(exported(configured(base, BASELINE), deterministic), splits)
-    print("| method | " + " | ".join(baseline) + " |")
-    print("|---|" + "---:|" * len(baseline))
-    print_row(METHODS[BASELINE].title, baseline)
+    rows = {BASELINE: evaluated(exported(configured(base, BASELINE), deterministic), splits)}
+    print("| method | " + " | ".join(rows[BASELINE]) + " |")
+    print("|---|" + "---:|" * len(rows[BASELINE]))
+    print_row(METHODS[BASELINE].title, rows[BASELINE])
+    results: dict[str, Any] = {}
     for name in options.names:
         if name == BASELINE:
             continue
-        config = configured(base, name, deterministic.checkpoint)
-        row = evaluated(exported(config, Run(runs / name)), splits)
-        print_row(METHODS[name].title, row)
-        if row["recall at 1"] < baseline["recall at 1"] - 0.01:
+        config, run = configured(base, name, deterministic.checkpoint), Run(runs / name)
+        rows[name] = evaluated(exported(config, run), splits)
+        print_row(METHODS[name].title, rows[name])
+        if rows[name]["recall at 1"] < rows[BASELINE]["recall at 1"] - 0.01:
             print(f"{name} costs more than one point of recall at 1", file=sys.stderr)
+        if name == KRONECKER:
+            results = judged(rows[name], run, deterministic)
+            print(json.dumps(results, indent=1), file=sys.stderr)
+    meta = {"epochs": base.training.epochs, "finished": time.strftime("%Y-%m-%d")}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(
+        json.dumps({**results, "rows": rows, "meta": meta}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def print_row(name: str, row: dict[str, float]) -> None:

@@ -104,11 +104,11 @@ def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "name"),
     [
-        ("", "laplace_fixed_euclidean"),
-        ('split = "arccos"', "laplace_fixed_arccos"),
+        ("", "laplace_kronecker_fixed_euclidean"),
+        ('structure = "diagonal"\nsplit = "arccos"', "laplace_fixed_arccos"),
         (
             'method = "online_laplace"\napproximation = "positives"',
-            "online_laplace_positives_euclidean",
+            "online_laplace_kronecker_positives_euclidean",
         ),
         ('method = "bayesian_triplet"', "bayesian_triplet_diagonal_gaussian"),
         ('method = "deterministic"', "deterministic"),

@@ -15,7 +15,7 @@ from index_builder.configuration import NetworkConfig
 from index_builder.export import PARITY_TOLERANCES, export_encoder
 from index_builder.networks import MetricEncoder, build_encoder
 from index_builder.networks.trunk import Trunk
-from index_builder.posteriors import LastLayerPosterior
+from index_builder.posteriors import KroneckerPosterior, LastLayerPosterior
 from index_builder.probabilistic_encoders import ProbabilisticEncoder
 from model_store.encoder import (
     OUTPUT_NAMES,
@@ -59,6 +59,31 @@ class TestExportedEncoder(EncoderLaws):
     @pytest.fixture
     def encoder(self, exported_path: Path) -> Encoder:
         return OnnxEncoder(exported_path, provider="cpu")
+
+
+@pytest.mark.parametrize("rank", [3, 37])
+def test_a_kronecker_posterior_is_exported_with_its_remainder(tmp_path: Path, rank: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    encoder = MetricEncoder(TinyTrunk(), embedding_dim=5)
+    square = torch.randn(37, 37, generator=generator)
+    posterior = KroneckerPosterior(
+        torch.randn(5, 36, generator=generator),
+        torch.randn(5, generator=generator),
+        torch.rand(37, generator=generator) + 0.5,
+        torch.linalg.qr(square)[0][:, :rank].contiguous(),
+        torch.rand(rank, generator=generator) * 1e-3 + 1e-6,
+        torch.tensor(0.0 if rank == 37 else 0.02),
+        torch.randn(5, 5, generator=generator),
+    )
+    probabilistic = ProbabilisticEncoder(encoder, posterior)
+    images = np.random.default_rng(0).integers(0, 256, (5, 4, 3, 3), dtype=np.uint8)
+    metadata = EncoderMetadata(encoder.preprocessing, "test")
+    path = tmp_path / "encoder.onnx"
+    assert export_encoder(probabilistic, path, metadata, images) < 1e-4
+    served = OnnxEncoder(path, provider="cpu").encode(images)
+    with torch.no_grad():
+        variance = posterior.predict(encoder.features(torch.from_numpy(images)))[1]
+    np.testing.assert_allclose(served.variance, variance.numpy(), rtol=1e-4)
 
 
 class TinyTrunk(Trunk):

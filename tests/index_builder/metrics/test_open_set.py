@@ -3,7 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from index_builder.metrics import detection_and_identification_rate, recall_at_k
+from index_builder.metrics import (
+    detection_and_identification_rate,
+    open_set_classification_rate,
+    recall_at_k,
+)
 
 
 def by_all_thresholds(confidences, correct, strangers, rate) -> float:
@@ -44,3 +48,22 @@ def test_without_strangers_there_is_no_rate() -> None:
 def test_nan_is_refused() -> None:
     with pytest.raises(ValueError, match="NaN"):
         detection_and_identification_rate(np.array([np.nan]), np.ones(1, bool), np.ones(1), 0.1)
+
+
+def test_oscr_is_the_area_under_its_curve() -> None:
+    generator = np.random.default_rng(2)
+    known, strangers = generator.normal(1, 1, 60).round(1), generator.normal(0, 1, 41).round(1)
+    correct = generator.random(60) < 0.7
+    thresholds = np.concatenate([[np.inf], np.unique(np.concatenate([known, strangers]))[::-1]])
+    accepted = [float((strangers >= t).mean()) for t in thresholds]
+    answered = [float((correct & (known >= t)).mean()) for t in thresholds]
+    area = np.trapezoid(answered, accepted)
+    assert open_set_classification_rate(known, correct, strangers) == pytest.approx(area)
+
+
+def test_oscr_of_nobody_is_undefined() -> None:
+    nobody = np.empty(0)
+    assert open_set_classification_rate(nobody, nobody.astype(bool), np.ones(2)) is None
+    assert open_set_classification_rate(np.ones(2), np.ones(2, dtype=bool), nobody) is None
+    with pytest.raises(ValueError, match="NaN"):
+        open_set_classification_rate(np.array([np.nan]), np.ones(1, dtype=bool), np.ones(2))

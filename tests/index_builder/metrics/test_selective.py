@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from index_builder.metrics import aurc, ausc, risk_coverage, sparsification
+from index_builder.metrics import augrc, aurc, ausc, risk_coverage, sparsification
 
 
 def test_the_most_uncertain_go_first() -> None:
@@ -62,3 +62,12 @@ def test_a_single_query_is_right_or_wrong() -> None:
 def test_no_number_cannot_be_ranked(values: list[float]) -> None:
     with pytest.raises(ValueError, match="NaN"):
         aurc(np.array(values), np.ones(len(values), dtype=bool))
+
+
+def test_generalised_risk_counts_each_error_once_for_each_query_that_is_less_sure() -> None:
+    generator = np.random.default_rng(3)
+    uncertainties, correct = generator.normal(size=83), generator.random(83) < 0.6
+    order = np.argsort(uncertainties)
+    wrong = [int((~correct[order[:n]]).sum()) / 83 for n in range(1, 84)]
+    assert augrc(uncertainties, correct) == pytest.approx(np.mean(wrong))
+    assert augrc(np.array([1.0, 2.0]), np.array([True, False])) == pytest.approx(0.25)

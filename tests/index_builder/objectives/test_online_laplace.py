@@ -27,6 +27,7 @@ def objective(
         labels,
         PLAN,
         margin=1.0,
+        structure="diagonal",
         approximation=approximation,
         split="euclidean",
         memory_factor=memory_factor,
@@ -61,11 +62,17 @@ def test_what_it_leaves_is_near_the_post_hoc_curvature() -> None:
         ]
         rows = torch.cat(chosen)
         online(FEATURES[rows], LABELS[rows], layer)
-    left = OnlineLaplaceLoss.curvature(online.learned())
+    left = OnlineLaplaceLoss.curvature(online.learned()).rectified()
     fit = fit_laplace(
-        lambda: [FEATURES], LABELS, layer.weight, layer.bias, margin=1.0, prior_precision=1.0
+        lambda: [FEATURES],
+        LABELS,
+        layer.weight,
+        layer.bias,
+        structure="diagonal",
+        margin=1.0,
+        prior_precision=1.0,
     )
-    ratio = left.weight.sum() / (200 * fit.weight_curvature.sum())
+    ratio = left.weight.sum() / (200 * fit.curvature.weight.sum())
     assert abs(float(ratio) - 1) < 0.1
 
 
@@ -88,19 +95,20 @@ def test_labels_of_unequal_size_count_as_often_as_the_data_hold_them(
     )
     for rows in batches:
         online(features[rows], labels[rows], layer)
-    left = OnlineLaplaceLoss.curvature(online.learned()).weight
+    left = OnlineLaplaceLoss.curvature(online.learned()).rectified().weight
     fit = fit_laplace(
         lambda: [features],
         labels,
         layer.weight,
         layer.bias,
+        structure="diagonal",
         margin=1.0,
         approximation=approximation,
         prior_precision=1.0,
         generator=torch.Generator().manual_seed(5),
         plan=MinibatchPlan(1, 5, 99),  # the whole data set, so that `full` is exact as well
     )
-    exact = len(labels) * fit.weight_curvature
+    exact = len(labels) * fit.curvature.weight
     assert float((left - exact).abs().max() / exact.max()) < 0.05
 
 

@@ -76,15 +76,34 @@ def dense_curvature(
     *,
     anchored: bool = False,
 ) -> Curvature:
-    """Diagonal of Σ_p y_p (J_i, J_j)ᵀ ∇²l (J_i, J_j); anchored: twice the block of i alone."""
+    """Diagonal of `dense_matrix`, as the weights and biases that it belongs to."""
+    dim, width = problem.weight.shape
+    entries = dense_matrix(
+        problem, first, second, targets, approximation, split, anchored=anchored
+    ).diagonal()
+    entries = entries.view(dim, width + 1)
+    return Curvature(entries[:, :-1], entries[:, -1])
+
+
+def dense_matrix(
+    problem: Problem,
+    first: Tensor,
+    second: Tensor,
+    targets: Tensor,
+    approximation: Approximation,
+    split: Split,
+    *,
+    anchored: bool = False,
+) -> Tensor:
+    """Σ_p y_p (J_i, J_j)ᵀ ∇²l (J_i, J_j) by (W, b), row by row; anchored: twice i's block alone."""
     dim, width = problem.weight.shape
 
     def outputs(parameters: Tensor) -> Tensor:
-        weight, bias = parameters[: dim * width].view(dim, width), parameters[dim * width :]
-        h = problem.features @ weight.T + bias
+        layer = parameters.view(dim, width + 1)
+        h = problem.features @ layer[:, :-1].T + layer[:, -1]
         return h / h.norm(dim=1, keepdim=True) if split == "euclidean" else h
 
-    parameters = torch.cat([problem.weight.flatten(), problem.bias])
+    parameters = torch.cat([problem.weight, problem.bias[:, None]], 1).flatten()
     jacobians, at = jacrev(outputs)(parameters), outputs(parameters)
     loss = _euclidean if split == "euclidean" else _arccos
     blocks = vmap(jacrev(jacrev(loss)))(torch.cat([at[first], at[second]], 1))
@@ -97,13 +116,17 @@ def dense_curvature(
         blocks[:, dim:, dim:] = 0
         blocks = 2 * blocks
     joint = torch.cat([jacobians[first], jacobians[second]], 1)
-    diagonal = torch.einsum("p,pak,pab,pbk->k", targets, joint, blocks, joint)
-    return Curvature(diagonal[: dim * width].view(dim, width), diagonal[dim * width :])
+    return torch.einsum("p,pak,pab,pbl->kl", targets, joint, blocks, joint)
 
 
 @pytest.fixture
 def oracle() -> Oracle:
     return dense_curvature
+
+
+@pytest.fixture
+def dense_oracle() -> Callable[..., Tensor]:
+    return dense_matrix
 
 
 def largest_relative_difference(computed: Curvature, expected: Curvature) -> float:

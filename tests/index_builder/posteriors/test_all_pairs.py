@@ -140,8 +140,8 @@ def test_directions_that_a_narrow_class_does_not_take_up_are_left_out(
         for dtype in (torch.float64, torch.float32)
     ]
     z = torch.nn.functional.normalize(features @ weight.T + bias)[labels == 0]
-    assert all_pairs._coordinates(z).shape == (200, 16)
-    assert all_pairs._coordinates(z.float()).shape[1] < 8
+    assert all_pairs.coordinates_of(z).shape == (200, 16)
+    assert all_pairs.coordinates_of(z.float()).shape[1] < 8
     assert difference(curvatures[1], curvatures[0]) < 1e-3
 
 

@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from index_builder.posteriors import Approximation, MinibatchPlan, Split, all_pairs, fit_laplace
+from index_builder.posteriors import (
+    Approximation,
+    MinibatchPlan,
+    Split,
+    Structure,
+    all_pairs,
+    fit_laplace,
+)
 from index_builder.posteriors.all_pairs import fixed_curvature, positives_curvature
 from index_builder.posteriors.prior import log_marginal_likelihood, tune_prior_precision
 from index_builder.posteriors.targets import anchor_targets
+from model_store.errors import CalibrationError
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Oracle, Problem
@@ -26,7 +34,13 @@ def test_variance_is_one_over_scaled_curvature_plus_prior(problem: Problem, spli
     layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
     curvature = fixed_curvature(*layer, targets, split=split, margin=MARGIN)
     fit = fit_laplace(
-        *layer, split=split, margin=MARGIN, scaling="global", prior_precision=0.3, data_scale=7.0
+        *layer,
+        split=split,
+        structure="diagonal",
+        margin=MARGIN,
+        scaling="global",
+        prior_precision=0.3,
+        data_scale=7.0,
     )
     assert float(curvature.weight.min()) < 0  # so that cutting off shows
     expected = 1 / (7 * curvature.weight.clamp_min(0) + 0.3)
@@ -39,9 +53,15 @@ def test_variance_is_one_over_scaled_curvature_plus_prior(problem: Problem, spli
     assert (fit.prior_precision, fit.data_scale) == (0.3, 7.0)
 
 
-def test_by_default_the_data_count_once_each_and_the_evidence_chooses(problem: Problem) -> None:
+def test_the_data_count_once_each_and_the_evidence_chooses_where_asked(problem: Problem) -> None:
     layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
-    fit = fit_laplace(*layer, approximation="positives", margin=MARGIN)
+    fit = fit_laplace(
+        *layer,
+        approximation="positives",
+        structure="diagonal",
+        prior_chosen_by="marginal_likelihood",
+        margin=MARGIN,
+    )
     targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
     scaled = positives_curvature(*layer, targets, split="euclidean") * 11
     tuned = tune_prior_precision(scaled, problem.weight, problem.bias)
@@ -62,6 +82,7 @@ def test_full_cuts_off_after_the_sum(problem: Problem, oracle: Oracle) -> None:
         *layer,
         approximation="full",
         split="arccos",
+        structure="diagonal",
         margin=MARGIN,
         prior_precision=1.0,
         generator=torch.Generator(),
@@ -72,8 +93,8 @@ def test_full_cuts_off_after_the_sum(problem: Problem, oracle: Oracle) -> None:
     y = torch.where(same, targets.positive[i], -targets.negative[i] * inside)
     expected = oracle(problem, i, j, y, "full", "arccos")
     assert float(expected.weight.min()) < 0
-    torch.testing.assert_close(fit.weight_curvature, expected.weight.clamp_min(0))
-    torch.testing.assert_close(fit.bias_curvature, expected.bias.clamp_min(0))
+    torch.testing.assert_close(fit.curvature.weight, expected.weight.clamp_min(0))
+    torch.testing.assert_close(fit.curvature.bias, expected.bias.clamp_min(0))
 
 
 def test_full_asks_for_a_generator(problem: Problem) -> None:
@@ -84,6 +105,7 @@ def test_full_asks_for_a_generator(problem: Problem) -> None:
             problem.weight,
             problem.bias,
             approximation="full",
+            structure="diagonal",
             margin=MARGIN,
         )
 
@@ -91,7 +113,14 @@ def test_full_asks_for_a_generator(problem: Problem) -> None:
 def test_training_parameters_are_left_alone(problem: Problem) -> None:
     weight = problem.weight.clone().requires_grad_()
     trained = replace(problem, weight=weight)
-    fit = fit_laplace(trained.blocks, trained.labels, trained.weight, trained.bias, margin=MARGIN)
+    fit = fit_laplace(
+        trained.blocks,
+        trained.labels,
+        trained.weight,
+        trained.bias,
+        structure="diagonal",
+        margin=MARGIN,
+    )
     assert not fit.posterior.weight_mean.requires_grad
     assert torch.equal(weight.detach(), problem.weight)
 
@@ -128,6 +157,7 @@ def test_memory_grows_with_the_data_and_not_with_its_pairs(approximation: Approx
                 weight,
                 torch.zeros(3),
                 approximation=approximation,
+                structure="diagonal",
                 margin=1.0,
                 prior_precision=1.0,
                 generator=generator,
@@ -138,3 +168,29 @@ def test_memory_grows_with_the_data_and_not_with_its_pairs(approximation: Approx
     block = all_pairs._ROWS**2  # what the comparison of all pairs holds at once, whatever N
     assert 3000 <= largest(3000) <= block < 3000**2
     assert largest(6000) <= block
+
+
+@pytest.mark.parametrize(("structure", "fraction"), [("kronecker", 3.0), ("diagonal", 0.01)])
+def test_by_default_the_prior_is_relative_to_the_curvature(
+    problem: Problem, structure: Structure, fraction: float
+) -> None:
+    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+    fits = [
+        fit_laplace(*layer, structure=structure, margin=MARGIN, data_scale=scale)
+        for scale in (11.0, 1100.0)
+    ]
+    for fit in fits:
+        assert fit.prior_chosen_by == "curvature"
+        expected = fraction * fit.data_scale * fit.curvature.mean
+        assert fit.prior_precision == pytest.approx(expected)
+        assert fit.prior_share == pytest.approx(fraction / (1 + fraction))
+    # A hundred times the data leave the shape of the posterior as it is.
+    variances = [fit.posterior.predict(problem.features)[1] for fit in fits]
+    torch.testing.assert_close(variances[0], 100 * variances[1])
+
+
+def test_without_curvature_there_is_no_relative_prior(problem: Problem) -> None:
+    balanced = torch.arange(10) // 2
+    features = problem.features[:10]
+    with pytest.raises(CalibrationError, match="every negative is inside the margin"):
+        fit_laplace(lambda: [features], balanced, problem.weight, problem.bias, margin=1.9999)

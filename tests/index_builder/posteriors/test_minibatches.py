@@ -18,7 +18,7 @@ from index_builder.posteriors import (
     pair_curvature,
 )
 from index_builder.posteriors.all_pairs import fixed_curvature, positives_curvature
-from index_builder.posteriors.minibatches import Drawn, estimated_curvature
+from index_builder.posteriors.minibatches import Drawn, estimated
 from index_builder.posteriors.targets import anchor_targets
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def test_full_is_estimated_without_bias_for_unbalanced_classes(
     targets = anchor_targets(problem.labels, scaling, torch.float64)
     generator = torch.Generator().manual_seed(1)
     estimates = [
-        estimated_curvature(
+        estimated(
+            minibatch_curvature,
             problem.blocks,
             problem.labels,
             problem.weight,
@@ -77,7 +78,8 @@ def test_full_is_estimated_without_bias_for_unbalanced_classes(
 def test_minibatches_of_the_whole_data_set_are_exact(
     problem: Problem, difference: Difference
 ) -> None:
-    computed = estimated_curvature(
+    computed = estimated(
+        minibatch_curvature,
         problem.blocks,
         problem.labels,
         problem.weight,

@@ -8,13 +8,18 @@ import torch
 
 from index_builder.posteriors import (
     Curvature,
+    KroneckerCurvature,
     MinibatchPlan,
     OnlineLaplace,
+    PartialTraces,
     fit_laplace,
+    kronecker_pairs,
     minibatch_curvature,
     minibatch_loss,
+    online,
     online_step,
 )
+from index_builder.posteriors.minibatches import minibatch_traces
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Problem
@@ -24,7 +29,11 @@ MARGIN = 0.9
 
 def _start(weight: torch.Tensor, memory_factor: float = 0.1) -> OnlineLaplace:
     return OnlineLaplace.start(
-        weight, data_scale=50.0, prior_precision=0.8, memory_factor=memory_factor
+        weight,
+        structure="diagonal",
+        data_scale=50.0,
+        prior_precision=0.8,
+        memory_factor=memory_factor,
     )
 
 
@@ -66,6 +75,7 @@ def test_at_a_fixed_network_it_converges_to_the_post_hoc_curvature(n_samples: in
     # A prior so strong that drawn layers hardly differ from the mean: then both forms agree.
     state = OnlineLaplace.start(
         weight,
+        structure="diagonal",
         data_scale=24.0,
         prior_precision=1e8 if n_samples else 1.0,
         memory_factor=1 / 300,
@@ -81,8 +91,16 @@ def test_at_a_fixed_network_it_converges_to_the_post_hoc_curvature(n_samples: in
             n_samples=n_samples,
             generator=generator,
         )
-    fit = fit_laplace(lambda: [features], labels, weight, bias, margin=1.2, prior_precision=1.0)
-    relative = state.curvature.weight / (24 * fit.weight_curvature) - 1
+    fit = fit_laplace(
+        lambda: [features],
+        labels,
+        weight,
+        bias,
+        structure="diagonal",
+        margin=1.2,
+        prior_precision=1.0,
+    )
+    relative = state.curvature.weight / (24 * fit.curvature.weight) - 1
     assert float(relative.abs().max()) < 0.1
     assert float(relative.abs().mean()) < 0.03
 
@@ -177,3 +195,82 @@ def test_drawn_layers_stay_near_the_mean_at_first(problem: Problem) -> None:
         torch.testing.assert_close(posterior.weight_variance, 1 / (state.curvature.weight + 0.8))
         one = Curvature(torch.ones(3, 5, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
         state = state.updated(one)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("n_samples", [0, 2])
+def test_kronecker_factors_converge_to_the_post_hoc_ones(
+    monkeypatch: pytest.MonkeyPatch, wide: bool, n_samples: int
+) -> None:
+    if wide:  # more features than are kept whole: bases of minibatches are added up
+        monkeypatch.setattr(kronecker_pairs, "MAX_DENSE", 4)
+        monkeypatch.setattr(online, "MAX_DENSE", 4)
+    generator = torch.Generator().manual_seed(6)
+    labels = torch.arange(24) % 4
+    centres = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    features = centres[labels] + 0.5 * torch.randn(24, 6, generator=generator, dtype=torch.float64)
+    weight = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    bias = torch.randn(3, generator=generator, dtype=torch.float64)
+    state = OnlineLaplace.start(
+        weight,
+        data_scale=24.0,
+        prior_precision=1e8 if n_samples else 1.0,
+        memory_factor=1 / 300,
+    )
+    for rows in MinibatchPlan(800, 3, 4).draw(labels, generator):
+        state, _ = online_step(
+            state,
+            features[rows],
+            labels[rows],
+            weight,
+            bias,
+            margin=1.2,
+            n_samples=n_samples,
+            generator=generator,
+        )
+    fit = fit_laplace(lambda: [features], labels, weight, bias, margin=1.2, prior_scale="isotropic")
+    kept, exact = state.curvature, fit.curvature
+    assert isinstance(kept, KroneckerCurvature)
+    assert isinstance(exact, KroneckerCurvature)
+    for ours, theirs in ((kept, exact * 24),):
+        dense = [
+            one.directions @ torch.diag(one.values) @ one.directions.T for one in (ours, theirs)
+        ]
+        assert float((dense[0] - dense[1]).abs().max() / dense[1].abs().max()) < 0.1
+
+
+def test_kronecker_factors_are_the_decaying_average_of_what_was_seen(problem: Problem) -> None:
+    state = OnlineLaplace.start(
+        problem.weight, data_scale=50.0, prior_precision=0.8, memory_factor=0.25
+    )
+    posterior = state.posterior(problem.weight, problem.bias)
+    expected = (problem.features.square().sum(1, keepdim=True) + 1) / 0.8
+    torch.testing.assert_close(posterior.predict(problem.features)[1], expected.expand(-1, 3))
+    seen = []
+    for margin in (0.7, 0.9, 1.2):
+        seen.append(
+            minibatch_traces(
+                problem.features,
+                problem.labels,
+                problem.weight,
+                problem.bias,
+                margin=margin,
+                approximation="full",
+                split="arccos",
+            )
+        )
+        state = state.updated(seen[-1])
+    shares = [0.75**2, 0.75, 1.0]
+    average = state.average
+    assert isinstance(average, PartialTraces)
+    for name in ("features", "outputs", "diagonal"):
+        parts = (share * getattr(one, name) for share, one in zip(shares, seen, strict=True))
+        expected = 50 * sum(parts) / sum(shares)
+        torch.testing.assert_close(getattr(average, name), expected)
+    drawn = replace(state, initial_precision=1000.0).drawn_from(problem.weight, problem.bias)
+    narrower = drawn.predict(problem.features)[1]
+    assert bool(
+        (
+            narrower < state.posterior(problem.weight, problem.bias).predict(problem.features)[1]
+        ).all()
+    )

@@ -12,6 +12,7 @@ from index_builder.posteriors import (
     select_by_validation,
     temper_by_validation,
 )
+from index_builder.posteriors.validation import norm_correlation
 from model_store.errors import CalibrationError
 
 MARGIN = 1.0
@@ -30,7 +31,13 @@ def fit(data: tuple[torch.Tensor, torch.Tensor]) -> LaplaceFit:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(3, 7, generator=generator)
     return fit_laplace(
-        lambda: [data[0]], data[1], weight, torch.zeros(3), margin=MARGIN, prior_precision=1.0
+        lambda: [data[0]],
+        data[1],
+        weight,
+        torch.zeros(3),
+        structure="diagonal",
+        margin=MARGIN,
+        prior_precision=1.0,
     )
 
 
@@ -46,10 +53,10 @@ def test_the_candidate_of_the_largest_criterion_is_taken(fit: LaplaceFit) -> Non
     assert chosen.prior_precision == (1.0, 100.0, 1e4)[values.index(max(values))]
     torch.testing.assert_close(
         chosen.posterior.weight_variance,
-        1 / (fit.data_scale * fit.weight_curvature + chosen.prior_precision),
+        1 / (fit.data_scale * fit.curvature.weight + chosen.prior_precision),
     )
     assert criterion(chosen.posterior) == max(values)
-    assert torch.equal(chosen.weight_curvature, fit.weight_curvature)
+    assert torch.equal(chosen.curvature.weight, fit.curvature.weight)
 
 
 def test_no_candidates_are_refused(fit: LaplaceFit) -> None:
@@ -68,7 +75,7 @@ def test_a_temperature_changes_the_spread_of_the_posterior_and_nothing_of_its_sh
 
     chosen = temper_by_validation(fit.tempered(7.0), [0.01, 0.1, 1.0], criterion)
     assert chosen.temperature == 0.1
-    assert chosen.temperature_search.candidates == (0.01, 0.1, 1.0)
+    assert chosen.temperature_search.candidates == (1.0, 0.1, 0.01)
     assert chosen.prior_precision == fit.prior_precision
     torch.testing.assert_close(chosen.posterior.weight_variance, wanted)
     torch.testing.assert_close(chosen.posterior.bias_variance, 0.1 * fit.posterior.bias_variance)
@@ -107,3 +114,25 @@ def test_neighbours_that_are_all_right_say_nothing(
     features, labels = data
     with pytest.raises(CalibrationError, match="0 of 60 nearest neighbours are wrong"):
         nearest_neighbour_criterion(fit.posterior, features, labels, features, labels)
+
+
+def test_of_equally_good_temperatures_the_widest_is_taken(fit: LaplaceFit) -> None:
+    def plateau(posterior: LastLayerPosterior) -> float:
+        return -0.5 if float(posterior.weight_variance.max()) < 0.3 * widest else -1.0
+
+    widest = float(fit.posterior.weight_variance.max())
+    chosen = temper_by_validation(fit, [1e-4, 1e-3, 1e-2, 0.1, 1.0], plateau)
+    assert chosen.temperature == 0.1
+
+
+def test_what_is_all_prior_correlates_with_the_feature_norm(fit: LaplaceFit) -> None:
+    features = torch.rand(60, fit.posterior.weight_mean.shape[1]) + 0.1
+    curvature = fit.curvature * fit.data_scale
+    layer = fit.posterior.weight_mean, fit.posterior.bias_mean
+    correlations = [
+        norm_correlation(curvature.posterior(*layer, prior), features) for prior in (1e-3, 1e9)
+    ]
+    assert None not in correlations
+    assert correlations[0] < correlations[1]
+    assert correlations[1] > 0.97  # the bias has no part in the feature norm
+    assert norm_correlation(curvature.posterior(*layer, 1.0), features[:1].expand(9, -1)) is None

@@ -1,0 +1,137 @@
+"""A matrix normal distribution over the weights of a linear last layer, and what it predicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+KRONECKER_FORMAT = "kronecker-posterior/1"
+_TENSORS = (
+    "weight_mean",
+    "bias_mean",
+    "feature_scale",
+    "directions",
+    "direction_variance",
+    "rest_variance",
+    "output_factor",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KroneckerPosterior:
+    """Weights W̃ = (W, b) of a last layer h = W φ + b, matrix normal.
+
+    Their covariance is (C Cᵀ) ⊗ T^-½ (U v Uᵀ + ρ (I - U Uᵀ)) T^-½.
+
+    Attributes
+    ----------
+    weight_mean : (D, F)
+    bias_mean : (D,)
+    feature_scale : (F + 1,), the diagonal of T^-½.
+    directions : U (F + 1, K), orthonormal columns; the last feature is the bias's.
+    direction_variance : v (K,), strictly positive.
+    rest_variance : ρ (), of all other directions; positive unless K = F + 1.
+    output_factor : C (D, D).
+    output_variance : (D,), the diagonal of C Cᵀ.
+    """
+
+    weight_mean: Tensor
+    bias_mean: Tensor
+    feature_scale: Tensor
+    directions: Tensor
+    direction_variance: Tensor
+    rest_variance: Tensor
+    output_factor: Tensor
+    output_variance: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        dim, n_features = self.weight_mean.shape
+        rank = self.directions.shape[-1]
+        wanted = (dim,), (n_features + 1,), (n_features + 1, rank), (rank,), (), (dim, dim)
+        for name, shape in zip(_TENSORS[1:], wanted, strict=True):
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"{name} is {tuple(getattr(self, name).shape)}, wanted {shape}")
+        for name in _TENSORS:
+            if not bool(torch.isfinite(getattr(self, name)).all()):
+                raise ValueError(f"{name} must be finite")
+        rest_positive = self._is_complete or bool(self.rest_variance > 0)
+        if not (rest_positive and bool((self.direction_variance > 0).all())):
+            raise ValueError("variances must be strictly positive")
+        object.__setattr__(self, "output_variance", self.output_factor.square().sum(1))
+
+    @property
+    def _is_complete(self) -> bool:
+        return self.directions.shape[0] == self.directions.shape[1]
+
+    def feature_variance(self, features: Tensor) -> Tensor:
+        """Return s = φ̃ᵀ (A + λ)⁻¹ φ̃ (B,) of ``features`` (B, F): how unseen they are.
+
+        What lies outside the eigenvectors is subtracted before it is squared, because the
+        difference of squares would be mostly rounding.
+        """
+        extended = functional.pad(features, (0, 1), value=1.0) * self.feature_scale
+        coordinates = extended @ self.directions
+        variance = coordinates.square() @ self.direction_variance
+        if self._is_complete:
+            return variance
+        outside = extended - coordinates @ self.directions.T
+        return variance + self.rest_variance * outside.square().sum(1)
+
+    def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the embedding, in closed form.
+
+        A linear layer turns matrix normal weights into z | φ ~ N(W φ + b, s C Cᵀ), with the scalar
+        s of `feature_variance`; the variances are the diagonal of that.
+
+        Parameters
+        ----------
+        features : (B, F)
+
+        Returns
+        -------
+        mean, variance : (B, D), before normalisation.
+        """
+        mean = torch.addmm(self.bias_mean, features, self.weight_mean.T)
+        return mean, self.feature_variance(features)[:, None] * self.output_variance
+
+    def sample(self, n_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw last layers; gradients reach the mean through them.
+
+        Parameters
+        ----------
+        n_samples : S.
+        generator : on the device of the posterior.
+
+        Returns
+        -------
+        weights, biases : (S, D, F), (S, D)
+        """
+        mean = torch.cat([self.weight_mean, self.bias_mean[:, None]], 1)
+        noise = torch.randn(
+            n_samples, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device
+        )
+        # Of the square root of the columns' covariance: ρ^½ I + U (v^½ - ρ^½) Uᵀ.
+        rest = self.rest_variance.sqrt()
+        along = noise @ self.directions
+        spread = rest * noise
+        spread += (along * (self.direction_variance.sqrt() - rest)) @ self.directions.T
+        layers = mean + self.output_factor @ spread * self.feature_scale
+        return layers[..., :-1], layers[..., -1]
+
+    def tempered(self, temperature: float) -> KroneckerPosterior:
+        """The posterior to the power of 1 / ``temperature`` > 0: its variances times that."""
+        return replace(
+            self,
+            direction_variance=self.direction_variance * temperature,
+            rest_variance=self.rest_variance * temperature,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write its tensors as safetensors."""
+        tensors = {name: getattr(self, name).contiguous() for name in _TENSORS}
+        save_file(tensors, path, metadata={"format": KRONECKER_FORMAT})

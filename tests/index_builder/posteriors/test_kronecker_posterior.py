@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from index_builder.posteriors import KroneckerPosterior, load_posterior
+
+
+def tensors(rank: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    return {
+        "weight_mean": drawn(3, 4),
+        "bias_mean": drawn(3),
+        "feature_scale": drawn(5).abs() + 0.2,
+        "directions": torch.linalg.qr(drawn(5, 5))[0][:, :rank].contiguous(),
+        "direction_variance": drawn(rank).abs() + 0.1,
+        "rest_variance": torch.tensor(0.0 if rank == 5 else 2.0, dtype=torch.float64),
+        "output_factor": drawn(3, 3),
+    }
+
+
+@pytest.fixture(params=[2, 5])
+def posterior(request: pytest.FixtureRequest) -> KroneckerPosterior:
+    return KroneckerPosterior(**tensors(request.param))
+
+
+def test_prediction_equals_sampled_layers(posterior: KroneckerPosterior) -> None:
+    generator = torch.Generator().manual_seed(7)
+    features = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    weights, biases = posterior.sample(100_000, generator)
+    embeddings = torch.einsum("bf,sdf->bsd", features, weights) + biases
+    mean, variance = posterior.predict(features)
+    error = variance.sqrt() / 100_000**0.5
+    assert float(((embeddings.mean(1) - mean) / error).abs().max()) < 4.5
+    assert float((embeddings.var(1) / variance - 1).abs().max()) < 0.02
+    # Outputs of one image move together as the output factor says, not each for itself.
+    factor = posterior.output_factor
+    together = (embeddings - mean[:, None]).mT @ (embeddings - mean[:, None]) / 100_000
+    expected = posterior.feature_variance(features)[:, None, None] * (factor @ factor.T)
+    torch.testing.assert_close(together, expected, rtol=0, atol=0.03 * float(expected.abs().max()))
+
+
+def test_gradients_reach_the_mean_through_samples() -> None:
+    values = tensors(2)
+    values["weight_mean"].requires_grad_()
+    KroneckerPosterior(**values).sample(2, torch.Generator())[0].sum().backward()
+    torch.testing.assert_close(values["weight_mean"].grad, torch.full((3, 4), 2.0).double())
+
+
+def test_a_temperature_multiplies_variances(posterior: KroneckerPosterior) -> None:
+    features = torch.ones(2, 4, dtype=torch.float64)
+    mean, variance = posterior.predict(features)
+    warmer_mean, warmer = posterior.tempered(3.0).predict(features)
+    torch.testing.assert_close(warmer, 3 * variance)
+    assert torch.equal(warmer_mean, mean)
+
+
+def test_what_is_saved_is_loaded(posterior: KroneckerPosterior, tmp_path: Path) -> None:
+    posterior.save(tmp_path / "posterior.safetensors")
+    loaded = load_posterior(tmp_path / "posterior.safetensors")
+    features = torch.ones(2, 4, dtype=torch.float64)
+    for ours, theirs in zip(posterior.predict(features), loaded.predict(features), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"directions": torch.ones(4, 2)}, "directions is"),
+        ({"output_factor": torch.ones(3, 2)}, "output_factor is"),
+        ({"direction_variance": torch.zeros(2)}, "strictly positive"),
+        ({"rest_variance": torch.tensor(0.0)}, "strictly positive"),
+        ({"bias_mean": torch.full((3,), float("nan"))}, "bias_mean must be finite"),
+    ],
+)
+def test_impossible_tensors_are_refused(change: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KroneckerPosterior(**{**tensors(2), **change})
