@@ -21,6 +21,9 @@ from service.telemetry import Telemetry
 
 OUTLIER_METHOD = "conformal_fused"
 
+_LEAST_PLANNED = 1e-9
+"""Alpha below which the number of queries that it needs is not spelt out."""
+
 NOT_OF_ITEMS = (
     "Probabilities are calibrated for queries that are not in the gallery, and of an item its "
     "outlier score is not known."
@@ -166,9 +169,11 @@ def _why_none_is_flagged(assessment: Assessment, alpha: float) -> str | None:
     least = assessment.least_alpha
     if least is None or alpha >= least:
         return None
+    # The reciprocal of the smallest numbers is infinite.
+    needed = math.ceil(1 / alpha) - 1 if alpha > _LEAST_PLANNED else "more than a billion"
     return (
         f"With {round(1 / least) - 1} calibration queries no p-value is below {least:.4g}: at "
-        f"alpha = {alpha:g} no query can be flagged. It needs {math.ceil(1 / alpha) - 1} queries."
+        f"alpha = {alpha:g} no query can be flagged. It needs {needed} queries."
     )
 
 

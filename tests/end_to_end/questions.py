@@ -86,12 +86,15 @@ def content(answer: dict[str, Any]) -> dict[str, Any]:
     """What an answer says of a picture, whoever else asks, and wherever its numbers come from.
 
     JSON carries every bit of a double. Left out are what belongs to the request or to its file, and
-    whether the calibration still holds, which depends on all the images that were asked before.
+    whether the calibration still holds, which depends on all the images that were asked before:
+    where it does not, a match is withheld.
     """
-    said = {name: answer[name] for name in ("gallery", "verdict", "query", "results")}
+    names = ("gallery", "query", "results", "no_match_probability", "absent")
+    said = {name: answer[name] for name in names}
     chosen = answer["result_set"]
     return {
         **said,
+        "verdict": "ambiguous" if answer["verdict"] == "match" else answer["verdict"],
         "query": {**answer["query"], "id": None},
         "result_set": chosen and {name: chosen[name] for name in ("items", "coverage")},
         "bundle": answer["bundle"]["id"],

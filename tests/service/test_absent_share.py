@@ -150,8 +150,8 @@ def first_probability(answer: dict[str, Any]) -> float:
     return probability
 
 
-def of_gallery(bundle: Bundle, expected: float) -> Bundle:
-    """The digits, whose owner expects a share of absent queries."""
+def of_gallery(bundle: Bundle, expected: float | None) -> Bundle:
+    """The digits, whose owner expects a share of absent queries, or names none."""
     owned = replace(calibration_of(bundle), expected_absent=expected)
     retriever = Retriever(bundle.retriever.encoder, bundle.retriever.gallery, owned)
     return replace(bundle, retriever=retriever)
@@ -236,8 +236,9 @@ class TestServed:
         ]
 
     def test_after_many_absent_queries_the_estimate_moves_all_answers(
-        self, client: TestClient, bundle: Bundle, digit: bytes, absent: list[bytes]
+        self, start: StartClient, bundle: Bundle, digit: bytes, absent: list[bytes]
     ) -> None:
+        client = start(of_gallery(bundle, None))
         before = search(client, digit).json()
         assert before["absent"]["origin"] == "bundle"
         assumed = calibration_of(bundle).default_share

@@ -180,6 +180,8 @@ class TestASearch:
         assert too_small["verdict"] != "out_of_distribution"
         assessed = assess(client, stranger, alpha=0.99 * least).json()
         assert assessed["query"]["ood"] == ood
+        tiny = search(client, stranger, alpha=5e-324).json()["query"]["ood"]
+        assert "It needs more than a billion queries" in tiny["reason"]
         enough = search(client, stranger, alpha=least).json()["query"]["ood"]
         assert enough["flag"] is (enough["p_value"] <= least)
         assert enough["reason"] is None

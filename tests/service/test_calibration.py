@@ -41,7 +41,7 @@ class TestTheCalibration:
         assert report["sources"] == []
         assert report["absent"] == {
             "assumed": calibration.assumed_absent,
-            "expected": None,
+            "expected": calibration.expected_absent,
             "estimated": None,
             "interval": None,
             "n_served": 0,
