@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
-.PHONY: install demo test lint bench bench-posteriors bench-zero-shot bench-decision \
+.PHONY: install demo test lint bench bench-promises bench-outliers bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images crash-indexing \
   crash-writes ray-indexing soak try-compose clean
 .DEFAULT_GOAL := help
@@ -13,6 +13,8 @@ help:
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make bench     measure, and write build/bench.json"
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
+	@echo "make bench-promises   what came true of promises, in worlds whose truth is known; an hour"
+	@echo "make bench-outliers   the outlier score beside its best single signal; half an hour"
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
 	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
 	@echo "make bench-indexing  images indexed a second, beside what the cores could do; minutes"
@@ -45,6 +47,12 @@ bench: install
 
 bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing: bench-%: install
 	$(BIN)/python tests/benchmarks/bench_$(subst -,_,$*).py
+
+bench-promises: install
+	PYTHONPATH=tests/benchmarks $(BIN)/python tests/benchmarks/bench_promises.py
+
+bench-outliers: install
+	PYTHONPATH=. $(BIN)/python tests/benchmarks/outlier_regret.py
 
 bench-gallery: install
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[bench]'
