@@ -93,7 +93,8 @@ class DecoderProcess:
 
 def _environment() -> dict[str, str]:
     """Of a decoder: where its imports are found, and none of the service's secrets."""
-    kept = ("LD_LIBRARY_PATH", "PYTHONHOME", "LANG")
+    # With another core type than the service's, sums would differ in their last digit.
+    kept = ("LD_LIBRARY_PATH", "PYTHONHOME", "LANG", "OPENBLAS_CORETYPE")
     return {name: os.environ[name] for name in kept if name in os.environ} | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OPENBLAS_NUM_THREADS": "1",  # its threads would only map memory
