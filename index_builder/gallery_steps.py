@@ -101,8 +101,9 @@ def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
         splits_of(config).evaluation,
         config.seed,
     )
-    posterior = run.read_json(POSTERIOR_REPORT)
-    report["posterior"] = {name: posterior[name] for name in _OF_POSTERIOR if name in posterior}
+    if (run.directory / POSTERIOR_REPORT).exists():  # not of an encoder that came from elsewhere
+        posterior = run.read_json(POSTERIOR_REPORT)
+        report["posterior"] = {name: posterior[name] for name in _OF_POSTERIOR if name in posterior}
     run.write_json(EVALUATION_FILE, report)
     write_json(run.staging / EVALUATION_FILE, report)
     return report

@@ -21,7 +21,7 @@ from model_store.images import SUFFIXES, decode_image
 
 logger = logging.getLogger(__name__)
 
-SEEN_SIDE = 128
+SEEN_SIDE = 512
 """Pixels of the smaller side, at least, of what pictures are compared by: large ones are read at a
 fraction of their size."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,7 @@ def expected_calibration_error(probabilities: Floats, outcomes: Bools, n_bins: i
 
 def calibration_error(bins: Sequence[ReliabilityBin]) -> float:
     """Return Σ_b w_b · |share − probability| over the bins of a reliability diagram."""
-    return sum(one.weight * abs(one.share - one.probability) for one in bins)
+    return math.fsum(one.weight * abs(one.share - one.probability) for one in bins)
 
 
 def retrieval_calibration_error(confidences: Floats, correct: Bools, n_bins: int = 10) -> float:

@@ -321,8 +321,9 @@ def test_a_run_and_its_configuration_belong_together(
 def test_too_few_images_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
     for label in "ab":
         (tmp_path / label).mkdir()
-        Image.new("RGB", (9, 9)).save(tmp_path / label / "one.png")
-        Image.new("RGB", (9, 9)).save(tmp_path / label / "two.png")
+        for number in (1, 2):  # pictures of their own: copies are never divided
+            shade = (80 * number, ord(label), 0)
+            Image.new("RGB", (9, 9), shade).save(tmp_path / label / f"{number}.png")
     config = photographs_config(tmp_path, "resnet18", "IMAGENET1K_V1", "few")
     with pytest.raises(DatasetError, match="There are 2 images to learn from, at most 1 of one"):
         train_step(config, Run(tmp_path / "run"))

@@ -19,6 +19,7 @@ from index_builder.indexing.catalogue import Catalogue
 from index_builder.indexing.collections import Indexing, index_collection
 from index_builder.indexing.holding_out import chosen
 from index_builder.indexing.sources import open_source
+from index_builder.other_formats import OtherFormats
 from model_store.retriever import Bundle, open_bundle
 
 At = Callable[[Path], Indexing]
@@ -87,7 +88,9 @@ def test_no_group_of_a_manifest_is_on_both_sides(objects: Path, at: At) -> None:
 
 
 def test_what_is_foretold_is_held_out(objects: Path, at: At, tmp_path: Path) -> None:
-    catalogue = Catalogue(tmp_path / "c.sqlite", open_source(objects).entries(tmp_path))
+    catalogue = Catalogue(
+        tmp_path / "c.sqlite", open_source(objects).entries(tmp_path, OtherFormats())
+    )
     foretold = catalogue.n_to_hold_out()
     catalogue.close()
     outcome = index_collection(replace(at(objects), calibrate=True))
@@ -138,4 +141,5 @@ def test_a_group_in_a_json_manifest_of_some_images_is_enough(tmp_path: Path) -> 
             for i in range(20)]  # fmt: skip
     path = tmp_path / "list.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    assert {entry.group for entry in open_source(path).entries(tmp_path)} == {"7", None}
+    found = open_source(path).entries(tmp_path, OtherFormats())
+    assert {entry.group for entry in found} == {"7", None}
