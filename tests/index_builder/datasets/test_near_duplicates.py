@@ -28,7 +28,7 @@ def photographs(n: int) -> list[Image.Image]:
         for top in range(0, 400, 80)
         for left in range(0, 576, 96)
     ]
-    return [Image.fromarray(cell) for cell in cells if cell.std() > 40][:n]
+    return [Image.fromarray(cell) for cell in cells if cell.std() > 45][:n]
 
 
 def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
