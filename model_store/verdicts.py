@@ -10,7 +10,10 @@ Level = Literal["low", "medium", "high"]
 FilterMeans = Literal["show", "known"]
 """What a filter says: `show`, which items to list; `known`, that a true match passes it."""
 
-Absence = Literal["absent_labels", "hidden_labels", "near_misses_of_views"]
+Absence = Literal["absent_labels", "hidden_labels", "hidden_trained_labels", "near_misses_of_views"]
 """What absent calibration queries are: images of labels that neither the gallery nor anything
-fitted has seen; queries whose own label is hidden from the list and from the outlier detector; or
-views of items, of which the item itself is hidden."""
+fitted has seen; queries whose own label is hidden from the list and from the outlier detector,
+of an encoder that has not learned it, or that has; or views of items, with the item hidden."""
+
+STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
+"""Those that say too little of absent queries for a share to be estimated by them."""

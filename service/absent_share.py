@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from model_store.decision import Absence, Calibration, Decision, ServedShare, ShareEstimate
+from model_store.verdicts import STAND_INS_ONLY
 from service.schemas import ShareOrigin
 
 ESTIMATED_EVERY = 50
@@ -32,8 +33,9 @@ class AbsentState:
 class AbsentShareWatch:
     """Estimates the share of absent queries among those that are served.
 
-    The estimate is used where the gallery's owner names no share, unless the calibration queries
-    are views of items: views say too little of absent queries.
+    The estimate is used where the gallery's owner names no share, unless the absent calibration
+    queries are views of items, or queries of labels that the encoder was trained on: both say too
+    little of absent queries.
     """
 
     def __init__(self, calibration: Calibration) -> None:
@@ -46,7 +48,7 @@ class AbsentShareWatch:
     def state(self) -> AbsentState:
         """What is known now."""
         calibration, estimate = self._calibration, self._estimate
-        is_hint = calibration.evidence.absence == "near_misses_of_views"
+        is_hint = calibration.evidence.absence in STAND_INS_ONLY
         used = calibration.default_share
         if estimate is not None and calibration.expected_absent is None and not is_hint:
             used = round(estimate.value, DIGITS)

@@ -33,6 +33,8 @@ from model_store.decision import (
     bounded_logit,
     size_classes,
 )
+from model_store.decision.calibration import DEFAULT_ABSENT
+from model_store.decision.promises import LEAST_ABSENT_LABELS
 from model_store.encoder import Encoder
 from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
@@ -43,7 +45,8 @@ MIN_QUERIES = 50
 
 ASSUMED_ABSENT = 0.3
 """Share of absent queries that probabilities are fitted with, and shifted from to any other: at few
-per cent the fit hardly looks at absent queries, and is wrong where they are many."""
+per cent the fit hardly looks at absent queries, and is wrong where they are many. Where those at
+hand say little of others, it had better not look."""
 
 N_INTERVAL_LABELS = 5
 """Labels of each query, the nearest, that intervals are tabulated with."""
@@ -150,6 +153,7 @@ class CalibrationQueries:
     absent_sources : the same of queries of withheld labels.
     leave_one_out : more queries, for whatever needs no exchangeability of the outlier scores; None
         where there are enough, or the encoder has learned from the gallery's images.
+    unseen : whether the encoder has learned nothing from the gallery's labels.
     """
 
     matched: Observed
@@ -163,13 +167,16 @@ class CalibrationQueries:
     sources: Names | None = None
     absent_sources: Names | None = None
     leave_one_out: LeaveOneOut | None = None
+    unseen: bool = False
 
     @property
     def absence(self) -> Absence:
         """What the absent queries are."""
         if self.absent_of is None:
             return "absent_labels"
-        return "near_misses_of_views" if self.are_views else "hidden_labels"
+        if self.are_views:
+            return "near_misses_of_views"
+        return "hidden_labels" if self.unseen else "hidden_trained_labels"
 
     def outlier_kinds(self) -> dict[str, Observed]:
         """Return what teaches the outlier score, by kind."""
@@ -226,7 +233,8 @@ def fit_calibration(
     fusion = fit_fusion(matched.outlier_signals, [kind.outlier_signals for kind in kinds.values()])
     parts, of_kinds = _scored(queries, fusion, seed)
     ordinary = parts[0].scores
-    examples = Examples.of(_weighted(parts, ASSUMED_ABSENT))
+    assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
+    examples = Examples.of(_weighted(parts, assumed))
     probabilities, folds = cross_fitted(examples, seed)
     choices = LabelChoices.of(examples, probabilities, folds)
     n_labels = gallery.n_labels()
@@ -252,7 +260,7 @@ def fit_calibration(
         max_error=config.max_error,
         max_false_match_rate=config.max_false_match_rate,
         delta=config.delta,
-        assumed_absent=ASSUMED_ABSENT,
+        assumed_absent=assumed,
         expected_absent=config.expected_absent,
         uncertainties=np.sort(matched.spherical_variances),
         outlier_scores=np.sort(ordinary),
@@ -282,6 +290,13 @@ def fit_calibration(
         | {"outlier_auroc": {name: auroc(scores, ordinary) for name, scores in of_kinds.items()}},
     }
     return replace(calibration, report=report)
+
+
+def _is_known(queries: CalibrationQueries) -> bool:
+    """Return whether the absent queries say enough of others to be looked at closely."""
+    if queries.absence == "hidden_labels":
+        return len(np.unique(queries.absent.codes)) >= LEAST_ABSENT_LABELS
+    return queries.absence != "hidden_trained_labels"
 
 
 def _measured(

@@ -13,8 +13,10 @@ ABSENCE: dict[Absence, str] = {
     "absent_labels": "Absent calibration queries are images of labels that neither the gallery nor "
     "anything fitted has seen.",
     "hidden_labels": "Absent calibration queries are queries whose own label is hidden from the "
-    "list and from the outlier detector. They stand in for queries of truly absent labels; the "
-    "encoder may have learned from images of these labels.",
+    "list and from the outlier detector. They stand in for queries of truly absent labels.",
+    "hidden_trained_labels": "Absent calibration queries are queries whose own label is hidden "
+    "from the list and from the outlier detector, but not from the encoder, which was trained on "
+    "it. They say little of queries of truly absent labels.",
     "near_misses_of_views": "Absent calibration queries are made-up views of gallery items, of "
     "which the item itself is hidden. They stand in for photographs of absent things, which may be "
     "harder to tell.",

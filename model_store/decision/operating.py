@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.stats import beta, binom
 
 from model_store.decision.absent_share import prior_shift, shifted
@@ -143,10 +144,38 @@ class Stream:
             threshold,
             coverage,
             error,
-            upper_bound(error, self.n_effective(accepted), self.delta),
+            self.error_bound(accepted),
             min(self.rivals * rate, 1.0),
             min(self.rivals * bound, 1.0),
         )
+
+    def error_bound(self, accepted: NDArray[np.bool_]) -> float:
+        """Return the upper confidence bound of the error among the ``accepted`` (n,).
+
+        The share of wrong ones e among the accepted with a match, of weight A, and the weight F of
+        absent queries that are accepted are bounded by themselves (Clopper & Pearson 1934) and put
+        together by the method of variance estimates recovery (Zou & Donner 2008): ε is excluded
+        where A (e − ε) + F (1 − ε) is positive by more than what their bounds leave open. After a
+        correction by feedback the evidence is of both together.
+        """
+        if not math.isinf(self.most_effective):
+            _, error = self._coverage_and_error(accepted)
+            return upper_bound(error, self.n_effective(accepted), self.delta)
+        right = accepted & ~self.absent
+        weight = float(self.weights[right].sum())
+        effective = float((1 / self.design_effects[right]).sum())
+        wrong = float(self.wrong[right].mean()) if right.any() else 0.0
+        by_wrong = upper_bound(wrong, effective, self.delta) - wrong
+        n_absent = int(self.absent.sum())
+        rate = int((accepted & self.absent).sum()) / max(n_absent, 1)
+        of_absent = self.rivals * float(self.weights[self.absent].sum())
+        by_rate = upper_bound(rate, self.n_absent_effective, self.delta) - rate if n_absent else 0.0
+
+        def excess(error: float) -> float:
+            mean = weight * (wrong - error) + of_absent * rate * (1 - error)
+            return mean + math.hypot(weight * by_wrong, of_absent * by_rate * (1 - error))
+
+        return 1.0 if excess(1.0) > 0 or weight == 0 else float(brentq(excess, 0.0, 1.0))
 
     def _coverage_and_error(self, accepted: NDArray[np.bool_]) -> tuple[float, float]:
         """Return the share of the stream that is accepted, and the share of it that is wrong."""
@@ -188,8 +217,7 @@ class Stream:
         """
         widest: float | None = None
         for threshold, accepted in self._sequence(least_queries(max_error, self.delta)):
-            _, error = self._coverage_and_error(accepted)
-            if upper_bound(error, self.n_effective(accepted), self.delta) > max_error:
+            if self.error_bound(accepted) > max_error:
                 break
             widest = threshold
         return widest

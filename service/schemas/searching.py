@@ -248,8 +248,9 @@ class AbsentShare(BaseModel):
     basis: Absence = Field(
         description="What stood for absent queries in calibration: `absent_labels`, images of "
         "labels that were kept out of everything; `hidden_labels`, queries whose own label was "
-        "hidden, a stand-in; `near_misses_of_views`, views of items with the item hidden, a "
-        "stand-in that says least."
+        "hidden, a stand-in; `hidden_trained_labels`, the same of an encoder that was trained on "
+        "these labels, which says little; `near_misses_of_views`, views of items with the item "
+        "hidden, which says little too."
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from index_builder.calibration import (
+    ASSUMED_ABSENT,
     CalibratedGallery,
     CalibrationQueries,
     LeaveOneOut,
@@ -19,6 +20,7 @@ from index_builder.metrics import auroc, expected_calibration_error
 from index_builder.observation import Observed
 from model_store.decision import Calibration, LabelMeans, choice_probabilities
 from model_store.decision.absent_share import prior_shift
+from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.outliers import unit_rows
 from model_store.encoder import Embeddings
 from model_store.errors import CalibrationError
@@ -164,10 +166,17 @@ def test_the_p_value_is_valid_for_ordinary_queries() -> None:
 def test_queries_that_hide_their_label_teach_the_outlier_score_nothing() -> None:
     """They are ordinary pictures: what is alien in them is only that their label is not known."""
     hidden = replace(world(2000, 1, has_match=False), codes=np.arange(2000, dtype=np.int32) % 20)
-    fitted = calibrated(replace(QUERIES, absent=hidden, absent_of=np.arange(2000)))
+    queries = replace(QUERIES, absent=hidden, absent_of=np.arange(2000), unseen=True)
+    fitted = calibrated(queries)
     assert set(fitted.report["cross_fitted"]["outlier_auroc"]) == {"corrupted"}
     assert fitted.evidence.absence == "hidden_labels"
     assert fitted.evidence.rivals == 5 / 4
+    assert fitted.assumed_absent == ASSUMED_ABSENT
+    trained = calibrated(replace(queries, unseen=False))  # a stand-in that says little
+    assert trained.evidence.absence == "hidden_trained_labels"
+    assert trained.assumed_absent == DEFAULT_ABSENT
+    assert trained.promises().unknown_absence is not None
+    assert trained.promises().point.false_match_rate is None
 
 
 @pytest.mark.parametrize("coverage", [0.8, 0.95])

@@ -39,7 +39,7 @@ class TestASearch:
             "value": predictive.spherical_variance,
             "percentile": decision.assessment.percentile,
             "level": decision.assessment.level,
-            "method": "laplace_fixed_euclidean",
+            "method": "laplace_kronecker_fixed_euclidean",
         }
         ood = served["query"]["ood"]
         assert ood["p_value"] == decision.assessment.outlier_p_value

@@ -12,6 +12,7 @@ from calibration_evidence import evidence
 from scipy.stats import binom, binomtest
 
 from model_store.decision import Evidence, Promises, Recalibration, Stream
+from model_store.decision.absent_share import shifted
 from model_store.decision.evidence import design_effect
 from model_store.decision.operating import errors_allowed, upper_bound
 
@@ -54,6 +55,25 @@ def test_an_error_is_promised_with_confidence_and_not_on_average() -> None:
         threshold = promises(evidence(300, 300, seed)).threshold(2)
         exceeded += math.isfinite(threshold) and true_error(threshold) > 0.05
     assert exceeded <= binom.ppf(0.999, 200, 0.1)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_an_error_is_promised_with_confidence_where_many_queries_are_absent(share: float) -> None:
+    """Probabilities are of the 5 % stream: at the stated share their truth is another."""
+    exceeded, n_given = 0, 0
+    for seed in range(100):
+        of = evidence(300, 300, seed, clusters=np.arange(600))
+        given = promises(of, expected=share, max_error=0.1)
+        if not given.gives_matches:
+            continue
+        n_given += 1
+        fresh = evidence(20_000, 20_000, seed=99)
+        moved = shifted(fresh.first_probabilities, fresh.no_match_probabilities, given.shift)
+        accepted = moved >= given.threshold(2)
+        weight = np.where(fresh.absent, share, 1 - share)[accepted]
+        exceeded += np.average(~fresh.correct[accepted], weights=weight) > 0.1
+    assert n_given > 30
+    assert exceeded <= binom.ppf(0.999, n_given, 0.1)
 
 
 def test_false_matches_are_promised_with_confidence() -> None:
