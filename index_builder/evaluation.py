@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.splits import QuerySet
-from index_builder.metrics import auroc, expected_calibration_error, recall_at_k
+from index_builder.metrics import auroc, calibration_error, recall_at_k, reliability
 from index_builder.progress import track
 from model_store.gallery import Item
 from model_store.retriever import Answer, Retriever
@@ -118,7 +118,8 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
 
     Returns
     -------
-    A JSON object: retrieval (recall), whether probabilities are true (ECE, Brier score), whether
+    A JSON object: retrieval (recall), whether probabilities are true (ECE, Brier score, on a stream
+    with the expected share of withheld labels where there are any), whether
     errors, absent labels and alien images are told apart (AUROC; the single signals beside the
     fused ones), false alarms at several α, what result sets hold, and the share of each verdict on
     each kind of query. Alien images are ``far`` ones of another world, ``near`` ones of labels that
@@ -132,8 +133,6 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
         "n_queries": len(matched),
         "recall_at_1": recall_at_k(matched.matches, 1),
         "recall_at_10": recall_at_k(matched.matches, 10),
-        "top1_ece": expected_calibration_error(probabilities, correct),
-        "top1_brier": float(np.mean((probabilities - correct) ** 2)),
         "error_auroc": {
             "match_probability": _separation(1 - probabilities, ~correct),
             "similarity": _separation(-matched.first_similarities, ~correct),
@@ -147,10 +146,12 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
         },
         "verdicts": {"matched": matched.verdicts()},
     }
+    report |= _of_first(retriever, probabilities, correct, None)
     aliens = {"corrupted": ask(retriever, corrupted(queries.matched, seed), "spoilt queries")}
     if len(queries.withheld):
         withheld = ask(retriever, queries.withheld, "queries of withheld labels")
         aliens["near"] = withheld
+        report |= _of_first(retriever, probabilities, correct, withheld.first_probabilities)
         report["no_match_auroc"] = {
             "no_match_probability": auroc(
                 withheld.no_match_probabilities, matched.no_match_probabilities
@@ -170,6 +171,33 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
         for kind, answers in aliens.items()
     }
     return report
+
+
+def _of_first(
+    retriever: Retriever,
+    matched: NDArray[np.float64],
+    correct: NDArray[np.bool_],
+    absent: NDArray[np.float64] | None,
+) -> dict[str, Any]:
+    """Measure how true the probabilities of first items are, on the stream that they are for.
+
+    Parameters
+    ----------
+    matched, correct : (B,) of the queries with a match, and whether the first item is one.
+    absent : of queries of withheld labels; None where there are none, and the stream lacks them.
+    """
+    probabilities, outcomes, weights = matched, correct, np.full(len(matched), 1 / len(matched))
+    if absent is not None:
+        assert retriever.calibration is not None  # noqa: S101 - the caller has calibrated it
+        share = retriever.calibration.default_share
+        probabilities = np.r_[matched, absent]
+        outcomes = np.r_[correct, np.zeros(len(absent), dtype=bool)]
+        weights = np.r_[(1 - share) * weights, np.full(len(absent), share / len(absent))]
+    return {
+        "top1_ece": calibration_error(reliability(probabilities, outcomes, weights=weights)),
+        "top1_brier": float(np.average((probabilities - outcomes) ** 2, weights=weights)),
+        "top1_stream": "matched" if absent is None else "matched_and_withheld_labels",
+    }
 
 
 def _name(item: Item) -> str:

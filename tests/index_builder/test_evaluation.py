@@ -1,0 +1,41 @@
+"""What an evaluation says of probabilities is said of the stream that they are for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from index_builder.evaluation import _of_first
+from index_builder.metrics import expected_calibration_error
+from model_store.retriever import Retriever
+
+RNG = np.random.default_rng(0)
+MATCHED = RNG.uniform(0.3, 1, 90)
+CORRECT = RNG.uniform(size=90) < MATCHED
+ABSENT = RNG.uniform(0, 0.6, 30)
+
+
+def measured(share: float, absent: np.ndarray | None) -> dict[str, Any]:
+    retriever = cast("Retriever", SimpleNamespace(calibration=SimpleNamespace(default_share=share)))
+    return _of_first(retriever, MATCHED, CORRECT, absent)
+
+
+def test_absent_queries_weigh_as_their_expected_share() -> None:
+    """One half: each absent query three times beside 90 matched ones."""
+    report = measured(0.5, ABSENT)
+    probabilities = np.r_[MATCHED, np.repeat(ABSENT, 3)]
+    outcomes = np.r_[CORRECT, np.zeros(90, dtype=bool)]
+    assert report["top1_brier"] == pytest.approx(np.mean((probabilities - outcomes) ** 2))
+    exact = expected_calibration_error(probabilities, outcomes)
+    assert report["top1_ece"] == pytest.approx(exact, abs=0.02)  # bins end elsewhere among ties
+    assert report["top1_stream"] == "matched_and_withheld_labels"
+    assert report["top1_ece"] > measured(0.01, ABSENT)["top1_ece"]
+
+
+def test_without_withheld_labels_the_stream_is_of_matches_and_says_so() -> None:
+    report = measured(0.05, None)
+    assert report["top1_ece"] == pytest.approx(expected_calibration_error(MATCHED, CORRECT))
+    assert report["top1_stream"] == "matched"
