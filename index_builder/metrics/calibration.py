@@ -52,7 +52,7 @@ def reliability(
         groups = np.array_split(order, min(n_bins, len(order)))
         return _bins(probabilities, outcomes, groups)
     reached = np.cumsum(weights[order]) / weights.sum()
-    ends = reached.searchsorted(np.arange(1, n_bins) / n_bins)
+    ends = reached.searchsorted(np.arange(1, n_bins) / n_bins + 1e-9)  # rounding ends no bin
     groups = [group for group in np.split(order, ends) if len(group)]
     return _bins(probabilities, outcomes, groups, weights)
 
