@@ -76,11 +76,11 @@ class KroneckerPosterior:
         """
         extended = functional.pad(features, (0, 1), value=1.0) * self.feature_scale
         coordinates = extended @ self.directions
-        variance = coordinates.square() @ self.direction_variance
+        variance = _weighted_sums(coordinates.square(), self.direction_variance)
         if self._is_complete:
             return variance
-        outside = extended - coordinates @ self.directions.T
-        return variance + self.rest_variance * outside.square().sum(1)
+        outside = (extended - coordinates @ self.directions.T).square()
+        return variance + self.rest_variance * _weighted_sums(outside, torch.ones_like(outside[0]))
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the embedding, in closed form.
@@ -135,3 +135,17 @@ class KroneckerPosterior:
         """Write its tensors as safetensors."""
         tensors = {name: getattr(self, name).contiguous() for name in _TENSORS}
         save_file(tensors, path, metadata={"format": KRONECKER_FORMAT})
+
+
+_COLUMNS = 16
+"""Of a product of matrices that takes the place of one with a vector."""
+
+
+def _weighted_sums(values: Tensor, weights: Tensor) -> Tensor:
+    """Return the sums (B,) of ``values`` (B, K) times ``weights`` (K,), rounded alike in any batch.
+
+    ONNX Runtime sums a batch of one, and multiplies by a single vector, in another order than a
+    larger one. A product of matrices it computes alike for every row, so that an image's variance
+    does not depend on who else asks.
+    """
+    return (values @ weights[:, None].expand(-1, _COLUMNS).contiguous())[:, 0]

@@ -174,6 +174,11 @@ def _whom(size_class: str) -> str:
 
 def _why_absence_is_unknown(evidence: Evidence) -> str | None:
     """Return why the absent calibration queries say nothing of FPIR; None where they do."""
+    if evidence.absence == "hidden_trained_labels":
+        return (
+            "what an absent query looks like is not known from queries of labels that the encoder "
+            "was trained on; withhold some labels from training and gallery"
+        )
     if evidence.absence != "hidden_labels":
         return None
     n_labels = len(np.unique(evidence.clusters[evidence.absent]))

@@ -267,7 +267,10 @@ def test_what_is_no_image_is_explained_and_harms_nothing(
     expect(visit.found("verdict")).to_be_hidden()
     assert visit.verdict(visit.sample(belongs=True).click)
     assert_neighbours_are_shown(visit)
-    expect(visit.found("set")).to_contain_text("with probability 95")
+    # After many strange pictures the service may have noticed that its queries have changed.
+    expect(visit.found("set")).to_contain_text(
+        re.compile("with probability 95|Recent queries are not such")
+    )
     expect(problem).to_be_hidden()
     # The browser itself notes the refusal; the page has nothing to complain of.
     assert [said for said in visit.complaints if "415" not in said] == []

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from laws.encoder_laws import EncoderLaws
 
-from model_store.encoder import METADATA_KEY, Encoder, EncoderMetadata, OnnxEncoder
+from index_builder.datasets.digits import digits
+from model_store.encoder import METADATA_KEY, Embeddings, Encoder, EncoderMetadata, OnnxEncoder
 from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.images import Preprocessing
 
@@ -27,6 +29,18 @@ class TestOnnxEncoder(EncoderLaws):
         )
         assert (encoder.dim, encoder.n_features) == (128, 9216)
         assert encoder.provider == "CPUExecutionProvider"
+
+
+def test_an_answer_is_the_same_to_the_last_bit_in_any_batch(digits_bundle: Path) -> None:
+    """On pictures, not on noise: rounding shows where sums are of very different numbers."""
+    encoder = OnnxEncoder(digits_bundle / "encoder.onnx", provider="cpu", threads=1)
+    images = digits().subset(range(60)).prepared(encoder.metadata.preprocessing)
+    alone = Embeddings.concatenate([encoder.encode(images[i : i + 1]) for i in range(60)])
+    for size in range(2, 9):
+        parts = [encoder.encode(images[start : start + size]) for start in range(0, 60, size)]
+        together = Embeddings.concatenate(parts)
+        for name in ("mean", "variance", "features"):
+            np.testing.assert_array_equal(getattr(together, name), getattr(alone, name))
 
 
 def test_the_fingerprint_is_of_the_content(digits_bundle: Path, tmp_path: Path) -> None:
