@@ -22,13 +22,16 @@ N_FOLDS = 10
 one that knows all, and one that knows the image itself would find it at distance nought."""
 
 
-def leave_one_out_queries(images: LabelledImages, n_held_out: int) -> NDArray[np.int64]:
+def leave_one_out_queries(
+    images: LabelledImages, n_held_out: int, enough: int = ENOUGH
+) -> NDArray[np.int64]:
     """Choose as many gallery images as there are held-out queries too few.
 
     Parameters
     ----------
     images : of the gallery, in random order; the encoder learned nothing from them.
     n_held_out : matched queries that were held out.
+    enough : matched queries to have in all.
 
     Returns
     -------
@@ -40,7 +43,7 @@ def leave_one_out_queries(images: LabelledImages, n_held_out: int) -> NDArray[np
     of_label, _ = np.unique(np.stack([codes, groups]), axis=1)
     groups_of_label = np.bincount(of_label, minlength=int(codes.max(initial=0)) + 1)
     paired = np.flatnonzero(groups_of_label[codes] > 1)
-    return paired[: max(ENOUGH - n_held_out, 0)]
+    return paired[: max(enough - n_held_out, 0)]
 
 
 def rows_of_groups(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64]:

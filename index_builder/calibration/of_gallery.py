@@ -200,6 +200,7 @@ def calibrate_gallery(
     *,
     are_views: bool,
     unseen: bool,
+    enough: int = ENOUGH,
 ) -> Calibration:
     """Ask the gallery everything, and fit the decision layer to what it finds.
 
@@ -209,6 +210,8 @@ def calibrate_gallery(
     are_views : whether the queries are views of gallery images, made up, because nobody knows what
         belongs together; then each image is its own label.
     unseen : whether the encoder has learned nothing from the gallery's images.
+    enough : matched queries below which images of an unseen gallery are queries too, each hidden
+        from its own list.
 
     Raises
     ------
@@ -216,8 +219,8 @@ def calibrate_gallery(
     """
     embeddings = embed_with_features(encoder, images, "features of the gallery")
     hide_labels = len(queries.withheld) == 0
-    n_needed = len(queries.matched) if unseen else ENOUGH
-    left_out = leave_one_out_queries(images, n_needed)
+    n_held_out = len(queries.matched)
+    left_out = leave_one_out_queries(images, n_held_out, enough if unseen else 0)
     some = images.subset(left_out)
     hidden = rows_of_groups(gallery, images)[left_out] if len(left_out) else None
     searched = SearchedGallery.of(

@@ -126,7 +126,8 @@ def test_of_equally_good_temperatures_the_widest_is_taken(fit: LaplaceFit) -> No
 
 
 def test_what_is_all_prior_correlates_with_the_feature_norm(fit: LaplaceFit) -> None:
-    features = torch.rand(60, fit.posterior.weight_mean.shape[1]) + 0.1
+    generator = torch.Generator().manual_seed(0)
+    features = torch.rand(600, fit.posterior.weight_mean.shape[1], generator=generator) + 0.5
     curvature = fit.curvature * fit.data_scale
     layer = fit.posterior.weight_mean, fit.posterior.bias_mean
     correlations = [
