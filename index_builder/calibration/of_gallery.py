@@ -109,7 +109,12 @@ class SearchedGallery:
 
 
 def calibration_queries(
-    searched: SearchedGallery, queries: QuerySet, seed: int, *, are_views: bool = False
+    searched: SearchedGallery,
+    queries: QuerySet,
+    seed: int,
+    *,
+    are_views: bool = False,
+    unseen: bool = False,
 ) -> CalibrationQueries:
     """Ask a gallery everything that the decision layer learns from.
 
@@ -119,6 +124,7 @@ def calibration_queries(
     Parameters
     ----------
     are_views : whether the queries are views of gallery images.
+    unseen : whether the encoder has learned nothing from the gallery's labels.
     """
     matched, folds = queries.matched, searched.label_folds
     chosen = np.random.default_rng(seed).permutation(len(matched))[:N_CORRUPTED]
@@ -145,6 +151,7 @@ def calibration_queries(
         clusters=clusters,
         sources=matched.sources,
         absent_sources=None if folds is not None else queries.withheld.sources,
+        unseen=unseen,
     )
 
 
@@ -233,7 +240,7 @@ def calibrate_gallery(
         n_hidden=0 if hidden is None else hidden.shape[1],
     )
     matched = queries.matched
-    observed = calibration_queries(searched, queries, seed, are_views=are_views)
+    observed = calibration_queries(searched, queries, seed, are_views=are_views, unseen=unseen)
     if hidden is not None:
         clusters = group_numbers(matched, some)
         groups = group_numbers(images)
