@@ -83,6 +83,7 @@ def test_no_group_of_a_manifest_is_on_both_sides(objects: Path, at: At) -> None:
     assert len(rare) == 2  # of six labels of two objects, about two in five
     evidence = bundle.retriever.calibration.evidence
     assert sorted(evidence.source_names) == ["museum", "shop"]
+    assert evidence.absence == "hidden_labels"  # of an encoder that has not learned them
     of_queries = evidence.clusters[: len(asked)]
     assert len(set(of_queries.tolist())) == len({group_of[name] for name in asked})
 
