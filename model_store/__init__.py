@@ -7,7 +7,8 @@
 
 The way of a query: `images` (bytes to pixels) → `encoder` (pixels to a Gaussian) → `predictive`
 (onto the sphere, by `sphere`) → `search` (neighbours in a `gallery`) → `decision` (probabilities,
-verdict); `retriever` ties them together and `bundle` keeps what they need. `gaussian` has the
+verdict); `retriever` ties them together, and a bundle
+(`bundles`) keeps what they need. `gaussian` has the
 algebra of uncertain distances, `errors` the whole error family.
 """
 
@@ -15,14 +16,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from model_store.retriever import Answer, Bundle, Retriever, open_bundle
+    from model_store.bundles.bundle import Bundle, open_bundle
+    from model_store.retriever import Answer, Retriever
 else:
+    _ROOMS = {
+        "Answer": "model_store.retriever",
+        "Bundle": "model_store.bundles.bundle",
+        "Retriever": "model_store.retriever",
+        "open_bundle": "model_store.bundles.bundle",
+    }
 
     def __getattr__(name: str) -> object:
-        """Import on first use: who only decodes images needs neither FAISS nor ONNX Runtime."""
-        if name not in __all__:
+        """Import on first use: decoding images needs neither FAISS nor ONNX Runtime."""
+        if name not in _ROOMS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module("model_store.retriever"), name)
+        return getattr(import_module(_ROOMS[name]), name)
 
 
 __all__ = ["Answer", "Bundle", "Retriever", "open_bundle"]

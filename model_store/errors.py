@@ -212,7 +212,7 @@ class EncoderError(VouchError):
 
 
 class EncoderContractError(EncoderError):
-    """The ONNX file does not keep the contract of `model_store.encoder`."""
+    """The ONNX file does not keep the contract of `model_store.encoder.onnx`."""
 
 
 class ProviderUnavailable(EncoderError):

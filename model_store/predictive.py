@@ -9,11 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.encoder import Embeddings
-from model_store.sphere import (
-    concentration_of,
-    sample_projected_normal,
-)
+from model_store.encoder.contract import Embeddings
+from model_store.sphere import concentration_of, sample_projected_normal
 
 N_SAMPLES = 100
 """Predictive samples a query; the number the Laplace metric-learning paper evaluates with."""

@@ -4,54 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.bundle import (
-    ENCODER_FILE,
-    Manifest,
-    locate,
-    read_manifest,
-)
-from model_store.decision import (
-    Calibration,
-    Decision,
-    FilterMeans,
-    Retrieved,
-    Terms,
-    decide,
-)
-from model_store.encoder import Embeddings, Encoder, OnnxEncoder, ProviderChoice
-from model_store.errors import BundleMismatch, VouchError, WriteRefused
-from model_store.gallery import (
-    Filter,
-    Gallery,
-    GallerySnapshot,
-    Item,
-    LiveGallery,
-    MilvusAccess,
-    Writable,
-    open_gallery,
-)
-from model_store.gallery.milvus_collection import NO_ACCESS
+from model_store.decision import Calibration, Decision, FilterMeans, Retrieved, Terms, decide
+from model_store.decision.staleness import staleness
+from model_store.encoder.contract import Embeddings, Encoder
+from model_store.errors import BundleMismatch
+from model_store.gallery import Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
-from model_store.live_bundles import open_writable
 from model_store.matches import Match, matches_of
 from model_store.predictive import N_SAMPLES, Predictive, predict
-from model_store.search import (
-    EVERYTHING,
-    N_CANDIDATES,
-    Diversity,
-    Neighbours,
-    two_stage_search,
-)
+from model_store.search import EVERYTHING, N_CANDIDATES, Diversity, Neighbours, two_stage_search
 from model_store.sphere import base_noise
-from model_store.staleness import staleness
 
 DEFAULT_ALPHA = 0.05
 """Rate of false alarms where neither the request nor a calibration names one."""
@@ -322,140 +290,3 @@ class Retriever:
             source=source,
             filter_means=filter_means,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Bundle:
-    """An opened bundle.
-
-    Attributes
-    ----------
-    root : the directory of bundles whose `CURRENT` named it; None where it was named itself.
-    live : takes changes of the gallery, by way of ``root``; None where there is no root.
-    """
-
-    directory: Path
-    manifest: Manifest
-    retriever: Retriever
-    root: Path | None = None
-    live: Writable | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the gallery."""
-        return str(self.manifest.gallery["name"])
-
-    @property
-    def version(self) -> int:
-        """How many changes the gallery has seen; 0 of one that keeps no earlier state."""
-        gallery = self.retriever.gallery
-        return gallery.version if isinstance(gallery, GallerySnapshot) else 0
-
-    @property
-    def n_pending(self) -> int:
-        """Items that came after the base, each of which every search goes through."""
-        gallery = self.retriever.gallery
-        return gallery.n_appended if isinstance(gallery, GallerySnapshot) else 0
-
-    def require_live(self) -> Writable:
-        """What takes changes of the gallery.
-
-        Raises
-        ------
-        WriteRefused : nothing does.
-        """
-        if self.live is None:
-            raise WriteRefused(
-                f"The gallery {self.name!r} is served from one bundle, which never changes. To "
-                "change it, name the directory that holds its bundles."
-            )
-        return self.live
-
-    def require_log(self) -> LiveGallery:
-        """What keeps changes beside the bundle, from where a compaction takes them.
-
-        Raises
-        ------
-        WriteRefused : nothing does.
-        """
-        live = self.require_live()
-        if not isinstance(live, LiveGallery):
-            raise WriteRefused(
-                f"The gallery {self.name!r} lies in Milvus, which takes every change in at once: "
-                "there is nothing to compact."
-            )
-        return live
-
-    def within(self, root: Path) -> Bundle:
-        """The bundle as one of ``root``, with the changes of its gallery that lie there."""
-        live = open_writable(root, self.directory, self.retriever.gallery)
-        retriever = self.retriever.with_gallery(live.snapshot())
-        return replace(self, retriever=retriever, root=root, live=live)
-
-    def renewed(self) -> Bundle:
-        """The bundle with its gallery as it is now."""
-        if self.live is None:
-            return self
-        snapshot = self.live.snapshot()
-        if snapshot is self.retriever.gallery:
-            return self
-        return replace(self, retriever=self.retriever.with_gallery(snapshot))
-
-
-OpenEncoder = Callable[[Path, ProviderChoice, int], Encoder]
-"""File, provider and threads to an encoder: `OnnxEncoder`, or what runs it elsewhere."""
-
-
-def open_parts(
-    directory: Path,
-    provider: ProviderChoice = "auto",
-    threads: int = 0,
-    open_encoder: OpenEncoder = OnnxEncoder,
-    milvus: MilvusAccess = NO_ACCESS,
-) -> Retriever:
-    """Put together the encoder, gallery and calibration that lie in ``directory``.
-
-    ``milvus`` says how to reach the gallery where Milvus holds it.
-    """
-    gallery, calibration = open_gallery(directory, milvus), Calibration.load(directory)
-    encoder = open_encoder(directory / ENCODER_FILE, provider, threads)
-    try:
-        return Retriever(encoder, gallery, calibration)
-    except BundleMismatch:
-        encoder.close()
-        raise
-
-
-def open_bundle(
-    path: Path,
-    provider: ProviderChoice = "auto",
-    threads: int = 0,
-    open_encoder: OpenEncoder = OnnxEncoder,
-    milvus: MilvusAccess = NO_ACCESS,
-) -> Bundle:
-    """Verify and open the bundle at ``path``, or the current one of a directory of bundles.
-
-    Raises
-    ------
-    BundleError : missing, changed, or of parts that do not belong together.
-    EncoderError : the encoder cannot be run here.
-    GalleryUnavailable : Milvus holds the gallery, and does not answer.
-    """
-    directory = locate(path)
-    manifest = read_manifest(directory)
-    retriever = open_parts(directory, provider, threads, open_encoder, milvus)
-    if manifest.encoder["fingerprint"] != retriever.encoder.fingerprint:
-        retriever.encoder.close()
-        raise BundleMismatch(
-            f"The manifest of {directory.name} names encoder "
-            f"{str(manifest.encoder['fingerprint'])[:12]}, the file is "
-            f"{retriever.encoder.fingerprint[:12]}. Build the bundle again."
-        )
-    bundle = Bundle(directory, manifest, retriever)
-    if directory == path:
-        return bundle
-    try:
-        return bundle.within(path)
-    except VouchError:
-        retriever.encoder.close()
-        raise

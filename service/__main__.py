@@ -16,13 +16,13 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsConfigDict, SettingsError
 
+from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.errors import BundleMismatch, VouchError
-from model_store.retriever import Bundle, open_bundle
-from service.access import open_access
+from service.access.access import open_access
 from service.app import create_app
-from service.encoding import EncoderProcess
-from service.logs import log_as_json
-from service.memory import keep_freed_memory, look_for_garbage_seldom
+from service.encoding.process import EncoderProcess
+from service.observability.logs import log_as_json
+from service.processes.memory import keep_freed_memory, look_for_garbage_seldom
 from service.settings import Settings
 
 logger = logging.getLogger("service")

@@ -15,27 +15,28 @@ from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.feedback import FeedbackLog
 from model_store.installation import installed_version
-from model_store.retriever import Bundle, open_bundle
 from model_store.threads import one_blas_thread
-from service.access import Access, open_access
-from service.admission import Admission
-from service.cache import open_cache
-from service.decoding import Decoder, DecoderPool, ThreadDecoder
-from service.engine import SearchEngine
-from service.galleries import Galleries, OpenBundle
-from service.gallery_metrics import GalleryMetrics
-from service.middleware import RequestContext
-from service.openapi import document
-from service.problems import add_problem_handlers
-from service.request_record import Tracing
-from service.routes import ROUTERS
+from service.access.access import Access, open_access
+from service.decoding.decoder import Decoder, ThreadDecoder
+from service.decoding.pool import DecoderPool
+from service.encoding.cache import open_cache
+from service.http.admission import Admission
+from service.http.middleware import RequestContext
+from service.http.openapi import document
+from service.http.problems import add_problem_handlers
+from service.http.routes import ROUTERS
+from service.http.state import State
+from service.observability.metrics import Telemetry
+from service.observability.records import Tracing
+from service.serving.engine import SearchEngine
+from service.serving.metrics import GalleryMetrics
+from service.serving.registry import Galleries, OpenBundle
+from service.serving.resources import Workplace
+from service.serving.writer import ItemWriter
 from service.settings import Settings
-from service.state import State
-from service.telemetry import Telemetry
-from service.workplace import Workplace
-from service.writing import ItemWriter
 
 PAGE = Path(__file__).parent / "page"
 
@@ -134,7 +135,7 @@ def create_app(
 def _open_tracing(endpoint: str | None) -> Tracing | None:
     if endpoint is None:
         return None
-    from service.tracing import OtlpTracing  # noqa: PLC0415 - OpenTelemetry is an extra
+    from service.observability.tracing import OtlpTracing  # noqa: PLC0415 - OpenTelemetry is an extra
 
     return OtlpTracing(endpoint)
 

@@ -6,15 +6,35 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
+from limits import RateLimitItem, parse_many
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from model_store.encoder import ProviderChoice
+from model_store.encoder.contract import ProviderChoice
 from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
 from model_store.installation import how_to_install
-from service.rates import RateText
+
+
+def parse_rate(text: str) -> RateLimitItem:
+    """Read ``600/minute`` or ``5 per 10 second``; a ValueError that says so for anything else."""
+    try:
+        rates = parse_many(text)
+    except ValueError:
+        rates = []
+    if len(rates) != 1 or rates[0].amount < 1:
+        raise ValueError(f"must be requests and a period, such as 600/minute, not {text!r}")
+    return rates[0]
+
+
+def _check_rate(text: str) -> str:
+    parse_rate(text)
+    return text
+
+
+RateText = Annotated[str, AfterValidator(_check_rate)]
+"""A rate as people write it, known to be one."""
 
 
 def _check_otlp_endpoint(url: str) -> str:

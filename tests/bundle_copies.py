@@ -6,7 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from model_store.bundle import MANIFEST_FILE, Manifest, SampleQuery, publish
+from model_store.bundles.manifest import MANIFEST_FILE, Manifest, SampleQuery
+from model_store.bundles.publish import publish
 
 
 def republished(bundle: Path, root: Path, **gallery: str) -> str:

@@ -11,7 +11,8 @@ from build_command import Done, vouch_build
 from calibration_evidence import evidence
 
 from index_builder.certificates.files import read_certificate
-from model_store.bundle import Manifest, publish
+from model_store.bundles.manifest import Manifest
+from model_store.bundles.publish import publish
 from model_store.decision import (
     OUTLIER_SIGNALS,
     SIGNALS,

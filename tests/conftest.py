@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.configuration import BuildConfig, load_config
-from index_builder.run import Run
-from index_builder.steps import build_all
-from model_store.bundle import MANIFEST_FILE, Manifest, SampleQuery, publish
+from index_builder.configuration.build import BuildConfig, load_config
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import build_all
+from model_store.bundles.manifest import MANIFEST_FILE, Manifest, SampleQuery
+from model_store.bundles.publish import publish
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 
 

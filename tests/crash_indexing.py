@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 from collection_files import write_drawings
 
-from model_store.bundle import read_manifest
+from model_store.bundles.manifest import read_manifest
 
 N_IMAGES = 1797
 N_BAD = 9

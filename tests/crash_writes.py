@@ -18,7 +18,7 @@ from pathlib import Path
 
 from end_to_end.writes import CrashTest
 
-from model_store.bundle import activate, locate
+from model_store.bundles.directory import activate, locate
 
 BUILD = Path("build")
 

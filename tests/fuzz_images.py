@@ -87,7 +87,7 @@ class Memory:
             self.service.append(_resident(self._pid))
             children = Path(f"/proc/{self._pid}/task").glob("*/children")
             for pid in {pid for file in children for pid in _read(file).split()}:
-                if "service.decoder" in _read(Path(f"/proc/{pid}/cmdline")):
+                if "service.decoding.worker" in _read(Path(f"/proc/{pid}/cmdline")):
                     self.decoder = max(self.decoder, _resident(int(pid)))
 
 

@@ -26,7 +26,8 @@ import numpy as np
 from end_to_end.processes import PATIENCE_S, Process, Service, free_port, wait_until
 from end_to_end.questions import bad_images, picture
 
-from model_store.bundle import ENCODER_FILE, locate
+from model_store.bundles.directory import locate
+from model_store.bundles.manifest import ENCODER_FILE
 
 BUILD = Path("build")
 LITSERVE = BUILD / "litserve"

@@ -38,7 +38,7 @@ from end_to_end.processes import Redis, Service, free_port
 from end_to_end.questions import bad_images, content, search, unseen
 
 from model_store import open_bundle
-from model_store.bundle import activate, bundle_ids
+from model_store.bundles.directory import activate, bundle_ids
 
 BUILD = Path("build")
 MIB = 2**20

@@ -19,10 +19,7 @@ from index_builder.calibration.fit import (
     fit_calibration,
 )
 from index_builder.calibration.hidden_labels import LabelFolds, fit_label_folds
-from index_builder.calibration.leave_one_out import (
-    leave_one_out_queries,
-    out_of_fold_signals,
-)
+from index_builder.calibration.leave_one_out import leave_one_out_queries, out_of_fold_signals
 from index_builder.calibration.probabilities import Examples, fit_choice, fit_venn_abers
 
 __all__ = [

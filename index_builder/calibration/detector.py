@@ -14,13 +14,8 @@ from sklearn.decomposition import PCA
 from sklearn.model_selection import StratifiedGroupKFold
 
 from model_store.decision import OutlierDetector, OutlierFusion
-from model_store.decision.outliers import (
-    averaged_features,
-    feature_lengths,
-    log_lengths,
-    unit_rows,
-)
-from model_store.encoder import Embeddings
+from model_store.decision.outliers import averaged_features, feature_lengths, log_lengths, unit_rows
+from model_store.encoder.contract import Embeddings
 from model_store.errors import CalibrationError
 from model_store.sphere import unit_direction
 

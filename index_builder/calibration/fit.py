@@ -18,9 +18,9 @@ from index_builder.calibration.probabilities import (
     fit_choice,
     fit_venn_abers,
 )
-from index_builder.configuration import CalibrationConfig
+from index_builder.calibration.retrieval import Observed
+from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, calibration_error, reliability
-from index_builder.observation import Observed
 from model_store.decision import (
     OUTLIER_SIGNALS,
     Absence,
@@ -35,10 +35,10 @@ from model_store.decision import (
 )
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.promises import LEAST_ABSENT_LABELS
-from model_store.encoder import Encoder
+from model_store.decision.staleness import search_settings
+from model_store.encoder.contract import Encoder
 from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
-from model_store.staleness import search_settings
 
 MIN_QUERIES = 50
 """Below it a conformal p-value cannot even reach 0.02, and a logistic fit is guesswork."""

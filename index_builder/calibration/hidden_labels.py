@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
 from model_store.decision import OUTLIER_SIGNALS, OutlierDetector
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 
 N_FOLDS = 10
 """Of the labels: a detector that knows nine tenths of them is nearly as good as one that knows

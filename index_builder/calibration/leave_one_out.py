@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
 from index_builder.datasets import LabelledImages
 from model_store.decision import OUTLIER_SIGNALS
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.gallery import Gallery
 
 ENOUGH = 1000

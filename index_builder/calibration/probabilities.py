@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from sklearn.isotonic import isotonic_regression
 from sklearn.model_selection import StratifiedGroupKFold
 
-from index_builder.observation import Observed
+from index_builder.calibration.retrieval import Observed
 from model_store.decision import LogisticModel, VennAbers
 
 N_FOLDS = 5

@@ -13,11 +13,12 @@ from index_builder.certificates.population import population
 from index_builder.certificates.promised import not_promised, outlier_flag, promises
 from index_builder.certificates.since import Observed, since
 from index_builder.metrics import auroc, calibration_error, reliability
-from model_store.bundle import EVALUATION_FILE, Manifest, locate, read_manifest
+from model_store.bundles.directory import locate
+from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifest
 from model_store.decision import Calibration
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
+from model_store.decision.staleness import TOLERATED_CHANGES
 from model_store.errors import CertificateError
-from model_store.staleness import TOLERATED_CHANGES
 
 SCHEMA_VERSION = 1
 

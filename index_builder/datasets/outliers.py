@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from sklearn.datasets import load_sample_images
 
-from index_builder.configuration import OutlierKind
+from index_builder.configuration.build import OutlierKind
 from index_builder.datasets.digits import digits
 from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import LabelledImages, Pixels, from_arrays

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.configuration import BuildConfig, DatasetConfig
+from index_builder.configuration.build import BuildConfig, DatasetConfig
 from index_builder.datasets.digits import digits
 from index_builder.datasets.folder import folder
 from index_builder.datasets.groups import held_out_groups
@@ -75,7 +75,9 @@ def load_splits(config: BuildConfig) -> Splits:
     """
     generator = np.random.default_rng([config.seed, 0])
     if config.dataset.kind == "protocol":
-        raise ConfigError("A protocol has splits of its own: `index_builder.protocols` loads them.")
+        raise ConfigError(
+            "A protocol has splits of its own: `index_builder.reproduction.protocols` loads them."
+        )
     if config.dataset.labels == "none":
         return _of_views(config, generator)
     learning, gallery, queries = _parts(config.dataset, generator)

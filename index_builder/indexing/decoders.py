@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from index_builder.indexing.blocks import Block, Failure, PreparedBlock
-from index_builder.indexing.preparing import Prepare, budget_for, failed_block, prepare_files
+from index_builder.indexing.prepare import Prepare, budget_for, failed_block, prepare_files
 from model_store.images import ImageLimits, Preprocessing
 from model_store.images.budget import DecodingBudget
 

@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import BLOCK, Block, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue, Contents
-from index_builder.indexing.collections import Indexing
+from index_builder.indexing.collection import Indexing
 from index_builder.indexing.decoders import DecoderProcesses
-from index_builder.indexing.embedding import batch_size, embed, open_encoder
-from index_builder.other_formats import OtherFormats
-from model_store.encoder import Encoder
+from index_builder.indexing.embed import batch_size, embed, open_encoder
+from model_store.encoder.contract import Encoder
 
 N_SAMPLE = 64
 """Images that are decoded to see how long it takes, and how many cannot be."""

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from index_builder.indexing.blocks import Block, PreparedBlock
 from index_builder.indexing.decoders import Decoders
-from index_builder.indexing.embedding import embed
+from index_builder.indexing.embed import embed
 from index_builder.indexing.shards import Shard
-from model_store.encoder import PROVIDERS, Encoder
+from model_store.encoder.contract import PROVIDERS, Encoder
 
 Task = tuple[Block, str]
 """A block to embed, and its digest."""

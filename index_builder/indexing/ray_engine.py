@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.indexing.decoders import DecoderProcesses
-from index_builder.indexing.embedding import open_encoder
+from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.engines import LocalEngine, Task
 from index_builder.indexing.shards import Shard
-from model_store.encoder import ProviderChoice
+from model_store.encoder.contract import ProviderChoice
 from model_store.images import ImageLimits
 
 # Ray reports its use to its maker unless it is told not to before it is imported.

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from index_builder.indexing.assembly import duplicates
+from index_builder.datasets.other_formats import OtherFormats
+from index_builder.indexing.assemble import duplicates
 from index_builder.indexing.blocks import Failure
 from index_builder.indexing.holding_out import held_out
-from index_builder.indexing.work import Work
-from index_builder.other_formats import OtherFormats
+from index_builder.indexing.workdir import Work
 from model_store.errors import UnsupportedImage
 from model_store.images import FORMATS
 

@@ -28,19 +28,8 @@ from index_builder.metrics.open_set import (
     detection_and_identification_rate,
     open_set_classification_rate,
 )
-from index_builder.metrics.ranking import (
-    average_precision,
-    map_at_k,
-    map_at_r,
-    recall_at_k,
-)
-from index_builder.metrics.selective import (
-    augrc,
-    aurc,
-    ausc,
-    risk_coverage,
-    sparsification,
-)
+from index_builder.metrics.ranking import average_precision, map_at_k, map_at_r, recall_at_k
+from index_builder.metrics.selective import augrc, aurc, ausc, risk_coverage, sparsification
 from index_builder.metrics.separation import auprc, auroc, error_auroc, fpr_at_tpr, roc
 from index_builder.metrics.structure import (
     cluster_diversity,

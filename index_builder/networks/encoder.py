@@ -7,15 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from index_builder.configuration import NetworkConfig
+from index_builder.configuration.build import NetworkConfig
 from index_builder.networks.colour_cnn import ColourCNN
 from index_builder.networks.initialisation import drawn_from
 from index_builder.networks.small_cnn import SmallCNN
-from index_builder.networks.torchvision_trunk import (
-    TorchvisionTrunk,
-    freeze_batch_norm,
-    shortened,
-)
+from index_builder.networks.torchvision_trunk import TorchvisionTrunk, freeze_batch_norm, shortened
 from index_builder.networks.trunk import Trunk
 from index_builder.networks.weights import (
     PretrainedWeights,

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from index_builder.configuration import BuildConfig
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.posterior import (
+    BayesianTripletConfig,
+    HedgedInstanceConfig,
+    OnlineLaplaceConfig,
+)
 from index_builder.networks import MetricEncoder
 from index_builder.networks.initialisation import drawn_from
 from index_builder.objectives.bayesian_triplet import BayesianTripletLoss
@@ -13,11 +18,6 @@ from index_builder.objectives.contrastive import ContrastiveLoss
 from index_builder.objectives.hedged_instance import HedgedInstanceLoss
 from index_builder.objectives.objective import Objective
 from index_builder.objectives.online_laplace import OnlineLaplaceLoss
-from index_builder.posterior_configuration import (
-    BayesianTripletConfig,
-    HedgedInstanceConfig,
-    OnlineLaplaceConfig,
-)
 from index_builder.posteriors import MinibatchPlan, UncertaintyModule, VarianceHead
 
 

@@ -21,8 +21,8 @@ from index_builder.posteriors import (
     Structure,
     online_step,
 )
-from index_builder.posteriors.minibatches import Drawn
-from index_builder.posteriors.targets import anchor_targets
+from index_builder.posteriors.laplace.minibatches import Drawn
+from index_builder.posteriors.laplace.targets import anchor_targets
 
 
 class OnlineLaplaceLoss(Objective):

@@ -27,28 +27,32 @@ The map, from what is asked to what answers it:
 =====================  ==========================================================================
 """
 
-from index_builder.posteriors.curvature import Approximation, Curvature, Split, Structure
+from index_builder.networks.feature_blocks import FeatureBlocks
 from index_builder.posteriors.dropout import DropoutPosterior
 from index_builder.posteriors.ensemble import EnsembleFit, EnsemblePosterior, fit_ensemble
-from index_builder.posteriors.feature_blocks import FeatureBlocks
-from index_builder.posteriors.kronecker import KroneckerCurvature, PartialTraces, PriorScale
-from index_builder.posteriors.kronecker_posterior import KroneckerPosterior
-from index_builder.posteriors.laplace import LaplaceFit, fit_laplace, laplace_of_curvature
-from index_builder.posteriors.last_layer import LastLayerPosterior
-from index_builder.posteriors.minibatches import MinibatchPlan, minibatch_curvature, minibatch_loss
-from index_builder.posteriors.online import OnlineLaplace, online_step
-from index_builder.posteriors.pairs import pair_curvature
-from index_builder.posteriors.point import PointPosterior
-from index_builder.posteriors.stored import Posterior, load_ensemble, load_posterior
-from index_builder.posteriors.targets import TargetScaling
-from index_builder.posteriors.uncertainty_module import (
-    UncertaintyModule,
-    UncertaintyModulePosterior,
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
+from index_builder.posteriors.laplace.fit import LaplaceFit, fit_laplace, laplace_of_curvature
+from index_builder.posteriors.laplace.kronecker import KroneckerCurvature, PartialTraces, PriorScale
+from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
+from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
+from index_builder.posteriors.laplace.minibatches import (
+    MinibatchPlan,
+    minibatch_curvature,
+    minibatch_loss,
 )
-from index_builder.posteriors.validation import (
+from index_builder.posteriors.laplace.online import OnlineLaplace, online_step
+from index_builder.posteriors.laplace.pairs import pair_curvature
+from index_builder.posteriors.laplace.targets import TargetScaling
+from index_builder.posteriors.laplace.validation import (
     nearest_neighbour_criterion,
     select_by_validation,
     temper_by_validation,
+)
+from index_builder.posteriors.point import PointPosterior
+from index_builder.posteriors.stored import Posterior, load_ensemble, load_posterior
+from index_builder.posteriors.uncertainty_module import (
+    UncertaintyModule,
+    UncertaintyModulePosterior,
 )
 from index_builder.posteriors.variance_head import VarianceHead, VarianceHeadPosterior
 

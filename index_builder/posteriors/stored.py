@@ -11,8 +11,11 @@ from torch import Tensor
 
 from index_builder.posteriors.dropout import DROPOUT_FORMAT, DropoutPosterior
 from index_builder.posteriors.ensemble import ENSEMBLE_FORMAT, EnsemblePosterior
-from index_builder.posteriors.kronecker_posterior import KRONECKER_FORMAT, KroneckerPosterior
-from index_builder.posteriors.last_layer import LAST_LAYER_FORMAT, LastLayerPosterior
+from index_builder.posteriors.laplace.kronecker_posterior import (
+    KRONECKER_FORMAT,
+    KroneckerPosterior,
+)
+from index_builder.posteriors.laplace.last_layer import LAST_LAYER_FORMAT, LastLayerPosterior
 from index_builder.posteriors.point import POINT_FORMAT, PointPosterior
 from index_builder.posteriors.uncertainty_module import (
     UNCERTAINTY_MODULE_FORMAT,

@@ -17,18 +17,14 @@ from typing import Any
 import faiss
 import torch
 
-from index_builder.configuration import BuildConfig
-from index_builder.methods import METHODS, configured
+from index_builder.configuration.build import BuildConfig
+from index_builder.pipeline.run import Run, write_json
+from index_builder.pipeline.steps import export_step, fit_step, train_step
 from index_builder.progress import console
-from index_builder.protocols import load_protocol
-from index_builder.reproduction.evaluate import (
-    Evaluation,
-    evaluate_decision,
-    evaluate_method,
-)
+from index_builder.reproduction.evaluate import Evaluation, evaluate_decision, evaluate_method
+from index_builder.reproduction.methods import METHODS, configured
+from index_builder.reproduction.protocols import load_protocol
 from index_builder.reproduction.resources import machine, measured
-from index_builder.run import Run, write_json
-from index_builder.steps import export_step, fit_step, train_step
 from model_store.errors import BuildError, ConfigError
 from model_store.processors import usable_processors
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from index_builder.protocols import protocol_config
+from index_builder.pipeline.run import write_json
 from index_builder.reproduction.cells import Plan, methods_named, run_cells
 from index_builder.reproduction.page import write_page
+from index_builder.reproduction.protocols import protocol_config
 from index_builder.reproduction.summary import markdown, report_of
-from index_builder.run import write_json
 from model_store.errors import BuildError
 
 

@@ -14,25 +14,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration import (
-    CalibratedGallery,
-    fit_calibration,
-    out_of_fold_signals,
-)
-from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups
-from index_builder.calibration.of_gallery import (
+from index_builder.calibration import CalibratedGallery, fit_calibration, out_of_fold_signals
+from index_builder.calibration.calibrate import (
     N_DETECTOR_IMAGES,
     SearchedGallery,
     calibration_queries,
 )
-from index_builder.configuration import CalibrationConfig
-from index_builder.embedding import embed_with_features
-from index_builder.indexing.gallery import build_gallery
-from index_builder.observation import Observed, look_up
-from index_builder.protocols import ProtocolData, Task
+from index_builder.calibration.embed import embed_with_features
+from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups
+from index_builder.calibration.retrieval import Observed, look_up
+from index_builder.configuration.build import CalibrationConfig
+from index_builder.indexing.from_images import build_gallery
+from index_builder.reproduction.protocols import ProtocolData, Task
 from model_store.decision import Calibration, choice_probabilities
 from model_store.decision.absent_share import prior_shift
-from model_store.encoder import Encoder
+from model_store.encoder.contract import Encoder
 from model_store.gallery import FaissGallery
 
 N_FOLDS = 5

@@ -12,18 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from index_builder.configuration import BuildConfig
-from index_builder.embedding import embed_all
-from index_builder.features import all_features
+from index_builder.calibration.embed import embed_all
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.metrics import auroc
 from index_builder.networks import load_encoder
-from index_builder.posterior_configuration import LaplaceConfig, OnlineLaplaceConfig
+from index_builder.networks.features import all_features
+from index_builder.pipeline.run import Run
 from index_builder.posteriors import KroneckerPosterior, LastLayerPosterior, load_posterior
-from index_builder.protocols import PROTOCOLS, ProtocolData
 from index_builder.reproduction.decision import World, decide_test, fit_decision, world_of
-from index_builder.reproduction.measures import Result, Signals, curves, of_ranking, of_signals
+from index_builder.reproduction.metrics import Result, Signals, curves, of_ranking, of_signals
 from index_builder.reproduction.pictures import pictures
-from index_builder.reproduction.searched import (
+from index_builder.reproduction.protocols import PROTOCOLS, ProtocolData
+from index_builder.reproduction.retrieval import (
     Searched,
     consensus_of_queries,
     consensus_of_samples,
@@ -31,11 +32,11 @@ from index_builder.reproduction.searched import (
     nearest,
     search,
 )
-from index_builder.run import Run
-from index_builder.training import trunk_device
-from model_store.bundle import ENCODER_FILE
+from index_builder.training.loop import trunk_device
+from model_store.bundles.manifest import ENCODER_FILE
 from model_store.decision import OUTLIER_SIGNALS
-from model_store.encoder import Embeddings, OnnxEncoder
+from model_store.encoder.contract import Embeddings
+from model_store.encoder.onnx import OnnxEncoder
 from model_store.predictive import N_SAMPLES
 from model_store.sphere import spherical_variance, unit_direction
 

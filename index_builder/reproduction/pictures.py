@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from index_builder.datasets import LabelledImages
-from index_builder.reproduction.searched import Searched
+from index_builder.reproduction.retrieval import Searched
 
 N_SHOWN = 12
 SIDE = 56

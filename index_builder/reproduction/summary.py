@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from index_builder.protocols import PROTOCOLS
 from index_builder.reproduction.cells import Cell, Failure, Plan
+from index_builder.reproduction.protocols import PROTOCOLS
 
 Report = dict[str, Any]
 

@@ -25,14 +25,7 @@ from model_store.decision.recalibration import Recalibration
 from model_store.decision.result_sets import ResultSet, ResultSetRule
 from model_store.decision.signals import SIGNALS, labels_found, signals
 from model_store.decision.venn_abers import VennAbers
-from model_store.decision.verdict import (
-    Assessment,
-    Decision,
-    Retrieved,
-    Terms,
-    assess,
-    decide,
-)
+from model_store.decision.verdict import Assessment, Decision, Retrieved, Terms, assess, decide
 from model_store.verdicts import Absence, FilterMeans, Verdict
 
 __all__ = [

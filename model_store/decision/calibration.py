@@ -24,13 +24,11 @@ from model_store.decision.promises import Promises
 from model_store.decision.recalibration import Recalibration
 from model_store.decision.signals import SIGNALS
 from model_store.decision.venn_abers import VennAbers
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch, UnknownSource
 
 CALIBRATION_FILE = "calibration.json"
 ARRAYS_FILE = "calibration.npz"
-
-
 DEFAULT_ABSENT = 0.05
 """Share of absent queries as long as nobody names one, and too few were served to estimate it."""
 
@@ -68,7 +66,7 @@ class Calibration:
     intervals : of match probabilities, by their log-odds.
     feedback : corrects match probabilities by what users said.
     evidence : what came of each calibration query; all promises are computed from it.
-    quality_limits : see `model_store.quality.quality_hints`.
+    quality_limits : see `model_store.images.quality.quality_hints`.
     report : how it was fitted and how well it does, for people.
     """
 

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 
 OUTLIER_SIGNALS = (
     "log_feature_distance",

@@ -11,41 +11,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from model_store.gallery.changes import ChangesFile
-    from model_store.gallery.faiss_gallery import FaissGallery
-    from model_store.gallery.faiss_write import write_faiss_gallery, write_faiss_parts
-    from model_store.gallery.filters import Filter, parse_filter, read_filter
-    from model_store.gallery.index_build import IndexReport
-    from model_store.gallery.index_choice import IndexSettings
-    from model_store.gallery.live import LiveGallery
-    from model_store.gallery.milvus_collection import MilvusAccess
-    from model_store.gallery.milvus_gallery import MilvusGallery
-    from model_store.gallery.milvus_live import MilvusLive
-    from model_store.gallery.milvus_write import write_milvus_gallery
+    from model_store.gallery.files.gallery import FaissGallery
+    from model_store.gallery.files.writer import write_faiss_gallery, write_faiss_parts
+    from model_store.gallery.filters.grammar import Filter, parse_filter, read_filter
+    from model_store.gallery.index.build import IndexReport
+    from model_store.gallery.index.plan import IndexSettings
+    from model_store.gallery.live.gallery import LiveGallery
+    from model_store.gallery.live.log import ChangesFile
+    from model_store.gallery.live.snapshot import GallerySnapshot
+    from model_store.gallery.milvus.collection import MilvusAccess
+    from model_store.gallery.milvus.gallery import MilvusGallery
+    from model_store.gallery.milvus.live import MilvusLive
+    from model_store.gallery.milvus.writer import write_milvus_gallery
     from model_store.gallery.opening import open_gallery
     from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
-    from model_store.gallery.snapshot import GallerySnapshot
-    from model_store.gallery.writes import Delete, Retry, Upsert, Vector, Writable, Written
+    from model_store.gallery.writable import Delete, Retry, Upsert, Vector, Writable, Written
 
 _PLACES = {
-    "changes": ("ChangesFile",),
-    "faiss_gallery": ("FaissGallery",),
-    "faiss_write": (
+    "live.log": ("ChangesFile",),
+    "files.gallery": ("FaissGallery",),
+    "files.writer": (
         "write_faiss_gallery",
         "write_faiss_parts",
     ),
-    "filters": (
+    "filters.grammar": (
         "Filter",
         "parse_filter",
         "read_filter",
     ),
-    "index_build": ("IndexReport",),
-    "index_choice": ("IndexSettings",),
-    "live": ("LiveGallery",),
-    "milvus_collection": ("MilvusAccess",),
-    "milvus_gallery": ("MilvusGallery",),
-    "milvus_live": ("MilvusLive",),
-    "milvus_write": ("write_milvus_gallery",),
+    "index.build": ("IndexReport",),
+    "index.plan": ("IndexSettings",),
+    "live.gallery": ("LiveGallery",),
+    "milvus.collection": ("MilvusAccess",),
+    "milvus.gallery": ("MilvusGallery",),
+    "milvus.live": ("MilvusLive",),
+    "milvus.writer": ("write_milvus_gallery",),
     "opening": ("open_gallery",),
     "protocol": (
         "Candidates",
@@ -54,8 +54,8 @@ _PLACES = {
         "NewItem",
         "Thumbnail",
     ),
-    "snapshot": ("GallerySnapshot",),
-    "writes": (
+    "live.snapshot": ("GallerySnapshot",),
+    "writable": (
         "Delete",
         "Retry",
         "Upsert",

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from model_store.gallery.faiss_gallery import GALLERY_FILES, FaissGallery
-from model_store.gallery.index_build import IndexReport
-from model_store.gallery.milvus_collection import (
+from model_store.gallery.files.gallery import GALLERY_FILES, FaissGallery
+from model_store.gallery.index.build import IndexReport
+from model_store.gallery.milvus.collection import (
     MILVUS_FILE,
     NO_ACCESS,
     MilvusAccess,
     MilvusDescription,
 )
-from model_store.gallery.milvus_gallery import MilvusGallery
+from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.protocol import Gallery
 
 ANY_GALLERY_FILES = (*GALLERY_FILES, MILVUS_FILE)

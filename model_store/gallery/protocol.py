@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.gallery.filters import Filter
+from model_store.gallery.filters.grammar import Filter
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,7 @@ from service.schemas.bundles import (
     CalibrationState,
     CalibrationStatus,
 )
-from service.schemas.changes import (
-    BatchItemWritten,
-    BatchWritten,
-    ItemWritten,
-)
+from service.schemas.changes import BatchItemWritten, BatchWritten, ItemWritten
 from service.schemas.feedback import (
     ErrorsOverTime,
     FeedbackAnswer,
@@ -46,21 +42,10 @@ from service.schemas.galleries import (
     ResultSetOutcome,
     Sample,
 )
-from service.schemas.items import (
-    ItemDetail,
-    ItemList,
-)
-from service.schemas.operations import (
-    Live,
-    ProviderShare,
-    Ready,
-    ReadyGallery,
-)
-from service.schemas.problems import (
-    FieldError,
-    Problem,
-)
-from service.schemas.searching import (
+from service.schemas.items import ItemDetail, ItemList
+from service.schemas.operations import Live, ProviderShare, Ready, ReadyGallery
+from service.schemas.problems import FieldError, Problem
+from service.schemas.search import (
     AbsentShare,
     Alpha,
     AssessmentAnswer,

@@ -28,8 +28,8 @@ import bench_overhead
 import bench_prediction
 import bench_throughput
 
-from index_builder.run import Run
-from index_builder.steps import (
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import (
     calibrate_step,
     evaluate_step,
     export_step,

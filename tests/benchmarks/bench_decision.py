@@ -26,25 +26,27 @@ from PIL import Image
 from scipy.stats import binom, rankdata
 from sklearn.isotonic import IsotonicRegression
 
-from index_builder.configuration import BuildConfig, load_config
+from index_builder.calibration.retrieval import Observed, observe
+from index_builder.configuration.build import BuildConfig, load_config
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import from_arrays
 from index_builder.datasets.outliers import outliers
 from index_builder.metrics import auroc, expected_calibration_error
-from index_builder.observation import Observed, observe
-from index_builder.run import Run
-from index_builder.steps import calibrate_step, export_step, fit_step, index_step, train_step
-from model_store.decision import (
-    OUTLIER_SIGNALS,
-    Calibration,
-    choice_probabilities,
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import (
+    calibrate_step,
+    export_step,
+    fit_step,
+    index_step,
+    train_step,
 )
+from model_store.bundles.bundle import open_parts
+from model_store.decision import OUTLIER_SIGNALS, Calibration, choice_probabilities
 from model_store.decision.absent_share import prior_shift
 from model_store.decision.outliers import unit_rows
-from model_store.encoder import OnnxEncoder
-from model_store.retriever import open_parts
+from model_store.encoder.onnx import OnnxEncoder
 
 RUNS = Path("build/decision")
 SETS = ("fashion-mnist", "caltech101_half", "omniglot")

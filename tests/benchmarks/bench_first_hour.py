@@ -23,9 +23,10 @@ from pathlib import Path
 import numpy as np
 from bench_zero_shot import WEIGHTS, unpacked
 
-from index_builder.indexing.embedding import CPU_BATCH
-from model_store.bundle import ENCODER_FILE, locate
-from model_store.encoder import OnnxEncoder
+from index_builder.indexing.embed import CPU_BATCH
+from model_store.bundles.directory import locate
+from model_store.bundles.manifest import ENCODER_FILE
+from model_store.encoder.onnx import OnnxEncoder
 from model_store.images import decode_image
 from model_store.processors import usable_processors
 

@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from index_builder.configuration import BuildConfig, load_config
-from index_builder.run import Run
-from index_builder.steps import fit_step, train_step
+from index_builder.configuration.build import BuildConfig, load_config
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import fit_step, train_step
 
 
 def one_epoch() -> BuildConfig:

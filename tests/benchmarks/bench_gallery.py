@@ -35,17 +35,11 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from model_store.bundle import locate
-from model_store.encoder import Embeddings
-from model_store.gallery import (
-    FaissGallery,
-    NewItem,
-    Thumbnail,
-    parse_filter,
-    write_faiss_gallery,
-)
-from model_store.gallery.faiss_gallery import GALLERY_FILES
-from model_store.gallery.index_search import INDEX_FILE
+from model_store.bundles.directory import locate
+from model_store.encoder.contract import Embeddings
+from model_store.gallery import FaissGallery, NewItem, Thumbnail, parse_filter, write_faiss_gallery
+from model_store.gallery.files.gallery import GALLERY_FILES
+from model_store.gallery.index.search import INDEX_FILE
 from model_store.predictive import Predictive, predict
 from model_store.search import N_CANDIDATES, two_stage_search
 from model_store.sphere import base_noise

@@ -30,8 +30,9 @@ from pathlib import Path
 import numpy as np
 from bench_throughput import BUNDLES, IMAGES, built
 
-from index_builder.indexing.embedding import batch_size, open_encoder
-from model_store.bundle import ENCODER_FILE, locate
+from index_builder.indexing.embed import batch_size, open_encoder
+from model_store.bundles.directory import locate
+from model_store.bundles.manifest import ENCODER_FILE
 from model_store.images import decode_image
 from model_store.processors import usable_processors
 

@@ -24,17 +24,17 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.configuration import BuildConfig, load_config
+from index_builder.configuration.build import BuildConfig, load_config
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.outliers import outliers
-from index_builder.fitted import TRAINING_REPORT
-from index_builder.methods import METHODS, configured
 from index_builder.metrics import auroc
-from index_builder.run import Run
-from index_builder.steps import export_step, fit_step, train_step
-from model_store.bundle import ENCODER_FILE
-from model_store.encoder import OnnxEncoder
+from index_builder.pipeline.checkpoints import TRAINING_REPORT
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import export_step, fit_step, train_step
+from index_builder.reproduction.methods import METHODS, configured
+from model_store.bundles.manifest import ENCODER_FILE
+from model_store.encoder.onnx import OnnxEncoder
 from model_store.sphere import spherical_variance, unit_direction
 
 RUNS = Path("build/posteriors")

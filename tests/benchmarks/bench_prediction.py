@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from index_builder.posteriors import KroneckerPosterior, LastLayerPosterior
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.predictive import Predictive, predict
 from model_store.sphere import (
     base_noise,

@@ -97,9 +97,9 @@ def built() -> None:
         return
     from bench_zero_shot import WEIGHTS, unpacked
 
-    from index_builder.configuration import photographs_config
-    from index_builder.run import Run
-    from index_builder.steps import build_all
+    from index_builder.configuration.build import photographs_config
+    from index_builder.pipeline.run import Run
+    from index_builder.pipeline.steps import build_all
 
     data = Path(os.environ["VOUCH_DATA_DIR"])
     IMAGES.mkdir(parents=True, exist_ok=True)
@@ -215,12 +215,12 @@ def _serve_plainly(port: int) -> None:
     import torch
     import uvicorn
 
-    from index_builder.configuration import BuildConfig
+    from index_builder.configuration.build import BuildConfig
     from index_builder.networks import load_encoder
+    from index_builder.pipeline.run import Run
     from index_builder.posteriors import load_posterior
-    from index_builder.probabilistic_encoders import ProbabilisticEncoder
-    from index_builder.run import Run
-    from model_store.encoder import Embeddings
+    from index_builder.posteriors.encoders import ProbabilisticEncoder
+    from model_store.encoder.contract import Embeddings
 
     torch.set_num_threads(1)
     config = BuildConfig.model_validate_json((WORK / "config.json").read_text(encoding="utf-8"))

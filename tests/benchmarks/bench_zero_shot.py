@@ -23,20 +23,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.configuration import BuildConfig, photographs_config
+from index_builder.configuration.build import BuildConfig, photographs_config
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import joined
-from index_builder.datasets.official.official import Origin
-from index_builder.datasets.official.small import chars74k, cifar10
 from index_builder.datasets.outliers import outliers
-from index_builder.features import all_features
 from index_builder.metrics import auroc
 from index_builder.networks import load_encoder
+from index_builder.networks.features import all_features
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import fit_step, train_step
 from index_builder.posteriors import load_posterior
-from index_builder.run import Run
-from index_builder.steps import fit_step, train_step
+from index_builder.reproduction.datasets.official import Origin
+from index_builder.reproduction.datasets.small import chars74k, cifar10
 from model_store.sphere import spherical_variance, unit_direction
 
 WEIGHTS = Path("backbones") / "mobilenet_v2_imagenet_int8.npz"

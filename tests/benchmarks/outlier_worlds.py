@@ -19,22 +19,23 @@ from bench_zero_shot import config_of as photographs
 from numpy.typing import NDArray
 
 from index_builder.calibration.detector import fit_detector
-from index_builder.configuration import BuildConfig, load_config
+from index_builder.configuration.build import BuildConfig, load_config
 from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.digits import digits
 from index_builder.datasets.folder import folder
 from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import joined
-from index_builder.datasets.official import Origin
-from index_builder.datasets.official.small import chars74k, cifar10
 from index_builder.datasets.outliers import outliers
-from index_builder.protocols import load_protocol
-from index_builder.run import Run
-from index_builder.steps import export_step, fit_step, train_step
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import export_step, fit_step, train_step
+from index_builder.reproduction.datasets import Origin
+from index_builder.reproduction.datasets.small import chars74k, cifar10
+from index_builder.reproduction.protocols import load_protocol
 from model_store.decision import OutlierDetector
 from model_store.decision.outliers import averaged_features
-from model_store.encoder import Embeddings, OnnxEncoder
+from model_store.encoder.contract import Embeddings
+from model_store.encoder.onnx import OnnxEncoder
 
 KEPT = Path("build/outliers")
 

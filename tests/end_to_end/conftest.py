@@ -10,7 +10,7 @@ import pytest
 from end_to_end.keys import KeysFile
 from end_to_end.processes import Redis, Service
 
-from model_store.retriever import Bundle, open_bundle
+from model_store.bundles.bundle import Bundle, open_bundle
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from service.keys import ApiKey, KeyScope, change_keys, mint, read_keys
+from service.access.keys import ApiKey, KeyScope, change_keys, mint, read_keys
 
 
 class KeysFile:

@@ -162,7 +162,7 @@ class Service(Process):
     def decoders(self) -> list[psutil.Process]:
         """The processes that decode."""
         children = psutil.Process(self.popen.pid).children()
-        return [child for child in children if "service.decoder" in child.cmdline()]
+        return [child for child in children if "service.decoding.worker" in child.cmdline()]
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples of this name, over its labels."""

@@ -29,7 +29,7 @@ def serve(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
 
 def vouch_keys(keys_file: KeysFile, *arguments: str) -> str:
     """What `vouch-keys` prints."""
-    command = [sys.executable, "-m", "service.keys_command", "--file", str(keys_file.path)]
+    command = [sys.executable, "-m", "service.access.command", "--file", str(keys_file.path)]
     done = subprocess.run(
         [*command, *arguments],
         capture_output=True,

@@ -27,7 +27,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from model_store.retriever import Bundle
+from model_store.bundles.bundle import Bundle
 
 N_EXAMPLES = 25
 """Of each operation, beside those that Schemathesis makes of every bound."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from end_to_end.writes import CrashTest
 
-from model_store.bundle import activate
+from model_store.bundles.directory import activate
 
 
 def test_no_acknowledged_write_is_lost(digits_bundle: Path, tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from end_to_end.load import Load
 from end_to_end.processes import Service, wait_until
 from end_to_end.questions import content, unseen
 
-from index_builder.configuration import BuildConfig
-from index_builder.run import Run
-from index_builder.steps import calibrate_step, index_step, publish_step
-from model_store.bundle import ENCODER_FILE, activate
+from index_builder.configuration.build import BuildConfig
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import calibrate_step, index_step, publish_step
+from model_store.bundles.directory import activate
+from model_store.bundles.manifest import ENCODER_FILE
 
 BUNDLES = "/v1/galleries/digits/bundles"
 N_CALLERS = 8
@@ -145,4 +146,4 @@ def test_no_request_fails_and_no_answer_is_of_two(
 
 def encoders(service: Service) -> list[psutil.Process]:
     children = psutil.Process(service.popen.pid).children()
-    return [child for child in children if "service.encoding" in child.cmdline()]
+    return [child for child in children if "service.encoding.worker" in child.cmdline()]

@@ -16,11 +16,12 @@ from end_to_end.writes import SETTINGS, CrashTest
 from pymilvus import MilvusClient, MilvusException
 from typer.testing import CliRunner
 
-from index_builder.__main__ import app
-from model_store.bundle import locate, read_manifest
+from index_builder.commands.app import app
+from model_store.bundles.bundle import open_bundle
+from model_store.bundles.directory import locate
+from model_store.bundles.manifest import read_manifest
 from model_store.errors import GalleryUnavailable, ItemNotFound
 from model_store.gallery import MilvusAccess
-from model_store.retriever import open_bundle
 
 
 class Milvus(Process):

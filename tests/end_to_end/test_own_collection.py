@@ -9,8 +9,9 @@ from build_command import vouch_build
 from collection_files import lines, write_drawings
 from end_to_end.processes import Service
 
-from index_builder.indexing.collections import find_encoder
-from model_store.bundle import locate, read_manifest
+from index_builder.indexing.collection import find_encoder
+from model_store.bundles.directory import locate
+from model_store.bundles.manifest import read_manifest
 
 N_IMAGES = 320
 

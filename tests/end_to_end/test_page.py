@@ -27,7 +27,8 @@ from playwright.sync_api import (
 )
 
 from index_builder.datasets.digits import digits
-from model_store.bundle import MANIFEST_FILE, publish, read_manifest
+from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
+from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.decision.absent_share import LEAST_QUERIES
 

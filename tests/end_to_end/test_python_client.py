@@ -14,8 +14,8 @@ import pytest
 from end_to_end.processes import Service
 from end_to_end.questions import truncated
 
-from model_store.bundle import activate
-from model_store.retriever import Bundle
+from model_store.bundles.bundle import Bundle
+from model_store.bundles.directory import activate
 from service import client as client_module
 from service import schemas
 from service.client import MAX_ATTEMPTS, VouchClient, VouchProblem

@@ -14,7 +14,8 @@ import pytest
 from end_to_end.processes import VOUCH_SERVE, Service, environment
 from unprivileged import unprivileged
 
-from model_store.bundle import activate, locate, read_manifest
+from model_store.bundles.directory import activate, locate
+from model_store.bundles.manifest import read_manifest
 
 GALLERY = "/v1/galleries/digits"
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torchvision import models
 
-from model_store.bundle import read_manifest
+from model_store.bundles.manifest import read_manifest
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]

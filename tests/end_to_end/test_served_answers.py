@@ -13,15 +13,16 @@ import torch
 from end_to_end.processes import Service
 from numpy.typing import NDArray
 
-from index_builder.configuration import BuildConfig
+from index_builder.configuration.build import BuildConfig
 from index_builder.datasets import load_splits
 from index_builder.networks import load_encoder
+from index_builder.pipeline.run import Run
 from index_builder.posteriors import load_posterior
-from index_builder.probabilistic_encoders import ProbabilisticEncoder
-from index_builder.run import Run
-from model_store.encoder import Embeddings, EncoderMetadata
+from index_builder.posteriors.encoders import ProbabilisticEncoder
+from model_store.bundles.bundle import Bundle
+from model_store.encoder.contract import Embeddings, EncoderMetadata
 from model_store.images import decode_image
-from model_store.retriever import Answer, Bundle, Retriever
+from model_store.retriever import Answer, Retriever
 
 TOLERANCE = 1e-5
 LIMIT = 10

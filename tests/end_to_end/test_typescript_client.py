@@ -14,7 +14,7 @@ import pytest
 from end_to_end.processes import Service
 from end_to_end.questions import search
 
-from model_store.retriever import Bundle
+from model_store.bundles.bundle import Bundle
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "typescript"

@@ -24,7 +24,7 @@ def test_every_line_is_json_whoever_writes_it(
         service.send(signal.SIGTERM)
         assert service.popen.wait(30) == 0
         lines = [json.loads(line) for line in service.printed().splitlines()]
-    assert {"uvicorn.error", "service.requests", "service.encoding"} <= {
+    assert {"uvicorn.error", "service.requests", "service.encoding.process"} <= {
         line["logger"] for line in lines
     }
     of_the_request = [line for line in lines if line.get("request_id") == answer["request_id"]]

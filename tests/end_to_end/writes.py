@@ -19,8 +19,8 @@ from end_to_end.processes import PATIENCE_S, Service
 from end_to_end.questions import search
 from numpy.typing import NDArray
 
+from model_store.bundles.bundle import open_bundle
 from model_store.images import decode_image
-from model_store.retriever import open_bundle
 
 GALLERY = "/v1/galleries/digits"
 N_WRITERS = 3

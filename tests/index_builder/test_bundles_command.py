@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from index_builder.__main__ import app
-from model_store.bundle import Manifest, activate, current_id, publish
+from index_builder.commands.app import app
+from model_store.bundles.directory import activate, current_id
+from model_store.bundles.manifest import Manifest
+from model_store.bundles.publish import publish
 from model_store.errors import BundleNotFound, BundleTampered
 
 

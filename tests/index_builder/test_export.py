@@ -11,19 +11,14 @@ from laws.encoder_laws import EncoderLaws
 from numpy.typing import NDArray
 from torch import Tensor
 
-from index_builder.configuration import NetworkConfig
-from index_builder.export import PARITY_TOLERANCES, export_encoder
+from index_builder.configuration.build import NetworkConfig
 from index_builder.networks import MetricEncoder, build_encoder
 from index_builder.networks.trunk import Trunk
+from index_builder.pipeline.export import PARITY_TOLERANCES, export_encoder
 from index_builder.posteriors import KroneckerPosterior, LastLayerPosterior
-from index_builder.probabilistic_encoders import ProbabilisticEncoder
-from model_store.encoder import (
-    OUTPUT_NAMES,
-    Embeddings,
-    Encoder,
-    EncoderMetadata,
-    OnnxEncoder,
-)
+from index_builder.posteriors.encoders import ProbabilisticEncoder
+from model_store.encoder.contract import OUTPUT_NAMES, Embeddings, Encoder, EncoderMetadata
+from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ParityError
 from model_store.images import Preprocessing
 

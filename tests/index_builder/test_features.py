@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from index_builder.configuration import NetworkConfig
+from index_builder.configuration.build import NetworkConfig
 from index_builder.datasets.digits import digits
-from index_builder.features import all_features
 from index_builder.networks import MetricEncoder, build_encoder
+from index_builder.networks.features import all_features
 
 
 def encoder_of(seed: int) -> MetricEncoder:

@@ -13,10 +13,10 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from index_builder.calibration import corrected_by_feedback, fit_recalibration
+from model_store.bundles.bundle import open_bundle
 from model_store.decision import Calibration
 from model_store.errors import CalibrationError
 from model_store.feedback import Feedback, FeedbackLog
-from model_store.retriever import open_bundle
 
 EARLIER = """
 CREATE TABLE feedback (gallery TEXT NOT NULL, bundle TEXT NOT NULL, query_id TEXT NOT NULL,

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from fakes import FakeEncoder
 
-from index_builder.configuration import load_config
+from index_builder.configuration.build import load_config
 from index_builder.datasets.images import from_arrays
-from index_builder.indexing.gallery import build_gallery
+from index_builder.indexing.from_images import build_gallery
 from model_store.gallery import FaissGallery, IndexSettings
-from model_store.gallery.faiss_gallery import GALLERY_FILES
+from model_store.gallery.files.gallery import GALLERY_FILES
 
 IMAGES = from_arrays(
     "x",

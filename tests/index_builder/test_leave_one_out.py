@@ -9,10 +9,10 @@ from laws.gallery_laws import new_items
 
 from index_builder.calibration import leave_one_out_queries, out_of_fold_signals
 from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups
+from index_builder.calibration.retrieval import look_up
 from index_builder.datasets.images import LabelledImages, from_arrays
-from index_builder.observation import look_up
 from model_store.decision import label_means
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.gallery import FaissGallery, NewItem, write_faiss_gallery
 from model_store.sphere import unit_direction
 

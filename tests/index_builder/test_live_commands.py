@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from index_builder.__main__ import app
-from model_store.bundle import activate, bundle_ids, current_id
+from index_builder.commands.app import app
+from model_store.bundles.bundle import open_bundle
+from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.errors import ConfigError, ItemNotFound
-from model_store.retriever import open_bundle
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.configuration import BuildConfig
-from index_builder.methods import METHODS, configured
-from index_builder.posterior_configuration import LaplaceConfig
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.posterior import LaplaceConfig
+from index_builder.reproduction.methods import METHODS, configured
 from model_store.errors import ConfigError
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from build_command import vouch_build
 
-from index_builder.configuration import load_config
+from index_builder.configuration.build import load_config
 from index_builder.datasets import load_splits
 from index_builder.datasets.splits import QuerySet, Splits
-from index_builder.run import Run
-from index_builder.steps import build_all
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import build_all
 from model_store import open_bundle
-from model_store.bundle import read_manifest
+from model_store.bundles.manifest import read_manifest
 
 
 def every(step: int, splits: Splits) -> Splits:
@@ -42,7 +42,7 @@ def test_fashion_mnist_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = load_config("fashion-mnist")
     splits = every(10, load_splits(config))
     assert len(splits.gallery) == 6000
-    monkeypatch.setattr("index_builder.gallery_steps.load_splits", lambda _: splits)
+    monkeypatch.setattr("index_builder.pipeline.gallery_steps.load_splits", lambda _: splits)
     short = config.model_copy(update={"training": config.training.model_copy(update={"epochs": 4})})
     bundle, report = build_all(short, Run(tmp_path / "run"), tmp_path / "bundles")
     assert read_manifest(bundle).metrics == report

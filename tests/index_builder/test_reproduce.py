@@ -16,16 +16,21 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from index_builder.__main__ import app
-from index_builder.configuration import BuildConfig
-from index_builder.protocols import PROTOCOLS, ProtocolData, load_protocol, protocol_config
-from index_builder.protocols.protocol import all_against_all, held_out_task
+from index_builder.commands.app import app
+from index_builder.configuration.build import BuildConfig
+from index_builder.pipeline.run import Run
 from index_builder.reproduction.cells import Plan
 from index_builder.reproduction.evaluate import evaluate_decision, evaluate_method
-from index_builder.reproduction.searched import search
-from index_builder.run import Run
-from model_store.bundle import ENCODER_FILE
-from model_store.encoder import OnnxEncoder
+from index_builder.reproduction.protocols import (
+    PROTOCOLS,
+    ProtocolData,
+    load_protocol,
+    protocol_config,
+)
+from index_builder.reproduction.protocols.protocol import all_against_all, held_out_task
+from index_builder.reproduction.retrieval import search
+from model_store.bundles.manifest import ENCODER_FILE
+from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import BuildError, ConfigError
 from model_store.sphere import unit_direction
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from index_builder.reproduction.searched import nearest
+from index_builder.reproduction.retrieval import nearest
 from model_store.sphere import unit_direction
 
 

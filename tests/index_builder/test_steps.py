@@ -16,12 +16,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
-from index_builder.configuration import BuildConfig, photographs_config
-from index_builder.methods import configured
-from index_builder.posterior_configuration import EnsembleConfig, MonteCarloDropoutConfig
-from index_builder.posteriors import load_posterior
-from index_builder.run import Run
-from index_builder.steps import (
+from index_builder.configuration.build import BuildConfig, photographs_config
+from index_builder.configuration.posterior import EnsembleConfig, MonteCarloDropoutConfig
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import (
     build_all,
     calibrate_step,
     evaluate_step,
@@ -31,8 +29,10 @@ from index_builder.steps import (
     publish_step,
     train_step,
 )
+from index_builder.posteriors import load_posterior
+from index_builder.reproduction.methods import configured
 from model_store import open_bundle
-from model_store.bundle import read_manifest
+from model_store.bundles.manifest import read_manifest
 from model_store.errors import ConfigError, DatasetError, StepNotReady
 
 CONFIG = """

@@ -10,16 +10,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision import models
 
-from index_builder.configuration import NetworkConfig, TrainingConfig
+from index_builder.configuration.build import NetworkConfig, TrainingConfig
 from index_builder.datasets.digits import digits
 from index_builder.networks import build_encoder, load_pretrained
 from index_builder.networks.dropout import dropped_out
 from index_builder.objectives import ContrastiveLoss, contrastive_loss
-from index_builder.training import (
+from index_builder.training.augmentation import augment
+from index_builder.training.batches import balanced_batches
+from index_builder.training.loop import (
     WARM_UP_STEPS,
     _parameter_groups,
-    augment,
-    balanced_batches,
     feature_source,
     place_for_training,
     rate_at,
@@ -159,7 +159,7 @@ def test_images_too_many_to_hold_are_decoded_batch_by_batch(
     encoder = build_encoder(NetworkConfig(embedding_dim=4), torch.Generator().manual_seed(0)).eval()
     rows, config = torch.tensor([3, 1, 7]), TrainingConfig()
     held = feature_source(encoder, IMAGES, config, torch.Generator())(rows)
-    monkeypatch.setattr("index_builder.training.PREPARED_BYTES", 0)
+    monkeypatch.setattr("index_builder.training.loop.PREPARED_BYTES", 0)
     assert torch.equal(feature_source(encoder, IMAGES, config, torch.Generator())(rows), held)
 
 

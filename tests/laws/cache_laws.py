@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model_store.predictive import Predictive
-from service.cache import Cache, CacheEntry
+from service.encoding.cache import Cache, CacheEntry
 from service.schemas import QueryImage
 
 

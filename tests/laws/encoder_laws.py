@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model_store.encoder import Encoder
+from model_store.encoder.contract import Encoder
 
 
 def images_for(encoder: Encoder, n: int, seed: int) -> NDArray[np.uint8]:

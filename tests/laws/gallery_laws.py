@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound
 from model_store.gallery import Gallery, NewItem, Thumbnail, parse_filter
 

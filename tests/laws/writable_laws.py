@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from laws.gallery_laws import random_embeddings
 
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound, KeyReused, WriteRefused
 from model_store.gallery import (
     Delete,

@@ -13,9 +13,12 @@ import pytest
 from bundle_copies import flip_a_byte
 from laws.gallery_laws import new_items, random_embeddings
 
-from model_store.archive import BackupSummary, back_up, restore
-from model_store.bundle import Manifest, current_id, publish, read_manifest
-from model_store.compaction import Compaction
+from model_store.bundles.backup import BackupSummary, back_up, restore
+from model_store.bundles.changes import changes_path, open_live
+from model_store.bundles.compaction import Compaction
+from model_store.bundles.directory import current_id
+from model_store.bundles.manifest import Manifest, read_manifest
+from model_store.bundles.publish import publish
 from model_store.errors import ArchiveError, BundleTampered
 from model_store.gallery import (
     Delete,
@@ -26,7 +29,6 @@ from model_store.gallery import (
     Vector,
     write_faiss_gallery,
 )
-from model_store.live_bundles import changes_path, open_live
 
 N, DIM = 12, 4
 

@@ -6,18 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from model_store.bundle import (
-    CURRENT_FILE,
-    MANIFEST_FILE,
-    Manifest,
-    SampleQuery,
-    activate,
-    locate,
-    publish,
-    read_manifest,
-)
+from model_store.bundles.bundle import open_bundle
+from model_store.bundles.directory import CURRENT_FILE, activate, locate
+from model_store.bundles.manifest import MANIFEST_FILE, Manifest, SampleQuery, read_manifest
+from model_store.bundles.publish import publish
 from model_store.errors import BundleError, BundleMismatch, BundleNotFound, BundleTampered
-from model_store.retriever import open_bundle
 
 
 def manifest(**changes: object) -> Manifest:

@@ -15,18 +15,13 @@ from fakes import FakeEncoder
 from laws.gallery_laws import new_items, random_embeddings
 from numpy.typing import NDArray
 
-from model_store.bundle import (
-    Manifest,
-    activate,
-    bundle_ids,
-    current_id,
-    previous_id,
-    publish,
-    read_manifest,
-)
-from model_store.compaction import Compaction
+from model_store.bundles.changes import open_live
+from model_store.bundles.compaction import Compaction
+from model_store.bundles.directory import activate, bundle_ids, current_id, previous_id
+from model_store.bundles.manifest import Manifest, read_manifest
+from model_store.bundles.publish import publish
 from model_store.decision import Calibration, label_means
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.errors import GallerySuperseded, ItemNotFound, StorageBusy, StorageFull
 from model_store.gallery import (
     Delete,
@@ -39,7 +34,6 @@ from model_store.gallery import (
     Vector,
     write_faiss_gallery,
 )
-from model_store.live_bundles import open_live
 
 N, DIM = 30, 6
 
@@ -260,13 +254,13 @@ def test_no_room_is_said_and_nothing_is_left(root: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, compaction(root, live) as one:
-        patch.setattr("model_store.bundle.os.fsync", full)
+        patch.setattr("model_store.files.os.fsync", full)
         with pytest.raises(StorageFull):
             one.prepare()
     with compaction(root, live) as one:
         one.prepare()
         with monkeypatch.context() as patch:
-            patch.setattr("model_store.bundle.os.fsync", full)
+            patch.setattr("model_store.files.os.fsync", full)
             with pytest.raises(StorageFull):
                 one.take_over()
     assert current_id(root) == old
@@ -275,9 +269,9 @@ def test_no_room_is_said_and_nothing_is_left(root: Path, monkeypatch: pytest.Mon
 
 
 STOPS = {
-    "model_store.compaction.become_bundle": 1,
-    "model_store.compaction.changes_path": 1,  # the bundle is there, its log is not
-    "model_store.bundle._write_pointer": 2,  # the log is there; PREVIOUS is written, CURRENT is not
+    "model_store.bundles.compaction.become_bundle": 1,
+    "model_store.bundles.compaction.changes_path": 1,  # the bundle is there, its log is not
+    "model_store.bundles.directory._write_pointer": 2,  # log and PREVIOUS are there
 }
 
 

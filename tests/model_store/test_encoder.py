@@ -8,7 +8,8 @@ import pytest
 from laws.encoder_laws import EncoderLaws
 
 from index_builder.datasets.digits import digits
-from model_store.encoder import METADATA_KEY, Embeddings, Encoder, EncoderMetadata, OnnxEncoder
+from model_store.encoder.contract import METADATA_KEY, Embeddings, Encoder, EncoderMetadata
+from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.images import Preprocessing
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from model_store.errors import InvalidFilter
 from model_store.gallery import NewItem, parse_filter, read_filter
-from model_store.gallery.filters import MAX_BYTES, MAX_CONDITIONS, MAX_DEPTH
-from model_store.gallery.items import Items, ItemsWriter
+from model_store.gallery.files.items import Items, ItemsWriter
+from model_store.gallery.filters.grammar import MAX_BYTES, MAX_CONDITIONS, MAX_DEPTH
 
 
 def stored(path: Path, items: Sequence[NewItem]) -> Items:

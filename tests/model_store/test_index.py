@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 
-from model_store.encoder import Embeddings
+from model_store.decision.staleness import search_settings
+from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch, ConfigError
 from model_store.gallery import (
     FaissGallery,
@@ -21,13 +22,12 @@ from model_store.gallery import (
     IndexSettings,
     NewItem,
     Thumbnail,
-    index_build,
-    index_search,
     write_faiss_gallery,
 )
-from model_store.gallery.index_choice import IndexKind, plan_index
-from model_store.gallery.variances import HALF_ROUNDING
-from model_store.staleness import search_settings
+from model_store.gallery.files.variances import HALF_ROUNDING
+from model_store.gallery.index import build as index_build
+from model_store.gallery.index import search as index_search
+from model_store.gallery.index.plan import IndexKind, plan_index
 
 APPROXIMATE: list[IndexKind] = [kind for kind in get_args(IndexKind) if kind != "flat"]
 N, DIM = 3_000, 16

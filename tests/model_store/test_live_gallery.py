@@ -13,7 +13,7 @@ import pytest
 from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from laws.writable_laws import DIM, Reopen, WritableLaws, some_upsert, upserts
 
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.errors import (
     BundleMismatch,
     GallerySuperseded,
@@ -170,7 +170,7 @@ class TestWriting(WritableLaws):
         self, live: LiveGallery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         live.commit([some_upsert("a")], Retry("key", "request"))
-        monkeypatch.setattr("model_store.gallery.changes.OUTCOME_LIFE_S", -1.0)
+        monkeypatch.setattr("model_store.gallery.live.log.OUTCOME_LIFE_S", -1.0)
         live.commit([some_upsert("b")], Retry("key", "another"))
         assert live.snapshot().version == 2
 
@@ -208,7 +208,7 @@ class TestSeveralWriters:
     def test_one_that_does_not_end_is_not_waited_for_for_ever(
         self, live: LiveGallery, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("model_store.gallery.storage.BUSY_S", 0.05)
+        monkeypatch.setattr("model_store.gallery.live.sqlite.BUSY_S", 0.05)
         live.commit([some_upsert("a")])
         live.close()
         hog = sqlite3.connect(path, isolation_level=None)

@@ -9,19 +9,15 @@ from pathlib import Path
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from numpy.typing import NDArray
 
-from model_store.bundle import Manifest, activate, current_id, previous_id, publish, read_manifest
-from model_store.compaction import Compaction
-from model_store.encoder import Embeddings
+from model_store.bundles.changes import open_live
+from model_store.bundles.compaction import Compaction
+from model_store.bundles.directory import activate, current_id, previous_id
+from model_store.bundles.manifest import Manifest, read_manifest
+from model_store.bundles.publish import publish
+from model_store.encoder.contract import Embeddings
 from model_store.errors import GallerySuperseded, ItemNotFound, WriteRefused
 from model_store.gallery import (
     Delete,
@@ -32,7 +28,6 @@ from model_store.gallery import (
     Vector,
     write_faiss_gallery,
 )
-from model_store.live_bundles import open_live
 
 DIM = 3
 IDS = st.sampled_from([f"i{number}" for number in range(8)])

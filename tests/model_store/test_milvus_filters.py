@@ -15,7 +15,7 @@ from laws.gallery_laws import random_embeddings
 from milvus import lite_file
 
 from model_store.gallery import MilvusGallery, NewItem, parse_filter, write_milvus_gallery
-from model_store.gallery.milvus_filter import to_expression
+from model_store.gallery.milvus.filter import to_expression
 
 TOLD = [NewItem(i.id, i.label, {**i.metadata, "half": "-"}, i.thumbnail) for i in ITEMS]
 """`ITEMS` without what Milvus does not take."""

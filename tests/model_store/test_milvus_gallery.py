@@ -14,7 +14,7 @@ from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embed
 from milvus import lite_file
 from numpy.typing import NDArray
 
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.errors import (
     BundleMismatch,
     ConfigError,
@@ -33,9 +33,9 @@ from model_store.gallery import (
     write_faiss_gallery,
     write_milvus_gallery,
 )
-from model_store.gallery.index_choice import IndexKind
-from model_store.gallery.milvus_collection import MILVUS_FILE, Collection, MilvusDescription
-from model_store.gallery.milvus_entities import write_entity
+from model_store.gallery.index.plan import IndexKind
+from model_store.gallery.milvus.collection import MILVUS_FILE, Collection, MilvusDescription
+from model_store.gallery.milvus.entities import write_entity
 
 PICTURE = Thumbnail(b"", "image/png")
 

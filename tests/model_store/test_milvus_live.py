@@ -110,9 +110,9 @@ def crash_at(folder: Path, uri: str, name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "milvus_live.MilvusLive._tell",  # the log has it, Milvus has nothing of it
-        "milvus_gallery.MilvusGallery.delete",  # Milvus has a part of it
-        "changes.Transaction.settle",  # Milvus has it, the log does not know
+        "milvus.live.MilvusLive._tell",  # the log has it, Milvus has nothing of it
+        "milvus.gallery.MilvusGallery.delete",  # Milvus has a part of it
+        "live.log.Transaction.settle",  # Milvus has it, the log does not know
     ],
 )
 def test_what_a_crash_kept_from_milvus_is_told_it_afterwards(tmp_path: Path, name: str) -> None:

@@ -14,16 +14,16 @@ import onnx
 import onnxruntime
 import pytest
 
-from model_store import encoder as encoder_module
-from model_store.encoder import OnnxEncoder, require_gpu, running_provider
-from model_store.errors import EncoderContractError, ProviderUnavailable
-from model_store.placement import (
+from model_store.encoder import onnx as encoder_module
+from model_store.encoder.onnx import OnnxEncoder, require_gpu, running_provider
+from model_store.encoder.placement import (
     Placement,
     ProviderShare,
     placement_of,
     profile_first_run,
     run_profiled,
 )
+from model_store.errors import EncoderContractError, ProviderUnavailable
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 BLANK = {"images": np.zeros((1, 28, 28, 3), dtype=np.uint8)}

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from sklearn.datasets import load_sample_images
 
-from model_store.quality import MEASURES, ordinary_limits, quality_hints, quality_measures
+from model_store.images.quality import MEASURES, ordinary_limits, quality_hints, quality_measures
 
 Pixels = NDArray[np.uint8]
 PHOTOGRAPHS: list[Pixels] = load_sample_images().images

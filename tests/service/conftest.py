@@ -15,9 +15,10 @@ from end_to_end.processes import Redis
 from fakes import FakeEncoder
 from starlette.testclient import TestClient
 
-from model_store.bundle import Manifest
+from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.bundles.manifest import Manifest
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
-from model_store.retriever import Bundle, Retriever, open_bundle
+from model_store.retriever import Retriever
 from service.app import create_app
 from service.settings import Settings
 
@@ -103,7 +104,7 @@ def redis_server(tmp_path: Path) -> Iterator[Redis]:
 @pytest.fixture
 def keys_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeysFile:
     """A file of keys, empty as yet, whose changes are noticed at once."""
-    monkeypatch.setattr("service.keys.LOOK_AFTER_S", 0.0)
+    monkeypatch.setattr("service.access.keys.LOOK_AFTER_S", 0.0)
     return KeysFile(tmp_path / "keys.json")
 
 

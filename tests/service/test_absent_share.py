@@ -16,9 +16,10 @@ from scipy.special import expit, logit
 from starlette.testclient import TestClient
 
 from index_builder.datasets.digits import digits
+from model_store.bundles.bundle import Bundle
 from model_store.decision import Absence, Assessment, Calibration, Decision, Verdict
-from model_store.retriever import Bundle, Retriever
-from service.absent_share import DIGITS, ESTIMATED_EVERY, AbsentShareWatch
+from model_store.retriever import Retriever
+from service.serving.absent_share import DIGITS, ESTIMATED_EVERY, AbsentShareWatch
 
 StartClient = Callable[..., TestClient]
 

@@ -15,15 +15,15 @@ from end_to_end.questions import search, search_by_stream
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.testclient import TestClient
 
+from model_store.bundles.bundle import open_bundle
 from model_store.errors import KeysError, KeysRequired
-from model_store.retriever import open_bundle
-from service.access import GuardedRoute, is_loopback, open_access, requires
+from service.access.access import GuardedRoute, is_loopback, open_access, requires
+from service.access.keys import SCOPES, revoked
 from service.app import create_api
-from service.keys import SCOPES, revoked
-from service.middleware import RequestContext
-from service.problems import add_problem_handlers
+from service.http.middleware import RequestContext
+from service.http.problems import add_problem_handlers
+from service.observability.metrics import Telemetry
 from service.settings import Settings
-from service.telemetry import Telemetry
 
 StartClient = Callable[..., TestClient]
 

@@ -10,8 +10,8 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.errors import DeadlineExceeded, Overloaded
-from service.admission import Admission, ClientGone
-from service.telemetry import Telemetry
+from service.http.admission import Admission, ClientGone
+from service.observability.metrics import Telemetry
 
 pytestmark = pytest.mark.anyio
 

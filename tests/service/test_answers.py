@@ -16,8 +16,8 @@ from end_to_end.questions import assess, picture, search
 from PIL import Image
 from starlette.testclient import TestClient
 
+from model_store.bundles.bundle import Bundle
 from model_store.gallery import Gallery
-from model_store.retriever import Bundle
 from service.settings import Settings
 
 StartClient = Callable[..., TestClient]

@@ -16,12 +16,13 @@ from end_to_end.processes import wait_until
 from end_to_end.questions import picture, search
 from starlette.testclient import TestClient
 
+from model_store.bundles.bundle import Bundle
 from model_store.decision import SIZE_CLASSES
 from model_store.drift_states import DriftStates
 from model_store.feedback import FeedbackLog
-from model_store.retriever import Bundle, Retriever
+from model_store.retriever import Retriever
 from service.app import create_app
-from service.audit import Audit
+from service.serving.audit import Audit
 from service.settings import Settings
 
 StartClient = Callable[..., TestClient]

@@ -11,9 +11,11 @@ import pytest
 from fakes import FakeEncoder
 from numpy.typing import NDArray
 
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.errors import EncoderStopped
-from service.batching import BatchRecord, MicroBatcher, largest_useful_batch, useful_turn
+from service.encoding.batch_size import largest_useful_batch, useful_turn
+from service.encoding.batching import MicroBatcher
+from service.observability.records import BatchRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -161,7 +163,7 @@ async def test_who_has_gone_when_the_encoder_is_back_is_not_encoded_alone() -> N
 async def test_it_is_not_running_until_a_canary_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("service.batching._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("service.encoding.batching._FIRST_PAUSE_S", 0.01)
     encoder = Recording()
     down = True
 
@@ -297,7 +299,7 @@ class Clocked(FakeEncoder):
 
 
 def useful(encoder: Clocked, limit: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("service.batching.time", encoder)
+    monkeypatch.setattr("service.encoding.batch_size.time", encoder)
     return largest_useful_batch(encoder, limit)
 
 
@@ -309,7 +311,7 @@ def test_a_turn_takes_a_quarter_of_a_second_at_most(
     seconds: float, limit: int, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = Clocked(lambda _: seconds)
-    monkeypatch.setattr("service.batching.time", encoder)
+    monkeypatch.setattr("service.encoding.batch_size.time", encoder)
     assert useful_turn(encoder, 1, limit) == wanted
 
 

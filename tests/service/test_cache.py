@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws.cache_laws import CacheLaws, assert_same_bits, new_entry
 
-from service.cache import Cache, CacheEntry, ProcessCache, RedisCache, open_cache
+from service.encoding.cache import Cache, CacheEntry, ProcessCache, RedisCache, open_cache
 from service.settings import Settings
 
 TTL_S = 3600
@@ -110,12 +110,12 @@ class TestTheBoundOfTheProcessCache:
 @pytest.fixture
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask a Redis that failed again at once, so that no test waits for it to be asked."""
-    monkeypatch.setattr("service.resting.REST_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 0.0)
 
 
 @pytest.fixture
 def long_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.resting.REST_AFTER_FAILURE_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 10 * PATIENCE_S)
 
 
 @pytest.mark.anyio
@@ -224,7 +224,7 @@ class TestRedisIsGone:
     ) -> None:
         with closing(socket.create_server(("127.0.0.1", 0))) as silent:
             async with opened(f"redis://127.0.0.1:{silent.getsockname()[1]}", 0.05) as cache:
-                with caplog.at_level(logging.WARNING, "service.cache"):
+                with caplog.at_level(logging.WARNING, "service.encoding.cache"):
                     for _ in range(5):
                         assert await cache.get("key") is None
                         await cache.put("key", new_entry(0))

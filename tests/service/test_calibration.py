@@ -12,7 +12,8 @@ from end_to_end.questions import picture, search
 from scipy.stats import binom
 from starlette.testclient import TestClient
 
-from model_store.retriever import Bundle, Retriever
+from model_store.bundles.bundle import Bundle
+from model_store.retriever import Retriever
 
 StartClient = Callable[..., TestClient]
 

@@ -15,8 +15,8 @@ from end_to_end.keys import KeysFile
 from end_to_end.questions import picture, search, truncated
 from starlette.testclient import TestClient
 
-from model_store.bundle import activate, bundle_ids, current_id
-from model_store.retriever import Bundle, open_bundle
+from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.bundles.directory import activate, bundle_ids, current_id
 
 StartClient = Callable[..., TestClient]
 

@@ -31,9 +31,10 @@ from model_store.errors import (
 )
 from model_store.images import ImageLimits, Preprocessing, decode_image
 from model_store.images.budget import DecodingBudget
-from model_store.quality import quality_measures
-from service.decoder_process import DecoderProcess
-from service.decoding import DecoderPool, Prepared
+from model_store.images.quality import quality_measures
+from service.decoding.decoder import Prepared
+from service.decoding.pool import DecoderPool
+from service.decoding.process import DecoderProcess
 
 pytestmark = pytest.mark.anyio
 
@@ -386,7 +387,7 @@ def test_no_decoder_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
 import asyncio, sys
 from pathlib import Path
 from model_store.images import Preprocessing
-from service.decoding import DecoderPool
+from service.decoding.pool import DecoderPool
 
 async def main():
     async with DecoderPool(2) as pool:
@@ -428,7 +429,7 @@ async def test_a_decoder_holds_nothing_but_a_decoder(monkeypatch: pytest.MonkeyP
 
 
 def test_a_decoder_imports_no_web() -> None:
-    script = "import sys, service.decoder; print(*sys.modules)"
+    script = "import sys, service.decoding.worker; print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     listed = subprocess.run(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, env=environment

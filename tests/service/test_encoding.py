@@ -18,10 +18,10 @@ import pytest
 from laws.encoder_laws import EncoderLaws
 from numpy.typing import NDArray
 
-from model_store.bundle import ENCODER_FILE
-from model_store.encoder import OnnxEncoder
+from model_store.bundles.manifest import ENCODER_FILE
+from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import EncoderContractError, EncoderStopped, EncodingFailed
-from service.encoding import ENCODE_PATIENCE_S, EncoderProcess
+from service.encoding.process import ENCODE_PATIENCE_S, EncoderProcess
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_one_that_does_not_start_again_has_stopped(
         raise BlockingIOError("no process can be started")
 
     with monkeypatch.context() as patch:
-        patch.setattr("service.encoding.subprocess.Popen", no_memory)
+        patch.setattr("service.encoding.process.subprocess.Popen", no_memory)
         for _ in range(2):
             with pytest.raises(EncoderStopped, match="does not start again"):
                 encoder.encode(images(1, encoder))
@@ -107,7 +107,7 @@ def test_one_that_does_not_start_again_has_stopped(
 
 
 def test_one_that_hangs_is_ended(encoder: EncoderProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.encoding.ENCODE_PATIENCE_S", 0.2)
+    monkeypatch.setattr("service.encoding.process.ENCODE_PATIENCE_S", 0.2)
     hanging = encoder.pid
     os.kill(hanging, signal.SIGSTOP)
     with pytest.raises(EncoderStopped):
@@ -171,7 +171,7 @@ def test_it_imports_nothing_of_the_web(encoder: EncoderProcess) -> None:
 PARENT = """
 import sys, time
 from pathlib import Path
-from service.encoding import EncoderProcess
+from service.encoding.process import EncoderProcess
 if __name__ == "__main__":
     print(EncoderProcess(Path(sys.argv[1]), "cpu", 1).pid, flush=True)
     time.sleep(60)

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model_store.encoder import Embeddings
+from model_store.bundles.bundle import Bundle
+from model_store.encoder.contract import Embeddings
 from model_store.errors import UnsupportedImage
 from model_store.images import ImageLimits
-from model_store.retriever import Bundle
-from service.cache import Cache, ProcessCache
-from service.decoding import ThreadDecoder
-from service.engine import SearchEngine
-from service.outcomes import Asked
-from service.telemetry import Telemetry
-from service.workplace import Workplace
+from service.decoding.decoder import ThreadDecoder
+from service.encoding.cache import Cache, ProcessCache
+from service.observability.metrics import Telemetry
+from service.serving.engine import SearchEngine
+from service.serving.queries import Asked
+from service.serving.resources import Workplace
 
 pytestmark = pytest.mark.anyio
 

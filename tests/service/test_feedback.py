@@ -13,8 +13,9 @@ import pytest
 from end_to_end.questions import picture, search
 from starlette.testclient import TestClient
 
+from model_store.bundles.bundle import Bundle
 from model_store.decision import Recalibration
-from model_store.retriever import Bundle, Retriever
+from model_store.retriever import Retriever
 
 StartClient = Callable[..., TestClient]
 

@@ -12,11 +12,11 @@ import pytest
 from end_to_end.questions import search, search_batch, search_json, search_raw
 from starlette.testclient import TestClient
 
+from model_store.bundles.bundle import Bundle
 from model_store.decision.verdict import SETS_UNDER_A_FILTER
 from model_store.gallery import parse_filter
-from model_store.gallery.filters import MAX_BYTES
-from model_store.retriever import Bundle
-from service.cursors import MAX_LENGTH
+from model_store.gallery.filters.grammar import MAX_BYTES
+from service.http.cursors import MAX_LENGTH
 
 Search = Callable[..., httpx2.Response]
 StartClient = Callable[..., TestClient]

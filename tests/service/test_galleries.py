@@ -16,8 +16,11 @@ from bundle_copies import flip_a_byte, republished
 from numpy.typing import NDArray
 from starlette.testclient import TestClient
 
-from model_store.bundle import ENCODER_FILE, activate, current_id, previous_id
-from model_store.encoder import Embeddings, OnnxEncoder
+from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.bundles.directory import activate, current_id, previous_id
+from model_store.bundles.manifest import ENCODER_FILE
+from model_store.encoder.contract import Embeddings
+from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import (
     ActivationRefused,
     BundleNotFound,
@@ -27,14 +30,13 @@ from model_store.errors import (
     VouchError,
 )
 from model_store.images import ImageLimits
-from model_store.retriever import Bundle, open_bundle
-from service.cache import ProcessCache
-from service.decoding import ThreadDecoder
-from service.engine import SearchEngine
-from service.galleries import Galleries
-from service.outcomes import Asked
-from service.telemetry import Telemetry
-from service.workplace import Workplace
+from service.decoding.decoder import ThreadDecoder
+from service.encoding.cache import ProcessCache
+from service.observability.metrics import Telemetry
+from service.serving.engine import SearchEngine
+from service.serving.queries import Asked
+from service.serving.registry import Galleries
+from service.serving.resources import Workplace
 
 pytestmark = pytest.mark.anyio
 
@@ -183,7 +185,7 @@ async def test_one_that_opens_but_does_not_answer_is_refused(
     ) -> Embeddings:
         raise EncoderStopped("no memory")
 
-    monkeypatch.setattr("service.batching._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("service.encoding.batching._FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(OnnxEncoder, "encode", fail)
     with pytest.raises(ActivationRefused, match=r"did not answer a canary: no memory"):
         await galleries.activate("digits", ids[1])
@@ -242,7 +244,7 @@ async def test_a_look_at_current_that_comes_late_is_forgotten(
         seen.append(late.pop() if late else current_id(root))
         return seen[-1]
 
-    monkeypatch.setattr("service.galleries.named_by", named_by)
+    monkeypatch.setattr("service.serving.registry.named_by", named_by)
     watching = asyncio.create_task(galleries.watch())
     await until(lambda: len(seen) > 1)  # it was looked at again before following it
     assert served(galleries).manifest.id == ids[1]
@@ -259,7 +261,7 @@ async def test_where_current_cannot_be_written_it_is_overruled_until_it_changes(
 
     watching = asyncio.create_task(galleries.watch())
     with monkeypatch.context() as patched:
-        patched.setattr("service.current.activate", read_only)
+        patched.setattr("service.serving.current_bundle.activate", read_only)
         assert not (await galleries.activate("digits", ids[1])).persisted
     await asyncio.sleep(5 * PERIOD_S)
     assert served(galleries).manifest.id == ids[1]
@@ -351,7 +353,7 @@ async def test_ready_is_who_answered_a_canary_lately(
         raise EncoderStopped("gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr("service.batching._FIRST_PAUSE_S", 0.01)
+        patched.setattr("service.encoding.batching._FIRST_PAUSE_S", 0.01)
         patched.setattr(OnnxEncoder, "encode", fail)
         await asyncio.sleep(3 * PERIOD_S)
         with pytest.raises(NotReady, match="digits"):
@@ -393,7 +395,7 @@ class TestThroughTheDoor:
         def read_only(root: Path, bundle_id: str) -> None:
             raise OSError(30, "Read-only file system")
 
-        monkeypatch.setattr("service.current.activate", read_only)
+        monkeypatch.setattr("service.serving.current_bundle.activate", read_only)
         answer = client.post(f"/v1/galleries/digits/bundles/{ids[1]}/activate").json()
         assert (answer["bundle_id"], answer["persisted"]) == (ids[1], False)
 

@@ -12,10 +12,10 @@ import pytest
 from end_to_end.questions import picture, search
 from starlette.testclient import TestClient
 
+from model_store.bundles.bundle import Bundle
 from model_store.errors import InvalidCursor, OutdatedCursor
-from model_store.retriever import Bundle
 from model_store.search import N_CANDIDATES
-from service import cursors
+from service.http import cursors
 from service.schemas import SearchOptions
 
 StartClient = Callable[..., TestClient]

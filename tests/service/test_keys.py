@@ -13,7 +13,7 @@ import pytest
 from end_to_end.keys import KeysFile, id_of, secret_of
 
 from model_store.errors import KeysError, Unauthenticated
-from service.keys import Keyring, change_keys, mint, read_keys, revoked, rotated
+from service.access.keys import Keyring, change_keys, mint, read_keys, revoked, rotated
 
 HOUR = timedelta(hours=1)
 
@@ -103,7 +103,7 @@ class TestLookingOneUp:
             return hmac_compare(one, other)
 
         hmac_compare = hmac.compare_digest
-        monkeypatch.setattr("service.keys.hmac.compare_digest", watch)
+        monkeypatch.setattr("service.access.keys.hmac.compare_digest", watch)
         text = keys_file.make("read")
         kept = keys_file.kept(text).sha256
         keyring = Keyring(keys_file.path)
@@ -135,9 +135,9 @@ class TestLookingOneUp:
         keyring = Keyring(keys_file.path)
         ends = keyring.find(text).expires_at
         assert ends is not None
-        monkeypatch.setattr("service.keys._now", lambda: ends - timedelta(seconds=1))
+        monkeypatch.setattr("service.access.keys._now", lambda: ends - timedelta(seconds=1))
         assert keyring.find(text)
-        monkeypatch.setattr("service.keys._now", lambda: ends)
+        monkeypatch.setattr("service.access.keys._now", lambda: ends)
         with pytest.raises(Unauthenticated, match="expired"):
             keyring.find(text)
 
@@ -188,7 +188,7 @@ class TestTheFile:
             states.append(keys_file.path.read_bytes())
             fsync(descriptor)
 
-        monkeypatch.setattr("service.keys.os.fsync", watch)
+        monkeypatch.setattr("service.access.keys.os.fsync", watch)
         keys_file.make("write")
         assert states == [before, keys_file.path.read_bytes()]  # of the content, of the rename
 
@@ -269,9 +269,9 @@ class TestWhileTheServiceRuns:
     def test_the_file_is_looked_at_once_a_second_at_most(
         self, keys_file: KeysFile, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("service.keys.LOOK_AFTER_S", 1.0)
+        monkeypatch.setattr("service.access.keys.LOOK_AFTER_S", 1.0)
         now = [100.0]
-        monkeypatch.setattr("service.keys.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("service.access.keys.time.monotonic", lambda: now[0])
         keyring = Keyring(keys_file.path)
         text = keys_file.make("read")
         for now[0] in (100.2, 100.9):
@@ -292,7 +292,7 @@ class TestWhileTheServiceRuns:
             keys_file.path.write_bytes(whole[:-20])
         elif harm == "unreadable":
             keys_file.path.mkdir()  # which no mode can make readable, not even for root
-        with caplog.at_level(logging.WARNING, "service.keys"):
+        with caplog.at_level(logging.WARNING, "service.access.keys"):
             for _ in range(3):
                 assert keyring.find(text).scope == "read"
         [record] = caplog.records

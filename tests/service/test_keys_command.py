@@ -9,8 +9,8 @@ import pytest
 from end_to_end.keys import id_of, secret_of
 from end_to_end.processes import PATIENCE_S, environment
 
-from service.keys import Keyring, read_keys
-from service.keys_command import main
+from service.access.command import main
+from service.access.keys import Keyring, read_keys
 
 
 @pytest.fixture
@@ -158,7 +158,15 @@ def test_damage_is_not_made_worse(capsys: pytest.CaptureFixture[str], path: Path
 
 
 def test_it_runs_as_a_command(path: Path) -> None:
-    command = [sys.executable, "-m", "service.keys_command", "--file", str(path), "create", "shop"]
+    command = [
+        sys.executable,
+        "-m",
+        "service.access.command",
+        "--file",
+        str(path),
+        "create",
+        "shop",
+    ]
     done = subprocess.run(
         command,
         capture_output=True,

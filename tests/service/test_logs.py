@@ -20,18 +20,13 @@ from numpy.typing import NDArray
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.errors import EncoderStopped
-from service.batching import MicroBatcher
-from service.logs import JsonFormatter, log_as_json
-from service.middleware import RequestContext
-from service.request_record import (
-    LONGEST_PATH,
-    RequestRecord,
-    SearchRecord,
-    recorded,
-)
-from service.telemetry import Telemetry
+from service.encoding.batching import MicroBatcher
+from service.http.middleware import RequestContext
+from service.observability.logs import JsonFormatter, log_as_json
+from service.observability.metrics import Telemetry
+from service.observability.records import LONGEST_PATH, RequestRecord, SearchRecord, recorded
 
 SECRET = "sesame-4711-open"
 
@@ -150,7 +145,7 @@ class TestWhomALineConcerns:
         async def broken(*_: object) -> None:
             raise ZeroDivisionError("by zero")
 
-        monkeypatch.setattr("service.engine.SearchEngine.search", broken)
+        monkeypatch.setattr("service.serving.engine.SearchEngine.search", broken)
         told = search(client, digit).json()["request_id"]
         unhandled, request = lines()
         assert unhandled["request_id"] == request["request_id"] == told
@@ -209,7 +204,7 @@ class TestNothingThatWasSent:
         async def broken(*_: object) -> None:
             raise RuntimeError("unforeseen")
 
-        monkeypatch.setattr("service.engine.SearchEngine.search", broken)
+        monkeypatch.setattr("service.serving.engine.SearchEngine.search", broken)
         search(client, digit)
         said = text.getvalue()
         assert "unforeseen" in said

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from service.memory import large_pages
+from service.processes.memory import large_pages
 
 N_BLOCKS = 100
 
 FAULTS = f"""
 import resource, sys
-from service.memory import keep_freed_memory
+from service.processes.memory import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def fault_count():

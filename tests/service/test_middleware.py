@@ -8,9 +8,9 @@ from end_to_end.questions import search, search_by_stream
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
-from model_store.retriever import Bundle
-from service.middleware import FORM_ALLOWANCE, RequestContext
-from service.telemetry import Telemetry
+from model_store.bundles.bundle import Bundle
+from service.http.middleware import FORM_ALLOWANCE, RequestContext
+from service.observability.metrics import Telemetry
 
 StartClient = Callable[..., TestClient]
 

@@ -32,15 +32,15 @@ from end_to_end.questions import (
 )
 from starlette.testclient import TestClient
 
-from model_store.bundle import activate as activate_in
+from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.bundles.directory import activate as activate_in
 from model_store.errors import EncoderError
-from model_store.retriever import Bundle, open_bundle
-from service import cursors
 from service.app import create_app
-from service.routes.searching import MAX_BATCH
+from service.http import cursors
+from service.http.routes.search import MAX_BATCH
+from service.http.state import State
 from service.schemas import SearchOptions
 from service.settings import Settings
-from service.state import State
 
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 WRITE = "VOUCH_WRITE_OPENAPI" in os.environ

@@ -21,10 +21,10 @@ import index_builder
 import model_store
 import service
 from model_store import errors
+from model_store.bundles.bundle import Bundle
 from model_store.errors import EncoderError, VouchError
-from model_store.retriever import Bundle
-from service.middleware import FORM_ALLOWANCE
-from service.problems import problem_response, status_of
+from service.http.middleware import FORM_ALLOWANCE
+from service.http.problems import problem_response, status_of
 
 StartClient = Callable[..., TestClient]
 Ask = Callable[[TestClient], httpx2.Response]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from end_to_end.processes import PATIENCE_S, Redis
 
-from service.rates import Rates, Tallies, parse_rate
+from service.access.rate_limits import Rates, Tallies
+from service.settings import parse_rate
 
 FIVE = parse_rate("5/day")
 
@@ -34,14 +35,14 @@ async def counts(rates: Rates, caller: str, n: int) -> list[int]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """The time, in the one element of a list."""
     now = [1_000_000.0]
-    monkeypatch.setattr("service.rates.time.time", lambda: now[0])
+    monkeypatch.setattr("service.access.rate_limits.time.time", lambda: now[0])
     return now
 
 
 @pytest.fixture
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask a Redis that failed again at once, so that no test waits for it to be asked."""
-    monkeypatch.setattr("service.resting.REST_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 0.0)
 
 
 class TestTheNotation:
@@ -190,10 +191,10 @@ class TestRedisIsGone:
     async def test_it_is_left_alone_for_a_while_and_mourned_once(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("service.resting.REST_AFTER_FAILURE_S", 10 * PATIENCE_S)
+        monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 10 * PATIENCE_S)
         with closing(socket.create_server(("127.0.0.1", 0))) as silent:
             async with opened(f"redis://127.0.0.1:{silent.getsockname()[1]}", 0.05) as rates:
-                with caplog.at_level(logging.WARNING, "service.rates"):
+                with caplog.at_level(logging.WARNING, "service.access.rate_limits"):
                     assert await counts(rates, "key", 5) == [1, 2, 3, 4, 5]
             silent.settimeout(0)
             connection, _ = silent.accept()

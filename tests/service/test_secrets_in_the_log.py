@@ -12,7 +12,7 @@ from end_to_end.keys import KeysFile, bearer, id_of, secret_of
 from end_to_end.questions import picture, search
 from starlette.testclient import TestClient
 
-from service.logs import JsonFormatter
+from service.observability.logs import JsonFormatter
 
 StartClient = Callable[..., TestClient]
 

@@ -17,14 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from model_store.encoder import Embeddings
+from model_store.bundles.bundle import Bundle
+from model_store.encoder.contract import Embeddings
+from model_store.encoder.placement import ProviderShare
 from model_store.installation import installed_version
-from model_store.placement import ProviderShare
-from model_store.retriever import Bundle
-from service.admission import ClientGone
-from service.engine import SearchEngine
-from service.middleware import RequestContext
-from service.telemetry import Telemetry
+from service.http.admission import ClientGone
+from service.http.middleware import RequestContext
+from service.observability.metrics import Telemetry
+from service.serving.engine import SearchEngine
 
 StartClient = Callable[..., TestClient]
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -239,7 +239,9 @@ def test_a_decoder_that_is_lost_is_counted(start: StartClient, digit: bytes) -> 
     client = start(decoders=1)
     assert measured(client)[sample("vouch_decoders_lost_total")] == 0
     [decoder] = [
-        child for child in psutil.Process().children() if "service.decoder" in child.cmdline()
+        child
+        for child in psutil.Process().children()
+        if "service.decoding.worker" in child.cmdline()
     ]
     decoder.kill()
     assert search(client, digit).status_code == 200

@@ -15,7 +15,8 @@ import json, sys
 from pathlib import Path
 from starlette.testclient import TestClient
 from threadpoolctl import threadpool_info
-from model_store.retriever import Retriever, open_bundle
+from model_store.bundles.bundle import open_bundle
+from model_store.retriever import Retriever
 from service.app import create_app
 from service.settings import Settings
 

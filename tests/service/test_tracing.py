@@ -20,10 +20,10 @@ from end_to_end.questions import search
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from service.logs import JsonFormatter
-from service.request_record import RequestRecord, SearchRecord
+from service.observability.logs import JsonFormatter
+from service.observability.records import RequestRecord, SearchRecord
+from service.observability.tracing import FLUSH_PATIENCE_S, OtlpTracing, stage_times
 from service.settings import Settings
-from service.tracing import FLUSH_PATIENCE_S, OtlpTracing, stage_times
 
 StartClient = Callable[..., TestClient]
 
@@ -162,7 +162,7 @@ class TestATrace:
         async def broken(*_: object) -> None:
             raise RuntimeError("secret of the inside")
 
-        monkeypatch.setattr("service.engine.SearchEngine.search", broken)
+        monkeypatch.setattr("service.serving.engine.SearchEngine.search", broken)
         search(client, digit)
         root = collector.root(SEARCH)
         assert root.status.code == root.status.STATUS_CODE_ERROR
@@ -304,7 +304,8 @@ import sys
 from service.app import create_app
 from service.settings import Settings
 create_app(Settings(decoders=0), [])
-found = [name for name in ("service.tracing", "opentelemetry.sdk.trace", "opentelemetry.exporter")
+names = ("service.observability.tracing", "opentelemetry.sdk.trace", "opentelemetry.exporter")
+found = [name for name in names
          if name in sys.modules]
 sys.exit(f"imported: {found}" if found else 0)
 """

@@ -15,8 +15,8 @@ from end_to_end.questions import search
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from service.gallery_metrics import GalleryMetrics
-from service.telemetry import Telemetry
+from service.observability.metrics import Telemetry
+from service.serving.metrics import GalleryMetrics
 
 StartClient = Callable[..., TestClient]
 

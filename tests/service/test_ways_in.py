@@ -20,9 +20,9 @@ from end_to_end.questions import (
 )
 from starlette.testclient import TestClient
 
-from model_store.retriever import Bundle
-from service.middleware import FORM_ALLOWANCE
-from service.routes.searching import MAX_BATCH
+from model_store.bundles.bundle import Bundle
+from service.http.middleware import FORM_ALLOWANCE
+from service.http.routes.search import MAX_BATCH
 
 StartClient = Callable[..., TestClient]
 Search = Callable[..., httpx2.Response]
@@ -120,7 +120,7 @@ class TestOneImage:
             decoded.append(text)
             return b"x"
 
-        monkeypatch.setattr("service.uploads.base64.b64decode", noting)
+        monkeypatch.setattr("service.http.bodies.base64.b64decode", noting)
         response = search_json(start(max_image_bytes=1000), bytes(1000 + n_over))
         assert response.status_code == (413 if n_over else 415)
         assert len(decoded) == 1 - n_over

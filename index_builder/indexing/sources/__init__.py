@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.archive import ARCHIVE_SUFFIXES, Archive
 from index_builder.indexing.sources.folder import Folder
 from index_builder.indexing.sources.manifest import MANIFEST_SUFFIXES, ImageManifest
-from index_builder.other_formats import OtherFormats
 from model_store.errors import DatasetError
 
 __all__ = ["Source", "name_of", "open_source"]

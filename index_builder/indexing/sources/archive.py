@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
+from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry, Place
-from index_builder.other_formats import OtherFormats
 from model_store.errors import DatasetError
 from model_store.images import SUFFIXES
 

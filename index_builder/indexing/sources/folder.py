@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.places import Boundary
-from index_builder.other_formats import OtherFormats
 from model_store.errors import DatasetError
 from model_store.images import SUFFIXES
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.places import Boundary
-from index_builder.other_formats import OtherFormats
 from model_store.errors import DatasetError
 from model_store.installation import how_to_install
 

@@ -10,16 +10,9 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from index_builder.datasets import LabelledImages
-from model_store.decision import (
-    SIZE_CLASSES,
-    Calibration,
-    Retrieved,
-    Terms,
-    decide,
-    size_classes,
-)
+from model_store.decision import SIZE_CLASSES, Calibration, Retrieved, Terms, decide, size_classes
 from model_store.decision.absent_share import prior_shift, shifted
-from model_store.encoder import Encoder
+from model_store.encoder.contract import Encoder
 from model_store.gallery import Gallery
 from model_store.predictive import predict
 from model_store.search import N_CANDIDATES

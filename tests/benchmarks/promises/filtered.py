@@ -8,7 +8,7 @@ import numpy as np
 
 from index_builder.datasets import LabelledImages
 from index_builder.metrics import calibration_error, reliability
-from model_store.gallery.filters import Filter, parse_filter
+from model_store.gallery.filters.grammar import Filter, parse_filter
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever
 

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.encoder import Embeddings, EncoderMetadata
+from model_store.encoder.contract import Embeddings, EncoderMetadata
 from model_store.images import Preprocessing
 
 N_BITS = 16

@@ -13,16 +13,17 @@ from bench_zero_shot import WEIGHTS, unpacked
 from bench_zero_shot import config_of as photographs
 from numpy.typing import NDArray
 
-from index_builder.configuration import BuildConfig, load_config
+from index_builder.configuration.build import BuildConfig, load_config
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.folder import folder
 from index_builder.datasets.images import from_arrays, joined
 from index_builder.datasets.splits import QuerySet
-from index_builder.run import Run
-from index_builder.steps import export_step, fit_step, train_step
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import export_step, fit_step, train_step
 from model_store.decision.outliers import averaged_features
-from model_store.encoder import Embeddings, OnnxEncoder
+from model_store.encoder.contract import Embeddings
+from model_store.encoder.onnx import OnnxEncoder
 
 from .latents import TableEncoder, pictures
 from .worlds import World, write_gallery

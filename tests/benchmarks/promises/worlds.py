@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import from_arrays
 from index_builder.datasets.splits import QuerySet, stratified
-from model_store.encoder import Embeddings, Encoder
+from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import Gallery
-from model_store.gallery.faiss_write import write_faiss_gallery
+from model_store.gallery.files.writer import write_faiss_gallery
 from model_store.gallery.opening import open_gallery
 from model_store.gallery.protocol import NewItem, Thumbnail
 

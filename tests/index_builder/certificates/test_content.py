@@ -16,7 +16,8 @@ from certified_bundles import DAY, EVIDENCE, calibration, certified, forged, pub
 from index_builder.certificates.content import content, open_certified
 from index_builder.certificates.since import Observed, Said, since
 from index_builder.metrics import auroc
-from model_store.bundle import Manifest, publish
+from model_store.bundles.manifest import Manifest
+from model_store.bundles.publish import publish
 from model_store.decision import DriftTest, ErrorTest, error_interval
 from model_store.drift_states import DriftStates, SavedDrift
 from model_store.feedback import Feedback, FeedbackLog

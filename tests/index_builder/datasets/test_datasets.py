@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from index_builder.configuration import BuildConfig, DatasetConfig, OutlierConfig
+from index_builder.configuration.build import BuildConfig, DatasetConfig, OutlierConfig
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.folder import folder
 from index_builder.datasets.idx import idx_dataset

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageEnhance
 from sklearn.datasets import load_sample_images
 
-from index_builder.configuration import BuildConfig, DatasetConfig, OutlierConfig
+from index_builder.configuration.build import BuildConfig, DatasetConfig, OutlierConfig
 from index_builder.datasets import load_splits, near_duplicates
 from index_builder.datasets.folder import folder
 from index_builder.datasets.groups import united

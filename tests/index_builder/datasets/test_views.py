@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from index_builder.configuration import BuildConfig, DatasetConfig
+from index_builder.configuration.build import BuildConfig, DatasetConfig
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.corruption import blurred, corrupted, noisy
 from index_builder.datasets.images import from_arrays, joined

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from collection_files import write_drawings
 
-from index_builder.indexing.collections import Indexing
+from index_builder.indexing.collection import Indexing
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import parse_tolerance
-from model_store.bundle import ENCODER_FILE
+from model_store.bundles.manifest import ENCODER_FILE
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,14 @@ from collection_files import lines, write_drawings
 
 from index_builder.datasets.images import from_files
 from index_builder.datasets.views import view
-from index_builder.indexing.collections import Indexing, Outcome, index_collection
+from index_builder.indexing.collection import Indexing, Outcome, index_collection
 from index_builder.indexing.dry_run import rehearse
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import NONE
-from model_store.bundle import ENCODER_FILE
+from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import CalibrationError, ConfigError
 from model_store.gallery import IndexSettings
-from model_store.retriever import Bundle, open_bundle
 
 N_IMAGES = 320
 
@@ -146,7 +146,7 @@ def test_the_same_bundle_comes_of_it_however_it_was_made(
 ) -> None:
     other = replace(asked, n_workers=1, directory=tmp_path / "run", bundles=tmp_path / "bundles")
     with monkeypatch.context() as broken:
-        broken.setattr("index_builder.indexing.collections.calibrate_collection", interrupted)
+        broken.setattr("index_builder.indexing.collection.calibrate_collection", interrupted)
         with pytest.raises(KeyboardInterrupt):
             index_collection(other)
     outcome = index_collection(other)

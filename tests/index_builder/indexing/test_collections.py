@@ -15,14 +15,14 @@ import pytest
 from collection_files import N_IMAGES, lines
 from PIL import Image
 
-from index_builder.indexing.collections import Indexing, find_encoder, index_collection
+from index_builder.indexing.collection import Indexing, find_encoder, index_collection
 from index_builder.indexing.dry_run import rehearse
 from index_builder.indexing.shards import Shard, ShardStore
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import NONE, parse_tolerance
-from index_builder.indexing.work import occupied
+from index_builder.indexing.workdir import occupied
 from model_store import open_bundle
-from model_store.encoder import OnnxEncoder
+from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import (
     BundleNotFound,
     ConfigError,

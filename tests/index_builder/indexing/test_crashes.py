@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from crash_indexing import Command, kill_once, prepare
 
-from index_builder.indexing.work import Work
+from index_builder.indexing.workdir import Work
 
 N_KILLS = 3
 

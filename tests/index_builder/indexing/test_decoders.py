@@ -13,7 +13,7 @@ from image_files import encoded, picture
 
 from index_builder.indexing.blocks import Block, Place
 from index_builder.indexing.decoders import DecoderProcesses
-from index_builder.indexing.preparing import BUDGET, budget_for, prepare_files
+from index_builder.indexing.prepare import BUDGET, budget_for, prepare_files
 from model_store.images import ImageLimits, Preprocessing
 from model_store.images.budget import DecodingBudget
 

@@ -15,12 +15,12 @@ from collection_files import lines
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
+from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.collections import Indexing, index_collection
+from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.holding_out import chosen
 from index_builder.indexing.sources import open_source
-from index_builder.other_formats import OtherFormats
-from model_store.retriever import Bundle, open_bundle
+from model_store.bundles.bundle import Bundle, open_bundle
 
 At = Callable[[Path], Indexing]
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry
-from index_builder.indexing.preparing import bytes_of
+from index_builder.indexing.prepare import bytes_of
 from index_builder.indexing.sources import name_of, open_source
-from index_builder.other_formats import OtherFormats
 from model_store.errors import DatasetError
 from model_store.images import ImageLimits
 

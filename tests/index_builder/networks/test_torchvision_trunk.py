@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from index_builder.configuration import NetworkConfig
-from index_builder.export import export_encoder
+from index_builder.configuration.build import NetworkConfig
 from index_builder.networks import build_encoder
 from index_builder.networks.torchvision_trunk import TorchvisionName
+from index_builder.pipeline.export import export_encoder
 from index_builder.posteriors import (
     LastLayerPosterior,
     Posterior,
     VarianceHead,
     VarianceHeadPosterior,
 )
-from index_builder.probabilistic_encoders import ProbabilisticEncoder
-from model_store.encoder import EncoderMetadata, OnnxEncoder
+from index_builder.posteriors.encoders import ProbabilisticEncoder
+from model_store.encoder.contract import EncoderMetadata
+from model_store.encoder.onnx import OnnxEncoder
 
 SIZE = 64
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, SIZE, SIZE, 3), dtype=np.uint8)

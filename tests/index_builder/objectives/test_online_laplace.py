@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from index_builder.configuration import TrainingConfig
+from index_builder.configuration.build import TrainingConfig
 from index_builder.objectives import OnlineLaplaceLoss, contrastive_loss
 from index_builder.posteriors import Approximation, MinibatchPlan, fit_laplace
-from index_builder.training import balanced_batches
+from index_builder.training.batches import balanced_batches
 
 LABELS = torch.arange(200) % 4
 PLAN = MinibatchPlan(n_labels=4, n_images=6)

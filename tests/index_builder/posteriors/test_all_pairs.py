@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from index_builder.posteriors import FeatureBlocks, Split, TargetScaling, all_pairs
-from index_builder.posteriors.all_pairs import fixed_curvature, positives_curvature
-from index_builder.posteriors.targets import anchor_targets
+from index_builder.posteriors import FeatureBlocks, Split, TargetScaling
+from index_builder.posteriors.laplace import all_pairs
+from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
+from index_builder.posteriors.laplace.targets import anchor_targets
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Difference, Oracle, Problem

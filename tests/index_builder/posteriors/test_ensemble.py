@@ -10,12 +10,7 @@ from scipy.stats import ortho_group
 from torch import Tensor, nn
 from torch.nn.functional import pdist
 
-from index_builder.posteriors import (
-    EnsemblePosterior,
-    fit_ensemble,
-    load_ensemble,
-    load_posterior,
-)
+from index_builder.posteriors import EnsemblePosterior, fit_ensemble, load_ensemble, load_posterior
 
 N_FEATURES, DIM = 9, 4
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from index_builder.posteriors import PriorScale, fit_laplace, kronecker
-from index_builder.posteriors.kronecker import KroneckerCurvature, PartialTraces
-from index_builder.posteriors.kronecker_pairs import fixed_traces
-from index_builder.posteriors.kronecker_posterior import KroneckerPosterior
-from index_builder.posteriors.prior import log_marginal_likelihood, tune_prior_precision
-from index_builder.posteriors.targets import anchor_targets
+from index_builder.posteriors import PriorScale, fit_laplace
+from index_builder.posteriors.laplace import kronecker
+from index_builder.posteriors.laplace.kronecker import KroneckerCurvature, PartialTraces
+from index_builder.posteriors.laplace.kronecker_pairs import fixed_traces
+from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
+from index_builder.posteriors.laplace.prior import log_marginal_likelihood, tune_prior_precision
+from index_builder.posteriors.laplace.targets import anchor_targets
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Problem

@@ -9,17 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from index_builder.posteriors import (
-    Approximation,
-    MinibatchPlan,
-    Split,
-    Structure,
-    all_pairs,
-    fit_laplace,
-)
-from index_builder.posteriors.all_pairs import fixed_curvature, positives_curvature
-from index_builder.posteriors.prior import log_marginal_likelihood, tune_prior_precision
-from index_builder.posteriors.targets import anchor_targets
+from index_builder.posteriors import Approximation, MinibatchPlan, Split, Structure, fit_laplace
+from index_builder.posteriors.laplace import all_pairs
+from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
+from index_builder.posteriors.laplace.prior import log_marginal_likelihood, tune_prior_precision
+from index_builder.posteriors.laplace.targets import anchor_targets
 from model_store.errors import CalibrationError
 
 if TYPE_CHECKING:

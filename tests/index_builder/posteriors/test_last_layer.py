@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from scipy.stats import ks_2samp
 
 from index_builder.posteriors import LastLayerPosterior, load_posterior
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.predictive import predict
 from model_store.sphere import base_noise
 

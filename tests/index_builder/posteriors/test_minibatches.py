@@ -17,9 +17,9 @@ from index_builder.posteriors import (
     minibatch_loss,
     pair_curvature,
 )
-from index_builder.posteriors.all_pairs import fixed_curvature, positives_curvature
-from index_builder.posteriors.minibatches import Drawn, estimated
-from index_builder.posteriors.targets import anchor_targets
+from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
+from index_builder.posteriors.laplace.minibatches import Drawn, estimated
+from index_builder.posteriors.laplace.targets import anchor_targets
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Difference, Problem

@@ -13,13 +13,12 @@ from index_builder.posteriors import (
     OnlineLaplace,
     PartialTraces,
     fit_laplace,
-    kronecker_pairs,
     minibatch_curvature,
     minibatch_loss,
-    online,
     online_step,
 )
-from index_builder.posteriors.minibatches import minibatch_traces
+from index_builder.posteriors.laplace import kronecker_pairs, online
+from index_builder.posteriors.laplace.minibatches import minibatch_traces
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Problem

@@ -8,14 +8,8 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from index_builder.posteriors import (
-    Approximation,
-    Curvature,
-    Split,
-    minibatch_loss,
-    pair_curvature,
-    pairs,
-)
+from index_builder.posteriors import Approximation, Curvature, Split, minibatch_loss, pair_curvature
+from index_builder.posteriors.laplace import pairs
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Difference, Oracle, Problem

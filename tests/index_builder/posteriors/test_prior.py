@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import multivariate_normal
 
 from index_builder.posteriors import Curvature
-from index_builder.posteriors.prior import (
+from index_builder.posteriors.laplace.prior import (
     evidence_curve,
     log_marginal_likelihood,
     tune_prior_precision,

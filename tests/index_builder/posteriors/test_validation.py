@@ -12,7 +12,7 @@ from index_builder.posteriors import (
     select_by_validation,
     temper_by_validation,
 )
-from index_builder.posteriors.validation import norm_correlation
+from index_builder.posteriors.laplace.validation import norm_correlation
 from model_store.errors import CalibrationError
 
 MARGIN = 1.0

@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_builder.configuration import BuildConfig, ProtocolName
+from index_builder.configuration.build import BuildConfig, ProtocolName
 from index_builder.datasets.images import from_arrays
-from index_builder.protocols import PROTOCOLS, Task, load_protocol, protocol_config
-from index_builder.protocols.open_sets import inverted
-from index_builder.protocols.protocol import (
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import calibrate_step
+from index_builder.reproduction.protocols import PROTOCOLS, Task, load_protocol, protocol_config
+from index_builder.reproduction.protocols.open_sets import inverted
+from index_builder.reproduction.protocols.protocol import (
     MATCH_DISTANCE,
     all_against_all,
     held_out_task,
     without_some_labels,
 )
-from index_builder.run import Run
-from index_builder.steps import calibrate_step
 from model_store.errors import ConfigError
 
 

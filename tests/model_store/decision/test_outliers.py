@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from model_store.decision import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
 from model_store.decision.outliers import unit_rows
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.sphere import spherical_variance
 
 RNG = np.random.default_rng(0)

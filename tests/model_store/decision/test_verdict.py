@@ -26,7 +26,7 @@ from model_store.decision import (
     VennAbers,
     decide,
 )
-from model_store.encoder import Embeddings
+from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch, UnknownSource
 from model_store.predictive import Predictive
 

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from image_files import encoded, picture, seeds
 from PIL import Image, ImageOps
 
-from model_store.errors import (
-    CorruptImage,
-    EmptyImage,
-    ImageError,
-    ImageTooLarge,
-    UnsupportedImage,
-)
+from model_store.errors import CorruptImage, EmptyImage, ImageError, ImageTooLarge, UnsupportedImage
 from model_store.images import FORMATS, ImageLimits, Preprocessing, decode_image, encode_thumbnail
 
 RNG = np.random.default_rng(0)

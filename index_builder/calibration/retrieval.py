@@ -1,0 +1,235 @@
+"""What queries look like to an encoder and a gallery: the raw material of calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.calibration.embed import BATCH
+from index_builder.datasets import LabelledImages
+from index_builder.progress import track
+from model_store.decision import OUTLIER_SIGNALS, LabelMeans, OutlierDetector, labels_found, signals
+from model_store.decision.label_means import label_sums
+from model_store.decision.outliers import unit_rows
+from model_store.encoder.contract import Embeddings, Encoder
+from model_store.gallery import Gallery
+from model_store.search import N_CANDIDATES
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What B queries looked like to encoder and gallery.
+
+    Attributes
+    ----------
+    spherical_variances : (B,).
+    outlier_signals : (B, S), see `OutlierDetector.signals`.
+    similarities : (B, n) of their candidates.
+    label_codes : (B, n) of their candidates.
+    mean_similarities : (B, n) of the means of their labels, see `LabelMeans.similarities`.
+    matches : (B, n) whether each candidate is a true match.
+    codes : (B,) of the queries' own labels; −2 and below of labels that the gallery does not hold.
+    own_sizes : (B,) items of the query's own label that it could find.
+    first_sizes : (B,) items of the first candidate's label that it could find.
+    """
+
+    spherical_variances: Floats
+    outlier_signals: Floats
+    similarities: Floats
+    label_codes: NDArray[np.int32]
+    mean_similarities: Floats
+    matches: NDArray[np.bool_]
+    codes: NDArray[np.int32]
+    own_sizes: Integers
+    first_sizes: Integers
+
+    def __len__(self) -> int:
+        return len(self.matches)
+
+    def at(self, rows: Integers) -> Observed:
+        """Return some of the queries."""
+        return Observed(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def first(self, n: int) -> Observed:
+        """Return the queries with the first ``n`` of their candidates."""
+        return replace(
+            self,
+            similarities=self.similarities[:, :n],
+            label_codes=self.label_codes[:, :n],
+            mean_similarities=self.mean_similarities[:, :n],
+            matches=self.matches[:, :n],
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Observed]) -> Observed:
+        """Return the queries of all ``parts``, one after the other."""
+        return cls(
+            *(
+                np.concatenate([getattr(part, field.name) for part in parts])
+                for field in fields(cls)
+            )
+        )
+
+    def signals(self, row: int, outlier_score: float) -> tuple[Integers, Floats]:
+        """Return places (g,) of the labels that one query finds, and their signals (g, S)."""
+        places, belong = labels_found(self.label_codes[row])
+        return places, signals(
+            self.similarities[row],
+            places,
+            belong,
+            self.mean_similarities[row, places],
+            float(self.spherical_variances[row]),
+            outlier_score,
+        )
+
+
+def observe(
+    encoder: Encoder,
+    gallery: Gallery,
+    detector: OutlierDetector,
+    means: LabelMeans,
+    queries: LabelledImages,
+    n: int = N_CANDIDATES,
+) -> Observed:
+    """Embed ``queries``, one batch after another, and look up their ``n`` candidates.
+
+    In a gallery without labels a query's label is the id of the item that it shows.
+    """
+    variance = np.empty((len(queries), encoder.dim), dtype=np.float32)
+    mean = np.empty_like(variance)
+    alien = np.empty((len(queries), len(OUTLIER_SIGNALS)))
+    batches = queries.batches(encoder.metadata.preprocessing, BATCH)
+    n_batches = -(-len(queries) // BATCH)
+    for positions, images in track(batches, "calibration queries", n_batches):
+        embeddings = encoder.encode(images)
+        mean[positions], variance[positions] = embeddings.mean, embeddings.variance
+        alien[positions] = detector.signals(embeddings)
+    embedded = Embeddings(mean, variance, np.empty((len(queries), 0), dtype=np.float32))
+    return look_up(gallery, means, queries, embedded, alien, n)
+
+
+def look_up(
+    gallery: Gallery,
+    means: LabelMeans,
+    queries: LabelledImages,
+    embeddings: Embeddings,
+    outlier_signals: Floats,
+    n: int = N_CANDIDATES,
+    *,
+    hide_label: bool = False,
+    hidden: Integers | None = None,
+) -> Observed:
+    """Look up the ``n`` candidates of B embedded queries.
+
+    Parameters
+    ----------
+    outlier_signals : (B, S), by detectors that know of each query what its list does.
+    hide_label : hide every item of a query's own label from its list, which makes of a query with
+        a match one without, where nobody can withhold a label.
+    hidden : (B, m) rows of items that each query shall not find, such as the query itself; −1 for
+        none.
+    """
+    item_codes, codes = _codes(gallery, queries)
+    sizes = _Sizes(item_codes, codes, hidden)
+    directions = embeddings.directions
+    n = min(n, gallery.n_items)
+    rows = np.empty((len(queries), n), dtype=np.int64)
+    similarities = np.empty((len(queries), n))
+    if hide_label:  # which hides an item from itself as well
+        for code in np.unique(codes):
+            chosen = np.flatnonzero(codes == code)
+            found = gallery.candidates(directions[chosen], n, item_codes != code)
+            similarities[chosen], rows[chosen] = found.similarities, found.rows
+    else:
+        for start in range(0, len(queries), BATCH):
+            chosen = np.arange(start, min(start + BATCH, len(queries)))
+            unwanted = np.empty((len(chosen), 0)) if hidden is None else hidden[chosen]
+            found = gallery.candidates(directions[chosen], n + unwanted.shape[1])
+            dropped = (found.rows[:, :, None] == unwanted[:, None, :]).any(axis=2)
+            kept = np.argsort(dropped, axis=1, kind="stable")[:, :n]  # nearest first, as found
+            similarities[chosen] = np.take_along_axis(found.similarities, kept, axis=1)
+            rows[chosen] = np.take_along_axis(found.rows, kept, axis=1)
+    label_codes = item_codes[rows]
+    of_means = similarities
+    if gallery.labels:
+        of_means = np.empty_like(similarities)
+        for row, direction in enumerate(directions):
+            of_means[row] = means.similarities(direction, label_codes[row], similarities[row])
+        if hidden is not None and not hide_label:
+            rest = _means_without(gallery, item_codes, codes, hidden)
+            without = np.einsum("bd,bd->b", directions, rest)[:, None]
+            of_means = np.where(label_codes == codes[:, None], without, of_means)
+    return Observed(
+        embeddings.spherical_variances,
+        outlier_signals,
+        similarities,
+        label_codes,
+        of_means,
+        label_codes == codes[:, None],
+        codes,
+        np.zeros(len(queries), dtype=np.int64) if hide_label else sizes.own,
+        sizes.of(label_codes[:, 0]),
+    )
+
+
+class _Sizes:
+    """How many items of a label queries could find, of those with the codes ``item_codes`` (N,)."""
+
+    def __init__(
+        self,
+        item_codes: NDArray[np.int32],
+        codes: NDArray[np.int32],
+        hidden: Integers | None,
+    ) -> None:
+        self._counts = np.bincount(item_codes[item_codes >= 0], minlength=1)
+        self._codes = codes
+        self._n_hidden = np.zeros(len(codes), dtype=np.int64)
+        if hidden is not None:
+            of_label = (hidden >= 0) & (item_codes[hidden] == codes[:, None])
+            self._n_hidden = of_label.sum(axis=1)
+        self.own = np.where(codes >= 0, self._counts[np.maximum(codes, 0)] - self._n_hidden, 0)
+
+    def of(self, codes: NDArray[np.int32]) -> Integers:
+        """Return the number (B,) of items of the labels ``codes`` (B,); without a label, one."""
+        counts = np.where(codes >= 0, self._counts[np.maximum(codes, 0)], 1)
+        counts -= np.where(codes == self._codes, self._n_hidden, 0)
+        return counts
+
+
+def _means_without(
+    gallery: Gallery,
+    item_codes: NDArray[np.int32],
+    codes: NDArray[np.int32],
+    hidden: Integers,
+) -> NDArray[np.float32]:
+    """Return the mean direction (B, D) of each query's label without the ``hidden`` items (B, m).
+
+    There is no direction of a label that has no other item.
+    """
+    rest = label_sums(gallery, item_codes)[codes]
+    for column in hidden.T:
+        own = np.flatnonzero((column >= 0) & (item_codes[column] == codes))
+        rest[own] -= gallery.directions(column[own])
+    return unit_rows(rest.astype(np.float32))
+
+
+def _codes(
+    gallery: Gallery, queries: LabelledImages
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return codes of all items and of the queries: a query matches items that share its code."""
+    rows = np.arange(gallery.n_items)
+    if gallery.labels:
+        names, item_codes = list(gallery.labels), gallery.label_codes(rows)
+    else:
+        names = [item.id for item in gallery.items(rows)]
+        item_codes = rows.astype(np.int32)
+    code_of = {name: code for code, name in enumerate(names)}
+    unknown = sorted(set(queries.labels) - code_of.keys())
+    code_of |= {name: -2 - place for place, name in enumerate(unknown)}
+    return item_codes, np.array([code_of[label] for label in queries.labels], dtype=np.int32)

@@ -1,0 +1,13 @@
+"""``vouch-build``, a function a command.
+
+::
+
+    app          all commands, in the order of the help
+    steps        train, fit, export, calibrate, evaluate, publish, all
+    index        index
+    live         items, compact, backup, restore
+    bundles      bundles, activate, rollback, doctor
+    doctor       what doctor examines
+    certify      certify, verify
+    reproduce    reproduce
+"""

@@ -1,0 +1,63 @@
+"""Commands on a directory of bundles: list, activate, roll back, examine."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from model_store.bundles.directory import activate, bundle_ids, current_id, previous_id
+from model_store.bundles.manifest import read_manifest
+from model_store.errors import BundleNotFound
+
+DirectoryArgument = Annotated[Path, typer.Argument(help="The directory of bundles.")]
+
+
+def bundles_command(directory: DirectoryArgument) -> None:
+    """List the bundles in a directory, oldest first, and which is served and was before."""
+    marks = {current_id(directory): "current", previous_id(directory): "previous"}
+    for bundle_id in bundle_ids(directory):
+        print(bundle_id, marks.get(bundle_id, ""))
+
+
+def activate_command(
+    directory: DirectoryArgument,
+    bundle_id: Annotated[str, typer.Argument(help="As `vouch-build bundles` lists it.")],
+) -> None:
+    """Make a bundle the current one, once it is verified; running services change over to it."""
+    if bundle_id not in bundle_ids(directory):
+        raise BundleNotFound(
+            f"There is no bundle {bundle_id!r} in {directory}. `vouch-build bundles {directory}` "
+            "lists those there are."
+        )
+    read_manifest(directory / bundle_id)
+    activate(directory, bundle_id)
+
+
+def doctor_command(
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="A bundle, a directory of bundles, or the run of an indexing."),
+    ] = None,
+) -> None:
+    """Look at an installation, bundles or a run; say what to do, and fail if anything is wrong."""
+    examine = importlib.import_module("index_builder.commands.doctor").examine
+    states = set()
+    for finding in examine(path):
+        states.add(finding.state)
+        print(f"{finding.state:5} {finding.what}")
+        if finding.advice:
+            print(f"      {finding.advice}")
+    if "wrong" in states:
+        raise typer.Exit(1)
+
+
+def rollback_command(directory: DirectoryArgument) -> None:
+    """Make the bundle the current one again that was before."""
+    before = previous_id(directory)
+    if before is None:
+        raise BundleNotFound(f"No bundle was current in {directory} before the present one.")
+    activate_command(directory, before)
+    print(before)

@@ -1,0 +1,102 @@
+"""The commands ``vouch-build certify`` and ``vouch-build verify``."""
+
+from __future__ import annotations
+
+import importlib
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from model_store.bundles.directory import locate
+from model_store.errors import ConfigError
+
+
+def certify_command(
+    bundle: Annotated[
+        Path | None, typer.Argument(help="A bundle, or a directory of bundles: its current one.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="The private key to sign with. [default: not signed]")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to write certificate.json and .html. [default: certificates/<id>]"
+        ),
+    ] = None,
+    feedback: Annotated[
+        Path | None,
+        typer.Option(help="The file that the service kept feedback in: what happened since."),
+    ] = None,
+    day: Annotated[
+        str | None, typer.Option("--date", help="Of the certificate. [default: today, in UTC]")
+    ] = None,
+    new_key: Annotated[
+        Path | None,
+        typer.Option(help="Write a new private key here, and its public key to <file>.pub."),
+    ] = None,
+) -> None:
+    """Write what a bundle promises, and on what evidence, as signed JSON and as a page."""
+    if new_key is not None:
+        print(importlib.import_module("index_builder.certificates.signing").new_key(new_key))
+        if bundle is None:
+            return
+        key = key or new_key
+    if bundle is None:
+        raise ConfigError("Name the bundle to certify, or --new-key FILE to make a key.")
+    # Imported late: other commands, and --help, need none of it.
+    contents = importlib.import_module("index_builder.certificates.content")
+    files = importlib.import_module("index_builder.certificates.files")
+    signing = importlib.import_module("index_builder.certificates.signing")
+    opened = contents.open_certified(bundle)
+    directory = output or Path("certificates") / opened.manifest.id
+    if directory.resolve().is_relative_to(locate(bundle).resolve()):
+        raise ConfigError(
+            f"--output {directory} lies in the bundle, whose files do not change. Name another "
+            "directory."
+        )
+    seen = None
+    if feedback is not None:
+        since = importlib.import_module("index_builder.certificates.since")
+        seen = since.observed(feedback, opened.manifest.id, opened.calibration)
+    said = contents.content(opened, _day(day), seen)
+    signed_by = None if key is None else signing.read_private_key(key)
+    print(files.write_certificate(said, signed_by, directory))
+
+
+def verify_command(
+    certificate: Annotated[Path, typer.Argument(help="A certificate.json.")],
+    bundle: Annotated[
+        Path, typer.Option(help="Its bundle, or a directory of bundles: its current one.")
+    ],
+    public_key: Annotated[
+        Path | None, typer.Option(help="Of who must have signed it. [default: anybody]")
+    ] = None,
+) -> None:
+    """Compute a certificate again from its bundle, check its signature; fail if it differs."""
+    files = importlib.import_module("index_builder.certificates.files")
+    signing = importlib.import_module("index_builder.certificates.signing")
+    verification = importlib.import_module("index_builder.certificates.verification")
+    read = files.read_certificate(certificate)
+    wanted = None if public_key is None else signing.read_public_key(public_key)
+    found = verification.differences(read, bundle, wanted)
+    for line in found:
+        print(line)
+    if found:
+        raise typer.Exit(1)
+    if read.signature is None:
+        print("every number holds; the certificate is not signed")
+    else:
+        whose = "the key that was named" if wanted else "the key that it carries itself"
+        print(f"every number holds; signed by {whose}, {read.signature.public_key}")
+
+
+def _day(text: str | None) -> date:
+    if text is None:
+        return datetime.now(UTC).date()
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"--date is {text!r}, wanted a day such as 2026-01-31.") from error

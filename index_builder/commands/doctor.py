@@ -1,0 +1,273 @@
+"""``vouch-build doctor``: what is wrong with an installation, a bundle or a run, and what to do."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from index_builder.configuration.milvus import milvus_access
+from index_builder.indexing.shards import ShardStore
+from index_builder.indexing.workdir import Work
+from model_store.bundles.bundle import open_bundle
+from model_store.bundles.directory import CURRENT_FILE, bundle_ids, current_id
+from model_store.bundles.manifest import MANIFEST_FILE
+from model_store.errors import VouchError
+from model_store.installation import how_to_install
+from model_store.processors import usable_processors
+
+State = Literal["good", "note", "wrong"]
+
+_FOR_TRAINING = frozenset({"torch", "torchvision", "onnx", "safetensors"})
+"""Indexing, calibrating, evaluating and serving need none of them."""
+
+_NEEDED = {
+    "numpy": "numpy",
+    "scipy": "scipy",
+    "pillow": "PIL",
+    "faiss-cpu": "faiss",
+    "onnx": "onnx",
+    "scikit-learn": "sklearn",
+    "safetensors": "safetensors",
+    "cryptography": "cryptography",
+    "torch": "torch",
+    "torchvision": "torchvision",
+}
+_OPTIONAL = {
+    "pyarrow": "parquet",
+    "ray": "ray",
+    "pymilvus": "milvus",
+    "fastapi": "service",
+    "redis": "service",
+}
+_REDIS_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    state : ``good``, ``wrong``, or a ``note`` of something that may be meant.
+    what : was found.
+    advice : what to do about it; empty where nothing is.
+    """
+
+    state: State
+    what: str
+    advice: str = ""
+
+
+def examine(path: Path | None) -> Iterator[Finding]:
+    """Look at the installation, or at whatever lies at ``path``."""
+    if path is None:
+        yield from _installation()
+    elif (path / MANIFEST_FILE).is_file():
+        yield from _bundle(path)
+    elif (path / CURRENT_FILE).is_file() or bundle_ids(path):
+        yield from _bundles(path)
+    elif run := _indexing_run(path):
+        yield from _run(run)
+    else:
+        yield Finding(
+            "wrong",
+            f"{path} is neither a bundle, nor a directory of bundles, nor an indexing run",
+            "Name one of them, or nothing to have the installation looked at.",
+        )
+
+
+def _installation() -> Iterator[Finding]:
+    for package, module in _NEEDED.items():
+        yield _package(package, module)
+    yield from _onnx_runtime()
+    for package, extra in _OPTIONAL.items():
+        try:
+            yield Finding("good", f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            yield Finding("note", f"{package} is not installed", how_to_install(extra))
+    yield Finding("good", f"{usable_processors()} processors may be used")
+    url = os.environ.get("VOUCH_REDIS_URL")
+    if url:
+        yield _redis(url)
+
+
+def _package(package: str, module: str) -> Finding:
+    try:
+        importlib.import_module(module)
+        return Finding("good", f"{package} {metadata.version(package)}")
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module
+        if missing and package in _FOR_TRAINING:
+            return Finding(
+                "note",
+                f"{package} is not installed: nothing can be trained or exported here",
+                how_to_install("builder"),
+            )
+        return Finding("wrong", f"{package} cannot be imported: {error}", how_to_install("builder"))
+
+
+def _onnx_runtime() -> Iterator[Finding]:
+    finding = _package("onnxruntime", "onnxruntime")
+    installed = {one.name for one in metadata.distributions()}
+    both = {"onnxruntime", "onnxruntime-gpu"} <= installed
+    if both:
+        yield Finding(
+            "wrong",
+            "onnxruntime and onnxruntime-gpu are both installed, and overwrite each other",
+            "pip uninstall onnxruntime onnxruntime-gpu, then install Vouch again",
+        )
+    try:
+        import onnxruntime  # noqa: PLC0415 - it may be what is broken
+    except ImportError:
+        yield finding
+        return
+    providers = onnxruntime.get_available_providers()
+    yield Finding("good", f"onnxruntime {onnxruntime.__version__}: {', '.join(providers)}")
+    if Path("/dev/nvidiactl").exists() and "CUDAExecutionProvider" not in providers:
+        yield Finding(
+            "note", "there is a GPU, and ONNX Runtime cannot use it", how_to_install("gpu")
+        )
+
+
+def _redis(url: str) -> Finding:
+    """Whether somebody answers there as Redis does; by hand, since the builder needs no client."""
+    parts = urlsplit(url)
+    where = f"Redis at {parts.hostname}:{parts.port or 6379}"
+    advice = "Start it, or correct VOUCH_REDIS_URL; without it each process caches for itself."
+    if parts.scheme not in {"redis", "rediss"} or parts.hostname is None:
+        return Finding("note", f"{parts.scheme}:// is not looked at")
+    try:
+        address = (parts.hostname, parts.port or 6379)
+        with socket.create_connection(address, timeout=_REDIS_TIMEOUT_S) as connection:
+            if parts.scheme == "rediss":
+                return Finding("good", f"{where} takes connections")
+            connection.sendall(b"PING\r\n")
+            reply = connection.recv(64)
+    except OSError as error:
+        return Finding("wrong", f"{where} cannot be reached: {error}", advice)
+    if reply.startswith((b"+PONG", b"-NOAUTH")):
+        return Finding("good", f"{where} answers")
+    return Finding("wrong", f"{where} is not Redis: it answers {reply!r}", advice)
+
+
+def _bundle(directory: Path) -> Iterator[Finding]:
+    name = directory.resolve().name
+    try:
+        opened = open_bundle(directory, "cpu", milvus=milvus_access())
+        retriever = opened.retriever
+        preprocessing = retriever.encoder.metadata.preprocessing
+        canary = np.zeros((1, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
+        retriever.find(retriever.embed(canary)[0], 1)
+    except VouchError as error:
+        yield Finding("wrong", f"bundle {name}: {error}")
+        return
+    except Exception as error:
+        yield Finding("wrong", f"bundle {name}: {error}", "Build or copy it again.")
+        return
+    yield Finding(
+        "good",
+        f"bundle {name}: {retriever.gallery.n_items:,} items of {opened.name!r}, whole, and it "
+        "answers a query",
+    )
+    if retriever.stale is not None:
+        yield Finding("note", f"bundle {name}: its calibration does not hold", retriever.stale)
+    if retriever.calibration is None:
+        yield Finding(
+            "note",
+            f"bundle {name} is not calibrated: answers have no probabilities",
+            "Build it with `vouch-build all`, which calibrates; or serve it as it is.",
+        )
+
+
+def _bundles(root: Path) -> Iterator[Finding]:
+    ids = bundle_ids(root)
+    current = current_id(root)
+    if current is None:
+        yield Finding(
+            "wrong", f"{root} names no current bundle", f"vouch-build activate {root} BUNDLE"
+        )
+    elif current not in ids:
+        yield Finding(
+            "wrong",
+            f"{root / CURRENT_FILE} names {current}, which is not there",
+            f"vouch-build activate {root} with one of: {', '.join(ids) or 'none there'}",
+        )
+    for bundle_id in ids:
+        yield from _bundle(root / bundle_id)
+    for partial in sorted(root.glob(".*.partial")):
+        yield Finding(
+            "note",
+            f"{partial} is a bundle that was never finished",
+            "Remove it, unless a build is publishing at this moment.",
+        )
+
+
+def _indexing_run(path: Path) -> Work | None:
+    found = [Work(one) for one in (path, path / "index") if Work(one).summary.is_file()]
+    return found[0] if found else None
+
+
+def _run(work: Work) -> Iterator[Finding]:
+    try:
+        summary = json.loads(work.summary.read_text(encoding="utf-8"))
+        state, n_blocks = summary["state"], int(summary["n_blocks"])
+    except (ValueError, KeyError) as error:
+        yield Finding(
+            "wrong", f"{work.summary} cannot be read ({error})", "Index with --no-resume."
+        )
+        return
+    if work.quarantine.is_file():
+        n_bad = len(work.quarantine.read_text(encoding="utf-8").splitlines())
+        if n_bad:
+            yield Finding("note", f"{n_bad:,} images were left out", f"See {work.quarantine}.")
+    if state == "published":
+        yield Finding("good", f"{work.directory} is finished: {summary['bundle']}")
+        return
+    if _is_occupied(work):
+        yield Finding("good", f"a process is at work in {work.directory}")
+        return
+    sound, damaged = _shards(work.store, n_blocks)
+    if damaged:
+        yield Finding("note", f"{damaged} damaged shards", "They will be made again.")
+    yield Finding(
+        "wrong",
+        f"{work.directory} is unfinished: {sound:,} of {n_blocks:,} blocks are embedded",
+        "Run the same `vouch-build index` again: it goes on from there.",
+    )
+
+
+def _is_occupied(work: Work) -> bool:
+    try:
+        with (work.directory / "lock").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _shards(store: ShardStore, n_blocks: int) -> tuple[int, int]:
+    """How many are sound, and how many damaged."""
+    sound = damaged = 0
+    for number in range(n_blocks):
+        try:
+            store.read(number)
+        except FileNotFoundError:
+            continue
+        except ValueError:
+            damaged += 1
+        else:
+            sound += 1
+    return sound, damaged

@@ -1,0 +1,232 @@
+"""``vouch-build index``: the gallery of a configuration, or any collection of images."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
+from rich.markup import escape
+from rich.table import Table
+
+from index_builder.configuration.build import in_milvus, load_config
+from index_builder.datasets.other_formats import OtherFormats
+from index_builder.indexing.tolerance import NONE, parse_tolerance
+from index_builder.pipeline.run import Run
+from index_builder.progress import console
+from model_store.errors import ConfigError
+from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
+from model_store.images import ImageLimits
+from model_store.processors import usable_processors
+
+
+class Engine(StrEnum):
+    """Who does the work."""
+
+    local = "local"
+    ray = "ray"
+
+
+class Index(StrEnum):
+    """How a gallery is searched; see `IndexConfig`."""
+
+    auto = "auto"
+    flat = "flat"
+    ivf_sq8 = "ivf_sq8"
+    ivf_pq = "ivf_pq"
+    hnsw = "hnsw"
+
+
+class Provider(StrEnum):
+    """What the encoder runs on."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def index_command(
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A folder of images, a manifest (.csv, .jsonl, .parquet with path, and maybe id, "
+            "label, metadata), or a tar of images."
+        ),
+    ] = None,
+    encoder: Annotated[
+        Path | None,
+        typer.Option(help="With SOURCE: a bundle, a directory of bundles, or an .onnx file."),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", "-c", help="Instead of SOURCE: the gallery of a configuration."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the gallery. [default: the source's]")
+    ] = None,
+    description: Annotated[str, typer.Option(help="Of the gallery, for people.")] = "",
+    labels: Annotated[
+        bool, typer.Option(help="Whether first sub-folders are labels, where there is no manifest.")
+    ] = True,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder that a manifest's paths start from, and no image may lie outside of. "
+            "[default: the source's own]"
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Directory to work in. [default: runs/<name>]")
+    ] = None,
+    bundles: Annotated[
+        Path | None,
+        typer.Option("--bundles", help="Directory to publish into. [default: bundles/<name>]"),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option(help="Go on from what an interrupted run has embedded.")
+    ] = True,
+    max_bad: Annotated[
+        str, typer.Option(help="Unreadable images to put up with: a share, or a number.")
+    ] = "1%",
+    strict: Annotated[bool, typer.Option("--strict", help="The same as --max-bad 0.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Look at everything, embed nothing.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes. [default: as many as may be used]")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="This machine, or a Ray cluster (the extra `ray`).")
+    ] = Engine.local,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Fit probabilities: with a fifth of each label's images, 2,000 at most, which are "
+            "kept out of the gallery; without labels, with views made up of its images. The "
+            "encoder must not have been trained on them.",
+        ),
+    ] = False,
+    index: Annotated[
+        Index,
+        typer.Option(
+            help="How it is searched; auto: exactly while small, then by size and budget."
+        ),
+    ] = Index.auto,
+    memory_budget: Annotated[
+        str,
+        typer.Option(help="Of what the index keeps in memory: 512MiB, 4GiB, or bytes."),
+    ] = "4GiB",
+    min_recall: Annotated[
+        float,
+        typer.Option(min=0.01, max=1, help="Share of the ten nearest that a search is to find."),
+    ] = DEFAULT_SETTINGS.min_recall,
+    milvus: Annotated[
+        str | None,
+        typer.Option(
+            help="Put the gallery into this Milvus: http://host:19530, or a file that ends in .db. "
+            "The token, if any, is VOUCH_MILVUS_TOKEN."
+        ),
+    ] = None,
+    max_pixels: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Width × height of the largest image that is taken. The memory that decoding one "
+            "may need is bounded in proportion: 1 GiB for 40 million.",
+        ),
+    ] = ImageLimits().max_pixels,
+    max_bytes: Annotated[
+        str, typer.Option(help="Size of the largest image file that is taken: 200MB, or bytes.")
+    ] = "20MiB",
+    provider: Annotated[Provider, typer.Option(help="What the encoder runs on.")] = Provider.auto,
+) -> None:
+    """Embed a gallery: of a configuration, as a step; or of any collection, to a bundle.
+
+    A collection is published with the encoder it was embedded with. Interrupted, the same command
+    goes on from where it was and ends with the same bundle.
+    """
+    settings = IndexSettings(index.value, parse_bytes(memory_budget, "--memory-budget"), min_recall)
+    if config is not None and (calibrate or settings != DEFAULT_SETTINGS):
+        raise ConfigError(
+            "--calibrate, --index, --memory-budget and --min-recall are for SOURCE. With --config "
+            "the table [index] says so, and `vouch-build calibrate` is a step of its own."
+        )
+    if config is not None and source is None and encoder is None:
+        build = in_milvus(load_config(config), milvus)
+        importlib.import_module("index_builder.pipeline.gallery_steps").index_step(
+            build, Run(run or Path("runs") / build.name)
+        )
+        return
+    if source is None or encoder is None or config is not None:
+        raise ConfigError("Give either SOURCE and --encoder, or --config.")
+    from index_builder.indexing.collection import Indexing, find_encoder, index_collection  # noqa: PLC0415
+    from index_builder.indexing.dry_run import rehearse  # noqa: PLC0415
+    from index_builder.indexing.sources import name_of, open_source  # noqa: PLC0415
+
+    called = name or name_of(source)
+    indexing = Indexing(
+        open_source(source, root, labelled=labels),
+        find_encoder(encoder),
+        called,
+        description,
+        (run or Path("runs") / called) / "index",
+        bundles or Path("bundles") / called,
+        NONE if strict else parse_tolerance(max_bad),
+        resume,
+        workers or usable_processors(),
+        engine.value,
+        provider.value,
+        settings,
+        milvus,
+        calibrate,
+        ImageLimits(parse_bytes(max_bytes, "--max-bytes"), max_pixels),
+    )
+    if dry_run:
+        rehearsal = rehearse(indexing)
+        _print_table("before anything is embedded", rehearsal.rows())
+        _say(rehearsal.others)
+        return
+    try:
+        outcome = index_collection(indexing)
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command goes on from here")
+        raise typer.Exit(130) from None
+    _print_table("indexed", outcome.rows(indexing.directory))
+    _say(outcome.others)
+    print(outcome.bundle)
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Read a size: a number of bytes, or one with a unit such as MB or GiB.
+
+    Raises
+    ------
+    ConfigError
+    """
+    try:
+        size = TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{option} {text!r} is no size. Give bytes, or a number with a unit: 512MiB."
+        ) from error
+    if size <= 0:
+        raise ConfigError(f"{option} {text!r} leaves nothing. Give more.")
+    return size
+
+
+def _say(others: OtherFormats) -> None:
+    """Tell of files that look like images and were not taken."""
+    if others.names:
+        console.print(f"[yellow]{escape(others.sentence)}[/yellow]", soft_wrap=True)
+
+
+def _print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    table = Table(title, "")
+    for name, value in rows:
+        table.add_row(name, escape(value))
+    console.print(table)

@@ -1,0 +1,142 @@
+"""Commands on live galleries: items, compaction, backup and restore; no torch is needed.
+
+What they work with is imported when they run: the help of every command is told without it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from model_store.bundles.directory import locate
+from model_store.errors import ConfigError, ImageError
+
+if TYPE_CHECKING:
+    from model_store.bundles.backup import BackupSummary
+    from model_store.bundles.bundle import Bundle
+    from model_store.gallery import Upsert
+
+PUT_TOGETHER = 32
+"""Items of a transaction: what is interrupted goes on with the images after the last of them."""
+
+Root = Annotated[Path, typer.Argument(help="The directory of bundles.")]
+
+app = typer.Typer(help="Put items into a live gallery, and delete them.", no_args_is_help=True)
+
+
+@app.command("put")
+def put_command(
+    directory: Root,
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    item_id: Annotated[
+        str | None, typer.Option("--id", help="Of a single image. [default: the path as given]")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="What the images show.")] = None,
+    metadata: Annotated[str, typer.Option(help="A JSON object, kept with each item.")] = "{}",
+) -> None:
+    """Put images into the current gallery; running services find them at their next look."""
+    if item_id is not None and len(images) != 1:
+        raise ConfigError(f"--id names one item, but there are {len(images)} images.")
+    from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
+    from model_store.bundles.bundle import open_bundle  # noqa: PLC0415
+
+    known = _metadata(metadata)
+    bundle = open_bundle(directory, "cpu", milvus=milvus_access())
+    live = bundle.require_live()
+    refused = 0
+    for start in range(0, len(images), PUT_TOGETHER):
+        upserts = []
+        for path in images[start : start + PUT_TOGETHER]:
+            try:
+                upserts.append(_upsert(bundle, path, item_id or path.as_posix(), label, known))
+            except (ImageError, OSError) as error:
+                refused += 1
+                Console(stderr=True).print(f"{path}: {error}", markup=False, highlight=False)
+        live.commit(upserts)
+    print(f"{len(images) - refused} items put, the gallery has {live.snapshot().n_items}")
+    if refused:
+        raise typer.Exit(1)
+
+
+@app.command("delete")
+def delete_command(
+    directory: Root, ids: Annotated[list[str], typer.Argument(help="Of the items.")]
+) -> None:
+    """Delete items from the current gallery, all of them or, if one is not there, none."""
+    from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
+    from model_store.bundles.changes import open_writable  # noqa: PLC0415
+    from model_store.gallery import Delete, open_gallery  # noqa: PLC0415
+
+    current = locate(directory)
+    live = open_writable(directory, current, open_gallery(current, milvus_access()))
+    live.commit([Delete(item_id) for item_id in ids])
+    print(f"{len(ids)} items deleted, the gallery has {live.snapshot().n_items}")
+
+
+def compact_command(directory: Root) -> None:
+    """Make a new current bundle of the current one and its changes; services change over to it."""
+    from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
+    from model_store.bundles.bundle import open_bundle  # noqa: PLC0415
+    from model_store.bundles.compaction import Compaction  # noqa: PLC0415
+
+    bundle = open_bundle(directory, "cpu", milvus=milvus_access())
+    live = bundle.require_log()
+    if live.snapshot().version == live.log.start():
+        print(f"{bundle.directory.name} has no changes")
+        return
+    with Compaction(directory, bundle.manifest, live) as compaction:
+        prepared = compaction.prepare()
+        compaction.take_over()
+    print(prepared)
+
+
+def backup_command(
+    directory: Root, archive: Annotated[Path, typer.Argument(help="The file to write.")]
+) -> None:
+    """Write the current bundle and its live changes to one file, while it is served."""
+    from model_store.bundles.backup import back_up  # noqa: PLC0415
+
+    _say(back_up(directory, archive))
+
+
+def restore_command(
+    archive: Annotated[Path, typer.Argument(help="A file that `backup` wrote.")],
+    directory: Annotated[Path, typer.Argument(help="The directory of bundles to make.")],
+) -> None:
+    """Make a directory of bundles of a backup, once every byte of it is verified."""
+    from model_store.bundles.backup import restore  # noqa: PLC0415
+
+    _say(restore(archive, directory))
+
+
+def _upsert(
+    bundle: Bundle, path: Path, item_id: str, label: str | None, metadata: dict[str, object]
+) -> Upsert:
+    from model_store.gallery import NewItem, Thumbnail, Upsert, Vector  # noqa: PLC0415
+    from model_store.images import decode_image, encode_thumbnail  # noqa: PLC0415
+
+    retriever = bundle.retriever
+    smallest_side = retriever.encoder.metadata.preprocessing.smallest_side
+    decoded = decode_image(path.read_bytes(), smallest_side=smallest_side)
+    embedded = retriever.encoder.encode(retriever.prepare(decoded)[None])
+    thumbnail = Thumbnail(*encode_thumbnail(decoded.pixels))
+    item = NewItem(item_id, label, metadata, thumbnail)
+    return Upsert(item, Vector(embedded.mean[0], embedded.variance[0]))
+
+
+def _metadata(text: str) -> dict[str, object]:
+    try:
+        metadata = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--metadata is not JSON: {error}.") from error
+    if not isinstance(metadata, dict):
+        raise ConfigError(f"--metadata is {text!r}, wanted a JSON object.")
+    return metadata
+
+
+def _say(summary: BackupSummary) -> None:
+    print(f"bundle {summary.bundle_id}, {summary.n_items} items, {summary.version} changes")

@@ -1,0 +1,64 @@
+"""``vouch-build reproduce``."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def reproduce_command(
+    protocol: Annotated[str, typer.Option(help="Of the literature: fashion-mnist, cub-200, …")],
+    methods: Annotated[str, typer.Option(help="Names with commas between them, or all.")] = "all",
+    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, 2, …")] = 5,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Of each training, instead of the protocol's.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of data sets. [default: VOUCH_DATA_DIR]")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where all files go. [default: runs/reproduce/<protocol>]"),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Of the protocol's pretrained trunk, instead of torchvision's."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="To train on: auto, cpu or cuda.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="Of the training: full, mixed, or auto, which is mixed on a GPU.")
+    ] = "auto",
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Measurements at a time, each in a process of its own.")
+    ] = 1,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Take less data than was published.")
+    ] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch missing data, where torchvision can.")
+    ] = False,
+) -> None:
+    """Measure methods of the papers on a published protocol: table, report.json, report.html.
+
+    What is finished is not done again: interrupt it as you like, and give the command again.
+    """
+    reproduction = importlib.import_module("index_builder.reproduction.command")
+    directory = out or Path("runs/reproduce") / protocol
+    report = reproduction.reproduce(
+        protocol,
+        methods,
+        seeds,
+        directory,
+        epochs=epochs,
+        data=data,
+        weights=weights,
+        device=device,
+        precision=precision,
+        jobs=jobs,
+        allow_partial=allow_partial,
+        download=download,
+    )
+    print(report)

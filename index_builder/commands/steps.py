@@ -1,0 +1,168 @@
+"""The steps of a build as commands; what they run is imported when they run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from index_builder.configuration.build import (
+    BuildConfig,
+    builtin_configs,
+    in_milvus,
+    load_config,
+    photographs_config,
+)
+from index_builder.pipeline.run import Run
+from model_store.errors import ConfigError
+
+ConfigOption = Annotated[
+    str,
+    typer.Option(
+        "--config",
+        "-c",
+        help=f"A TOML file, or one that comes with Vouch: {', '.join(builtin_configs())}.",
+    ),
+]
+
+RunOption = Annotated[
+    Path | None,
+    typer.Option("--run", help="Directory of the steps' files. [default: runs/<name>]"),
+]
+
+BundlesOption = Annotated[
+    Path | None,
+    typer.Option("--bundles", help="Directory to publish into. [default: bundles/<name>]"),
+]
+
+SINGLE_STEPS = {
+    "train": "Train the encoder: images → checkpoint.safetensors.",
+    "fit": "Fit the posterior: checkpoint → posterior.safetensors.",
+    "export": "Export to ONNX, refused unless it agrees with torch.",
+}
+"""Steps that take a configuration and a run, and nothing else, with their help."""
+
+_WITH_TORCH = frozenset({"train_step", "fit_step", "export_step", "build_all"})
+
+
+def _opened(config_source: str, run: Path | None) -> tuple[BuildConfig, Run]:
+    config = load_config(config_source)
+    return config, Run(run or Path("runs") / config.name)
+
+
+def _step(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.pipeline.steps`
+    """Import a step only when it runs, and torch only for those that need it."""
+    if name != "train_step" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "torchrun starts several processes, and only `train` can share its work among them. "
+            "Run the other steps without torchrun."
+        )
+    module = (
+        "index_builder.pipeline.steps"
+        if name in _WITH_TORCH
+        else "index_builder.pipeline.gallery_steps"
+    )
+    return getattr(importlib.import_module(module), name)
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    table = Table("measured on queries used for nothing else", "value")
+    for name, value in _rows(report):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _rows(report: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Flatten a report into lines of a table."""
+    rows = []
+    for name, value in report.items():
+        label = f"{prefix}{name.replace('_', ' ')}"
+        if isinstance(value, dict):
+            rows += _rows(value, f"{label}: ")
+        elif isinstance(value, float):
+            rows.append((label, f"{value:.4f}"))
+        else:
+            rows.append((label, "not defined" if value is None else str(value)))
+    return rows
+
+
+def single_step(name: str) -> Callable[[str, Path | None], None]:
+    """Return the command that runs the step ``name`` of `SINGLE_STEPS`."""
+
+    def command(config: ConfigOption, run: RunOption = None) -> None:
+        _step(f"{name}_step")(*_opened(config, run))
+
+    return command
+
+
+def calibrate_command(
+    config: ConfigOption,
+    run: RunOption = None,
+    feedback: Annotated[
+        Path | None,
+        typer.Option(help="The file that the service kept feedback in: corrects probabilities."),
+    ] = None,
+) -> None:
+    """Fit the decision layer on held-out queries."""
+    _step("calibrate_step")(*_opened(config, run), feedback)
+
+
+def evaluate_command(config: ConfigOption, run: RunOption = None) -> None:
+    """Measure the staged bundle as it will be served: a table, and evaluation.json."""
+    _print_report(_step("evaluate_step")(*_opened(config, run)))
+
+
+def publish_command(
+    config: ConfigOption, run: RunOption = None, bundles: BundlesOption = None
+) -> None:
+    """Turn the staged parts into a verified bundle, by one rename, and make it the current one."""
+    build, opened = _opened(config, run)
+    bundle = _step("publish_step")(build, opened, bundles or Path("bundles") / build.name)
+    print(bundle)
+
+
+def all_command(
+    config: Annotated[
+        str | None, typer.Option("--config", "-c", help="As for the single steps.")
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Instead of --config: a folder with one sub-folder of images a label."),
+    ] = None,
+    trunk: Annotated[
+        str | None, typer.Option(help="With --images: the pretrained network, e.g. mobilenet_v2.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="With --trunk: a file, or a name of torchvision's (IMAGENET1K_V1)."),
+    ] = None,
+    labels: Annotated[
+        bool, typer.Option(help="With --images: whether its sub-folders are labels.")
+    ] = True,
+    name: Annotated[
+        str | None, typer.Option(help="With --images: of the gallery. [default: the folder's]")
+    ] = None,
+    milvus: Annotated[
+        str | None, typer.Option(help="Put the gallery into this Milvus, as for `index`.")
+    ] = None,
+    run: RunOption = None,
+    bundles: BundlesOption = None,
+) -> None:
+    """Run every step, from images to a published bundle, and print its evaluation."""
+    if config is not None and labels and not (images or trunk or weights or name):
+        build = load_config(config)
+    elif config is None and images is not None and trunk is not None and weights is not None:
+        build = photographs_config(images, trunk, weights, name, labelled=labels)
+    else:
+        raise ConfigError("Give either --config, or all of --images, --trunk and --weights.")
+    build = in_milvus(build, milvus)
+    opened = Run(run or Path("runs") / build.name)
+    bundle, report = _step("build_all")(build, opened, bundles or Path("bundles") / build.name)
+    _print_report(report)
+    print(bundle)

@@ -1,0 +1,61 @@
+"""The manifest of what was built: one place says what a bundle says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from model_store.bundles.manifest import Manifest, SampleQuery
+from model_store.decision.staleness import search_settings
+from model_store.installation import DISTRIBUTION, installed_versions
+from model_store.retriever import Retriever
+
+_LIBRARIES = (DISTRIBUTION, "torch", "torchvision", "onnx", "numpy", "scikit-learn", "faiss-cpu")
+
+
+def describe(
+    retriever: Retriever,
+    index: Mapping[str, Any],
+    name: str,
+    description: str,
+    metrics: Mapping[str, Any] | None = None,
+    samples: tuple[SampleQuery, ...] = (),
+) -> Manifest:
+    """The manifest of a bundle with the parts of ``retriever``, without its files yet."""
+    encoder = retriever.encoder
+    return Manifest(
+        gallery={
+            "name": name,
+            "description": description,
+            "n_items": retriever.gallery.n_items,
+            "search": search_settings(retriever.gallery),
+            "index": dict(index),
+        },
+        encoder={
+            "fingerprint": encoder.fingerprint,
+            "posterior": encoder.metadata.posterior,
+            "preprocessing": asdict(encoder.metadata.preprocessing),
+            "dim": encoder.dim,
+            "n_features": encoder.n_features,
+        },
+        calibration=_calibration_summary(retriever),
+        metrics=metrics,
+        samples=samples,
+        library_versions=installed_versions(_LIBRARIES),
+    )
+
+
+def _calibration_summary(retriever: Retriever) -> dict[str, Any] | None:
+    calibration = retriever.calibration
+    if calibration is None:
+        return None
+    return {
+        "n_queries": calibration.n_queries,
+        "alpha": calibration.alpha,
+        "max_error": calibration.max_error,
+        "max_false_match_rate": calibration.max_false_match_rate,
+        "delta": calibration.delta,
+        "expected_absent": calibration.expected_absent,
+        "report": dict(calibration.report),
+    }

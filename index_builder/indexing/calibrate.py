@@ -1,0 +1,140 @@
+"""Calibrating a collection by itself: some of its images are queries, or views of them are made up.
+
+With labels, about a fifth of each label's images, at most `N_QUERIES`, is put aside, whole groups
+at a time (`index_builder.indexing.holding_out`): they are in the catalogue and not in the gallery.
+Without, every image is a thing of its own, and queries are views of gallery images. From there on
+it is `vouch-build calibrate`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from index_builder.calibration import MIN_QUERIES
+from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
+from index_builder.configuration.build import CalibrationConfig
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.images import Pixels
+from index_builder.datasets.splits import QuerySet
+from index_builder.datasets.views import views
+from index_builder.indexing.blocks import Place
+from index_builder.indexing.catalogue import Catalogue
+from index_builder.indexing.prepare import read_again
+from index_builder.indexing.workdir import Work
+from model_store.decision import Calibration
+from model_store.encoder.contract import Encoder
+from model_store.errors import CalibrationError, DatasetError
+from model_store.gallery import Gallery
+
+N_QUERIES = 2_000
+"""A p-value then goes down to 0.0005; more would teach little, and be missed in the gallery."""
+
+_COLUMNS = "entries.id, entries.label, number, source, path, offset, size, changed_ns"
+_GROUPS = " JOIN groups USING (position)"
+
+
+def require_enough(catalogue: Catalogue) -> None:
+    """Refuse what cannot be calibrated, before anything is embedded.
+
+    Raises
+    ------
+    CalibrationError : too few queries, or a single label.
+    """
+    found = catalogue.contents
+    if found.n_labels == 1:
+        raise CalibrationError(
+            f"All {found.n_labelled} labelled images have the same label, so that nothing tells "
+            "what a query without a match looks like. Give --no-labels, which takes each image of "
+            "a folder or archive for a thing of its own, or index without --calibrate."
+        )
+    if found.n_labels and catalogue.n_to_hold_out() < MIN_QUERIES:
+        raise CalibrationError(
+            f"A fifth of each label's images is {catalogue.n_to_hold_out()} queries to calibrate "
+            "with (of a label with one image or one group, none; of labels with two, two in five "
+            f"give one); at least {MIN_QUERIES} are needed. "
+            "Add images; or give --no-labels, which calibrates a folder or archive with views of "
+            "its images; or index without --calibrate."
+        )
+    n_images = found.n_images - found.n_missing
+    if n_images < MIN_QUERIES:
+        raise CalibrationError(
+            f"There are {n_images} images to make queries of; at least {MIN_QUERIES} are needed to "
+            "calibrate with. Add images, or index without --calibrate."
+        )
+
+
+def calibrate_collection(
+    work: Work, encoder: Encoder, gallery: Gallery, seed: int, *, labelled: bool
+) -> Calibration:
+    """Calibrate the gallery that was just assembled in ``work``.
+
+    Nothing is assumed to have been learned from the collection's images by the encoder.
+
+    Parameters
+    ----------
+    labelled : whether there are labels, and images were held out.
+
+    Raises
+    ------
+    CalibrationError : too few of the images could be read.
+    DatasetError : one that could be read cannot be any more.
+    """
+    with closing(sqlite3.connect(work.catalogue)) as connection:
+        images = _some_of_the_gallery(connection, seed, labelled=labelled)
+        held_out = f"SELECT {_COLUMNS} FROM held_out JOIN entries USING (id){_GROUPS} ORDER BY id"  # noqa: S608 - no value in it
+        if labelled:
+            matched = _images(connection.execute(held_out))
+        else:
+            again = int(np.random.default_rng(seed).integers(2**32))
+            matched = views(images.subset(range(min(N_QUERIES, len(images)))), again)
+    return calibrate_gallery(
+        encoder,
+        gallery,
+        images,
+        QuerySet(matched, matched.subset([]), None),
+        CalibrationConfig(),
+        seed,
+        are_views=not labelled,
+        unseen=labelled,
+    )
+
+
+def _some_of_the_gallery(
+    connection: sqlite3.Connection, seed: int, *, labelled: bool
+) -> LabelledImages:
+    """Images of the gallery, with a label where there are any, in random order."""
+    wanted = "WHERE label IS NOT NULL" if labelled else ""
+    found = connection.execute(f"SELECT row FROM items {wanted} ORDER BY row")  # noqa: S608
+    rows = np.random.default_rng(seed).permutation([row for (row,) in found])
+    query = f"SELECT {_COLUMNS} FROM items JOIN entries USING (id){_GROUPS} WHERE row = ?"  # noqa: S608
+    chosen = rows[:N_DETECTOR_IMAGES].tolist()
+    return _images(connection.execute(query, (row,)).fetchone() for row in chosen)
+
+
+def _images(entries: Iterable[tuple[Any, ...]]) -> LabelledImages:
+    """Entries of the catalogue as images; what has no label is its own."""
+    found = list(entries)
+    ids = tuple(str(entry[0]) for entry in found)
+    labels = tuple(str(entry[0] if entry[1] is None else entry[1]) for entry in found)
+    groups = tuple(str(entry[2]) for entry in found)
+    sources = tuple(entry[3] or "" for entry in found)
+    places = [Place(*entry[4:]) for entry in found]
+
+    def read(row: int, smallest_side: int | None) -> Pixels:
+        try:
+            return read_again(places[row], smallest_side)
+        except OSError as error:
+            raise DatasetError(
+                f"{ids[row]!r} was there to be indexed and cannot be read any more "
+                f"({error.strerror}). Leave the collection as it is until the command has ended; "
+                "the same command goes on from here."
+            ) from error
+
+    return LabelledImages(
+        ids, labels, read, np.arange(len(found)), groups, sources if any(sources) else None
+    )

@@ -1,0 +1,326 @@
+"""The way in: any collection of images, with an encoder that is there, to a published bundle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from index_builder.configuration.milvus import milvus_access
+from index_builder.datasets.other_formats import OtherFormats
+from index_builder.indexing.assemble import assemble
+from index_builder.indexing.bundle_manifest import describe
+from index_builder.indexing.calibrate import N_QUERIES, calibrate_collection, require_enough
+from index_builder.indexing.catalogue import Catalogue
+from index_builder.indexing.decoders import DecoderProcesses
+from index_builder.indexing.embed import open_encoder
+from index_builder.indexing.embed_catalogue import Progress, embed_catalogue
+from index_builder.indexing.engines import Engine, LocalEngine
+from index_builder.indexing.reports import (
+    write_duplicates,
+    write_held_out,
+    write_quarantine,
+    write_summary,
+)
+from index_builder.indexing.sources import Source
+from index_builder.indexing.tolerance import Tolerance
+from index_builder.indexing.workdir import Work, occupied, writing
+from model_store.bundles.bundle import open_parts
+from model_store.bundles.directory import locate
+from model_store.bundles.manifest import ENCODER_FILE, MANIFEST_FILE, read_manifest
+from model_store.bundles.publish import publish
+from model_store.decision import Calibration
+from model_store.encoder.contract import Encoder, ProviderChoice
+from model_store.errors import BundleNotFound, DatasetError, TooManyBadImages
+from model_store.gallery import IndexSettings, open_gallery
+from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
+from model_store.gallery.opening import index_description
+from model_store.images import ImageLimits
+
+EngineChoice = Literal["local", "ray"]
+
+DEFAULT_LIMITS = ImageLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Indexing:
+    """A collection, and what shall be made of it.
+
+    Attributes
+    ----------
+    source : the collection.
+    encoder : file of the encoder.
+    name, description : of the gallery.
+    directory : where the work lies, see `Work`.
+    bundles : the directory of bundles to publish into.
+    tolerance : unreadable images that are no reason to stop.
+    resume : go on from what an earlier run embedded.
+    n_workers : decoders, and batches encoded at once.
+    engine : who does the work.
+    provider : what the encoder runs on.
+    index : how the gallery will be searched.
+    milvus_uri : of the Milvus to put the gallery into; None for files.
+    calibrate : whether answers shall have probabilities, see `calibrate_collection`.
+    limits : which images are decoded.
+    """
+
+    source: Source
+    encoder: Path
+    name: str
+    description: str
+    directory: Path
+    bundles: Path
+    tolerance: Tolerance
+    resume: bool
+    n_workers: int
+    engine: EngineChoice = "local"
+    provider: ProviderChoice = "auto"
+    index: IndexSettings = DEFAULT_SETTINGS
+    milvus_uri: str | None = None
+    calibrate: bool = False
+    limits: ImageLimits = DEFAULT_LIMITS
+
+    def catalogued(self, path: Path, scratch: Path, others: OtherFormats) -> Catalogue:
+        """Look through the source.
+
+        Parameters
+        ----------
+        path : of the catalogue's file.
+        scratch : a directory for what must be unpacked.
+        others : learns of the files that are not taken.
+
+        Raises
+        ------
+        DatasetError : the source is not what it should be, or holds no image that is taken.
+        """
+        catalogue = Catalogue(path, self.source.entries(scratch, others))
+        if catalogue.contents.n_images == 0:
+            catalogue.close()
+            nothing = "There are no images in the source. Name another, or add images."
+            raise DatasetError(f"{nothing} {others.sentence}" if others.names else nothing)
+        return catalogue
+
+    def require_feasible(self, catalogue: Catalogue, dim: int) -> None:
+        """Refuse what would fail after everything has been embedded.
+
+        Parameters
+        ----------
+        dim : D, of the encoder.
+
+        Raises
+        ------
+        ConfigError : the index does not fit into its memory budget.
+        CalibrationError : there is too little to calibrate with.
+        """
+        if self.milvus_uri is None:
+            plan_index(catalogue.contents.n_images, dim, self.index)
+        if self.calibrate:
+            require_enough(catalogue)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a collection.
+
+    Attributes
+    ----------
+    bundle : the published bundle.
+    n_items : of its gallery.
+    n_kept : images that an earlier run had embedded.
+    n_quarantined, n_copies : images left out, and items whose content another one has too.
+    others : files that look like images and were not taken.
+    n_held_out : images that are queries to calibrate with, and not in the gallery.
+    calibration : what was fitted; None where nothing was asked for.
+    """
+
+    bundle: Path
+    n_items: int
+    n_kept: int
+    n_quarantined: int
+    n_copies: int
+    others: OtherFormats
+    n_held_out: int = 0
+    calibration: Calibration | None = None
+
+    def rows(self, directory: Path) -> list[tuple[str, str]]:
+        """For a table; ``directory`` is where the reports lie."""
+        work = Work(directory)
+        quarantined = f"{self.n_quarantined:,}"
+        copies = f"{self.n_copies:,}"
+        return [
+            ("items", f"{self.n_items:,}"),
+            ("embedded by an earlier run", f"{self.n_kept:,}"),
+            ("unreadable", f"{quarantined}: {work.quarantine}" if self.n_quarantined else "0"),
+            (
+                "of other formats",
+                f"{self.others.counts}: {work.quarantine}" if self.others.names else "0",
+            ),
+            ("copies of others", f"{copies}: {work.duplicates}" if self.n_copies else "0"),
+            ("held out", f"{self.n_held_out:,}: {work.held_out}" if self.n_held_out else "0"),
+            ("calibrated", _said_of(self.calibration)),
+        ]
+
+
+def index_collection(indexing: Indexing) -> Outcome:
+    """Embed the collection and publish it as the current bundle.
+
+    Whatever interrupts it, the same call goes on from where it was and ends with the same bundle.
+
+    Raises
+    ------
+    DatasetError : the source is not what it should be.
+    TooManyBadImages : more images than tolerated cannot be read; the quarantine report says which.
+    OutputError : a disk is full, or a directory read-only.
+    RunInUse : another process works there.
+    ConfigError, CalibrationError : see `Indexing.require_feasible`.
+    """
+    _require_writable(indexing.bundles)
+    with occupied(indexing.directory) as work:
+        encoder = open_encoder(indexing.encoder, indexing.provider)
+        with writing(f"the run directory {work.directory}"):
+            work.begin(resume=indexing.resume)
+            work.quarantine.unlink(missing_ok=True)
+            others = OtherFormats()
+            catalogue = indexing.catalogued(work.catalogue, work.directory, others)
+        indexing.require_feasible(catalogue, encoder.dim)
+        summary = _summary(indexing, catalogue)
+        progress = Progress(catalogue.contents.n_images)
+        started, computed = time.perf_counter(), _cpu_seconds()
+        try:
+            with writing(f"the run directory {work.directory}"):
+                write_summary(work, {**summary, "state": "embedding"})
+            with closing(_engine(indexing, encoder)) as engine:
+                embed_catalogue(
+                    catalogue, work.store, encoder, engine, indexing.tolerance, progress
+                )
+        except TooManyBadImages:
+            write_quarantine(work, progress.failures, others)
+            raise
+        seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds() - computed
+        with writing(f"the bundle of {indexing.name}", progress.sentence):
+            outcome = _published(indexing, work, catalogue, encoder, progress, others)
+            end = {
+                "state": "published",
+                "bundle": str(outcome.bundle),
+                "n_items": outcome.n_items,
+                "n_quarantined": outcome.n_quarantined,
+                "n_copies": outcome.n_copies,
+                "n_of_other_formats": len(others.names),
+                "n_held_out": outcome.n_held_out,
+                "seconds_embedding": seconds,
+                "cpu_seconds_embedding": cpu_seconds,
+            }
+            write_summary(work, {**summary, **end})
+        catalogue.close()
+        work.clear()
+    return outcome
+
+
+def find_encoder(path: Path) -> Path:
+    """The encoder's file: ``path`` itself, or that of a bundle, or of a directory of bundles.
+
+    Raises
+    ------
+    BundleNotFound : none of these.
+    BundleTampered : the bundle that it is in was changed.
+    """
+    if path.is_file() and path.suffix == ".onnx":
+        return path
+    if (path / ENCODER_FILE).is_file() and not (path / MANIFEST_FILE).exists():
+        return path / ENCODER_FILE
+    try:
+        directory = locate(path)
+    except (BundleNotFound, NotADirectoryError) as error:
+        raise BundleNotFound(
+            f"There is no encoder at {path}: wanted an .onnx file that `vouch-build export` made, "
+            "a bundle, or a directory of bundles."
+        ) from error
+    read_manifest(directory)
+    return directory / ENCODER_FILE
+
+
+def _engine(indexing: Indexing, encoder: Encoder) -> Engine:
+    if indexing.engine == "ray":
+        from index_builder.indexing.ray_engine import RayEngine  # noqa: PLC0415 - an extra
+
+        return RayEngine(indexing.encoder, indexing.provider, indexing.n_workers, indexing.limits)
+    preprocessing = encoder.metadata.preprocessing
+    decoders = DecoderProcesses(preprocessing, indexing.n_workers, indexing.limits)
+    return LocalEngine(decoders, encoder, indexing.n_workers)
+
+
+def _published(
+    indexing: Indexing,
+    work: Work,
+    catalogue: Catalogue,
+    encoder: Encoder,
+    progress: Progress,
+    others: OtherFormats,
+) -> Outcome:
+    write_quarantine(work, progress.failures, others)
+    n_items = assemble(
+        work,
+        catalogue.n_blocks,
+        encoder.dim,
+        encoder.fingerprint,
+        indexing.index,
+        indexing.milvus_uri,
+        N_QUERIES if indexing.calibrate else 0,
+    )
+    n_copies, n_held_out = write_duplicates(work), write_held_out(work)
+    calibration = None
+    if indexing.calibrate:
+        labelled = catalogue.contents.n_labels > 0
+        gallery, seed = open_gallery(work.bundle, milvus_access()), indexing.index.seed
+        calibration = calibrate_collection(work, encoder, gallery, seed, labelled=labelled)
+        calibration.save(work.bundle)
+    shutil.copyfile(indexing.encoder, work.bundle / ENCODER_FILE)
+    retriever = open_parts(work.bundle, "cpu", milvus=milvus_access())
+    index = index_description(work.bundle)
+    manifest = describe(retriever, index, indexing.name, indexing.description)
+    bundle = publish(work.bundle, manifest, indexing.bundles)
+    n_bad = len(progress.failures)
+    return Outcome(
+        bundle, n_items, progress.n_kept, n_bad, n_copies, others, n_held_out, calibration
+    )
+
+
+def _said_of(calibration: Calibration | None) -> str:
+    if calibration is None:
+        return "no: answers say `not_calibrated`"
+    report = calibration.report
+    queries = "views of items" if report["queries"] == "views_of_items" else "held-out images"
+    return (
+        f"with {calibration.n_queries:,} {queries}; by cross-fitting, an error of the probabilities"
+        f" of {report['cross_fitted']['top1_ece']:.3f} and the verdict `match` for"
+        f" {report['cross_fitted']['match_coverage']:.0%}"
+    )
+
+
+def _cpu_seconds() -> float:
+    """Of this process and those that it has started and that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+def _summary(indexing: Indexing, catalogue: Catalogue) -> dict[str, Any]:
+    return {
+        "name": indexing.name,
+        "encoder": str(indexing.encoder),
+        "bundles": str(indexing.bundles),
+        "n_images": catalogue.contents.n_images,
+        "n_blocks": catalogue.n_blocks,
+    }
+
+
+def _require_writable(bundles: Path) -> None:
+    """Find out before hours of work, not after."""
+    with writing(f"into the directory of bundles {bundles}"):
+        bundles.mkdir(parents=True, exist_ok=True)
+        probe = bundles / ".writable"
+        probe.touch()
+        probe.unlink()

@@ -1,0 +1,101 @@
+"""One run over a catalogue: what is missing is embedded, what cannot be is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from index_builder.indexing.blocks import Failure
+from index_builder.indexing.catalogue import Catalogue
+from index_builder.indexing.embed import recipe
+from index_builder.indexing.engines import Engine, Task
+from index_builder.indexing.shards import Shard, ShardStore
+from index_builder.indexing.tolerance import Tolerance
+from index_builder.indexing.workdir import writing
+from index_builder.progress import progress_bar
+from model_store.encoder.contract import Encoder
+from model_store.errors import TooManyBadImages
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has become of the images so far.
+
+    Attributes
+    ----------
+    n_kept : images of shards that an earlier run left.
+    n_embedded, failures : of all shards, kept and made; failures by id.
+    """
+
+    n_images: int
+    n_kept: int = 0
+    n_embedded: int = 0
+    failures: dict[str, Failure] = field(default_factory=dict)
+
+    @property
+    def n_done(self) -> int:
+        """Images that need no more work."""
+        return self.n_embedded + len(self.failures)
+
+    def count(self, shard: Shard) -> None:
+        """Take a shard into account."""
+        self.n_embedded += len(shard.ids)
+        self.failures.update(shard.failures)
+
+    @property
+    def sentence(self) -> str:
+        """What is not lost."""
+        return f"{self.n_done:,} of {self.n_images:,} images are embedded and kept."
+
+
+def embed_catalogue(
+    catalogue: Catalogue,
+    store: ShardStore,
+    encoder: Encoder,
+    engine: Engine,
+    tolerance: Tolerance,
+    progress: Progress,
+) -> None:
+    """Fill ``store`` with a shard for each block; those that are there and sound are left alone.
+
+    Raises
+    ------
+    TooManyBadImages : as soon as it is certain.
+    OutputError : the disk is full.
+    """
+    of_encoder = recipe(encoder)
+    with progress_bar() as bar:
+        task = bar.add_task("embedding", total=progress.n_images)
+
+        def missing() -> Iterator[Task]:
+            for block in catalogue.blocks():
+                digest = block.digest(of_encoder)
+                shard = store.find(block, digest)
+                if shard is None:
+                    yield block, digest
+                    continue
+                progress.n_kept += len(block.ids)
+                progress.count(shard)
+                bar.update(task, completed=progress.n_done)
+                check()
+
+        def check() -> None:
+            if not tolerance.allows(len(progress.failures), progress.n_images):
+                raise TooManyBadImages(_too_many(progress, tolerance))
+
+        for shard in engine.shards(missing()):
+            with writing(f"the shards in {store.directory}", progress.sentence):
+                store.write(shard)
+            progress.count(shard)
+            bar.update(task, completed=progress.n_done)
+            check()
+
+
+def _too_many(progress: Progress, tolerance: Tolerance) -> str:
+    name, why = next(iter(progress.failures.items()))
+    return (
+        f"{len(progress.failures):,} of {progress.n_images:,} images cannot be indexed, and "
+        f"{tolerance} may fail; for example {name!r}: {why.reason} Mend or remove them, or raise "
+        f"{'--max-pixels, --max-bytes or ' if why.error == 'ImageTooLarge' else ''}--max-bad. What "
+        "is embedded is kept."
+    )

@@ -1,0 +1,75 @@
+"""The gallery of a training configuration, through the same rooms as any collection."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from index_builder.datasets import LabelledImages
+from index_builder.indexing.assemble import assemble
+from index_builder.indexing.blocks import BLOCK, Block, Entry, Place, PreparedBlock
+from index_builder.indexing.catalogue import Catalogue
+from index_builder.indexing.decoders import DecoderThreads
+from index_builder.indexing.embed_catalogue import Progress, embed_catalogue
+from index_builder.indexing.engines import LocalEngine
+from index_builder.indexing.prepare import prepare_pixels
+from index_builder.indexing.tolerance import NONE
+from index_builder.indexing.workdir import occupied, writing
+from model_store.encoder.contract import Encoder
+from model_store.gallery import IndexSettings
+from model_store.gallery.index.plan import DEFAULT_SETTINGS
+from model_store.gallery.opening import ANY_GALLERY_FILES
+from model_store.processors import usable_processors
+
+_IN_MEMORY = Place("", None, 0, 0)
+
+
+def build_gallery(
+    directory: Path,
+    staging: Path,
+    encoder: Encoder,
+    images: LabelledImages,
+    settings: IndexSettings = DEFAULT_SETTINGS,
+    *,
+    labelled: bool = True,
+    milvus_uri: str | None = None,
+) -> None:
+    """Embed ``images`` and put the gallery's files into ``staging``, labels if ``labelled``.
+
+    Parameters
+    ----------
+    directory : to work in, away afterwards. A run is not gone on with: what images a configuration
+        means is known only by reading them.
+    encoder : one that encodes on a single thread, see `open_encoder`.
+    milvus_uri : see `assemble`.
+
+    Raises
+    ------
+    DatasetError : an image cannot be read any more.
+    """
+
+    def prepare(block: Block) -> PreparedBlock:
+        first = block.number * BLOCK
+        return prepare_pixels(block, images.pixels, first, encoder.metadata.preprocessing)
+
+    with occupied(directory) as work, writing(f"the gallery in {staging}"):
+        work.begin(resume=False)
+        catalogue = Catalogue(work.catalogue, _entries(images, labelled=labelled))
+        n = usable_processors()
+        progress = Progress(len(images))
+        with closing(LocalEngine(DecoderThreads(prepare, n), encoder, n)) as engine:
+            embed_catalogue(catalogue, work.store, encoder, engine, NONE, progress)
+        assemble(work, catalogue.n_blocks, encoder.dim, encoder.fingerprint, settings, milvus_uri)
+        catalogue.close()
+        for name in ANY_GALLERY_FILES:  # of an earlier index, of another kind perhaps
+            (staging / name).unlink(missing_ok=True)
+        for path in work.bundle.iterdir():
+            path.replace(staging / path.name)
+    shutil.rmtree(directory)
+
+
+def _entries(images: LabelledImages, *, labelled: bool) -> Iterator[Entry]:
+    for name, label in zip(images.ids, images.labels, strict=True):
+        yield Entry(name, _IN_MEMORY, label if labelled else None, {}, name)

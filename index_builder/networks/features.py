@@ -1,0 +1,108 @@
+"""Features of many images, in blocks that fit into memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.images import Read
+from index_builder.networks import MetricEncoder
+from index_builder.networks.feature_blocks import FeatureBlocks
+from index_builder.progress import track
+
+_PIXELS = 800_000
+"""Of a block: a thousand small images, or fifteen photographs."""
+
+_PIXELS_AT_ONCE = 100_000
+"""That a processor computes at a time: of more, the layers' results do not stay in its cache, and
+the system has to clear new memory for each. Up to four times faster."""
+
+_CACHED_BYTES = 2**32
+"""Features that take no more (4 GiB) are computed once and kept."""
+
+_REMEMBERED_BYTES = 2**28
+"""Of features that the steps of one build share: a quarter of a GiB is 52,000 photographs'."""
+
+
+@dataclass(slots=True)
+class _Remembered:
+    """Features of one trunk, by the source of an image and its row there.
+
+    A build that trains nothing looks at its training images three times: to learn the whitening, to
+    fit the posterior, and to choose its prior.
+    """
+
+    trunk: str = ""
+    rows: dict[tuple[Read, int], Tensor] = field(default_factory=dict)
+
+    def of(self, trunk: str) -> dict[tuple[Read, int], Tensor]:
+        """What is known of this trunk; another one's is forgotten."""
+        if trunk != self.trunk:
+            self.trunk, self.rows = trunk, {}
+        return self.rows
+
+
+_REMEMBERED = _Remembered()
+
+
+def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[Tensor]:
+    """Features (n, F) of ``images``, in order; the encoder must be in evaluation mode."""
+    preprocessing = encoder.preprocessing
+    size = max(1, _PIXELS // (preprocessing.height * preprocessing.width))
+    known = _REMEMBERED.of(_fingerprint(encoder))
+    n_kept = _REMEMBERED_BYTES // (4 * encoder.trunk.n_features)
+    starts = range(0, len(images), size)
+    for start in track(starts, "features", len(starts)):
+        part = images.subset(range(start, min(start + size, len(images))))
+        places = [(part.read, int(row)) for row in part.rows]
+        if not all(place in known for place in places):
+            with torch.no_grad():  # closed before the yield, or the caller would lose its gradients
+                features = _computed(encoder, torch.from_numpy(part.prepared(preprocessing)))
+            if len(known) + len(places) <= n_kept:
+                known.update(zip(places, features, strict=True))
+            yield features
+        else:
+            yield torch.stack([known[place] for place in places])
+
+
+def _fingerprint(encoder: MetricEncoder) -> str:
+    """Return a hash of what the features depend on beside the images."""
+    state = encoder.state_dict()
+    digest = hashlib.sha256(
+        repr((encoder.preprocessing, encoder.pixel_mean.device, encoder.trunk)).encode()
+    )
+    for name in sorted(name for name in state if not name.startswith("last_layer.")):
+        digest.update(name.encode())
+        digest.update(state[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _computed(encoder: MetricEncoder, images: Tensor) -> Tensor:
+    if encoder.pixel_mean.is_cuda:
+        return encoder.features(images)
+    height, width = images.shape[1:3]
+    parts = torch.split(images, max(1, _PIXELS_AT_ONCE // (height * width)))
+    return torch.cat([encoder.features(part) for part in parts])
+
+
+def all_features(encoder: MetricEncoder, images: LabelledImages) -> Tensor:
+    """Features (N, F) of ``images``; the encoder must be in evaluation mode."""
+    features = torch.empty(len(images), encoder.trunk.n_features)
+    start = 0
+    for block in feature_blocks(encoder, images):
+        features[start : start + len(block)] = block
+        start += len(block)
+    return features
+
+
+def repeatable_blocks(encoder: MetricEncoder, images: LabelledImages) -> FeatureBlocks:
+    """`feature_blocks` that can be asked for again; kept in memory where they are small."""
+    if len(images) * encoder.trunk.n_features * 4 <= _CACHED_BYTES:
+        kept = list(feature_blocks(encoder, images))
+        return lambda: kept
+    return lambda: feature_blocks(encoder, images)

@@ -1,0 +1,139 @@
+"""The steps of a build that need no torch: an exported encoder's gallery, to a published bundle."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from index_builder.calibration import corrected_by_feedback
+from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
+from index_builder.calibration.evaluate import evaluate
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.milvus import milvus_access
+from index_builder.datasets import Splits, load_splits
+from index_builder.indexing.bundle_manifest import describe
+from index_builder.indexing.embed import open_encoder
+from index_builder.indexing.from_images import build_gallery
+from index_builder.pipeline.run import Run, write_json
+from index_builder.pipeline.sample_queries import write_samples
+from model_store.bundles.bundle import open_parts
+from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
+from model_store.bundles.publish import publish
+from model_store.encoder.onnx import OnnxEncoder
+from model_store.errors import ConfigError
+from model_store.feedback import FeedbackLog
+from model_store.gallery import Gallery, open_gallery
+from model_store.gallery.files.gallery import ITEMS_FILE
+from model_store.gallery.milvus.collection import MILVUS_FILE
+from model_store.gallery.opening import index_description
+
+POSTERIOR_REPORT = "posterior.json"
+
+_OF_POSTERIOR = ("method", "prior_share", "norm_correlation", "temperature")
+"""What the bundle says of its posterior."""
+
+
+def index_step(config: BuildConfig, run: Run) -> None:
+    """encoder.onnx and gallery images → the gallery's files."""
+    splits = splits_of(config)
+    encoder = open_encoder(run.require(run.staging / ENCODER_FILE, "export"))
+    settings = config.index.settings(config.seed)
+    work = run.directory / "index"
+    build_gallery(
+        work,
+        run.staging,
+        encoder,
+        splits.gallery,
+        settings,
+        labelled=splits.labelled,
+        milvus_uri=config.index.milvus_uri,
+    )
+
+
+def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) -> None:
+    """Gallery and calibration queries → calibration.json and calibration.npz.
+
+    Parameters
+    ----------
+    feedback : a file that the service kept feedback in; match probabilities are corrected by it.
+    """
+    if feedback is not None and not feedback.exists():
+        raise ConfigError(
+            f"There is no feedback in {feedback}. Name the file that the service was started with "
+            "(VOUCH_FEEDBACK), or calibrate without --feedback."
+        )
+    if config.dataset.kind == "protocol":
+        raise ConfigError(
+            "A protocol is calibrated and measured by `vouch-build reproduce`: its held-out images "
+            "may have a gallery of their own, which is not the one that a bundle holds."
+        )
+    encoder = _exported(run)
+    gallery = _indexed(run)
+    splits = splits_of(config)
+    order = np.random.default_rng(config.seed).permutation(len(splits.gallery))
+    calibration = calibrate_gallery(
+        encoder,
+        gallery,
+        splits.gallery.subset(order[:N_DETECTOR_IMAGES]),
+        splits.calibration,
+        config.calibration,
+        config.seed,
+        are_views=not splits.labelled,
+        unseen=splits.gallery_unseen,
+    )
+    if feedback is not None:
+        calibration = corrected_by_feedback(calibration, FeedbackLog(feedback))
+    calibration.save(run.staging)
+
+
+def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
+    """The staged bundle and evaluation queries → evaluation.json, in run and bundle."""
+    run.require(run.staging / "calibration.json", "calibrate")
+    report = evaluate(
+        open_parts(run.staging, "cpu", milvus=milvus_access()),
+        splits_of(config).evaluation,
+        config.seed,
+    )
+    if (run.directory / POSTERIOR_REPORT).exists():  # not of an encoder that came from elsewhere
+        posterior = run.read_json(POSTERIOR_REPORT)
+        report["posterior"] = {name: posterior[name] for name in _OF_POSTERIOR if name in posterior}
+    run.write_json(EVALUATION_FILE, report)
+    write_json(run.staging / EVALUATION_FILE, report)
+    return report
+
+
+def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
+    """The staged parts → a bundle in ``bundles``, which becomes the current one there."""
+    report = run.require(run.staging / EVALUATION_FILE, "evaluate")
+    retriever = open_parts(run.staging, "cpu", milvus=milvus_access())
+    samples = write_samples(run.staging, splits_of(config))
+    metrics = json.loads(report.read_text(encoding="utf-8"))
+    index = index_description(run.staging)
+    manifest = describe(retriever, index, config.name, config.description, metrics, samples)
+    return publish(run.staging, manifest, bundles)
+
+
+@lru_cache(maxsize=1)
+def splits_of(config: BuildConfig) -> Splits:
+    """The data of a build: the steps of one process share it, since a folder is slow to check."""
+    if config.dataset.kind == "protocol":
+        from index_builder.reproduction.protocols import load_protocol  # noqa: PLC0415 - with torchvision
+
+        return load_protocol(config).splits()
+    return load_splits(config)
+
+
+def _exported(run: Run) -> OnnxEncoder:
+    """The encoder that `export_step` left."""
+    return OnnxEncoder(run.require(run.staging / ENCODER_FILE, "export"))
+
+
+def _indexed(run: Run) -> Gallery:
+    """The gallery that `index_step` left."""
+    if not (run.staging / MILVUS_FILE).exists():
+        run.require(run.staging / ITEMS_FILE, "index")
+    return open_gallery(run.staging, milvus_access())

@@ -1,0 +1,85 @@
+"""The directory of one build: what each step leaves for the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_store.errors import StepNotReady
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A directory that the steps of `index_builder.pipeline.steps` read from and write to.
+
+    ::
+
+        <run>/
+          checkpoint.safetensors  training.json     train
+          objective.safetensors
+          members/<number>/                         train, of an ensemble, instead
+          posterior.safetensors   posterior.json    fit
+          index/                                    index, while it works
+          bundle/                                   export, index, calibrate, evaluate
+    """
+
+    directory: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """The trained encoder's weights."""
+        return self.directory / "checkpoint.safetensors"
+
+    @property
+    def objective(self) -> Path:
+        """What the objective learned beside the encoder."""
+        return self.directory / "objective.safetensors"
+
+    @property
+    def posterior(self) -> Path:
+        """What turns features into a distribution."""
+        return self.directory / "posterior.safetensors"
+
+    def member(self, number: int) -> Run:
+        """Where a member of an ensemble is trained, as an encoder alone would be."""
+        return Run(self.members / str(number))
+
+    @property
+    def members(self) -> Path:
+        """Of an ensemble."""
+        return self.directory / "members"
+
+    @property
+    def staging(self) -> Path:
+        """The bundle in the making; `publish` copies it."""
+        return self.directory / "bundle"
+
+    def require(self, path: Path, step: str) -> Path:
+        """Return ``path``, or say which step makes it.
+
+        Raises
+        ------
+        StepNotReady
+        """
+        if not path.exists():
+            raise StepNotReady(f"{path} is missing. Run `vouch-build {step}` first.")
+        return path
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read a report that a step has written."""
+        content: dict[str, Any] = json.loads((self.directory / name).read_text(encoding="utf-8"))
+        return content
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a report of a step."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_json(self.directory / name, content)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write ``content`` for people and programs alike."""
+    text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,232 @@
+"""The steps of a build: each reads what earlier steps left in the run directory, and adds to it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.posterior import EnsembleConfig
+from index_builder.datasets import LabelledImages
+from index_builder.networks import (
+    MetricEncoder,
+    build_encoder,
+    learned_whitening,
+    load_pretrained,
+    save_checkpoint,
+)
+from index_builder.networks.features import feature_blocks
+from index_builder.objectives import build_objective
+from index_builder.pipeline.checkpoints import (
+    TRAINING_REPORT,
+    load_fitted,
+    member_configs,
+    trained_encoder,
+    trained_members,
+)
+from index_builder.pipeline.export import PARITY_BATCHES, export_encoder
+from index_builder.pipeline.fit import fit_members, fit_posterior
+from index_builder.pipeline.gallery_steps import (
+    POSTERIOR_REPORT,
+    calibrate_step,
+    evaluate_step,
+    index_step,
+    publish_step,
+    splits_of,
+)
+from index_builder.pipeline.run import Run
+from index_builder.posteriors import EnsemblePosterior, Posterior
+from index_builder.progress import console
+from index_builder.training.distributed import Group, process_group
+from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
+from model_store.bundles.manifest import ENCODER_FILE
+from model_store.encoder.contract import EncoderMetadata
+from model_store.errors import ConfigError, DatasetError
+
+__all__ = [
+    "build_all",
+    "calibrate_step",
+    "evaluate_step",
+    "export_step",
+    "fit_step",
+    "index_step",
+    "publish_step",
+    "train_step",
+]
+
+N_PARITY_IMAGES = max(PARITY_BATCHES)
+
+MIN_POSITIVES = 2
+"""Images of a label that make a positive pair."""
+
+
+def train_step(config: BuildConfig, run: Run) -> None:
+    """Images → checkpoint.safetensors, objective.safetensors and training.json.
+
+    Of an ensemble each member has them. One that was interrupted goes on with the member that it
+    was at. Under ``torchrun`` its processes train together, and the first one writes.
+    """
+    images = splits_of(config).training
+    with process_group() as group:
+        if isinstance(config.posterior, EnsembleConfig):
+            _train_members(config, images, run, group)
+        else:
+            _train_alone(config, images, run, group)
+
+
+def _train_members(config: BuildConfig, images: LabelledImages, run: Run, group: Group) -> None:
+    """Train what is missing of an ensemble; one that is whole is trained anew.
+
+    All members have the same ``images``: a member's seed decides how it is trained, not on what.
+    """
+    started = time.perf_counter()
+    report = run.directory / TRAINING_REPORT
+    if group.writes and report.exists():
+        report.unlink()
+        shutil.rmtree(run.members, ignore_errors=True)
+    for number, member in enumerate(member_configs(config)):
+        group.wait()  # all see the same members finished
+        place = run.member(number)
+        finished = place.directory / TRAINING_REPORT
+        if finished.exists() and not member.changed_since(
+            place.read_json(TRAINING_REPORT)["config"]
+        ):
+            continue
+        console.print(f"member {number + 1}")
+        _train_alone(member, images, place, group)
+    if not group.writes:
+        return
+    run.write_json(
+        TRAINING_REPORT,
+        {
+            "config": config.model_dump(mode="json"),
+            "n_images": len(images),
+            "seconds": time.perf_counter() - started,
+        },
+    )
+
+
+def _train_alone(config: BuildConfig, images: LabelledImages, run: Run, group: Group) -> None:
+    """Train one encoder on ``images``."""
+    started = time.perf_counter()
+    _require_enough(images)
+    generator = torch.Generator().manual_seed(config.seed)
+    encoder = build_encoder(config.network, generator)
+    labels = torch.from_numpy(images.label_codes())
+    if config.network.weights is not None:
+        load_pretrained(encoder, config.network)
+    else:
+        encoder.standardise(torch.from_numpy(images.prepared(encoder.preprocessing)))
+    encoder.eval()
+    if config.network.last_layer == "whitening":
+        _whiten(encoder, images, labels)
+    objective = build_objective(config, encoder, labels, generator)
+    history = []
+    if config.training.epochs:
+        place_for_training(encoder, config.training)
+        source = feature_source(encoder, images, config.training, generator, group)
+        dropout = config.network.dropout
+        history = train(
+            encoder, objective, source, labels, config.training, generator, dropout, group
+        )
+        encoder.place_trunk(torch.device("cpu"))
+    if not group.writes:
+        return
+    run.directory.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(encoder.state_dict(), run.checkpoint, config.network.weights)
+    save_file(objective.learned(), run.objective)
+    run.write_json(
+        TRAINING_REPORT,
+        {
+            "config": config.model_dump(mode="json"),
+            "n_images": len(images),
+            "epochs": [asdict(epoch) for epoch in history],
+            "seconds": time.perf_counter() - started,
+        },
+    )
+
+
+def fit_step(config: BuildConfig, run: Run) -> None:
+    """Checkpoint, objective and training images → posterior.safetensors and posterior.json."""
+    started = time.perf_counter()
+    splits = splits_of(config)
+    posterior: Posterior | EnsemblePosterior
+    if isinstance(config.posterior, EnsembleConfig):
+        members = trained_members(config, run)
+        for member in members:
+            member.place_trunk(trunk_device(config.training))
+        posterior, report = fit_members(members, splits.training, config.seed)
+    else:
+        encoder = trained_encoder(config, run)
+        encoder.place_trunk(trunk_device(config.training))
+        learned = load_file(run.require(run.objective, "train"))
+        posterior, report = fit_posterior(config, encoder, splits, learned)
+    posterior.save(run.posterior)
+    run.write_json(
+        POSTERIOR_REPORT,
+        {
+            "config": config.model_dump(mode="json"),
+            "method": config.posterior.name,
+            "n_images": len(splits.training),
+            **report,
+            "seconds": time.perf_counter() - started,
+        },
+    )
+
+
+def export_step(config: BuildConfig, run: Run) -> None:
+    """Checkpoint and posterior → encoder.onnx."""
+    fitted = load_fitted(config, run)
+    run.staging.mkdir(parents=True, exist_ok=True)
+    images = splits_of(config).training.subset(range(N_PARITY_IMAGES))
+    difference = export_encoder(
+        fitted,
+        run.staging / ENCODER_FILE,
+        EncoderMetadata(fitted.preprocessing, run.read_json(POSTERIOR_REPORT)["method"]),
+        images.prepared(fitted.preprocessing),
+    )
+    console.print(f"encoder.onnx agrees with torch to {difference:.1e} of the largest value")
+
+
+def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[str, Any]]:
+    """Every step in turn, into a clean staging directory."""
+    splits_of.cache_clear()  # a folder may have changed since it was last looked at
+    shutil.rmtree(run.staging, ignore_errors=True)
+    for step in (train_step, fit_step, export_step, index_step, calibrate_step):
+        console.print(f"[bold]{step.__name__.removesuffix('_step')}[/bold]")
+        step(config, run)
+    console.print("[bold]evaluate[/bold]")
+    report = evaluate_step(config, run)
+    return publish_step(config, run, bundles), report
+
+
+def _require_enough(images: LabelledImages) -> None:
+    """Refuse what nothing can be learned from, before anything is computed."""
+    most = max(Counter(images.labels).values(), default=0)
+    if len(images) < N_PARITY_IMAGES or most < MIN_POSITIVES:
+        raise DatasetError(
+            f"There are {len(images)} images to learn from, at most {most} of one label; wanted "
+            f"{N_PARITY_IMAGES} or more, and a label with {MIN_POSITIVES}. Add images."
+        )
+
+
+def _whiten(encoder: MetricEncoder, images: LabelledImages, labels: Tensor) -> None:
+    """Make the learned whitening of the features of ``images`` the last layer."""
+    dim, n_features = encoder.last_layer.out_features, encoder.trunk.n_features
+    if dim > n_features:
+        raise ConfigError(
+            f"network.embedding_dim = {dim}, but the trunk has {n_features} features; whitening "
+            "adds none. Ask for fewer dimensions."
+        )
+    weight = learned_whitening(feature_blocks(encoder, images), labels, dim)
+    with torch.no_grad():
+        encoder.last_layer.weight.copy_(weight)
+        encoder.last_layer.bias.zero_()

@@ -1,0 +1,269 @@
+"""The curvature summed over all N² pairs of a data set, exactly, in memory linear in N.
+
+Row i of a data set has the Jacobian dz_i/dW, with z = h/‖h‖, P = I - z zᵀ and r = ‖h‖. Every term
+that keeps to one image i needs its partners j only through two sums, Σ_j y_ij and Σ_j y_ij z_j
+(cos(h_i, h_j) = z_iᵀ z_j is linear in the partner), so that pairs cost one blocked N x N comparison
+and the F features enter once, as Aᵀ (φ∘φ). The terms that join i and j factorise within a class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from index_builder.networks.feature_blocks import FeatureBlocks
+from index_builder.posteriors.laplace.curvature import Curvature, Split
+from index_builder.posteriors.laplace.feature_blocks import checked_blocks, gather, project
+from index_builder.posteriors.laplace.targets import AnchorTargets
+
+_ROWS = 1024
+"""Rows of a block of the N x N comparison: 4 MB in float32, which stays in the cache."""
+
+_ROUNDINGS = 8
+"""In units of the last place: sums of weights this close to zero are zero."""
+
+_PRODUCTS = 256
+"""Sums that are taken at once: enough for the features to be read seldom."""
+
+
+def fixed_curvature(
+    features: FeatureBlocks,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: AnchorTargets,
+    *,
+    split: Split,
+    margin: float,
+) -> Curvature:
+    """Diagonal curvature of `fixed` over all ordered pairs, before it is cut off at zero.
+
+    Each image moves while its partners stay: Σ_ij 2 y_ij J_iᵀ [∇²_i L(z_i, z_j)] J_i, Warburg et
+    al. 2023, Eq. 102, corrected: y enters once and pairs i = i are left out. For classes of equal
+    size, where y_ij = y_ji, it is the second derivative of L(sg z_i, z_j) + L(z_i, sg z_j) -
+    sg L(z_i, z_j), which keeps value and gradient of the loss, unlike Eq. 100, which halves the
+    gradient. For others each pair counts twice for its anchor i, as in Eq. 109, which keeps the sum
+    non-negative.
+
+    Parameters
+    ----------
+    features : re-iterable blocks of φ, read twice.
+    labels : (N,) int64.
+    weight, bias : (D, F), (D,); the last layer. Its dtype and device are used throughout.
+    targets : of the data set.
+    split : see `Split`.
+    margin : distance on the unit sphere up to which a negative is inside, in (0, 2].
+    """
+    h = project(features, weight, bias, len(labels))
+    norms = h.norm(dim=1, keepdim=True)
+    z = h / norms
+    pull = fixed_pull(z, labels, targets, split=split, margin=margin)
+    own = own_terms(z, pull, split) / norms**2
+    total_weight, first = torch.zeros_like(weight), 0
+    for block in checked_blocks(features, weight, len(labels)):
+        total_weight.addmm_(own[first : first + len(block)].T, block.square())
+        first += len(block)
+    return Curvature(total_weight, own.sum(0))
+
+
+def positives_curvature(
+    features: FeatureBlocks,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: AnchorTargets,
+    *,
+    split: Split,
+    max_bytes: int = 2**30,
+) -> Curvature:
+    """Diagonal curvature of `positives` over all ordered pairs of a label, Warburg et al. Eq. 99.
+
+    The pairs of an image with itself are summed along, because their terms cancel exactly; the
+    targets do not count them. The cost is N D F R products, where R is the number of directions
+    that a class takes up, at most D and at most its size.
+
+    Parameters
+    ----------
+    features : re-iterable blocks of φ; read once, and once more for each group of classes that
+        fits into `max_bytes`.
+    labels, weight, bias, targets, split : as in `fixed_curvature`.
+    max_bytes : memory for the features of a group of classes; a larger class makes its own group.
+    """
+    h = project(features, weight, bias, len(labels))
+    norms = h.norm(dim=1, keepdim=True)
+    z = h / norms
+    own = own_terms(z, positives_pull(z, labels, targets, split=split), split) / norms**2
+    total = Curvature(torch.zeros_like(weight), own.sum(0))
+    for group in class_groups(labels, max_bytes // (weight.shape[1] * weight.element_size())):
+        gathered = gather(features, weight, torch.cat(group), len(labels))
+        parts = torch.split(gathered, [len(rows) for rows in group])
+        for rows, phi in zip(group, parts, strict=True):
+            total.weight.addmm_(own[rows].T, phi.square())
+            phi.div_(norms[rows])  # in place: the largest array of the fit is not doubled
+            y = 2 * float(targets.positive[rows[0]])
+            inner = coordinates_of(z[rows])
+            total.weight.sub_(_joint_terms(z[rows], inner, phi), alpha=y)
+            total.bias.sub_(_joint_terms(z[rows], inner, 1 / norms[rows])[:, 0], alpha=y)
+    return total
+
+
+def fixed_pull(
+    z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split, margin: float
+) -> Tensor:
+    """Sum over the partners of each image of what its own terms need, with all of y: `fixed`.
+
+    Parameters
+    ----------
+    z : (N, D), unit directions.
+    labels, targets, split, margin : as in `fixed_curvature`.
+
+    Returns
+    -------
+    2 Σ_j y_ij (N, 1) for `euclidean`, 2 Σ_j y_ij z_j (N, D) for `arccos`.
+    """
+    inside = _inside_margin_sums(z, labels, margin, with_directions=split == "arccos")
+    twice_positive, twice_negative = 2 * targets.positive[:, None], 2 * targets.negative[:, None]
+    if split == "arccos":
+        return twice_positive * (_class_sums(z, labels) - z) - twice_negative * inside
+    pull = twice_positive * (targets.class_size - 1)[:, None]
+    total = pull - twice_negative * inside
+    # What is left where every negative is inside is rounding, which a prior would be tuned on.
+    total[total.abs() < _ROUNDINGS * torch.finfo(total.dtype).eps * pull] = 0
+    return total
+
+
+def positives_pull(z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split) -> Tensor:
+    """Sum as in `fixed_pull`, over positives alone and with each image as its own partner."""
+    twice_positive = 2 * targets.positive[:, None]
+    if split == "arccos":
+        return twice_positive * _class_sums(z, labels)
+    return twice_positive * targets.class_size[:, None]
+
+
+def own_terms(z: Tensor, pull: Tensor, split: Split) -> Tensor:
+    """‖h_i‖² times the diagonal of what moving image i alone contributes, (N, D).
+
+    Parameters
+    ----------
+    z : (N, D), unit directions.
+    pull : Σ_j y_ij (N, 1) for `euclidean`, Σ_j y_ij z_j (N, D) for `arccos`.
+    split : see `Split`.
+    """
+    return arccos_own_terms(z, pull) if split == "arccos" else pull * (1 - z**2)
+
+
+def arccos_own_terms(z: Tensor, partners: Tensor) -> Tensor:
+    """‖h_i‖² times the diagonal of Σ_j y_ij ∇²_i (1 - cos(h_i, h_j)), for all i.
+
+    Warburg et al. 2023, Eq. 95, in column form: y (c I + u₁u₂ᵀ + u₂u₁ᵀ - 3 c u₁u₁ᵀ) / ‖h₁‖².
+
+    Parameters
+    ----------
+    z : (N, D), unit directions u₁.
+    partners : (N, D), Σ_j y_ij z_j.
+    """
+    cosines = (z * partners).sum(1, keepdim=True)
+    return cosines * (1 - 3 * z**2) + 2 * z * partners
+
+
+def _inside_margin_sums(
+    z: Tensor, labels: Tensor, margin: float, *, with_directions: bool
+) -> Tensor:
+    """For each row, over the rows of another label inside the margin: their number, or Σ_j z_j.
+
+    ‖z_i - z_j‖ ≤ m is z_iᵀ z_j ≥ 1 - m²/2. The rows are sorted by label, so that pairs of one
+    label are rectangles, and each block stands for its mirror image too.
+
+    Returns
+    -------
+    (N, 1), or (N, D) with directions.
+    """
+    order = torch.argsort(labels, stable=True)
+    z, ends = z[order], torch.unique_consecutive(labels[order], return_counts=True)[1].cumsum(0)
+    limits = [0, *ends.tolist()]
+    summed = z if with_directions else torch.ones_like(z[:, :1])
+    sums = torch.zeros_like(summed)
+    for top in range(0, len(z), _ROWS):
+        rows = slice(top, min(top + _ROWS, len(z)))
+        for left in range(top, len(z), _ROWS):
+            columns = slice(left, min(left + _ROWS, len(z)))
+            inside = z[rows] @ z[columns].T
+            torch.ge(inside, 1 - margin**2 / 2, out=inside)
+            for lower, upper in pairwise(limits):
+                if lower < rows.stop and upper > rows.start and upper > columns.start:
+                    inside[
+                        max(lower - top, 0) : upper - top, max(lower - left, 0) : upper - left
+                    ] = 0
+            sums[rows] += inside @ summed[columns]
+            if left > top:
+                sums[columns] += inside.T @ summed[rows]
+    unsorted = torch.empty_like(sums)
+    unsorted[order] = sums
+    return unsorted
+
+
+def _joint_terms(z: Tensor, coordinates: Tensor, scaled: Tensor) -> Tensor:
+    """Σ_ij (P_i P_j)_dd φ_if φ_jf / (‖h_i‖ ‖h_j‖) over the rows of one class, i = j included.
+
+    (P_i P_j)_dd = 1 - z_id² - z_jd² + (z_iᵀ z_j) z_id z_jd. With z_iᵀ z_j = Σ_k c_ik c_jk every
+    term is a product of sums over single rows, the last Σ_k (Σ_i z_id c_ik φ_if / ‖h_i‖)².
+
+    Parameters
+    ----------
+    z : (n, D), unit directions.
+    coordinates : (n, R), c.
+    scaled : (n, F), φ / ‖h‖, or 1 / ‖h‖ for the bias.
+
+    Returns
+    -------
+    (D, F)
+    """
+    class_sum, rank = scaled.sum(0), coordinates.shape[1]
+    joint = class_sum * (class_sum - 2 * (z**2).T @ scaled)
+    step = max(1, _PRODUCTS // rank)
+    for lower in range(0, z.shape[1], step):
+        products = z[:, lower : lower + step, None] * coordinates[:, None]
+        sums = products.flatten(1).T @ scaled
+        joint[lower : lower + step] += sums.square_().view(-1, rank, scaled.shape[1]).sum(1)
+    return joint
+
+
+def coordinates_of(z: Tensor) -> Tensor:
+    """Few numbers for each row of a class that give the same inner products: (n, R), R ≤ D.
+
+    Coordinates along the principal directions of the class. Leaving out those beyond σ_r, the
+    r-th singular value of z, makes the joint terms smaller by at most σ_r² Σ_i z_id² (φ_if / r_i)²,
+    which relative to the n Σ_i (1 - z_id²) (φ_if / r_i)² that they are subtracted from is
+    σ_r² / n max z² / (1 - z²). What is below the rounding of that sum is left out; trained classes
+    are so narrow that single precision sees 6 to 12 of 128 directions (Fashion-MNIST).
+    """
+    left, singular, _ = torch.linalg.svd(z.double(), full_matrices=False)
+    eps = torch.finfo(z.dtype).eps
+    share = z.square() / (1 - z.square()).clamp_min(eps)
+    kept = singular.square() * (float(share.max()) / len(z)) > 8 * eps
+    kept[0] = True
+    coordinates: Tensor = left * singular
+    return coordinates[:, kept].to(z)
+
+
+def _class_sums(z: Tensor, labels: Tensor) -> Tensor:
+    """For each row, the sum of z over the rows of its label, itself included: (N, D)."""
+    values, inverse = torch.unique(labels, return_inverse=True)
+    return z.new_zeros(len(values), z.shape[1]).index_add_(0, inverse, z)[inverse]
+
+
+def class_groups(labels: Tensor, max_rows: int) -> Iterator[list[Tensor]]:
+    """Rows of each class that has a pair, classes grouped so that a group has few rows."""
+    sizes = torch.unique(labels, return_counts=True)[1].tolist()
+    group: list[Tensor] = []
+    for rows in torch.split(torch.argsort(labels, stable=True), sizes):
+        if group and sum(map(len, group)) + len(rows) > max_rows:
+            yield group
+            group = []
+        if len(rows) > 1:
+            group.append(rows)
+    if group:
+        yield group

@@ -1,0 +1,115 @@
+"""Which curvature is asked for, and the diagonal of it that may be kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
+
+Structure = Literal["kronecker", "diagonal"]
+"""What is kept of a curvature: two factors (see `kronecker`), or its diagonal (Warburg et al.)."""
+
+Approximation = Literal["full", "positives", "fixed"]
+"""How a curvature that negatives make indefinite is kept positive (Warburg et al. 2023, App. F.3).
+
+`full` keeps every term and cuts the sum off at zero (Eq. 98), `positives` drops the negative pairs
+(Eq. 99), `fixed` moves one image of a pair at a time (Eq. 100-102, corrected)."""
+
+Split = Literal["euclidean", "arccos"]
+"""Where the l2-normalisation goes in the Gauss-Newton split (Warburg et al. 2023, Eq. 80-93).
+
+`euclidean` counts it to the network, `arccos` to the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curvature:
+    """Diagonal of the generalised Gauss-Newton matrix of a last layer h = W φ + b.
+
+    Attributes
+    ----------
+    weight : (D, F), second derivatives by the entries of W.
+    bias : (D,), second derivatives by b.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __post_init__(self) -> None:
+        if self.weight.ndim != 2 or self.bias.shape != self.weight.shape[:1]:
+            raise ValueError(f"{self.weight.shape=} and {self.bias.shape=}, wanted (D, F) and (D,)")
+
+    @classmethod
+    def zeros_like(cls, weight: Tensor) -> Curvature:
+        """No curvature, for a layer with weight (D, F)."""
+        return cls(torch.zeros_like(weight), torch.zeros_like(weight[:, 0]))
+
+    def __add__(self, other: Curvature) -> Curvature:
+        return Curvature(self.weight + other.weight, self.bias + other.bias)
+
+    def __mul__(self, factor: float) -> Curvature:
+        return Curvature(self.weight * factor, self.bias * factor)
+
+    @property
+    def n_parameters(self) -> int:
+        """Weights and biases."""
+        return self.weight.numel() + self.bias.numel()
+
+    @property
+    def mean(self) -> float:
+        """Mean second derivative by a weight or bias."""
+        return float(self._entries().mean())
+
+    @property
+    def largest(self) -> float:
+        """Largest second derivative."""
+        return float(self._entries().max())
+
+    @property
+    def share_zero(self) -> float:
+        """Share of the weights and biases without any curvature."""
+        return float((self._entries() == 0).double().mean())
+
+    def prior_share(self, prior_precision: float) -> float:
+        """Return the share of the precision, summed over the weights, that is the prior's."""
+        return prior_precision / (prior_precision + self.mean)
+
+    def log_determinant(self, prior_precision: float) -> float:
+        """Return Σ log(1 + H / λ)."""
+        return float(torch.log1p(self._entries() / prior_precision).sum())
+
+    def n_determined(self, prior_precision: float) -> float:
+        """Return Σ H / (H + λ): MacKay's γ, the number of well-determined parameters."""
+        entries = self._entries()
+        return float((entries / (entries + prior_precision)).sum())
+
+    def squared_norm(self, weight: Tensor, bias: Tensor) -> float:
+        """Return ‖θ‖², what the prior precision is multiplied by in the prior's exponent."""
+        return float(weight.double().square().sum() + bias.double().square().sum())
+
+    def posterior(self, weight: Tensor, bias: Tensor, prior_precision: float) -> LastLayerPosterior:
+        """Return N(θ, 1 / (H + λ)), entry by entry: Warburg et al. 2023, Eq. 65.
+
+        Parameters
+        ----------
+        weight, bias : (D, F), (D,); the mean.
+        prior_precision : λ > 0.
+        """
+        return LastLayerPosterior(
+            weight, bias, 1 / (self.weight + prior_precision), 1 / (self.bias + prior_precision)
+        )
+
+    def _entries(self) -> Tensor:
+        """All entries in double precision."""
+        return torch.cat([self.weight.flatten(), self.bias]).double()
+
+    def rectified(self) -> Curvature:
+        """Cut off at zero, which keeps a diagonal positive semi-definite.
+
+        Warburg et al. 2023, Eq. 98 and Prop. F.1. It belongs after the sum over the data set:
+        cutting every minibatch biases the sum upwards.
+        """
+        return Curvature(self.weight.clamp_min(0), self.bias.clamp_min(0))

@@ -1,0 +1,258 @@
+"""The post-hoc Laplace posterior of a trained last layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from index_builder.networks.feature_blocks import FeatureBlocks
+from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
+from index_builder.posteriors.laplace.kronecker import PartialTraces, PriorScale
+from index_builder.posteriors.laplace.kronecker_pairs import (
+    feature_basis,
+    fixed_traces,
+    positives_traces,
+)
+from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
+from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
+from index_builder.posteriors.laplace.minibatches import (
+    MinibatchPlan,
+    estimated,
+    minibatch_curvature,
+    minibatch_traces,
+)
+from index_builder.posteriors.laplace.prior import (
+    PRIOR_FRACTION,
+    FeltCurvature,
+    PriorSearch,
+    evidence_curve,
+    log_marginal_likelihood,
+    relative_prior_precision,
+    tune_prior_precision,
+)
+from index_builder.posteriors.laplace.targets import AnchorTargets, TargetScaling, anchor_targets
+
+PriorChoice = Literal["caller", "curvature", "marginal_likelihood", "validation"]
+"""What decided on a prior precision."""
+
+LaplacePosterior = LastLayerPosterior | KroneckerPosterior
+
+
+@dataclass(frozen=True, slots=True)
+class LaplaceFit:
+    """A posterior and how it came about.
+
+    Attributes
+    ----------
+    posterior : N(θ, temperature / (data_scale H + prior_precision)).
+    curvature : H ≥ 0 for targets that sum to one; the data scale is not in it.
+    prior_precision : inverse variance of each weight before data.
+    prior_chosen_by : what decided on the prior precision.
+    prior_search : the criterion around that choice; the evidence, unless validation decided.
+    data_scale : what H is multiplied by, to behave as a sum over the data.
+    log_marginal_likelihood : evidence of the prior precision, without its constant data term.
+    temperature : below 1 where the images say more than as many observations would.
+    temperature_search : the criterion around it, where validation decided.
+    """
+
+    posterior: LaplacePosterior
+    curvature: FeltCurvature
+    prior_precision: float
+    prior_chosen_by: PriorChoice
+    prior_search: PriorSearch
+    data_scale: float
+    log_marginal_likelihood: float
+    temperature: float = 1.0
+    temperature_search: PriorSearch | None = None
+
+    def tempered(self, temperature: float) -> LaplaceFit:
+        """The same curvature and prior, at another temperature."""
+        posterior = self.posterior.tempered(temperature / self.temperature)
+        return replace(self, posterior=posterior, temperature=temperature)
+
+    @property
+    def structure(self) -> Structure:
+        """What is kept of the curvature."""
+        return "diagonal" if isinstance(self.curvature, Curvature) else "kronecker"
+
+    @property
+    def prior_share(self) -> float:
+        """The share of the precision, summed over the weights, that is the prior's."""
+        return (self.curvature * self.data_scale).prior_share(self.prior_precision)
+
+    def summary(self) -> dict[str, float]:
+        """H in three numbers."""
+        return {
+            "mean": self.curvature.mean,
+            "largest": self.curvature.largest,
+            "share_zero": self.curvature.share_zero,
+        }
+
+
+@torch.no_grad()
+def fit_laplace(
+    features: FeatureBlocks,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    structure: Structure = "kronecker",
+    approximation: Approximation = "fixed",
+    split: Split = "euclidean",
+    margin: float,
+    scaling: TargetScaling = "per_anchor",
+    prior_precision: float | None = None,
+    prior_chosen_by: Literal["curvature", "marginal_likelihood"] = "curvature",
+    prior_scale: PriorScale = "features",
+    data_scale: float | None = None,
+    generator: torch.Generator | None = None,
+    plan: MinibatchPlan | None = None,
+) -> LaplaceFit:
+    """Fit the Laplace posterior of a trained last layer h = W φ + b.
+
+    Warburg et al. 2023, Eq. 62-65, corrected: targets are O(1), so that the curvature H of the loss
+    does not grow with the data; it is multiplied by a stated data scale, and the prior is added
+    outside: covariance = (data_scale H + prior_precision)⁻¹.
+
+    Parameters
+    ----------
+    features : called once for each pass over the data, gives blocks (n, F) in row order.
+    labels : (N,) int64.
+    weight, bias : (D, F), (D,); the trained layer.
+    structure : two Kronecker factors (see `kronecker`), or the papers' diagonal.
+    approximation, split : which of the six curvatures.
+    margin : of the contrastive loss, distance on the unit sphere.
+    scaling : how pairs are weighted against each other.
+    prior_precision : None to choose it.
+    prior_chosen_by : relative to the mean curvature (`relative_prior_precision`), or the largest
+        marginal likelihood, where ``prior_precision`` is None.
+    prior_scale : see `PriorScale`; of a Kronecker factor alone.
+    data_scale : None for N, so that each image counts as one observation.
+    generator : draws the minibatches of `full`. Its sum over N² pairs does not factorise, so it is
+        estimated without bias from minibatches; `fixed` and `positives` are exact.
+    plan : of those minibatches; None for the default.
+
+    Raises
+    ------
+    DatasetError : there is no positive pair.
+    CalibrationError : no prior precision can be chosen, because the curvature is zero.
+    """
+    weight, bias, labels = weight.detach(), bias.detach(), labels.to(weight.device)
+    targets = anchor_targets(labels, scaling, weight.dtype)
+    layer = (features, labels, weight, bias, targets)
+    kept = partial(_diagonal, *layer) if structure == "diagonal" else partial(_traces, *layer)
+    return laplace_of_curvature(
+        weight,
+        bias,
+        kept(approximation, split, margin, generator, plan or MinibatchPlan()),
+        data_scale=float(len(labels)) if data_scale is None else data_scale,
+        prior_precision=prior_precision,
+        prior_chosen_by=prior_chosen_by,
+        prior_scale=prior_scale,
+    )
+
+
+def laplace_of_curvature(
+    weight: Tensor,
+    bias: Tensor,
+    curvature: Curvature | PartialTraces,
+    *,
+    data_scale: float,
+    prior_precision: float | None = None,
+    prior_chosen_by: Literal["curvature", "marginal_likelihood"] = "curvature",
+    prior_scale: PriorScale = "features",
+) -> LaplaceFit:
+    """The posterior of a trained layer whose curvature is known, as after online training.
+
+    Parameters
+    ----------
+    weight, bias : (D, F), (D,); the trained layer.
+    curvature : H, without the data scale; it is cut off at zero.
+    data_scale : what H is multiplied by.
+    prior_precision, prior_chosen_by, prior_scale : as in `fit_laplace`.
+
+    Raises
+    ------
+    CalibrationError : no prior precision can be chosen, because the curvature is zero.
+    """
+    felt: FeltCurvature
+    if isinstance(curvature, PartialTraces):
+        felt = curvature.rectified(prior_scale)
+    else:
+        felt = curvature.rectified()
+    scaled = felt * data_scale
+    chosen_by: PriorChoice = prior_chosen_by if prior_precision is None else "caller"
+    if chosen_by == "marginal_likelihood":
+        prior_precision = tune_prior_precision(scaled, weight, bias)
+    elif prior_precision is None:
+        structure = "diagonal" if isinstance(felt, Curvature) else "kronecker"
+        prior_precision = relative_prior_precision(scaled, PRIOR_FRACTION[structure])
+    return LaplaceFit(
+        posterior=scaled.posterior(weight, bias, prior_precision),
+        curvature=felt,
+        prior_precision=prior_precision,
+        prior_chosen_by=chosen_by,
+        prior_search=evidence_curve(scaled, weight, bias, prior_precision),
+        data_scale=data_scale,
+        log_marginal_likelihood=log_marginal_likelihood(scaled, weight, bias, prior_precision),
+    )
+
+
+def _diagonal(
+    features: FeatureBlocks,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: AnchorTargets,
+    approximation: Approximation,
+    split: Split,
+    margin: float,
+    generator: torch.Generator | None,
+    plan: MinibatchPlan,
+) -> Curvature:
+    """Diagonal over all pairs, exact or estimated."""
+    layer = (features, labels, weight, bias, targets)
+    if approximation == "fixed":
+        return fixed_curvature(*layer, split=split, margin=margin)
+    if approximation == "positives":
+        return positives_curvature(*layer, split=split)
+    generator = _needed(generator)
+    return estimated(
+        minibatch_curvature, *layer, plan, margin=margin, split=split, generator=generator
+    )
+
+
+def _traces(
+    features: FeatureBlocks,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: AnchorTargets,
+    approximation: Approximation,
+    split: Split,
+    margin: float,
+    generator: torch.Generator | None,
+    plan: MinibatchPlan,
+) -> PartialTraces:
+    """Partial traces over all pairs, exact or estimated."""
+    layer = (features, labels, weight, bias, targets)
+    if approximation == "full":
+        generator = _needed(generator)
+        return estimated(
+            minibatch_traces, *layer, plan, margin=margin, split=split, generator=generator
+        )
+    basis = feature_basis(features, weight, bias, len(labels))
+    if approximation == "fixed":
+        return fixed_traces(*layer, split=split, margin=margin, basis=basis)
+    return positives_traces(*layer, split=split, basis=basis)
+
+
+def _needed(generator: torch.Generator | None) -> torch.Generator:
+    if generator is None:
+        raise ValueError("`full` is estimated from random minibatches: give a generator")
+    return generator

@@ -1,0 +1,292 @@
+r"""The Kronecker-factored curvature of a last layer h = W φ + b, from its two partial traces.
+
+Write φ̃ = (φ, 1), so that W̃ = (W, b) is one D × (F + 1) matrix and the bias one more feature. A pair
+of images with target y contributes to the generalised Gauss-Newton matrix (Warburg et al. 2023,
+Eq. 71-97; with r = ‖h‖, z = h / r and P = I - z zᵀ)
+
+    y (M_i ⊗ ψ_i ψ_iᵀ + M_j ⊗ ψ_j ψ_jᵀ - 2 P_i P_j ⊗ ψ_i ψ_jᵀ),  ψ = φ̃ / r
+
+where M = P for the Euclidean split, M_i = c I + z_i z_jᵀ + z_j z_iᵀ - 3 c z_i z_iᵀ for the arccos
+split, with c = z_iᵀ z_j, and ``fixed`` leaves out the last term. The sum G over all pairs is a sum
+of Kronecker products and not one itself. With tr_D and tr_F the traces over outputs and features,
+it is approximated by the product that has the same partial traces as the precision G + λ I:
+
+    A + λ I,   A = tr_D(G) / D                        the mean of the D diagonal blocks of G
+    B = (1 - π) D tr_F(G) / tr(G) + π I,   π = λ / (λ + mean eigenvalue of A)
+
+So W̃ is matrix normal with the covariance B⁻¹ over its rows and (A + λ)⁻¹ over its columns, and an
+embedding is z | φ ~ N(W φ + b, s B⁻¹) with the scalar s = φ̃ᵀ (A + λ)⁻¹ φ̃. It would be exact if
+all images had M / r² = I up to one factor; what it leaves out is which outputs an image's own
+direction z keeps uncertain. As λ grows it becomes the prior's: s = ‖φ̃‖² / λ and B = I.
+
+The prior may also know the scale of each feature: λ T for λ I, with T diagonal, t_f = A_ff over its
+mean. This is λ I for features divided by t_f^½. A prior that is the same for all features makes the
+directions that no training image has taken, of which a wide network has many, count by the feature
+norm; with T, what is unusual for a feature counts, whatever its unit (measured in README).
+
+The traces are linear in G, so that sums over pairs, minibatches and steps are exact; nothing is cut
+off at zero until a posterior is formed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
+
+_LOST = 0.01
+"""Eigenvectors are left out as long as no variance changes by more than this part of itself."""
+
+_LEAST_SCALE = 0.1
+"""Smallest t_f, of the mean: a feature that hardly ever fired must not decide alone. Of 0.001 to
+0.3 the middle: below, wrong first results are told apart less well, above, corrupted pictures."""
+
+MAX_RANK = 512
+"""Directions of the features that are kept where not all are."""
+
+_JOINED_RANK = 256
+"""Likewise where bases are added up at each step of training, which costs their square."""
+
+PriorScale = Literal["features", "isotropic"]
+"""Whether the prior precision of a weight is in units of its feature's curvature, or the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialTraces:
+    """What is kept of a curvature G: linear in it, and not cut off at zero.
+
+    Attributes
+    ----------
+    features : (K, K), Qᵀ tr_D(G) Q, float64.
+    outputs : (D, D), tr_F(G), float64; its trace is that of G.
+    diagonal : (F + 1,), of tr_D(G), float64.
+    basis : Q (F + 1, K), orthonormal columns; None for all of the F + 1 dimensions.
+    """
+
+    features: Tensor
+    outputs: Tensor
+    diagonal: Tensor
+    basis: Tensor | None = None
+
+    @classmethod
+    def zeros_like(cls, weight: Tensor, basis: Tensor | None = None) -> PartialTraces:
+        """No curvature, for a layer with weight (D, F)."""
+        dim, width = weight.shape[0], weight.shape[1] + 1
+        size = width if basis is None else basis.shape[1]
+        double: dict[str, Any] = {"dtype": torch.float64, "device": weight.device}
+        return cls(
+            torch.zeros(size, size, **double),
+            torch.zeros(dim, dim, **double),
+            torch.zeros(width, **double),
+            basis,
+        )
+
+    def __add__(self, other: PartialTraces) -> PartialTraces:
+        """Sum; of different bases, in the `_JOINED_RANK` directions that matter most to it."""
+        if self.basis is other.basis:
+            features, basis = self.features + other.features, self.basis
+        else:
+            features, basis = self._joined(other)
+        return PartialTraces(
+            features, self.outputs + other.outputs, self.diagonal + other.diagonal, basis
+        )
+
+    def __mul__(self, factor: float) -> PartialTraces:
+        return PartialTraces(
+            self.features * factor, self.outputs * factor, self.diagonal * factor, self.basis
+        )
+
+    def _joined(self, other: PartialTraces) -> tuple[Tensor, Tensor]:
+        """Feature trace and basis of a sum over two bases."""
+        if self.basis is None or other.basis is None:
+            raise ValueError("one curvature has a basis of its features, the other has none")
+        both, mixed = torch.linalg.qr(torch.cat([self.basis, other.basis], 1))
+        mixed = mixed.double()
+        ours, theirs = mixed.split([self.basis.shape[1], other.basis.shape[1]], 1)
+        features = ours @ self.features @ ours.T + theirs @ other.features @ theirs.T
+        if len(features) <= _JOINED_RANK:
+            return features, both
+        values, vectors = torch.linalg.eigh(features)
+        kept = values.abs().topk(_JOINED_RANK).indices
+        return torch.diag(values[kept]), both @ vectors[:, kept].to(both)
+
+    def rectified(self, prior_scale: PriorScale = "features") -> KroneckerCurvature:
+        """The factors, with eigenvalues below zero cut off: the nearest semi-definite ones."""
+        dim, width = len(self.outputs), len(self.diagonal)
+        diagonal = self.diagonal.clamp_min(0)
+        scale = torch.ones_like(diagonal)
+        mean = diagonal.mean()
+        if prior_scale == "features" and float(mean) > 0:
+            scale = (diagonal / mean).clamp_min(_LEAST_SCALE).rsqrt()
+        features, basis = self.features, None
+        if self.basis is None:
+            features = scale[:, None] * features * scale
+        else:
+            basis, mixed = torch.linalg.qr(scale[:, None] * self.basis.double())
+            features = mixed @ features @ mixed.T
+        values, vectors = torch.linalg.eigh((features + features.T) / (2 * dim))
+        n_left = width - len(values)
+        left = float((self.diagonal * scale.square()).sum() - features.trace()) / dim
+        of_outputs, output_vectors = torch.linalg.eigh((self.outputs + self.outputs.T) / 2)
+        return KroneckerCurvature(
+            scale=scale,
+            directions=(vectors if basis is None else basis @ vectors).flip(1),
+            values=_without_noise(values.flip(0)),
+            rest=max(left, 0.0) / n_left if n_left else 0.0,
+            output_directions=output_vectors,
+            output_values=_without_noise(of_outputs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KroneckerCurvature:
+    """A curvature G ≈ B ⊗ A ≥ 0 of a last layer, by the eigenvectors of its factors.
+
+    Attributes
+    ----------
+    scale : (F + 1,), t^-½, that features are multiplied by, so that the prior is isotropic in them;
+        the bias is the last feature.
+    directions : (F + 1, K), orthonormal eigenvectors of A, of scaled features.
+    values : (K,), their eigenvalues, descending.
+    rest : the eigenvalue of A in all other directions.
+    output_directions : (D, D), eigenvectors of B.
+    output_values : (D,), their eigenvalues, in any unit.
+    """
+
+    scale: Tensor
+    directions: Tensor
+    values: Tensor
+    rest: float
+    output_directions: Tensor
+    output_values: Tensor
+
+    def __mul__(self, factor: float) -> KroneckerCurvature:
+        return KroneckerCurvature(
+            self.scale,
+            self.directions,
+            self.values * factor,
+            self.rest * factor,
+            self.output_directions,
+            self.output_values,
+        )
+
+    @property
+    def n_parameters(self) -> int:
+        """Weights and biases."""
+        return self.n_outputs * len(self.directions)
+
+    @property
+    def n_outputs(self) -> int:
+        """D."""
+        return len(self.output_values)
+
+    @property
+    def n_left(self) -> int:
+        """Directions of the features that have no eigenvector of their own."""
+        return len(self.directions) - len(self.values)
+
+    @property
+    def mean(self) -> float:
+        """Mean second derivative by a weight or bias, of scaled features."""
+        total = float(self.values.sum()) + self.n_left * self.rest
+        return total / len(self.directions)
+
+    @property
+    def largest(self) -> float:
+        """Largest eigenvalue of A."""
+        return float(self.values[0]) if len(self.values) else self.rest
+
+    @property
+    def share_zero(self) -> float:
+        """Share of the directions of the features without any curvature."""
+        zero = int((self.values == 0).sum()) + self.n_left * (self.rest == 0)
+        return zero / len(self.directions)
+
+    def prior_share(self, prior_precision: float) -> float:
+        """Return π, the share of the precision, summed over the weights, that is the prior's."""
+        return prior_precision / (prior_precision + self.mean)
+
+    def log_determinant(self, prior_precision: float) -> float:
+        """Return log det(precision / λ) over all D (F + 1) weights."""
+        features = torch.log1p(self.values / prior_precision).sum()
+        features += self.n_left * torch.log1p(self.values.new_tensor(self.rest / prior_precision))
+        outputs = self._damped(prior_precision).log().sum()
+        return float(self.n_outputs * features + len(self.directions) * outputs)
+
+    def n_determined(self, prior_precision: float) -> float:
+        """Return -d `log_determinant` / d log λ: MacKay's γ, the well-determined parameters."""
+        share = self.prior_share(prior_precision)
+        damped = self._damped(prior_precision)
+        change = share * (1 - share) * ((1 - self._unit_outputs()) / damped).sum()
+        determined = (self.values / (self.values + prior_precision)).sum()
+        determined += self.n_left * self.rest / (self.rest + prior_precision)
+        return float(self.n_outputs * determined - len(self.directions) * change)
+
+    def posterior(self, weight: Tensor, bias: Tensor, prior_precision: float) -> KroneckerPosterior:
+        """Return the matrix normal posterior of a layer, (D, F) and (D,).
+
+        Eigenvectors are left out from the smallest on, and share their mean eigenvalue with the
+        rest, as long as that changes no variance by more than a hundredth.
+        """
+        kept = self._kept(prior_precision)
+        dropped = self.values[kept:]
+        n_left = self.n_left + len(dropped)
+        rest = (self.n_left * self.rest + float(dropped.sum())) / n_left if n_left else 0.0
+        outputs = self.output_directions / self._damped(prior_precision).sqrt()
+        return KroneckerPosterior(
+            weight_mean=weight,
+            bias_mean=bias,
+            feature_scale=self.scale.to(weight),
+            directions=self.directions[:, :kept].to(weight),
+            direction_variance=(1 / (self.values[:kept] + prior_precision)).to(weight),
+            rest_variance=weight.new_tensor(1 / (rest + prior_precision) if n_left else 0.0),
+            output_factor=outputs.to(weight),
+        )
+
+    def squared_norm(self, weight: Tensor, bias: Tensor) -> float:
+        """Return Σ t_f W̃_df², what the prior precision is multiplied by in the prior's exponent."""
+        layer = torch.cat([weight, bias[:, None]], 1).double() / self.scale
+        return float(layer.square().sum())
+
+    def _kept(self, prior_precision: float) -> int:
+        """How many eigenvectors the posterior needs, see `posterior`."""
+        values = self.values + prior_precision
+        if self.n_left:
+            values = torch.cat([values, values.new_full((1,), self.rest + prior_precision)])
+        counts = torch.ones_like(values)
+        if self.n_left:
+            counts[-1] = self.n_left
+        # Of all from k on: their mean, largest and smallest; values fall, but for the last perhaps.
+        sums, sizes = (x.flip(0).cumsum(0).flip(0) for x in (values * counts, counts))
+        mean = sums / sizes
+        smallest = values.flip(0).cummin(0).values.flip(0)
+        largest = values.flip(0).cummax(0).values.flip(0)
+        fits = torch.maximum(largest / mean - 1, mean / smallest - 1) <= _LOST
+        kept = int(fits.long().argmax())
+        # From half of them on, the product with what is left out costs more than it saves.
+        is_dear = not self.n_left and 2 * kept > len(self.values)
+        return len(self.values) if is_dear else kept
+
+    def _unit_outputs(self) -> Tensor:
+        """Eigenvalues of B_G, (D,), with mean 1; without curvature, 1."""
+        mean = self.output_values.mean()
+        if not float(mean) > 0:
+            return torch.ones_like(self.output_values)
+        return self.output_values / mean
+
+    def _damped(self, prior_precision: float) -> Tensor:
+        """Eigenvalues of B, (D,), > 0."""
+        share = self.prior_share(prior_precision)
+        return (1 - share) * self._unit_outputs() + share
+
+
+def _without_noise(values: Tensor) -> Tensor:
+    """Eigenvalues cut off at zero, and at what rounding of the largest leaves of a zero."""
+    if not len(values):
+        return values
+    floor = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
+    return torch.where(values > floor, values, 0.0)

@@ -1,0 +1,253 @@
+"""Loss and curvature of a minibatch, and the estimate of the whole from many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from index_builder.networks.feature_blocks import FeatureBlocks
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split
+from index_builder.posteriors.laplace.feature_blocks import gather
+from index_builder.posteriors.laplace.kronecker import PartialTraces
+from index_builder.posteriors.laplace.kronecker_pairs import pair_traces
+from index_builder.posteriors.laplace.pairs import pair_curvature
+from index_builder.posteriors.laplace.targets import AnchorTargets, minibatch_targets
+
+Sum = TypeVar("Sum", Curvature, PartialTraces)
+"""What is kept of a curvature while it is summed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MinibatchPlan:
+    """How minibatches are drawn: some labels uniformly, then some images of each.
+
+    Attributes
+    ----------
+    n_minibatches : how many.
+    n_labels : labels in each, at least 2; fewer where the data has fewer.
+    n_images : of each label, at least 2; fewer where a label has fewer.
+    """
+
+    n_minibatches: int = 256
+    n_labels: int = 8
+    n_images: int = 8
+
+    def __post_init__(self) -> None:
+        if self.n_minibatches < 1 or self.n_labels < 2 or self.n_images < 2:
+            raise ValueError(f"{self}: wanted 1 or more minibatches of 2 or more labels and images")
+
+    def draw(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
+        """Rows of each minibatch, without repetition within it.
+
+        Parameters
+        ----------
+        labels : (N,) int64, of the data set.
+        generator : on the CPU.
+        """
+        sizes = torch.unique(labels, return_counts=True)[1].tolist()
+        members = torch.split(torch.argsort(labels, stable=True), sizes)
+        minibatches = []
+        for _ in range(self.n_minibatches):
+            rows = []
+            for label in torch.randperm(len(members), generator=generator)[: self.n_labels]:
+                of_label = members[int(label)]
+                order = torch.randperm(len(of_label), generator=generator)[: self.n_images]
+                rows.append(of_label[order.to(labels.device)])
+            minibatches.append(torch.cat(rows))
+        return minibatches
+
+    def probability(self, targets: AnchorTargets, i: Tensor, j: Tensor, same: Tensor) -> Tensor:
+        """Probability that a minibatch holds both images of a pair.
+
+        Parameters
+        ----------
+        targets : for the sizes of the classes.
+        i, j : (P,) int64, rows of the targets.
+        same : (P,) bool, whether their labels are the same.
+        """
+        n_labels = min(self.n_labels, targets.n_classes)
+        size_i, size_j = targets.class_size[i], targets.class_size[j]
+        kept_i, kept_j = size_i.clamp_max(self.n_images), size_j.clamp_max(self.n_images)
+        second_given_first = torch.where(
+            same,
+            (kept_i - 1) / (size_i - 1).clamp_min(1),
+            (kept_j / size_j) * (n_labels - 1) / max(1, targets.n_classes - 1),
+        )
+        return second_given_first * (kept_i / size_i) * n_labels / targets.n_classes
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The data set that a minibatch was drawn from, and how.
+
+    Attributes
+    ----------
+    targets : of the data set, at the B rows of the minibatch.
+    plan : labels drawn uniformly, then images of each.
+    """
+
+    targets: AnchorTargets
+    plan: MinibatchPlan
+
+
+def minibatch_curvature(
+    features: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    margin: float,
+    approximation: Approximation,
+    split: Split,
+    drawn: Drawn | None = None,
+) -> Curvature:
+    """Curvature of all pairs of a minibatch, an unbiased estimate of the data set's.
+
+    Each pair is weighted by its target over its probability to be drawn (Horvitz and Thompson
+    1952). For classes of equal size this is Eq. 20 of Warburg et al. 2023, as `minibatch_targets`
+    has it; for others it stays unbiased, where Eq. 20 does not.
+
+    Parameters
+    ----------
+    features : (B, F)
+    labels : (B,) int64.
+    weight, bias : (D, F), (D,); the last layer.
+    margin : distance on the unit sphere.
+    approximation, split : which of the six curvatures. It is not cut off at zero.
+    drawn : from which data set; None for one whose classes are of equal size.
+    """
+    of_pairs = partial(
+        pair_curvature, features, weight, bias, approximation=approximation, split=split
+    )
+    embeddings = torch.addmm(bias, features, weight.T)
+    return _over_all_pairs(of_pairs, embeddings, labels, margin, approximation, drawn)
+
+
+def minibatch_traces(
+    features: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    margin: float,
+    approximation: Approximation,
+    split: Split,
+    drawn: Drawn | None = None,
+) -> PartialTraces:
+    """Partial traces of the same curvature; arguments as of `minibatch_curvature`."""
+    of_pairs = partial(
+        pair_traces, features, weight, bias, approximation=approximation, split=split
+    )
+    embeddings = torch.addmm(bias, features, weight.T)
+    return _over_all_pairs(of_pairs, embeddings, labels, margin, approximation, drawn)
+
+
+def _over_all_pairs(
+    of_pairs: Callable[..., Sum],
+    embeddings: Tensor,
+    labels: Tensor,
+    margin: float,
+    approximation: Approximation,
+    drawn: Drawn | None,
+) -> Sum:
+    """Sum over all pairs of a minibatch, with the targets that keep it unbiased."""
+    first, second = _distinct_pairs(len(labels), labels.device)
+    inside = _is_inside(embeddings, first, second, margin)
+    same = labels[first] == labels[second]
+    if drawn is None:
+        return of_pairs(first, second, minibatch_targets(same, inside, embeddings.dtype))
+    probability = drawn.plan.probability(drawn.targets, first, second, same)
+    forth = drawn.targets.of_pairs(first, same, inside) / probability
+    back = drawn.targets.of_pairs(second, same, inside) / probability
+    if approximation != "fixed":
+        return of_pairs(first, second, forth + back)
+    anchors, partners = torch.cat([first, second]), torch.cat([second, first])
+    return of_pairs(anchors, partners, torch.cat([forth, back]), anchored=True)
+
+
+def minibatch_loss(embeddings: Tensor, labels: Tensor, margin: float) -> Tensor:
+    """Contrastive loss of a minibatch, of which `minibatch_curvature` is the curvature.
+
+    Warburg et al. 2023, Eq. 21, with the third case of Eq. 11 corrected to ½ (m² - d²)₊, which is
+    continuous at the margin: the mean of ½ d² over positives plus that of ½ (m² - d²)₊ over
+    negatives.
+
+    Parameters
+    ----------
+    embeddings : (B, D), before normalisation.
+    labels : (B,) int64.
+    margin : m, distance on the unit sphere.
+    """
+    first, second = _distinct_pairs(len(labels), labels.device)
+    z = torch.nn.functional.normalize(embeddings)
+    half_squared = 1 - (z @ z.T)[first, second]
+    is_positive = labels[first] == labels[second]
+    slack = (margin**2 / 2 - half_squared).clamp_min(0)
+    paid = torch.where(is_positive, half_squared, slack)
+    inside = torch.ones_like(is_positive)
+    return (paid * minibatch_targets(is_positive, inside, paid.dtype).abs()).sum()
+
+
+def estimated(
+    of_minibatch: Callable[..., Sum],
+    features: FeatureBlocks,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: AnchorTargets,
+    plan: MinibatchPlan,
+    *,
+    margin: float,
+    split: Split,
+    generator: torch.Generator,
+) -> Sum:
+    """Unbiased estimate of the curvature `full` over all pairs, before it is cut off at zero.
+
+    Parameters
+    ----------
+    of_minibatch : `minibatch_curvature` or `minibatch_traces`.
+    features, labels, weight, bias, targets : of the data set; features are read once, and the rows
+        of all minibatches, at most n_minibatches n_labels n_images, are held in memory.
+    plan : how many minibatches, and how they are drawn.
+    margin, split : as in `minibatch_curvature`.
+    generator : draws the minibatches.
+    """
+    minibatches = plan.draw(labels, generator)
+    held, places = torch.unique(torch.cat(minibatches), return_inverse=True)
+    gathered = gather(features, weight, held, len(labels))
+
+    def one(rows: Tensor, place: Tensor) -> Sum:
+        return of_minibatch(
+            gathered[place],
+            labels[rows],
+            weight,
+            bias,
+            margin=margin,
+            approximation="full",
+            split=split,
+            drawn=Drawn(targets.of(rows), plan),
+        )
+
+    sizes = [len(rows) for rows in minibatches]
+    first, *others = zip(minibatches, torch.split(places, sizes), strict=True)
+    total = one(*first)
+    for rows, place in others:
+        total = total + one(rows, place)
+    return total * (1 / plan.n_minibatches)
+
+
+def _distinct_pairs(n_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """All (i, j) with i < j: the loss is symmetric, so that (j, i) would only count double."""
+    first, second = torch.triu_indices(n_rows, n_rows, offset=1, device=device)
+    return first, second
+
+
+def _is_inside(h: Tensor, first: Tensor, second: Tensor, margin: float) -> Tensor:
+    """Whether ‖z_i - z_j‖ ≤ m, which is z_iᵀ z_j ≥ 1 - m² / 2."""
+    z = torch.nn.functional.normalize(h)
+    return (z @ z.T)[first, second] >= 1 - margin**2 / 2

@@ -1,0 +1,189 @@
+"""Laplace during training: the curvature is averaged along, and the layer may be drawn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic
+
+import torch
+from torch import Tensor
+
+from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
+from index_builder.posteriors.laplace.kronecker import PartialTraces
+from index_builder.posteriors.laplace.kronecker_pairs import MAX_DENSE
+from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
+from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
+from index_builder.posteriors.laplace.minibatches import (
+    Drawn,
+    Sum,
+    minibatch_curvature,
+    minibatch_loss,
+    minibatch_traces,
+)
+from index_builder.posteriors.laplace.prior import FeltCurvature
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineLaplace(Generic[Sum]):
+    """What the training loop carries from step to step.
+
+    Warburg et al. 2023, Eq. 66-70, corrected: H ← (1 - α) H + α data_scale G with G the curvature
+    of a minibatch, so that H converges to the curvature of the data and not to G / α; the prior is
+    kept outside, where it is not forgotten. H starts at zero, and is divided by 1 - (1 - α)^t, the
+    weight of the t steps so far, as in Adam (Kingma & Ba 2015, sec. 3). It is cut off at zero only
+    where a posterior is formed.
+
+    Attributes
+    ----------
+    decayed : H, as in the recursion: a diagonal, or the partial traces of a Kronecker product.
+    n_steps : t.
+    data_scale : what G, whose targets sum to one, is multiplied by: the number of images.
+    prior_precision : inverse variance of each weight before data, > 0.
+    memory_factor : α in (0, 1]; about the last 1 / α minibatches are remembered.
+    initial_precision : ≥ 0, added where layers are drawn, and forgotten with (1 - α)^t. The entries
+        of an untrained layer are smaller than its posterior is wide: drawn layers would be noise
+        that nothing is learned from. (The authors' code begins with a curvature of 1e6.)
+    """
+
+    decayed: Sum
+    n_steps: int
+    data_scale: float
+    prior_precision: float
+    memory_factor: float
+    initial_precision: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.data_scale > 0 and self.prior_precision > 0 and 0 < self.memory_factor <= 1):
+            raise ValueError(
+                f"{self.data_scale=}, {self.prior_precision=}, {self.memory_factor=}: wanted the "
+                "first two positive, the last in (0, 1]"
+            )
+
+    @staticmethod
+    def start(
+        weight: Tensor,
+        *,
+        structure: Structure = "kronecker",
+        data_scale: float,
+        prior_precision: float,
+        memory_factor: float,
+        initial_precision: float = 0.0,
+    ) -> OnlineLaplace[Any]:
+        """Return the state before the first step, for a layer with this weight (D, F)."""
+        zero = no_curvature(structure, weight.detach())
+        return OnlineLaplace(zero, 0, data_scale, prior_precision, memory_factor, initial_precision)
+
+    @property
+    def average(self) -> Sum:
+        """Curvature of the data, data scale included, not cut off; zero before the first step."""
+        seen = 1 - (1 - self.memory_factor) ** self.n_steps
+        return self.decayed * (1 / seen if seen else 0.0)
+
+    @property
+    def curvature(self) -> FeltCurvature:
+        """Of the data, ≥ 0, data scale included. Features count alike, as in the training prior."""
+        average = self.average
+        if isinstance(average, PartialTraces):
+            return average.rectified("isotropic")
+        return average.rectified()
+
+    def posterior(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior | KroneckerPosterior:
+        """N(θ, 1 / (H + prior_precision)); before the first step, the prior's."""
+        return self.curvature.posterior(weight, bias, self.prior_precision)
+
+    def drawn_from(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior | KroneckerPosterior:
+        """What layers are drawn from: `posterior`, narrower while the initial precision lasts."""
+        left = self.initial_precision * (1 - self.memory_factor) ** self.n_steps
+        return self.curvature.posterior(weight, bias, self.prior_precision + left)
+
+    def updated(self, minibatch: Sum) -> OnlineLaplace[Sum]:
+        """Return the state after a step.
+
+        Parameters
+        ----------
+        minibatch : G, not cut off at zero; the average over sampled layers, if there are any.
+        """
+        kept, added = 1 - self.memory_factor, self.memory_factor * self.data_scale
+        return replace(
+            self, decayed=self.decayed * kept + minibatch * added, n_steps=self.n_steps + 1
+        )
+
+
+def no_curvature(structure: Structure, weight: Tensor) -> Curvature | PartialTraces:
+    """Zero, in what is kept of a curvature, for a layer with weight (D, F)."""
+    if structure == "diagonal":
+        return Curvature.zeros_like(weight)
+    if weight.shape[1] <= MAX_DENSE:
+        return PartialTraces.zeros_like(weight)
+    return PartialTraces.zeros_like(weight, weight.new_zeros(weight.shape[1] + 1, 0))
+
+
+def online_step(
+    state: OnlineLaplace[Sum],
+    features: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    margin: float,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    approximation: Approximation = "fixed",
+    split: Split = "euclidean",
+    drawn: Drawn | None = None,
+    n_samples: int = 0,
+    generator: torch.Generator | None = None,
+) -> tuple[OnlineLaplace[Sum], Tensor]:
+    """Update the curvature with a minibatch, and return what its gradient step minimises.
+
+    Warburg et al. 2023, Eq. 67-70, corrected: the step goes down the gradient, and the prior has a
+    part in it. The objective is E_q[L(θ)] + prior_precision ‖θ‖² / (2 data_scale), with L at θ
+    itself (the point form) or averaged over layers drawn from the present posterior q (the
+    expectation form, through which the gradient reaches the mean of q); G is taken where L is.
+
+    Parameters
+    ----------
+    state : before the step.
+    features : (B, F), from the network, with its graph.
+    labels : (B,) int64.
+    weight, bias : (D, F), (D,); the parameters of the layer.
+    margin, approximation, split, drawn : as in `minibatch_curvature`.
+    loss : L of embeddings (B, D) and labels; None for `minibatch_loss`, whose curvature is taken in
+        any case: the contrastive loss that trains better has the same minima of its positives.
+    n_samples : layers to draw; 0 for the point form.
+    generator : draws them; needed for the expectation form.
+
+    Returns
+    -------
+    state, objective : the state after the step; a scalar to call `backward` on.
+    """
+    if n_samples and generator is None:
+        raise ValueError(f"{n_samples=} layers are to be drawn, but there is no generator")
+    if n_samples and generator is not None:
+        weights, biases = state.drawn_from(weight, bias).sample(n_samples, generator)
+    else:
+        weights, biases = weight[None], bias[None]
+    loss = loss or partial(minibatch_loss, margin=margin)
+    objective = state.prior_precision / (2 * state.data_scale) * _squared_norm(weight, bias)
+    is_diagonal = isinstance(state.decayed, Curvature)
+    of_minibatch: Callable[..., Any] = minibatch_curvature if is_diagonal else minibatch_traces
+    total = state.decayed * 0.0
+    for w, b in zip(weights, biases, strict=True):
+        objective = objective + loss(torch.addmm(b, features, w.T), labels) / len(weights)
+        with torch.no_grad():
+            total = total + of_minibatch(
+                features,
+                labels,
+                w,
+                b,
+                margin=margin,
+                approximation=approximation,
+                split=split,
+                drawn=drawn,
+            )
+    return state.updated(total * (1 / len(weights))), objective
+
+
+def _squared_norm(weight: Tensor, bias: Tensor) -> Tensor:
+    return weight.square().sum() + bias.square().sum()

@@ -1,0 +1,92 @@
+"""Birds and cars: CUB-200-2011 and Cars-196, halved by class for zero-shot retrieval."""
+
+from __future__ import annotations
+
+from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
+
+from index_builder.datasets.images import from_files
+from index_builder.reproduction.datasets.official import Official, Origin, Publication
+from index_builder.reproduction.datasets.tables import rows_of
+from model_store.errors import DatasetError
+
+N_CUB_TRAIN, N_CARS_TRAIN = 100, 98
+"""Classes, the first by number, that may be learned from; those after them are the test's."""
+
+CUB = Publication(
+    "CUB-200-2011",
+    "CUB_200_2011",
+    "images/, images.txt, image_class_labels.txt and classes.txt (CUB_200_2011.tgz, unpacked)",
+    "https://www.vision.caltech.edu/datasets/cub_200_2011/",
+    {"train": (5_864, 100), "test": (5_924, 100)},
+)
+CARS = Publication(
+    "Cars-196",
+    "cars196",
+    "car_ims/ (car_ims.tgz, unpacked) and cars_annos.mat",
+    "https://ai.stanford.edu/~jkrause/cars/car_dataset.html, or one of its mirrors",
+    {"train": (8_054, 98), "test": (8_131, 98)},
+)
+
+
+def cub(origin: Origin) -> Official:
+    """CUB-200-2011 (Wah et al. 2011): parts ``train``, classes 1 to 100, and ``test``, 101 to 200.
+
+    The split of metric learning (Musgrave et al. 2020), which train_test_split.txt has no part in.
+
+    Raises
+    ------
+    DatasetError
+    """
+    classes = dict(rows_of(CUB.require(origin, "classes.txt"), 2))
+    class_of = dict(rows_of(CUB.require(origin, "image_class_labels.txt"), 2))
+    paths = dict(rows_of(CUB.require(origin, "images.txt"), 2))
+    try:
+        numbers = {name: int(class_of[image]) for image, name in paths.items()}
+        labels = {name: classes[str(number)] for name, number in numbers.items()}
+    except (KeyError, ValueError) as error:
+        raise DatasetError(
+            f"CUB-200-2011: image_class_labels.txt or classes.txt lacks {error}. Fetch them again."
+        ) from error
+    return _halved(CUB, origin, "images", numbers, labels, N_CUB_TRAIN)
+
+
+def cars(origin: Origin) -> Official:
+    """Cars-196 (Krause et al. 2013): parts ``train``, classes 1 to 98, and ``test``, 99 to 196.
+
+    Raises
+    ------
+    DatasetError
+    """
+    path = CARS.require(origin, "cars_annos.mat")
+    try:
+        content = loadmat(path, squeeze_me=True, struct_as_record=False)
+        names = [str(name) for name in content["class_names"]]
+        numbers = {
+            str(one.relative_im_path).removeprefix("car_ims/"): int(getattr(one, "class"))
+            for one in content["annotations"]
+        }
+        labels = {name: names[number - 1] for name, number in numbers.items()}
+    except (MatReadError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise DatasetError(f"{path} cannot be read ({error}). Fetch it again.") from error
+    return _halved(CARS, origin, "car_ims", numbers, labels, N_CARS_TRAIN)
+
+
+def _halved(
+    published: Publication,
+    origin: Origin,
+    folder: str,
+    numbers: dict[str, int],
+    labels: dict[str, str],
+    n_train: int,
+) -> Official:
+    """Parts by the number (from 1) of each image's class."""
+    root = published.require(origin, folder)
+    parts = {}
+    for part in ("train", "test"):
+        wanted = [
+            name for name, number in numbers.items() if (number <= n_train) == (part == "train")
+        ]
+        names, of_names = published.existing(origin, folder, wanted, labels.__getitem__)
+        parts[part] = from_files(root, names, of_names)
+    return published.checked(origin, parts)

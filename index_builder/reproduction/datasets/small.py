@@ -1,0 +1,159 @@
+"""Data sets of small images in few files: MNIST's kin, CIFAR-10, SVHN, Chars74K."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from torchvision import datasets
+
+from index_builder.datasets.idx import idx_dataset
+from index_builder.datasets.images import LabelledImages, from_arrays, joined
+from index_builder.reproduction.datasets.mosaic import tiles
+from index_builder.reproduction.datasets.official import Official, Origin, Publication
+from model_store.errors import DatasetError
+
+CIFAR10_LABELS = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+
+CIFAR10 = Publication(
+    "CIFAR-10",
+    "",
+    "cifar-10-batches-py/ (the Python version, unpacked), or cifar10/ with data_batch_1.webp to "
+    "data_batch_5.webp and test_batch.webp (lossless mosaics of 100 × 100 images) and labels.npz",
+    "https://www.cs.toronto.edu/~kriz/cifar.html, or let --download fetch it",
+    {"train": (50_000, 10), "test": (10_000, 10)},
+)
+SVHN = Publication(
+    "SVHN",
+    "svhn",
+    "test_32x32.mat",
+    "http://ufldl.stanford.edu/housenumbers/, or let --download fetch it",
+    {"test": (26_032, 10)},
+)
+CHARS74K = Publication(
+    "Chars74K",
+    "chars74k",
+    "chars74k_img_32x32_5000.webp (a lossless mosaic) and labels.npz",
+    "https://teodecampos.github.io/chars74k/",
+    {"all": (5_000, 36)},
+)
+
+
+def mnist_like(name: Literal["FashionMNIST", "MNIST"], origin: Origin) -> Official:
+    """Fashion-MNIST or MNIST: parts ``train`` and ``test``, by the official files, counted there.
+
+    Raises
+    ------
+    DatasetError
+    """
+    raw = origin.root / name / "raw"
+    if origin.download and not raw.is_dir():
+        _downloaded(getattr(datasets, name), name, root=str(origin.root))
+    if not raw.is_dir():
+        raise DatasetError(
+            f"{name}: {raw} is missing. Put the four official .gz files there, or let --download "
+            "fetch them."
+        )
+    parts = {
+        "train": idx_dataset(name, "train", raw),
+        "test": idx_dataset(name, "t10k", raw),
+    }
+    return Official(parts, {})
+
+
+def cifar10(origin: Origin) -> Official:
+    """CIFAR-10: parts ``train`` and ``test``.
+
+    Raises
+    ------
+    DatasetError
+    """
+    mosaics = origin.root / "cifar10"
+    if (mosaics / "labels.npz").is_file():
+        with np.load(mosaics / "labels.npz", allow_pickle=False) as file:
+            codes = {"train": file["train_labels"], "test": file["test_labels"]}
+        names = {
+            "train": [f"data_batch_{number}.webp" for number in range(1, 6)],
+            "test": ["test_batch.webp"],
+        }
+        pixels = {
+            part: np.concatenate(
+                [tiles(CIFAR10.require(origin, f"cifar10/{one}"), 32) for one in of]
+            )
+            for part, of in names.items()
+        }
+    else:
+        if not origin.download:
+            CIFAR10.require(origin, "cifar-10-batches-py")
+        sets = {
+            part: _downloaded(
+                datasets.CIFAR10,
+                "CIFAR-10",
+                root=str(origin.root),
+                train=part == "train",
+                download=origin.download,
+            )
+            for part in ("train", "test")
+        }
+        pixels = {part: np.asarray(one.data) for part, one in sets.items()}
+        codes = {part: np.asarray(one.targets) for part, one in sets.items()}
+    parts = {
+        part: from_arrays(
+            f"cifar10-{part}", pixels[part], [CIFAR10_LABELS[code] for code in codes[part]]
+        )
+        for part in ("train", "test")
+    }
+    return CIFAR10.checked(origin, parts)
+
+
+def svhn(origin: Origin) -> LabelledImages | None:
+    """The test part of SVHN, None where it is neither there nor to be fetched.
+
+    Raises
+    ------
+    DatasetError : it is damaged or cannot be downloaded.
+    """
+    if not (origin.root / "svhn" / "test_32x32.mat").is_file() and not origin.download:
+        return None
+    one = _downloaded(
+        datasets.SVHN,
+        "SVHN",
+        root=str(origin.root / "svhn"),
+        split="test",
+        download=origin.download,
+    )
+    pixels = np.ascontiguousarray(np.transpose(one.data, (0, 2, 3, 1)))
+    images = from_arrays("svhn-test", pixels, [str(code) for code in one.labels])
+    return SVHN.checked(origin, {"test": images}).parts["test"]
+
+
+def chars74k(origin: Origin) -> LabelledImages:
+    """Characters in natural scenes (de Campos et al. 2009), at 32 × 32.
+
+    Raises
+    ------
+    DatasetError
+    """
+    pixels = tiles(CHARS74K.require(origin, "chars74k_img_32x32_5000.webp"), 32)
+    with np.load(CHARS74K.require(origin, "labels.npz"), allow_pickle=False) as file:
+        labels = [str(code) for code in file["labels"]]
+    images = from_arrays("chars74k", pixels[: len(labels)], labels)
+    return CHARS74K.checked(origin, {"all": images}).parts["all"]
+
+
+def _downloaded(kind, name: str, **options):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN202 - torchvision has no types
+    options.setdefault("download", True)
+    try:
+        return kind(**options)
+    except (OSError, RuntimeError) as error:
+        raise DatasetError(
+            f"{name} cannot be read or fetched ({error}). Put its official files below "
+            f"{options['root']}."
+        ) from error
+
+
+def both(official: Official) -> LabelledImages:
+    """All parts, one after the other."""
+    return joined(*official.parts.values())

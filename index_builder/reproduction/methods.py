@@ -1,0 +1,156 @@
+"""Methods of the papers by name: what each changes in the configuration of a build.
+
+A comparison takes one configuration, of data and network, and `METHODS`; `configured` makes of the
+two the configuration of each method, as a reader would write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from index_builder.configuration.build import BuildConfig, in_words
+from index_builder.configuration.posterior import LaplaceConfig
+from model_store.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method, as what it changes in a configuration.
+
+    Attributes
+    ----------
+    title : for a table.
+    posterior : the whole table `[posterior]`.
+    network : keys of `[network]`.
+    small_cnn : further keys of `[network]`, where the trunk is the papers' own.
+    post_hoc : the encoder is that of ``deterministic``: where its checkpoint is given, no training
+        is repeated.
+    """
+
+    title: str
+    posterior: Mapping[str, Any]
+    network: Mapping[str, Any] = field(default_factory=dict)
+    small_cnn: Mapping[str, Any] = field(default_factory=dict)
+    post_hoc: bool = False
+
+
+def _laplace(approximation: str, split: str) -> dict[str, Method]:
+    """Post-hoc and online Laplace with one of the six curvatures, its diagonal as in the papers."""
+    suffix = "" if split == "euclidean" else f"_{split}"
+    curvature = {"structure": "diagonal", "approximation": approximation, "split": split}
+    return {
+        f"lam_posthoc_{approximation}{suffix}": Method(
+            f"Laplace, {approximation}, {split}",
+            {"method": "laplace", **curvature},
+            post_hoc=True,
+        ),
+        f"lam_online_{approximation}{suffix}": Method(
+            f"online Laplace, {approximation}, {split}", {"method": "online_laplace", **curvature}
+        ),
+    }
+
+
+def _kronecker(method: str, title: str, *, post_hoc: bool) -> dict[str, Method]:
+    """Kronecker-factored Laplace, whose prior is relative to its curvature whatever the base's."""
+    ways = ("fixed", "positives") if post_hoc else ("fixed",)
+    return {
+        f"kron_{'posthoc' if post_hoc else 'online'}_{approximation}": Method(
+            f"{title}, Kronecker-factored, {approximation}, euclidean",
+            {
+                "method": method,
+                "structure": "kronecker",
+                "approximation": approximation,
+                "prior_precision": None,
+                "prior_chosen_by": "curvature",
+            },
+            post_hoc=post_hoc,
+        )
+        for approximation in ways
+    }
+
+
+def _bayesian_triplet(title: str, **fields: str) -> Method:
+    return Method(f"Bayesian triplet, {title}", {"method": "bayesian_triplet", **fields})
+
+
+def _choices(key: str) -> tuple[str, ...]:
+    """What the configuration allows for a key of the Laplace posterior."""
+    return get_args(LaplaceConfig.model_fields[key].annotation)
+
+
+METHODS: Mapping[str, Method] = {
+    "deterministic": Method("deterministic", {"method": "deterministic"}, post_hoc=True),
+    # A share of 0.2 between all trainable layers, which a pretrained trunk is spared (LAM, G.4).
+    "mc_dropout": Method(
+        "MC dropout",
+        {"method": "mc_dropout"},
+        network={"dropout": 0.2},
+        small_cnn={"dropout_inside": True},
+    ),
+    "ensemble": Method("deep ensemble", {"method": "ensemble"}),
+    "pfe": Method("probabilistic face embeddings", {"method": "pfe"}, post_hoc=True),
+    "hib": Method("hedged instance embeddings", {"method": "hib"}),
+    **{
+        name: method
+        for split in _choices("split")
+        for approximation in _choices("approximation")
+        for name, method in _laplace(approximation, split).items()
+    },
+    "lam_online_sampled": Method(
+        "online Laplace, two drawn layers a step",
+        {"method": "online_laplace", "structure": "diagonal", "n_samples": 2},
+    ),
+    **_kronecker("laplace", "Laplace", post_hoc=True),
+    **_kronecker("online_laplace", "online Laplace", post_hoc=False),
+    "btl": _bayesian_triplet("diagonal"),
+    "btl_isotropic": _bayesian_triplet("isotropic", variance="isotropic"),
+    "btl_vmf": _bayesian_triplet(
+        "von Mises-Fisher prior", variance="isotropic", prior="von_mises_fisher"
+    ),
+}
+"""By the name that a command line takes."""
+
+
+def configured(base: BuildConfig, name: str, checkpoint: Path | None = None) -> BuildConfig:
+    """The configuration of a method.
+
+    Parameters
+    ----------
+    base : of data, network, training and calibration; its posterior is replaced, but for what all
+        Laplace posteriors share.
+    name : of `METHODS`.
+    checkpoint : of an encoder that ``deterministic`` has trained. A method that is
+        post-hoc as well takes it as it is; others train their own.
+
+    Raises
+    ------
+    ConfigError : no such method, or one that does not go with ``base``.
+    """
+    if name not in METHODS:
+        raise ConfigError(f"No method {name!r}. There are: {', '.join(METHODS)}.")
+    method = METHODS[name]
+    fields = base.model_dump()
+    fields["posterior"] = {**_carried_over(base, method), **method.posterior}
+    fields["network"] |= method.network
+    if base.network.trunk == "small_cnn":
+        fields["network"] |= method.small_cnn
+    if method.post_hoc and checkpoint is not None:
+        fields["network"] |= {"weights": str(checkpoint), "last_layer": "loaded"}
+        fields["training"]["epochs"] = 0
+    try:
+        return BuildConfig.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError(f"{name}: {in_words(error)}") from error
+
+
+def _carried_over(base: BuildConfig, method: Method) -> dict[str, Any]:
+    """Prior and temperature of a Laplace posterior, where ``method`` is another one."""
+    if base.posterior.method != "laplace" or "laplace" not in method.posterior["method"]:
+        return {}
+    shared = {"prior_precision", "prior_chosen_by", "prior_scale", "temperature"}
+    return base.posterior.model_dump(include=shared)

@@ -1,0 +1,153 @@
+"""Every metric and curve of one method, of plain arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder import metrics
+from index_builder.reproduction.retrieval import Searched, full_matches, label_codes
+from model_store.sphere import unit_direction
+
+N_FULL = 1_000
+"""Queries, drawn at random, whose whole rankings are looked at: 60,000 items each."""
+
+N_STRUCTURE = 10_000
+"""Queries whose embeddings are clustered and compared."""
+
+MAX_CLUSTERS = 1_000
+"""Labels above which k-means takes longer than all the rest; NMI is then left out."""
+
+N_POINTS = 120
+"""Of a curve on the page."""
+
+N_BINS = 40
+"""Of a histogram."""
+
+FALSE_ALARMS = (0.01, 0.1)
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Result = dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What a method says of B queries, and of outliers.
+
+    Attributes
+    ----------
+    uncertainties : (B,) that the first result is wrong; None where the method has no say.
+    alien : (B,) how unlike the gallery's world each query is; None likewise.
+    alien_outliers : the same of each kind of outlier, by name.
+    confidences, outcomes : (B,) a probability, and what it is of; None likewise.
+    acceptance : (B,) by which queries are accepted in an open set: larger is surer.
+    acceptance_outliers : the same of the first kind of outliers.
+    """
+
+    uncertainties: Floats | None
+    alien: Floats | None
+    alien_outliers: Mapping[str, Floats]
+    confidences: Floats | None
+    outcomes: Bools | None
+    acceptance: Floats
+    acceptance_outliers: Floats
+
+
+def of_ranking(searched: Searched, seed: int) -> Result:
+    """How good the lists are, and what the embedding looks like."""
+    some = np.random.default_rng(seed).permutation(len(searched.found))
+    full_rows = np.sort(some[:N_FULL])
+    whole = full_matches(searched, full_rows)
+    relevant = searched.n_relevant[full_rows]
+    chosen = np.sort(some[:N_STRUCTURE])
+    vectors = unit_direction(searched.queries.mean[chosen])
+    codes = label_codes(searched.task)[0][chosen]
+    clusters = None
+    if len(np.unique(codes)) <= MAX_CLUSTERS:
+        clusters = metrics.normalised_mutual_information(vectors, codes, seed)
+    return {
+        **{f"recall_at_{k}": metrics.recall_at_k(searched.matches, k) for k in (1, 5, 10)},
+        **{
+            f"map_at_{k}": metrics.map_at_k(searched.matches, searched.n_relevant, k)
+            for k in (5, 10)
+        },
+        "map_at_r": metrics.map_at_r(whole, relevant),
+        "average_precision": metrics.average_precision(whole),
+        "nmi": clusters,
+        "feature_diversity": metrics.feature_diversity(vectors),
+        "cluster_diversity": metrics.cluster_diversity(vectors, codes),
+    }
+
+
+def of_signals(signals: Signals, correct: Bools) -> Result:
+    """What the uncertainty is worth: errors, outliers, probabilities, the open set."""
+    result: Result = {}
+    if signals.uncertainties is not None:
+        result["error_auroc"] = metrics.error_auroc(signals.uncertainties, correct)
+        result["ausc"] = metrics.ausc(signals.uncertainties, correct)
+        result["aurc"] = metrics.aurc(signals.uncertainties, correct)
+    if signals.confidences is not None and signals.outcomes is not None:
+        result["ece"] = metrics.retrieval_calibration_error(signals.confidences, signals.outcomes)
+        result["brier"] = metrics.brier(signals.confidences, signals.outcomes)
+    if signals.alien is not None:
+        for place, (name, aliens) in enumerate(signals.alien_outliers.items()):
+            end = "" if place == 0 else f": {name}"
+            result[f"ood_auroc{end}"] = metrics.auroc(aliens, signals.alien)
+            result[f"ood_auprc{end}"] = metrics.auprc(aliens, signals.alien)
+            result[f"ood_fpr95{end}"] = metrics.fpr_at_tpr(aliens, signals.alien)
+    for rate in FALSE_ALARMS:
+        result[f"dir_at_far_{rate}"] = metrics.detection_and_identification_rate(
+            signals.acceptance, correct, signals.acceptance_outliers, rate
+        )
+    return result
+
+
+def curves(signals: Signals, correct: Bools) -> dict[str, Any]:
+    """The curves of a report, thinned to what a page can show."""
+    drawn: dict[str, Any] = {}
+    if signals.confidences is not None and signals.outcomes is not None:
+        bins = metrics.reliability_by_width(signals.confidences, signals.outcomes)
+        drawn["reliability"] = [asdict(one) for one in bins]
+    if signals.uncertainties is not None:
+        drawn["sparsification"] = _thinned(*metrics.sparsification(signals.uncertainties, correct))
+        drawn["risk_coverage"] = _thinned(*metrics.risk_coverage(signals.uncertainties, correct))
+    if signals.alien is not None:
+        drawn["outliers"] = {
+            name: {
+                "roc": _thinned(*metrics.roc(aliens, signals.alien)),
+                "histogram": _histogram(signals.alien, aliens),
+            }
+            for name, aliens in signals.alien_outliers.items()
+        }
+    return drawn
+
+
+def _thinned(x: Floats, y: Floats) -> list[list[float]]:
+    """At most `N_POINTS` points of a curve, by x, the ends included."""
+    wanted = np.linspace(x[0], x[-1], N_POINTS)
+    places = np.unique(np.r_[0, np.searchsorted(x, wanted).clip(max=len(x) - 1), len(x) - 1])
+    return [
+        [round(float(a), 5), round(float(b), 5)] for a, b in zip(x[places], y[places], strict=True)
+    ]
+
+
+def _histogram(ordinary: Floats, aliens: Floats) -> dict[str, list[float]]:
+    """Shares of both kinds in bins of equal width over the ranks of all values.
+
+    Uncertainties of methods have no common scale and long tails: ranks show the overlap.
+    """
+    values = np.concatenate([ordinary, aliens])
+    ranks = np.searchsorted(np.sort(values), values, side="left") / max(len(values) - 1, 1)
+    edges = np.linspace(0, 1, N_BINS + 1)
+    return {
+        name: (np.histogram(of_kind, edges)[0] / len(of_kind)).round(5).tolist()
+        for name, of_kind in (
+            ("ordinary", ranks[: len(ordinary)]),
+            ("alien", ranks[len(ordinary) :]),
+        )
+    }

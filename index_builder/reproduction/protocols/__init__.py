@@ -1,0 +1,26 @@
+"""Protocols of the literature by name: data, splits, outliers, settings, the papers' own figures.
+
+=================  ==============================================================================
+`protocol`         what a protocol is: training, validation, rehearsal, test, outliers
+`closed_sets`      Fashion-MNIST (two ways), CIFAR-10, digits: the test's labels were learned from
+`open_sets`        CUB, Cars, LFW, SOP, In-Shop, MSLS, Omniglot: they were not
+`published`        the authors' own figures
+`registry`         all of them by name, and the configuration of each
+=================  ==============================================================================
+
+The test is the published one, whole. It trains nothing, calibrates nothing and chooses nothing:
+for that a `Task` like it is held out of the training images, its rehearsal.
+"""
+
+from index_builder.reproduction.protocols.protocol import Outliers, Protocol, ProtocolData, Task
+from index_builder.reproduction.protocols.registry import PROTOCOLS, load_protocol, protocol_config
+
+__all__ = [
+    "PROTOCOLS",
+    "Outliers",
+    "Protocol",
+    "ProtocolData",
+    "Task",
+    "load_protocol",
+    "protocol_config",
+]

@@ -1,0 +1,129 @@
+"""Protocols whose test asks for the labels that were learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.digits import digits
+from index_builder.datasets.outliers import outliers
+from index_builder.datasets.splits import stratified, with_label
+from index_builder.reproduction.datasets import Origin
+from index_builder.reproduction.datasets.small import chars74k, cifar10, mnist_like, svhn
+from index_builder.reproduction.protocols.protocol import (
+    Outliers,
+    ProtocolData,
+    Task,
+    all_against_all,
+    held_out_task,
+)
+
+HELD_OUT = 1 / 12
+"""Share of the training images that calibrate: 5,000 of 60,000."""
+
+HELD_OUT_GALLERY = 12_500
+"""Images held out where the test is asked among itself: 10,000 of them, as it has, are asked."""
+
+WITHHELD_DIGITS = frozenset({"3", "8"})
+"""Of scikit-learn's: in no gallery, so that they are near outliers."""
+
+
+def load_fashion_mnist(
+    origin: Origin, generator: np.random.Generator, validation_share: float
+) -> ProtocolData:
+    """Fashion-MNIST: the test images in the training images; MNIST's test images are outliers."""
+    parts = mnist_like("FashionMNIST", origin).parts
+    aliens = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
+    return _in_training(parts["train"], parts["test"], aliens, generator, validation_share)
+
+
+def load_fashion_mnist_authors(
+    origin: Origin, generator: np.random.Generator, validation_share: float
+) -> ProtocolData:
+    """The setting of the Laplace paper's code: Fashion-MNIST's test images among themselves."""
+    parts = mnist_like("FashionMNIST", origin).parts
+    aliens = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
+    kept, held_out = stratified(
+        parts["train"], 1 - HELD_OUT_GALLERY / len(parts["train"]), generator
+    )
+    training, validation = stratified(kept, 1 - validation_share, generator)
+    return ProtocolData(
+        training,
+        validation,
+        held_out_task(held_out, generator),
+        _photographs(0, generator),
+        all_against_all(parts["test"]),
+        aliens,
+    )
+
+
+def load_cifar10(
+    origin: Origin, generator: np.random.Generator, validation_share: float
+) -> ProtocolData:
+    """CIFAR-10: the test images in the training images; SVHN, or what stands in for it, outside."""
+    found = cifar10(origin)
+    numbers = svhn(origin)
+    aliens = (
+        {"SVHN": Outliers(numbers, "far")}
+        if numbers is not None
+        else {"Chars74K (in place of SVHN)": Outliers(chars74k(origin), "far")}
+    )
+    return _in_training(
+        found.parts["train"],
+        found.parts["test"],
+        aliens,
+        generator,
+        validation_share,
+        found.partial,
+    )
+
+
+def load_digits(
+    _origin: Origin, generator: np.random.Generator, validation_share: float
+) -> ProtocolData:
+    """Scikit-learn's digits without 3 and 8, which are near outliers: a protocol in seconds.
+
+    Which images are the test is the same for every seed, as it is where the split is published:
+    members of an ensemble have seeds of their own.
+    """
+    everyone = digits()
+    known = everyone.subset(with_label(everyone, WITHHELD_DIGITS, wanted=False))
+    learning, queries = stratified(known, 0.75, np.random.default_rng(0))
+    aliens = {
+        "photographs": Outliers(_photographs(1, generator), "far"),
+        "3 and 8": Outliers(
+            everyone.subset(with_label(everyone, WITHHELD_DIGITS, wanted=True)), "near"
+        ),
+    }
+    return _in_training(learning, queries, aliens, generator, validation_share, held_out=1 / 3)
+
+
+def _in_training(
+    learning: LabelledImages,
+    queries: LabelledImages,
+    aliens: Mapping[str, Outliers],
+    generator: np.random.Generator,
+    validation_share: float,
+    partial: Mapping[str, str] | None = None,
+    held_out: float = HELD_OUT,
+) -> ProtocolData:
+    """The training images are the gallery, but for those that rehearse the test."""
+    gallery, rehearsing = stratified(learning, 1 - held_out, generator)
+    training, validation = stratified(gallery, 1 - validation_share, generator)
+    return ProtocolData(
+        training,
+        validation,
+        Task(rehearsing, gallery),
+        _photographs(0, generator),
+        Task(queries, gallery),
+        aliens,
+        partial or {},
+    )
+
+
+def _photographs(part: int, generator: np.random.Generator) -> LabelledImages:
+    images = outliers("photographs", part, generator)
+    assert images is not None  # noqa: S101 - none only for the kind of that name
+    return images

@@ -1,0 +1,177 @@
+"""Protocols whose test asks for labels that nothing was learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.images import Pixels
+from index_builder.datasets.outliers import outliers
+from index_builder.datasets.splits import stratified
+from index_builder.reproduction.datasets import Official, Origin
+from index_builder.reproduction.datasets.faces import lfw
+from index_builder.reproduction.datasets.fine_grained import cars, cub
+from index_builder.reproduction.datasets.omniglot import omniglot
+from index_builder.reproduction.datasets.products import in_shop, stanford_online_products
+from index_builder.reproduction.datasets.small import mnist_like
+from index_builder.reproduction.datasets.street_level import coordinates, msls
+from index_builder.reproduction.protocols.protocol import (
+    Outliers,
+    ProtocolData,
+    Task,
+    all_against_all,
+    held_out_task,
+    without_some_labels,
+)
+
+HELD_OUT_LABELS = 0.2
+"""Share of the training labels that the rehearsal is of."""
+
+
+def load_omniglot(
+    origin: Origin, generator: np.random.Generator, validation_share: float
+) -> ProtocolData:
+    """Learn from the background alphabets, ask within the evaluation ones.
+
+    Near outliers are MNIST's digits, dark on bright as these characters are.
+    """
+    found = omniglot(origin)
+    test = all_against_all(found.parts["evaluation"])
+    digits, clothes = (mnist_like(name, origin).parts["test"] for name in ("MNIST", "FashionMNIST"))
+    aliens = {
+        "MNIST, inverted": Outliers(inverted(digits), "near"),
+        "Fashion-MNIST": Outliers(clothes, "far"),
+    }
+    return _open_set(found, found.parts["background"], test, aliens, generator, validation_share)
+
+
+def load_cub(
+    origin: Origin, generator: np.random.Generator, validation_share: float
+) -> ProtocolData:
+    """CUB-200-2011's last 100 classes among themselves; outliers are the last 98 of Cars-196."""
+    return _halves(cub, {"Cars-196": cars}, origin, generator, validation_share)
+
+
+def load_cars(
+    origin: Origin, generator: np.random.Generator, validation_share: float
+) -> ProtocolData:
+    """Cars-196's last 98 classes among themselves; outliers are the last 100 of CUB-200-2011."""
+    return _halves(cars, {"CUB-200-2011": cub}, origin, generator, validation_share)
+
+
+def load_lfw(
+    origin: Origin, generator: np.random.Generator, validation_share: float
+) -> ProtocolData:
+    """LFW's test people among themselves; the test classes of CUB-200-2011 are outliers."""
+    return _halves(lfw, {"CUB-200-2011": cub}, origin, generator, validation_share)
+
+
+def load_stanford_online_products(
+    origin: Origin, generator: np.random.Generator, validation_share: float
+) -> ProtocolData:
+    """The test products among themselves."""
+    return _halves(stanford_online_products, {}, origin, generator, validation_share)
+
+
+def load_in_shop(
+    origin: Origin, generator: np.random.Generator, validation_share: float
+) -> ProtocolData:
+    """The official queries in the official gallery."""
+    found = in_shop(origin)
+    test = Task(found.parts["query"], found.parts["gallery"])
+    return _open_set(
+        found, found.parts["train"], test, _photographs(generator), generator, validation_share
+    )
+
+
+def load_msls(
+    origin: Origin, generator: np.random.Generator, validation_share: float
+) -> ProtocolData:
+    """Queries of the validation cities in their databases; a match is within 25 metres."""
+    places = msls(origin)
+    parts = places.official.parts
+
+    def positions(images: LabelledImages) -> np.ndarray:
+        return coordinates(images, places.positions)
+
+    asked = Task(parts["query"], parts["database"], positions=positions)
+    has = np.flatnonzero(asked.n_relevant() > 0)
+    test = replace(asked, queries=parts["query"].subset(has))
+    return _open_set(
+        places.official,
+        parts["train"],
+        test,
+        _photographs(generator),
+        generator,
+        validation_share,
+    )
+
+
+def inverted(images: LabelledImages) -> LabelledImages:
+    """Dark for bright."""
+    source = images
+
+    def read(position: int, smallest_side: int | None) -> Pixels:
+        return 255 - source.pixels(position, smallest_side)
+
+    return replace(images, read=read, rows=np.arange(len(images)))
+
+
+def _halves(
+    reader: Callable[[Origin], Official],
+    aliens: Mapping[str, Callable[[Origin], Official]],
+    origin: Origin,
+    generator: np.random.Generator,
+    validation_share: float,
+) -> ProtocolData:
+    """Learn from ``train``, ask within ``test``."""
+    found = reader(origin)
+    others = {name: other(origin) for name, other in aliens.items()}
+    test_outliers = {name: Outliers(one.parts["test"], "far") for name, one in others.items()}
+    data = _open_set(
+        found,
+        found.parts["train"],
+        all_against_all(found.parts["test"]),
+        test_outliers or _photographs(generator),
+        generator,
+        validation_share,
+    )
+    partial = dict(found.partial)
+    for one in others.values():
+        partial |= one.partial
+    return replace(data, partial=partial)
+
+
+def _open_set(
+    found: Official,
+    learning: LabelledImages,
+    test: Task,
+    test_outliers: Mapping[str, Outliers],
+    generator: np.random.Generator,
+    validation_share: float,
+) -> ProtocolData:
+    kept, held_out = without_some_labels(learning, HELD_OUT_LABELS, generator)
+    training, validation = stratified(
+        kept, 1 - validation_share, generator, at_least_one_left=validation_share > 0
+    )
+    alien = outliers("photographs", 0, generator)
+    assert alien is not None  # noqa: S101 - none only for the kind of that name
+    return ProtocolData(
+        training,
+        validation,
+        held_out_task(held_out, generator),
+        alien,
+        test,
+        test_outliers,
+        found.partial,
+    )
+
+
+def _photographs(generator: np.random.Generator) -> dict[str, Outliers]:
+    """Crops of another photograph than calibration sees, where the papers name no outliers."""
+    images = outliers("photographs", 1, generator)
+    assert images is not None  # noqa: S101 - none only for the kind of that name
+    return {"photographs": Outliers(images, "far")}

@@ -1,0 +1,175 @@
+"""What a protocol of the literature is: which images learn, which ask, and what counts as found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import KDTree
+
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.splits import QuerySet, Splits, stratified, with_label
+from index_builder.reproduction.datasets import Origin
+
+Positions = Callable[[LabelledImages], NDArray[np.float64]]
+"""Where each of N images was taken, (N, 2) metres."""
+
+MATCH_DISTANCE = 25.0
+"""Metres between two images of the same place."""
+
+QUERY_SHARE = 0.2
+"""Of the images held out of training: they ask, the others are asked, where both are held out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Queries, and what they are searched in.
+
+    Attributes
+    ----------
+    leave_one_out : the queries are items of the gallery, each hidden from its own list.
+    positions : a match is an item taken within `MATCH_DISTANCE`; None where it is one of the same
+        label.
+    """
+
+    queries: LabelledImages
+    gallery: LabelledImages
+    leave_one_out: bool = False
+    positions: Positions | None = None
+
+    def own_rows(self) -> NDArray[np.int64] | None:
+        """Position (B,) in the gallery of each query that is to be hidden from itself, or None."""
+        if not self.leave_one_out:
+            return None
+        row_of = {name: row for row, name in enumerate(self.gallery.ids)}
+        return np.array([row_of[name] for name in self.queries.ids])
+
+    def n_relevant(self) -> NDArray[np.int64]:
+        """How many true matches the gallery holds of each query, (B,)."""
+        if self.positions is None:
+            names, counts = np.unique(np.array(self.gallery.labels), return_counts=True)
+            count_of = dict(zip(names.tolist(), counts.tolist(), strict=True))
+            found = np.array([count_of.get(label, 0) for label in self.queries.labels])
+        else:
+            tree = KDTree(self.positions(self.gallery))
+            found = np.asarray(
+                tree.query_ball_point(
+                    self.positions(self.queries), MATCH_DISTANCE, return_length=True
+                )
+            )
+        return found - self.leave_one_out
+
+    def matches(self, found: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether gallery items ``found`` (b, n) are true matches of the queries ``rows`` (b,)."""
+        if self.positions is None:
+            names = {name: code for code, name in enumerate(sorted(set(self.gallery.labels)))}
+            of_items = np.array([names[label] for label in self.gallery.labels])
+            of_queries = np.array([names.get(label, -1) for label in self.queries.labels])
+            same: NDArray[np.bool_] = of_items[found] == of_queries[rows, None]
+            return same
+        places, asked = self.positions(self.gallery), self.positions(self.queries)
+        apart = places[found] - asked[rows, None]
+        near: NDArray[np.bool_] = (apart**2).sum(-1) <= MATCH_DISTANCE**2
+        return near
+
+
+@dataclass(frozen=True, slots=True)
+class Outliers:
+    """Queries that nothing in the gallery matches.
+
+    Attributes
+    ----------
+    kind : ``near`` ones are of the gallery's world, ``far`` ones of another.
+    """
+
+    images: LabelledImages
+    kind: Literal["near", "far"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolData:
+    """All images of a protocol. None of the test is in any other part.
+
+    Attributes
+    ----------
+    training : what the encoder is trained on and its posterior fitted to.
+    validation : what the prior precision is chosen by; the encoder has not seen them.
+    rehearsal : a task like the test, of images held out of training: the decision layer is fitted
+        to it, and whatever is to be chosen is chosen by it.
+    rehearsal_outliers : those that calibration sees; none of the test's.
+    test : the published one.
+    test_outliers : by name; the first is the one that the papers report.
+    partial : what is not as published, see `Official.partial`.
+    """
+
+    training: LabelledImages
+    validation: LabelledImages
+    rehearsal: Task
+    rehearsal_outliers: LabelledImages
+    test: Task
+    test_outliers: Mapping[str, Outliers]
+    partial: Mapping[str, str] = field(default_factory=dict)
+
+    def splits(self) -> Splits:
+        """The same for the steps of a build."""
+        first = next(iter(self.test_outliers.values())).images
+        nothing = self.test.queries.subset([])
+        return Splits(
+            self.test.gallery,
+            self.training,
+            self.validation,
+            QuerySet(self.rehearsal.queries, nothing, self.rehearsal_outliers),
+            QuerySet(self.test.queries, nothing, first),
+            gallery_unseen=self.test.gallery is not self.rehearsal.gallery,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """A protocol by name.
+
+    Attributes
+    ----------
+    title : for people.
+    load : reads the data; the generator decides what is held out.
+    fields : tables of the configuration that belong to it: network, training, calibration.
+    published : the papers' own figures, method → metric → "mean ± sd".
+    notes : what differs from the papers, and where the figures are from.
+    shared_samples : sample last layers, each for all images, as the authors do, instead of
+        embeddings, for the consensus.
+    """
+
+    title: str
+    load: Callable[[Origin, np.random.Generator, float], ProtocolData]
+    fields: Mapping[str, Any]
+    published: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    shared_samples: bool = False
+
+
+def all_against_all(images: LabelledImages, positions: Positions | None = None) -> Task:
+    """Every image that has a match asks for the others."""
+    everyone = Task(images, images, leave_one_out=True, positions=positions)
+    asking = np.flatnonzero(everyone.n_relevant() > 0)
+    return Task(images.subset(asking), images, leave_one_out=True, positions=positions)
+
+
+def held_out_task(images: LabelledImages, generator: np.random.Generator) -> Task:
+    """Divide held-out images into a gallery and queries of the same labels."""
+    gallery, queries = stratified(images, 1 - QUERY_SHARE, generator, at_least_one_left=True)
+    return Task(queries, gallery)
+
+
+def without_some_labels(
+    images: LabelledImages, share: float, generator: np.random.Generator
+) -> tuple[LabelledImages, LabelledImages]:
+    """Hold out all images of a share of the labels, drawn at random: what is kept, and those."""
+    names = sorted(set(images.labels))
+    chosen = set(generator.permutation(names)[: max(2, round(share * len(names)))].tolist())
+    return (
+        images.subset(with_label(images, chosen, wanted=False)),
+        images.subset(with_label(images, chosen, wanted=True)),
+    )

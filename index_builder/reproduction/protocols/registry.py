@@ -1,0 +1,261 @@
+"""All protocols by name, and the configuration that each is built by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from index_builder.configuration.build import BuildConfig, DatasetConfig, in_words
+from index_builder.configuration.posterior import LaplaceConfig
+from index_builder.datasets.idx import DATA_DIR_VARIABLE
+from index_builder.reproduction.datasets import Origin
+from index_builder.reproduction.protocols import published
+from index_builder.reproduction.protocols.closed_sets import (
+    load_cifar10,
+    load_digits,
+    load_fashion_mnist,
+    load_fashion_mnist_authors,
+)
+from index_builder.reproduction.protocols.open_sets import (
+    load_cars,
+    load_cub,
+    load_in_shop,
+    load_lfw,
+    load_msls,
+    load_omniglot,
+    load_stanford_online_products,
+)
+from index_builder.reproduction.protocols.protocol import Protocol, ProtocolData
+from model_store.errors import ConfigError
+
+_INTERIM = (
+    "The papers' figures are interim results in the history of the authors' repository; they chose "
+    "their checkpoints by the test images, which here choose nothing."
+)
+
+EXPECTED_ABSENT = 0.001
+"""Of the queries that probabilities are to hold for. In every protocol each query of the test has a
+match; this much is left, so that the absence of one has a probability at all."""
+
+_LAPLACE = LaplaceConfig(structure="diagonal", prior_precision=1.0, temperature="validation")
+"""Of the papers' Laplace posteriors: their own prior, and how far it spreads by held-out images."""
+
+_PHOTOGRAPHS: Mapping[str, Any] = {
+    "network": {
+        "trunk": "resnet50",
+        "weights": "IMAGENET1K_V1",
+        "last_layer": "whitening",
+        "pooling": "gem",
+        "embedding_dim": 512,
+    },
+    "training": {
+        "epochs": 20,
+        "labels_per_batch": 16,
+        "images_per_label": 4,
+        "learning_rate": 1e-5,
+        "flip": True,
+        "shift": 16,
+    },
+}
+"""ResNet-50 with GeM pooling and a learned whitening, as the Laplace paper has it."""
+
+_GREY = {"training": {"epochs": 12, "images_per_label": 12}}
+
+PROTOCOLS: Mapping[str, Protocol] = {
+    "digits": Protocol(
+        "scikit-learn's digits",
+        load_digits,
+        {"training": {"epochs": 12, "labels_per_batch": 8, "images_per_label": 16, "shift": 2}},
+        notes=("A protocol of our own, to try the command with: no paper has it.",),
+    ),
+    "fashion-mnist": Protocol(
+        "Fashion-MNIST / MNIST",
+        load_fashion_mnist,
+        _GREY,
+        notes=(
+            (
+                "Test images are asked for in the training images, of which 5,000 are held out to "
+                "calibrate. The papers' figures are of another protocol: see fashion-mnist-authors."
+            ),
+        ),
+    ),
+    "fashion-mnist-authors": Protocol(
+        "Fashion-MNIST / MNIST, the authors' setting",
+        load_fashion_mnist_authors,
+        {
+            "network": {"embedding_dim": 3},
+            "training": {"epochs": 20, "images_per_label": 12, "margin": 0.7},
+        },
+        published.FASHION_MNIST,
+        (
+            (
+                "Three dimensions, test images among themselves. 12,500 training images are held "
+                "out to calibrate; AdamW with a cosine schedule in place of RMSprop."
+            ),
+            _INTERIM,
+        ),
+        shared_samples=True,
+    ),
+    "cifar-10": Protocol(
+        "CIFAR-10 / SVHN",
+        load_cifar10,
+        {
+            "network": {"trunk": "colour_cnn", "embedding_dim": 16},
+            "training": {"epochs": 20, "images_per_label": 12, "margin": 0.7},
+        },
+        published.CIFAR10,
+        (
+            (
+                "Test images are asked for in the training images, of which a twelfth is held out; "
+                "the authors ask among the test images, so theirs are for orientation only."
+            ),
+            (
+                "Without SVHN, Chars74K's characters are the outliers, and named so: AUROC against "
+                "them is not comparable."
+            ),
+            _INTERIM,
+        ),
+    ),
+    "cub-200": Protocol(
+        "CUB-200-2011 / Cars-196", load_cub, _PHOTOGRAPHS, published.CUB200, (_INTERIM,)
+    ),
+    "cars-196": Protocol("Cars-196 / CUB-200-2011", load_cars, _PHOTOGRAPHS),
+    "lfw": Protocol(
+        "LFW / CUB-200-2011",
+        load_lfw,
+        _PHOTOGRAPHS,
+        published.LFW,
+        (
+            (
+                "People with one image are in the gallery but do not ask: the authors count them "
+                "as misses in R@1 and as found in mAP."
+            ),
+            _INTERIM,
+        ),
+    ),
+    "stanford-online-products": Protocol(
+        "Stanford Online Products", load_stanford_online_products, _PHOTOGRAPHS
+    ),
+    "in-shop": Protocol("In-Shop Clothes Retrieval", load_in_shop, _PHOTOGRAPHS),
+    "msls": Protocol(
+        "Mapillary Street-Level Sequences",
+        load_msls,
+        _PHOTOGRAPHS,
+        notes=(
+            (
+                "Copenhagen and San Francisco are the test: positions in the test cities were "
+                "never published. A match is within 25 metres; to learn from and to calibrate, a "
+                "label is a square of 25 metres."
+            ),
+        ),
+    ),
+    "omniglot": Protocol(
+        "Omniglot, other alphabets",
+        load_omniglot,
+        {
+            "training": {
+                "epochs": 10,
+                "labels_per_batch": 20,
+                "images_per_label": 8,
+                "shift": 2,
+            },
+        },
+        notes=(
+            (
+                "Every drawing of the 20 evaluation alphabets is asked for among the others (659 "
+                "characters, 20 drawings each). No paper of ours has figures for it."
+            ),
+        ),
+    ),
+}
+
+
+def protocol_config(
+    name: str,
+    *,
+    data: Path | None = None,
+    seed: int = 0,
+    epochs: int | None = None,
+    network: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    allow_partial: bool = False,
+    download: bool = False,
+) -> BuildConfig:
+    """The configuration of a protocol.
+
+    Parameters
+    ----------
+    name : of `PROTOCOLS`.
+    data : the folder that data sets lie in; None for ``$VOUCH_DATA_DIR``.
+    epochs, network, device, precision : instead of the protocol's own, where given; of the network
+        some keys.
+    allow_partial, download : see `Origin`.
+
+    Raises
+    ------
+    ConfigError : no such protocol, or a value out of range.
+    """
+    if name not in PROTOCOLS:
+        raise ConfigError(f"No protocol {name!r}. There are: {', '.join(PROTOCOLS)}.")
+    fields = PROTOCOLS[name].fields
+    training = dict(fields.get("training", {}))
+    if epochs is not None:
+        training["epochs"] = epochs
+    if device is not None:
+        training["device"] = device
+    if precision is not None:
+        training["precision"] = precision
+    try:
+        return BuildConfig.model_validate(
+            {
+                "name": name,
+                "description": PROTOCOLS[name].title,
+                "seed": seed,
+                "dataset": {
+                    "kind": "protocol",
+                    "protocol": name,
+                    "path": data,
+                    "allow_partial": allow_partial,
+                    "download": download,
+                    "validation_share": 0.05 if name == "digits" else 0.02,
+                },
+                "network": {**fields.get("network", {}), **(network or {})},
+                "training": training,
+                "posterior": _LAPLACE,
+                "calibration": {"expected_absent": EXPECTED_ABSENT},
+            }
+        )
+    except ValidationError as error:
+        raise ConfigError(f"{name}: {in_words(error)}") from error
+
+
+def load_protocol(config: BuildConfig) -> ProtocolData:
+    """Load the data of a protocol; the seed decides what is held out.
+
+    Raises
+    ------
+    DatasetError : it is missing, or not as published.
+    ConfigError : nobody says where it lies.
+    """
+    return _loaded(config.dataset, config.seed)
+
+
+@lru_cache(maxsize=1)
+def _loaded(dataset: DatasetConfig, seed: int) -> ProtocolData:
+    """All methods of a seed share what is loaded."""
+    assert dataset.protocol is not None  # noqa: S101 - the configuration has checked it
+    root = dataset.path or os.environ.get(DATA_DIR_VARIABLE)
+    if root is None and dataset.protocol != "digits":
+        raise ConfigError(
+            f"Where does the data lie? Name the folder (--data), or set {DATA_DIR_VARIABLE}."
+        )
+    origin = Origin(Path(root or "."), dataset.allow_partial, dataset.download)
+    generator = np.random.default_rng([seed, 0])
+    return PROTOCOLS[dataset.protocol].load(origin, generator, dataset.validation_share)

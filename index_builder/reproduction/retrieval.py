@@ -1,0 +1,195 @@
+"""A task as an encoder sees it: embeddings, lists, and which places in them are true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import KDTree
+
+from index_builder.calibration.embed import embed_all
+from index_builder.metrics import consensus
+from index_builder.reproduction.protocols import Task
+from model_store.encoder.contract import Embeddings, Encoder
+from model_store.predictive import N_SAMPLES
+from model_store.search import N_CANDIDATES
+from model_store.sphere import (
+    base_noise,
+    sample_projected_normal,
+    spherical_variance,
+    unit_direction,
+)
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+_CHUNK = 256
+
+_FEW_DIMENSIONS = 8
+"""Up to which a tree finds neighbours sooner than all distances are computed: in three, 30 times.
+The consensus of 100 samples searches 100 times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """Queries of a task and the first items of their lists.
+
+    Attributes
+    ----------
+    task : what was searched.
+    queries, gallery : embeddings, without features.
+    found : (B, n) rows of the gallery, nearest first; never a query's own.
+    similarities : (B, n).
+    matches : (B, n) whether each is a true match.
+    n_relevant : (B,) true matches in the gallery.
+    """
+
+    task: Task
+    queries: Embeddings
+    gallery: Embeddings
+    found: Rows
+    similarities: Floats
+    matches: NDArray[np.bool_]
+    n_relevant: Rows
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        """Whether each first result is a true match, (B,)."""
+        return self.matches[:, 0]
+
+    @property
+    def uncertainties(self) -> Floats:
+        """Spherical variances of the queries, (B,)."""
+        return spherical_variance(self.queries.mean, self.queries.variance)
+
+    @property
+    def neighbour_uncertainties(self) -> Floats:
+        """Spherical variances of the first results, (B,)."""
+        first = self.found[:, 0]
+        return spherical_variance(self.gallery.mean[first], self.gallery.variance[first])
+
+
+def search(encoder: Encoder, task: Task) -> Searched:
+    """Embed a task's images and look up each query's `N_CANDIDATES` nearest."""
+    gallery = embed_all(encoder, task.gallery, "embedding the gallery")
+    own = task.own_rows()
+    if own is None:
+        queries = embed_all(encoder, task.queries, "embedding the queries")
+    else:
+        queries = Embeddings(gallery.mean[own], gallery.variance[own], gallery.features[own])
+    found, similarities = nearest(
+        unit_direction(queries.mean), unit_direction(gallery.mean), N_CANDIDATES, own
+    )
+    matches = task.matches(found, np.arange(len(found)))
+    return Searched(task, queries, gallery, found, similarities, matches, task.n_relevant())
+
+
+def nearest(
+    queries: NDArray[np.float32], gallery: NDArray[np.float32], n: int, own: Rows | None
+) -> tuple[Rows, Floats]:
+    """Rows and similarities (B, n) of the items most similar to each query, its own left out."""
+    n = min(n + (own is not None), len(gallery))
+    similarities, found = _searched(queries, gallery, n)
+    if own is None:
+        return found.astype(np.int64), similarities.astype(np.float64)
+    kept = found != own[:, None]
+    kept[kept.all(axis=1), -1] = False  # among many equally near ones it need not be found
+    shape = (len(queries), n - 1)
+    return (
+        found[kept].reshape(shape).astype(np.int64),
+        similarities[kept].reshape(shape).astype(np.float64),
+    )
+
+
+def _searched(
+    queries: NDArray[np.float32], gallery: NDArray[np.float32], n: int
+) -> tuple[Floats, Rows]:
+    """Similarities and rows (B, n) of the nearest of unit vectors, exactly."""
+    if gallery.shape[1] <= _FEW_DIMENSIONS:
+        distances, rows = KDTree(gallery).query(queries, np.arange(1, n + 1))
+        return 1 - np.square(distances) / 2, np.asarray(rows, dtype=np.int64)
+    index = faiss.IndexFlatIP(gallery.shape[1])
+    index.add(np.ascontiguousarray(gallery))
+    similarities, found = index.search(np.ascontiguousarray(queries), n)
+    return similarities, found
+
+
+def full_matches(searched: Searched, rows: Rows) -> NDArray[np.bool_]:
+    """Whether each place of the whole ranking of the queries ``rows`` (b,) is a true match."""
+    gallery = unit_direction(searched.gallery.mean)
+    own = searched.task.own_rows()
+    n = len(gallery) - (own is not None)
+    matches = np.empty((len(rows), n), dtype=bool)
+    for start in range(0, len(rows), _CHUNK):
+        chosen = rows[start : start + _CHUNK]
+        similarities = unit_direction(searched.queries.mean[chosen]) @ gallery.T
+        if own is not None:
+            similarities[np.arange(len(chosen)), own[chosen]] = -np.inf
+        ranked = np.argsort(-similarities, axis=1, kind="stable")[:, :n]
+        matches[start : start + len(chosen)] = searched.task.matches(ranked, chosen)
+    return matches
+
+
+def label_codes(task: Task) -> tuple[Rows, Rows]:
+    """Codes of the labels of queries and gallery; -1 for a query's that the gallery has none of."""
+    names = {name: code for code, name in enumerate(sorted(set(task.gallery.labels)))}
+    return (
+        np.array([names.get(label, -1) for label in task.queries.labels]),
+        np.array([names[label] for label in task.gallery.labels]),
+    )
+
+
+def consensus_of_queries(searched: Searched, fingerprint: str) -> tuple[Floats, NDArray[np.bool_]]:
+    """Confidence of each query's consensus, and whether it is right, (B,) each.
+
+    100 samples of each query vote for the labels of their nearest candidates, as they are served.
+    """
+    of_queries, of_gallery = label_codes(searched.task)
+    gallery = unit_direction(searched.gallery.mean)
+    noise = base_noise(fingerprint, N_SAMPLES, gallery.shape[1])
+    votes = np.empty((N_SAMPLES, len(of_queries)), dtype=np.int64)
+    for row, candidates in enumerate(searched.found):
+        samples = sample_projected_normal(
+            searched.queries.mean[row], searched.queries.variance[row], noise
+        )
+        votes[:, row] = of_gallery[candidates[(samples @ gallery[candidates].T).argmax(axis=1)]]
+    modes, confidences = consensus(votes)
+    return confidences, modes == of_queries
+
+
+def consensus_of_samples(
+    task: Task, draws: Iterable[tuple[NDArray[np.float32], NDArray[np.float32]]]
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """The same where queries and gallery are drawn together, as in the authors' code.
+
+    Parameters
+    ----------
+    draws : S pairs of embeddings (B, D) of the queries and (N, D) of the gallery, not normalised.
+    """
+    of_queries, of_gallery = label_codes(task)
+    own = task.own_rows()
+    votes = []
+    for queries, gallery in draws:
+        found, _ = nearest(unit_direction(queries), unit_direction(gallery), 1, own)
+        votes.append(of_gallery[found[:, 0]])
+    modes, confidences = consensus(np.stack(votes))
+    return confidences, modes == of_queries
+
+
+def independent_draws(
+    searched: Searched, generator: np.random.Generator
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Draws of a posterior that has a distribution for each image and none of layers."""
+    own = searched.task.own_rows()
+
+    def drawn(embeddings: Embeddings) -> NDArray[np.float32]:
+        noise = generator.standard_normal(embeddings.mean.shape, dtype=np.float32)
+        spread: NDArray[np.float32] = np.sqrt(embeddings.variance)
+        return embeddings.mean + spread * noise
+
+    for _ in range(N_SAMPLES):
+        gallery = drawn(searched.gallery)
+        yield (drawn(searched.queries) if own is None else gallery[own]), gallery

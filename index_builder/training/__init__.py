@@ -1,0 +1,9 @@
+"""Images → trained encoder.
+
+::
+
+    loop            epochs, steps, learning rates
+    batches         batches with several images of each label
+    augmentation    random changes of images
+    distributed     several processes, by torchrun
+"""

@@ -1,0 +1,207 @@
+"""Training of an encoder and whatever its objective learns beside it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from index_builder.configuration.build import TrainingConfig
+from index_builder.datasets import LabelledImages
+from index_builder.networks import MetricEncoder
+from index_builder.networks.dropout import dropped_out
+from index_builder.networks.features import all_features
+from index_builder.objectives import Objective
+from index_builder.progress import console, track
+from index_builder.training.augmentation import Augmentation
+from index_builder.training.batches import balanced_batches
+from index_builder.training.distributed import ALONE, Group
+from model_store.errors import ConfigError, TrainingDiverged
+
+FeatureSource = Callable[[Tensor], Tensor]
+"""Features (B, F), with their graph, of the training images of some rows (B,) int64."""
+
+WARM_UP_STEPS = 100
+"""AdamW's first steps are as large as its later ones, and the first gradients mean nothing. A
+tenth of the training, where that is less."""
+
+PREPARED_BYTES = 2**31
+"""Training images that take no more are decoded once; others for each batch that they are in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What one pass over the training images came to."""
+
+    loss: float
+    learning_rate: float
+    seconds: float
+
+
+def trunk_device(config: TrainingConfig) -> torch.device:
+    """Where the trunk is to be computed.
+
+    Raises
+    ------
+    ConfigError : a GPU is asked for, and torch finds none.
+    """
+    there = torch.cuda.is_available()
+    if config.device == "cuda" and not there:
+        raise ConfigError(
+            "training.device = 'cuda', but torch finds no GPU here. Ask for 'auto' or 'cpu'."
+        )
+    return torch.device("cuda" if there and config.device != "cpu" else "cpu")
+
+
+def place_for_training(encoder: MetricEncoder, config: TrainingConfig) -> None:
+    """Bring the trunk to where, and the precision in which, it is to be trained.
+
+    Raises
+    ------
+    ConfigError : a GPU is asked for, and torch finds none.
+    """
+    device = trunk_device(config)
+    mixed = config.precision == "mixed" or (config.precision == "auto" and device.type == "cuda")
+    encoder.place_trunk(device, mixed_precision=mixed)
+
+
+def train(
+    encoder: MetricEncoder,
+    objective: Objective,
+    features_of: FeatureSource,
+    labels: Tensor,
+    config: TrainingConfig,
+    generator: torch.Generator,
+    dropout: float = 0.0,
+    group: Group = ALONE,
+) -> list[Epoch]:
+    """Train in place: AdamW, warm-up, and a cosine schedule over ``config.epochs``.
+
+    Parameters
+    ----------
+    encoder : its parameters that want a gradient are trained, and so are those of ``objective``.
+    objective : what is minimised.
+    features_of : see `feature_source`.
+    labels : (N,) int64 codes, from 0 without gaps.
+    generator : decides the batches, and what is dropped.
+    dropout : share of the features that each image loses.
+    group : the processes that train together; each is given the same of everything else.
+
+    Raises
+    ------
+    TrainingDiverged : the loss is no number any more.
+    """
+    n_labels = min(config.labels_per_batch, int(labels.max()) + 1)
+    n_batches = max(1, len(labels) // (n_labels * config.images_per_label))
+    n_steps = config.epochs * n_batches
+    optimizer = torch.optim.AdamW(
+        _parameter_groups(encoder, objective, config.weight_decay), lr=config.learning_rate
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
+    encoder.train()
+    loss_of = group.together(_BatchLoss(encoder, objective, features_of, dropout, generator))
+    history = []
+    for epoch in range(config.epochs):
+        started, total, rate = time.perf_counter(), 0.0, float(schedule.get_last_lr()[0])
+        batches = balanced_batches(labels, config, n_batches, generator)
+        for rows in track(batches, f"epoch {epoch + 1}/{config.epochs}", n_batches):
+            optimizer.zero_grad()
+            loss = loss_of(rows, labels[rows])
+            torch.autograd.backward(loss)
+            optimizer.step()
+            schedule.step()
+            value = loss.item()
+            if not math.isfinite(value):
+                raise TrainingDiverged(
+                    f"The loss is {value} in epoch {epoch + 1}. Lower training.learning_rate."
+                )
+            total += value
+        history.append(Epoch(total / n_batches, rate, time.perf_counter() - started))
+        if group.writes:
+            console.print(
+                f"epoch {epoch + 1}/{config.epochs}: loss {history[-1].loss:.4f}, "
+                f"{history[-1].seconds:.0f} s"
+            )
+    encoder.eval()
+    return history
+
+
+class _BatchLoss(nn.Module):
+    """The loss of a batch by its rows: a module, since that is what processes can share."""
+
+    def __init__(
+        self,
+        encoder: MetricEncoder,
+        objective: Objective,
+        features_of: FeatureSource,
+        dropout: float,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.objective = objective
+        self._features_of = features_of
+        self._dropout = dropout
+        self._generator = generator
+
+    def forward(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """Loss of the images of ``rows`` (B,) with ``labels`` (B,)."""
+        features = dropped_out(self._features_of(rows), self._dropout, self._generator)
+        loss: Tensor = self.objective(features, labels, self.encoder.last_layer)
+        return loss
+
+
+def feature_source(
+    encoder: MetricEncoder,
+    images: LabelledImages,
+    config: TrainingConfig,
+    generator: torch.Generator,
+    group: Group = ALONE,
+) -> FeatureSource:
+    """Features of training images by row: computed once where the trunk is frozen, else each time.
+
+    Parameters
+    ----------
+    generator : decides the augmentation.
+    group : whose processes compute them in parts; what one decides at random, all do.
+    """
+    if encoder.frozen:
+        features = all_features(encoder, images)
+        return lambda rows: features[rows]
+
+    def in_parts(rows: Tensor, images_of: Callable[[Tensor], Tensor]) -> Tensor:
+        part = group.part(rows)
+        changes = Augmentation.drawn(len(rows), config, generator).of(part)
+        return group.gathered(encoder.features(changes(images_of(rows[part]))), len(rows))
+
+    if len(images) * encoder.preprocessing.n_bytes <= PREPARED_BYTES:
+        prepared = torch.from_numpy(images.prepared(encoder.preprocessing))
+        return lambda rows: in_parts(rows, lambda some: prepared[some])
+
+    def decoded(rows: Tensor) -> Tensor:
+        return torch.from_numpy(images.subset(rows.numpy()).prepared(encoder.preprocessing))
+
+    return lambda rows: in_parts(rows, decoded)
+
+
+def _parameter_groups(
+    encoder: MetricEncoder, objective: Objective, weight_decay: float
+) -> list[dict[str, Any]]:
+    """What is learned; a last layer whose prior is in the objective does not decay besides."""
+    learned = [p for p in nn.ModuleList([encoder, objective]).parameters() if p.requires_grad]
+    exempt = set(encoder.last_layer.parameters()) if objective.holds_prior else set()
+    return [
+        {"params": [p for p in learned if p not in exempt], "weight_decay": weight_decay},
+        {"params": [p for p in learned if p in exempt], "weight_decay": 0.0},
+    ]
+
+
+def rate_at(step: int, n_steps: int) -> float:
+    """Learning rate as a share of its peak: linear warm-up, then half a cosine to zero."""
+    warm_up = min(1.0, (step + 1) / min(WARM_UP_STEPS, n_steps // 10 + 1))
+    return warm_up * 0.5 * (1 + math.cos(math.pi * step / n_steps))

@@ -1,0 +1,12 @@
+"""What a model is on disk.
+
+::
+
+    manifest      what a bundle holds, with digests
+    directory     bundles side by side; `CURRENT` and `PREVIOUS`
+    publish       staged files → a bundle
+    bundle        a bundle, opened
+    changes       where the log of a live gallery lies
+    compaction    bundle and log → a new bundle
+    backup        bundle and log → one archive, and back
+"""

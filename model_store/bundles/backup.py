@@ -1,0 +1,212 @@
+"""Backup and restore: the current bundle and its live changes, as one file.
+
+::
+
+    vouch-backup.json     which bundle, how many changes, what the log hashes to
+    bundle/…              the bundle, as it lies in its directory
+    changes.sqlite        a copy of the log of changes as it was at one moment
+
+A backup is taken while the gallery is served and written to: a bundle never changes, and SQLite
+copies the log as of one transaction. What is restored is verified to the last byte first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+
+from model_store.bundles.changes import changes_path, open_live
+from model_store.bundles.directory import activate, locate
+from model_store.bundles.manifest import read_manifest
+from model_store.errors import ArchiveError
+from model_store.files import flush
+from model_store.gallery import ChangesFile, FaissGallery, LiveGallery
+from model_store.gallery.live.sqlite import connect
+from model_store.gallery.milvus.collection import MILVUS_FILE
+
+SUMMARY_FILE = "vouch-backup.json"
+BUNDLE_FOLDER = "bundle"
+LOG_FILE = "changes.sqlite"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BackupSummary:
+    """What an archive holds.
+
+    Attributes
+    ----------
+    bundle_id : of the bundle.
+    n_items, version : of its gallery, changes included.
+    log_sha256 : of the log of changes; None where there were none.
+    """
+
+    bundle_id: str
+    n_items: int
+    version: int
+    log_sha256: str | None
+    format: int = FORMAT
+
+
+def back_up(root: Path, archive: Path) -> BackupSummary:
+    """Write the current bundle of ``root``, with its live changes, to the new file ``archive``.
+
+    Raises
+    ------
+    ArchiveError : the file exists, or cannot be written; or the gallery lies in Milvus.
+    BundleError : there is no current bundle, or it is damaged.
+    """
+    if archive.exists():
+        raise ArchiveError(f"{archive} exists already. Name a new file, or move the old one away.")
+    directory = locate(root)
+    bundle_id = read_manifest(directory).id
+    partial = archive.with_name(f".{archive.name}.partial")
+    try:
+        with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
+            copy = Path(folder) / LOG_FILE
+            summary = _copy_log(root, directory, bundle_id, copy)
+            with tarfile.open(partial, "w") as tar:
+                _add_text(tar, SUMMARY_FILE, json.dumps(asdict(summary), indent=1))
+                tar.add(directory, BUNDLE_FOLDER)
+                if summary.log_sha256 is not None:
+                    tar.add(copy, LOG_FILE)
+        flush(partial)
+        partial.rename(archive)
+        flush(archive.parent)
+    except OSError as error:
+        raise ArchiveError(f"{archive} cannot be written: {error.strerror}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return summary
+
+
+def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> BackupSummary:
+    """Copy the log as it is at one moment, and look at what it makes of the gallery."""
+    if (directory / MILVUS_FILE).exists():
+        raise ArchiveError(
+            f"The gallery of {bundle_id} lies in Milvus, which a copy of files does not hold. Back "
+            "the collection up with Milvus's own tools."
+        )
+    base = FaissGallery(directory)
+    if changes_path(root, bundle_id).exists():
+        log = ChangesFile(changes_path(root, bundle_id), bundle_id, base.encoder_fingerprint)
+        log.copy_to(copy)
+        log.close()
+        with closing(connect(copy, "rw")) as connection:  # into one file, nothing beside it
+            connection.execute("PRAGMA journal_mode=DELETE")
+    copied = ChangesFile(copy, bundle_id, base.encoder_fingerprint)
+    snapshot = LiveGallery(base, copied).snapshot()
+    copied.close()
+    log_sha256 = _sha256(copy) if copy.exists() else None
+    return BackupSummary(bundle_id, snapshot.n_items, snapshot.version, log_sha256)
+
+
+def restore(archive: Path, root: Path) -> BackupSummary:
+    """Make the directory of bundles ``root`` of an archive; it appears whole, or not at all.
+
+    Raises
+    ------
+    ArchiveError : ``root`` holds something already, or the archive is damaged.
+    BundleError : the bundle in the archive is damaged.
+    """
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise ArchiveError(f"{root} exists already. Name a directory that is empty, or a new one.")
+    partial = root.with_name(f".{root.name}.restoring")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+        summary = _unpack(archive, partial)
+        _verify(partial, summary)
+        for path in [partial, *partial.rglob("*")]:
+            flush(path)
+        partial.rename(root)
+        flush(root.parent)
+    except (OSError, tarfile.TarError) as error:
+        raise ArchiveError(f"{archive} cannot be restored to {root}: {error}.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return summary
+
+
+def _unpack(archive: Path, root: Path) -> BackupSummary:
+    with tarfile.open(archive) as tar:
+        summary = _read_summary(tar, archive)
+        tar.extractall(root, filter="data")
+    (root / SUMMARY_FILE).unlink()
+    (root / BUNDLE_FOLDER).rename(root / summary.bundle_id)
+    if summary.log_sha256 is not None:
+        path = changes_path(root, summary.bundle_id)
+        path.parent.mkdir()
+        (root / LOG_FILE).rename(path)
+    activate(root, summary.bundle_id)
+    return summary
+
+
+def _read_summary(tar: tarfile.TarFile, archive: Path) -> BackupSummary:
+    try:
+        file = tar.extractfile(SUMMARY_FILE)
+        fields = json.loads(file.read() if file else b"")
+        if fields["format"] != FORMAT:
+            raise ArchiveError(
+                f"{archive} is a backup of format {fields['format']}; this release reads {FORMAT}."
+            )
+        return BackupSummary(**fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArchiveError(f"{archive} is not a backup that Vouch made.") from error
+
+
+def _verify(root: Path, summary: BackupSummary) -> None:
+    """Every byte, and that bundle and log make the gallery that was backed up."""
+    directory = root / summary.bundle_id
+    manifest = read_manifest(directory)
+    path = changes_path(root, summary.bundle_id)
+    log_sha256 = _sha256(path) if path.exists() else None
+    checks: dict[str, Callable[[], bool]] = {
+        "its bundle is another": lambda: manifest.id == summary.bundle_id,
+        "its log of changes is damaged": lambda: log_sha256 == summary.log_sha256,
+        "its log of changes is not whole": lambda: log_sha256 is None or _is_sound(path),
+        "bundle and changes do not make the gallery that was backed up": lambda: (
+            _makes(root, directory) == (summary.n_items, summary.version)
+        ),
+    }
+    for said, holds in checks.items():
+        if not holds():
+            raise ArchiveError(f"The archive is not restored: {said}. Take another backup.")
+
+
+def _is_sound(path: Path) -> bool:
+    with closing(connect(path, "ro")) as connection:
+        try:
+            return bool(connection.execute("PRAGMA integrity_check").fetchone() == ("ok",))
+        except sqlite3.DatabaseError:
+            return False
+
+
+def _makes(root: Path, directory: Path) -> tuple[int, int]:
+    """Items and version of the gallery of a bundle and its log."""
+    live = open_live(root, directory)
+    snapshot = live.snapshot()
+    live.close()
+    return snapshot.n_items, snapshot.version
+
+
+def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
+    data = text.encode()
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    tar.addfile(member, BytesIO(data))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

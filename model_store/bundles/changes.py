@@ -1,0 +1,90 @@
+"""Where the changes of a bundle's gallery lie, and who may write to them.
+
+::
+
+    <root>/
+      CURRENT
+      <bundle id>/            immutable
+      changes/
+        <bundle id>.sqlite    what has changed since, see `model_store.gallery.live.log`
+
+Every bundle has changes of its own. A compaction makes a new bundle of an old one and its changes;
+the old ones stay as they are, so that whoever goes back to them finds the gallery of that moment.
+Of a gallery in Milvus there lies what Milvus has not heard of yet, and what came of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from model_store.bundles.directory import current_id
+from model_store.errors import GallerySuperseded
+from model_store.gallery import (
+    ChangesFile,
+    FaissGallery,
+    Gallery,
+    LiveGallery,
+    MilvusGallery,
+    MilvusLive,
+    Writable,
+)
+
+CHANGES_FOLDER = "changes"
+
+
+def changes_path(root: Path, bundle_id: str) -> Path:
+    """The file that the changes of a bundle's gallery lie in, once there are any."""
+    return root / CHANGES_FOLDER / f"{bundle_id}.sqlite"
+
+
+def open_live(root: Path, directory: Path, base: FaissGallery | None = None) -> LiveGallery:
+    """The gallery of the bundle ``directory`` in ``root``, with its changes.
+
+    Raises
+    ------
+    BundleMismatch, StorageFailed : the changes cannot be read, or belong to something else.
+    """
+    base = base or FaissGallery(directory)
+    return LiveGallery(base, _log(root, directory, base), _admission(root, directory))
+
+
+def open_writable(root: Path, directory: Path, gallery: Gallery) -> Writable:
+    """The ``gallery`` of the bundle ``directory`` in ``root``, with its changes, wherever it lies.
+
+    Raises
+    ------
+    BundleMismatch, StorageFailed : the changes cannot be read, or belong to something else.
+    GalleryUnavailable : Milvus holds it, and does not answer.
+    """
+    if isinstance(gallery, MilvusGallery):
+        return MilvusLive(gallery, _log(root, directory, gallery), _admission(root, directory))
+    return open_live(root, directory, gallery if isinstance(gallery, FaissGallery) else None)
+
+
+def _log(root: Path, directory: Path, gallery: Gallery) -> ChangesFile:
+    path = changes_path(root, directory.name)
+    return ChangesFile(path, directory.name, gallery.encoder_fingerprint)
+
+
+def _admission(root: Path, directory: Path) -> Callable[[], None]:
+    return partial(require_current, root, directory.name)
+
+
+def require_current(root: Path, bundle_id: str) -> None:
+    """Let only the current bundle be written to.
+
+    Asked in the turn of a writer, and `CURRENT` is set in the turn of another: so no change is kept
+    where it would never be looked for.
+
+    Raises
+    ------
+    GallerySuperseded
+    """
+    named = current_id(root)
+    if named != bundle_id:
+        raise GallerySuperseded(
+            f"The bundle {bundle_id} takes no more changes: CURRENT names {named}. Nothing was "
+            "changed; send the request again when that bundle is served."
+        )

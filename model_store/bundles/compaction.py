@@ -1,0 +1,212 @@
+"""A new bundle of an old one and the changes of its gallery, made while both are searched.
+
+::
+
+    with Compaction(root, manifest, live) as compaction:
+        directory = compaction.prepare()     a bundle of the gallery as it is now; nobody serves it
+        …                                    minutes may pass, changes may come
+        compaction.take_over()               what came since goes along, and CURRENT names it
+
+A crash at any moment leaves the old bundle and its changes as they were; what it leaves behind is
+taken away by the next compaction.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from model_store.bundles.changes import changes_path, require_current
+from model_store.bundles.directory import activate, current_id
+from model_store.bundles.manifest import MANIFEST_FILE, Manifest
+from model_store.bundles.publish import become_bundle, described
+from model_store.decision import Calibration, label_means
+from model_store.decision.staleness import search_settings
+from model_store.errors import StorageBusy
+from model_store.files import flush
+from model_store.gallery import (
+    FaissGallery,
+    GallerySnapshot,
+    IndexSettings,
+    LiveGallery,
+    write_faiss_parts,
+)
+from model_store.gallery.files.gallery import GALLERY_FILES
+from model_store.gallery.index.plan import IndexKind
+from model_store.gallery.live.sqlite import of_the_system
+
+LOCK_FILE = ".compacting"
+"""Held by the compaction that goes on; names the bundle that it has prepared."""
+
+
+class Compaction:
+    """One compaction of a live gallery; only one goes on at a time in a directory of bundles.
+
+    Parameters
+    ----------
+    root, manifest, live : of the current bundle.
+
+    Raises
+    ------
+    StorageBusy : another process is at it.
+    GallerySuperseded : another bundle is current already.
+    WriteError : the directory cannot be written to.
+    """
+
+    def __init__(self, root: Path, manifest: Manifest, live: LiveGallery) -> None:
+        self._root, self._manifest, self._live = root, manifest, live
+        self._lock: int | None = None
+        self._prepared: Path | None = None
+        self._until = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self._lock = os.open(self._root / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._unlock()
+            raise StorageBusy(
+                "The gallery is being compacted by another process. Wait until that has ended."
+            ) from None
+        except OSError as error:
+            raise of_the_system(error) from error
+        try:
+            # Or everything would be written for nothing, after another process has done it.
+            require_current(self._root, self._manifest.id)
+            self._clean_up()
+        except BaseException:
+            self._unlock()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._prepared is not None:  # it did not take over
+            shutil.rmtree(self._prepared, ignore_errors=True)
+        self._unlock()
+
+    def prepare(self) -> Path:
+        """Write a bundle of the gallery as it is now, beside the current one.
+
+        Raises
+        ------
+        WriteError : there is no room for it, say; nothing is left behind.
+        """
+        snapshot = self._live.snapshot()
+        try:
+            shutil.copytree(
+                self._root / self._manifest.id,
+                self._staging,
+                ignore=shutil.ignore_patterns(MANIFEST_FILE, *GALLERY_FILES),
+            )
+            manifest = _write(self._staging, self._manifest, snapshot)
+            self._note(manifest.id)
+            self._prepared = become_bundle(self._staging, manifest)
+        except OSError as error:
+            self._clean_up()
+            raise of_the_system(error) from error
+        self._until = snapshot.version
+        return self._prepared
+
+    def take_over(self) -> None:
+        """Give the prepared bundle the changes that have come since, and make it the current one.
+
+        Writers wait meanwhile: a change is in the old log before this begins, and so goes along, or
+        it is refused, because another bundle is the current one then.
+
+        Raises
+        ------
+        GallerySuperseded : another bundle is current already.
+        WriteError : nothing was changed, for a reason that is named.
+        """
+        if self._prepared is None:
+            raise ValueError("nothing was prepared that could take over")
+        path = changes_path(self._root, self._prepared.name)
+        partial = path.with_name(f".{path.name}.partial")
+        with self._live.writing() as turn:
+            try:
+                _remove(partial)
+                turn.hand_over(partial, self._prepared.name, self._until)
+                flush(partial)
+                partial.rename(path)
+                flush(path.parent)
+                activate(self._root, self._prepared.name)
+            except OSError as error:
+                _remove(path)
+                raise of_the_system(error) from error
+            self._prepared = None
+        self._note("")
+
+    @property
+    def _staging(self) -> Path:
+        return self._root / f".{self._manifest.id}.compacting"
+
+    def _note(self, prepared: str) -> None:
+        """Write down what is to be taken away if this does not come to its end."""
+        note = self._root / LOCK_FILE
+        note.write_text(prepared, encoding="ascii")
+        flush(note)
+
+    def _clean_up(self) -> None:
+        """Take away what a compaction left behind that did not come to its end."""
+        for leftover in self._root.glob(".*.compacting"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        prepared = (self._root / LOCK_FILE).read_text(encoding="ascii")
+        # One that took over has a log, though it may be empty.
+        if (
+            prepared
+            and prepared != current_id(self._root)
+            and not changes_path(self._root, prepared).exists()
+        ):
+            shutil.rmtree(self._root / prepared, ignore_errors=True)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _write(staging: Path, manifest: Manifest, snapshot: GallerySnapshot) -> Manifest:
+    """Write the gallery of a snapshot, and what is said of it; returns the new manifest."""
+    report = write_faiss_parts(
+        staging,
+        (snapshot.n_items, snapshot.dim),
+        snapshot.parts(),
+        snapshot.encoder_fingerprint,
+        IndexSettings(kind=_next_kind(snapshot.index_kind)),
+        snapshot.n_changed,
+    )
+    gallery = FaissGallery(staging)
+    calibration = Calibration.load(staging)
+    if calibration is not None:  # labels may have other codes, and lie elsewhere
+        replace(calibration, means=label_means(gallery)).save(staging)
+    said = {
+        "n_items": gallery.n_items,
+        "search": search_settings(gallery),
+        "index": asdict(report),
+        "n_changed": gallery.n_changed,
+        "compacted_from": manifest.id,
+        "compacted_at": datetime.now(UTC).isoformat(),  # the like of it may have been served before
+    }
+    return described(staging, replace(manifest, gallery={**manifest.gallery, **said}))
+
+
+def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:
+    """An approximate index stays of its kind; an exact one may have grown too large to be exact."""
+    return "auto" if kind == "flat" else kind
+
+
+def _remove(path: Path) -> None:
+    """A log that is not used yet, and what SQLite keeps beside it."""
+    for end in ("", "-wal", "-shm"):
+        path.with_name(path.name + end).unlink(missing_ok=True)

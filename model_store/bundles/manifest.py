@@ -1,0 +1,163 @@
+"""The bundle: a directory with everything an answer depends on, named by the hash of its content.
+
+::
+
+    <bundle id>/
+      manifest.json       what is here, sha256 of each file; canonical JSON
+      encoder.onnx        images in, Gaussian embeddings out
+      gallery.faiss …     index, directions, norms, variances, labels, items
+      calibration.json …  the fitted decision layer (absent: nothing is calibrated)
+      samples/            query images a visitor can try
+      evaluation.json     how the bundle did on queries it has never seen
+
+Every byte is checked against the manifest before anything is opened, and the manifest against its
+own id. There is no pickle anywhere. A directory of bundles carries a file `CURRENT` with the id of
+the one to serve, and `PREVIOUS` with the one that was served before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from model_store.errors import BundleMismatch, BundleTampered
+from model_store.processors import usable_processors
+
+SCHEMA_VERSION = 7
+MANIFEST_FILE = "manifest.json"
+ENCODER_FILE = "encoder.onnx"
+EVALUATION_FILE = "evaluation.json"
+SAMPLES_FOLDER = "samples"
+ID_LENGTH = 16
+"""Hexadecimal digits of SHA-256 in a bundle's id: 64 bits, ample for telling bundles apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleQuery:
+    """A query image that comes with the bundle.
+
+    Attributes
+    ----------
+    id : names it in URLs.
+    file : its place in the bundle.
+    caption : what it shows, for a person.
+    belongs : whether the gallery holds a true match.
+    """
+
+    id: str
+    file: str
+    caption: str
+    belongs: bool
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the bundle holds.
+
+    Attributes
+    ----------
+    gallery : name, description, n_items, how it is searched, the index and its recall.
+    encoder : fingerprint, posterior, preprocessing, dim, n_features.
+    calibration : a summary, or None where nothing is calibrated.
+    metrics : what evaluation measured on queries used for nothing else, or None.
+    samples : query images to try.
+    library_versions : what built it.
+    files : path → sha256 and bytes, of every file but the manifest.
+    """
+
+    gallery: Mapping[str, Any]
+    encoder: Mapping[str, Any]
+    calibration: Mapping[str, Any] | None
+    metrics: Mapping[str, Any] | None
+    samples: tuple[SampleQuery, ...]
+    library_versions: Mapping[str, str]
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    @cached_property  # every answer names it
+    def id(self) -> str:
+        """The hash of everything above, and through ``files`` of every byte."""
+        return hashlib.sha256(_canonical(asdict(self))).hexdigest()[:ID_LENGTH]
+
+    def to_json(self) -> bytes:
+        """The manifest file's bytes."""
+        return _canonical({"id": self.id, **asdict(self)})
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest in ``directory`` and check every byte of the bundle against it.
+
+    Raises
+    ------
+    BundleTampered : a file is missing, added or changed, or the manifest itself is.
+    BundleMismatch : a schema version this release does not know.
+    """
+    content = (directory / MANIFEST_FILE).read_bytes()
+    try:
+        fields = json.loads(content)
+        version = fields["schema_version"]
+        claimed = fields.pop("id")
+        samples = tuple(SampleQuery(**sample) for sample in fields.pop("samples"))
+        manifest = Manifest(samples=samples, **fields)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleTampered(
+            f"{directory.name}/{MANIFEST_FILE} is not a manifest ({error}). Build the bundle again."
+        ) from error
+    if version != SCHEMA_VERSION:
+        raise BundleMismatch(
+            f"The bundle {directory.name} has schema version {version}; this release reads "
+            f"{SCHEMA_VERSION}. Build it again, or run the release that built it."
+        )
+    if manifest.id != claimed or manifest.to_json() != content:
+        raise BundleTampered(
+            f"{directory.name}/{MANIFEST_FILE} has been changed: its content hashes to "
+            f"{manifest.id}, it says {claimed}. Build or copy the bundle again."
+        )
+    _verify_files(directory, manifest)
+    return manifest
+
+
+def _verify_files(directory: Path, manifest: Manifest) -> None:
+    present = set(file_names(directory)) - {MANIFEST_FILE}
+    if present != set(manifest.files):
+        missing = sorted(set(manifest.files) - present)
+        added = sorted(present - set(manifest.files))
+        raise BundleTampered(
+            f"The bundle {directory.name} does not hold what its manifest lists: "
+            f"missing {missing}, added {added}. Build or copy the bundle again."
+        )
+    with ThreadPoolExecutor(usable_processors()) as pool:  # hashing lets go of the interpreter
+        found = pool.map(describe_file, [directory / name for name in manifest.files])
+        described = dict(zip(manifest.files, found, strict=True))
+    for name, wanted in manifest.files.items():
+        if described[name] != wanted:
+            raise BundleTampered(
+                f"{directory.name}/{name} differs from its manifest: it was changed or damaged "
+                "after the bundle was published. Build or copy the bundle again."
+            )
+
+
+def file_names(directory: Path) -> list[str]:
+    """Every file below ``directory``, as POSIX paths; links are not followed out of it."""
+    paths = [path for path in directory.rglob("*") if path.is_symlink() or path.is_file()]
+    return sorted(PurePosixPath(path.relative_to(directory)).as_posix() for path in paths)
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Return the digest and size of a file, as a manifest lists them."""
+    if path.is_symlink():
+        return {"sha256": "a link, not a file", "bytes": 0}
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"sha256": digest, "bytes": file.tell()}
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    text = json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    return (text + "\n").encode()

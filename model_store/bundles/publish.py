@@ -1,0 +1,47 @@
+"""Turn staged files into a bundle, by one rename."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from model_store.bundles.directory import activate
+from model_store.bundles.manifest import MANIFEST_FILE, Manifest, describe_file, file_names
+from model_store.files import flush
+
+
+def publish(staging: Path, manifest: Manifest, root: Path) -> Path:
+    """Make a bundle of a copy of ``staging`` in ``root``, and point ``root/CURRENT`` at it.
+
+    The copy is complete and on the disk before one rename gives it its name, so that a crash at any
+    moment leaves either no bundle or a whole one; ``staging`` may lie on another file system. Where
+    the same bundle is already there, nothing is copied.
+
+    Returns
+    -------
+    The bundle's directory, ``root/<id>``.
+    """
+    complete = described(staging, manifest)
+    target = root / complete.id
+    if not target.exists():
+        partial = root / f".{complete.id}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(staging, partial)
+        become_bundle(partial, complete)
+    activate(root, complete.id)
+    return target
+
+
+def described(directory: Path, manifest: Manifest) -> Manifest:
+    """The manifest of a bundle of the files in ``directory``."""
+    files = {name: describe_file(directory / name) for name in file_names(directory)}
+    return replace(manifest, files=files)
+
+
+def become_bundle(directory: Path, manifest: Manifest) -> Path:
+    """Give ``directory`` its manifest and, by one rename, the name of the bundle that it is now."""
+    (directory / MANIFEST_FILE).write_bytes(manifest.to_json())
+    for path in [directory, *directory.rglob("*")]:
+        flush(path)
+    return directory.rename(directory.with_name(manifest.id))

@@ -1,0 +1,127 @@
+"""What an encoder is: its protocol, metadata and embeddings, without ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.encoder.placement import Placement
+from model_store.images import Preprocessing
+from model_store.sphere import spherical_variance, unit_direction
+
+INPUT_NAME = "images"
+OUTPUT_NAMES = ("embedding_mean", "embedding_variance", "features")
+
+METADATA_KEY = "vouch.encoder"
+ProviderChoice = Literal["auto", "cpu", "cuda"]
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderMetadata:
+    """What the ONNX file says of itself.
+
+    Attributes
+    ----------
+    preprocessing : how an upright RGB image becomes the input.
+    posterior : name of the distribution behind the variance, e.g. ``laplace_fixed_euclidean``.
+    """
+
+    preprocessing: Preprocessing
+    posterior: str
+
+    def to_json(self) -> str:
+        """Serialise for the ONNX file's metadata."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> EncoderMetadata:
+        """Read what `to_json` wrote."""
+        fields = json.loads(text)
+        return cls(Preprocessing(**fields["preprocessing"]), fields["posterior"])
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """What the encoder says of B images.
+
+    Attributes
+    ----------
+    mean : (B, D) float32, before normalisation.
+    variance : (B, D) float32, ≥ 0, in squared units of ``mean``.
+    features : (B, F) float32, penultimate activations.
+    """
+
+    mean: NDArray[np.float32]
+    variance: NDArray[np.float32]
+    features: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    @cached_property
+    def directions(self) -> NDArray[np.float32]:
+        """Unit means (B, D); a `ValueError` where one has none."""
+        return unit_direction(self.mean)
+
+    @cached_property
+    def spherical_variances(self) -> NDArray[np.float64]:
+        """How uncertain each is, (B,); see `model_store.sphere.spherical_variance`."""
+        return spherical_variance(self.mean, self.variance)
+
+    def at(self, images: NDArray[np.integer[Any]]) -> Embeddings:
+        """Return the embeddings of some of the images."""
+        return Embeddings(self.mean[images], self.variance[images], self.features[images])
+
+    def __getitem__(self, images: slice) -> Embeddings:
+        return Embeddings(self.mean[images], self.variance[images], self.features[images])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Embeddings]) -> Embeddings:
+        """All images of several batches."""
+        return cls(
+            np.concatenate([part.mean for part in parts]),
+            np.concatenate([part.variance for part in parts]),
+            np.concatenate([part.features for part in parts]),
+        )
+
+
+class Encoder(Protocol):
+    """Pixels to embeddings. Laws: an image's answer does not depend on its batch."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash that ties galleries, calibrations and caches to this encoder."""
+
+    @property
+    def metadata(self) -> EncoderMetadata:
+        """Preprocessing and posterior."""
+
+    @property
+    def provider(self) -> str:
+        """The execution provider that really runs."""
+
+    @property
+    def placement(self) -> Placement | None:
+        """Which providers ran how many nodes; None where only the CPU could."""
+
+    @property
+    def dim(self) -> int:
+        """D, the size of the embedding."""
+
+    @property
+    def n_features(self) -> int:
+        """F, the size of the penultimate layer."""
+
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+        """Embed ``images`` (B, H, W, 3) uint8, so many ``at_once``; by default all."""
+
+    def close(self) -> None:
+        """Let go of processes and memory; nothing is encoded afterwards."""

@@ -1,0 +1,200 @@
+"""The encoder: pixels in, a Gaussian over embeddings out, through one ONNX file.
+
+The contract (every posterior exports to it, so nothing downstream can tell them apart):
+
+===================  ==================  ================================================
+name                 shape, type         meaning
+===================  ==================  ================================================
+images               (B, H, W, 3) uint8  RGB; scaling and normalisation are in the graph
+embedding_mean       (B, D) float32      mean of the embedding, before normalisation
+embedding_variance   (B, D) float32      its diagonal variance, same units squared
+features             (B, F) float32      penultimate activations φ(x)
+===================  ==================  ================================================
+
+The file carries what it needs to be used: its preprocessing and the name of its posterior stand
+in its metadata, so they cannot be separated from the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.encoder.placement import Placement, profile_first_run, run_profiled
+from model_store.errors import EncoderContractError, ProviderUnavailable
+from model_store.processors import usable_processors
+
+# ONNX Runtime reports its use to its maker unless it is told not to before it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+import onnxruntime
+
+from model_store.encoder.contract import (
+    INPUT_NAME,
+    METADATA_KEY,
+    OUTPUT_NAMES,
+    PROVIDERS,
+    Embeddings,
+    EncoderMetadata,
+    ProviderChoice,
+)
+
+
+class OnnxEncoder:
+    """The encoder in an ONNX file, run by ONNX Runtime.
+
+    Parameters
+    ----------
+    path : the file.
+    provider : ``auto`` takes the GPU where the machine has one; ``cuda`` fails where it has not.
+    threads : CPU threads within one call; 0 for all that this process may use.
+
+    Raises
+    ------
+    EncoderContractError : inputs, outputs or metadata are not those of the contract.
+    ProviderUnavailable : ``cuda`` was asked for, and a run of the graph does not show that it ran.
+    """
+
+    def __init__(self, path: Path, provider: ProviderChoice = "auto", threads: int = 0) -> None:
+        content = path.read_bytes()
+        self.fingerprint = hashlib.sha256(content).hexdigest()
+        chosen = _choose(provider)
+        on_gpu = chosen == "cuda"
+        with TemporaryDirectory(prefix="vouch-profile-") if on_gpu else nullcontext() as profile:
+            self._session = _start_session(content, chosen, threads, profile)
+            self.metadata = _check_contract(self._session, path)
+            self.placement = _where_nodes_run(self._session, self.metadata) if on_gpu else None
+        self.provider = running_provider(self._session.get_providers(), self.placement)
+        if provider == "cuda":
+            require_gpu(self.provider, self.placement)
+        shapes = {output.name: output.shape for output in self._session.get_outputs()}
+        self.dim = int(shapes["embedding_mean"][1])
+        self.n_features = int(shapes["features"][1])
+
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+        """Embed ``images`` (B, H, W, 3) uint8, so many ``at_once``; by default all."""
+        size = at_once or max(1, len(images))
+        parts = [self._run(images[i : i + size]) for i in range(0, max(1, len(images)), size)]
+        return parts[0] if len(parts) == 1 else Embeddings.concatenate(parts)
+
+    def _run(self, images: NDArray[np.uint8]) -> Embeddings:
+        mean, variance, features = self._session.run(list(OUTPUT_NAMES), {INPUT_NAME: images})
+        return Embeddings(mean, variance, features)
+
+    def close(self) -> None:
+        """Nothing but memory to let go of, which goes with the object."""
+
+
+def running_provider(providers: Sequence[str], placement: Placement | None) -> str:
+    """The first of a session's providers that ran a node; without a placement, simply the first."""
+    return next(name for name in providers if placement is None or name in placement)
+
+
+def require_gpu(provider: str, placement: Placement | None) -> None:
+    """Refuse an encoder that does not run on CUDA.
+
+    Parameters
+    ----------
+    provider : what `running_provider` says.
+
+    Raises
+    ------
+    ProviderUnavailable
+    """
+    advice = (
+        "Check the NVIDIA driver, CUDA 13 and cuDNN 9 (the `gpu` extra brings the libraries), or "
+        "choose `cpu`."
+    )
+    if provider != PROVIDERS["cuda"]:
+        raise ProviderUnavailable(
+            "The CUDA execution provider was asked for, but no node of the encoder runs on it here "
+            f"(running: {provider}). {advice}"
+        )
+    if placement is None:
+        raise ProviderUnavailable(
+            "The CUDA execution provider was asked for, but the profile of a first run does not "
+            f"show where it ran. {advice}"
+        )
+
+
+def _choose(provider: ProviderChoice) -> Literal["cpu", "cuda"]:
+    """What to start: nothing but what was asked for is taken silently."""
+    has_gpu = Path("/dev/nvidiactl").exists()
+    if provider == "cpu" or (provider == "auto" and not has_gpu):
+        return "cpu"
+    if _cuda_is_ready():
+        return "cuda"
+    if provider == "cuda":
+        raise ProviderUnavailable(
+            "The CUDA execution provider was asked for, but this installation of ONNX Runtime "
+            f"offers only {', '.join(onnxruntime.get_available_providers())}. "
+            "Install the `gpu` extra, or choose `cpu`."
+        )
+    return "cpu"
+
+
+def _start_session(
+    content: bytes, chosen: Literal["cpu", "cuda"], threads: int, profile: str | None
+) -> onnxruntime.InferenceSession:
+    """Start a session, profiled into the directory ``profile`` where one is given."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or usable_processors()
+    options.inter_op_num_threads = 1
+    # Threads that spin for work after an encoding take the cores that the search needs next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    if profile is not None:
+        profile_first_run(options, Path(profile))
+    providers = [PROVIDERS["cpu"]] if chosen == "cpu" else [PROVIDERS["cuda"], PROVIDERS["cpu"]]
+    return onnxruntime.InferenceSession(content, options, providers=providers)
+
+
+def _where_nodes_run(
+    session: onnxruntime.InferenceSession, metadata: EncoderMetadata
+) -> Placement | None:
+    """Encode an empty image, profiled; None where the profile cannot be read."""
+    shape = (1, metadata.preprocessing.height, metadata.preprocessing.width, 3)
+    try:
+        return run_profiled(session, {INPUT_NAME: np.zeros(shape, dtype=np.uint8)})
+    except (OSError, ValueError):
+        return None
+
+
+def _cuda_is_ready() -> bool:
+    """Whether this ONNX Runtime was built for CUDA; loads pip's NVIDIA libraries on the way."""
+    if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
+        return False
+    onnxruntime.preload_dlls()
+    return True
+
+
+def _check_contract(session: onnxruntime.InferenceSession, path: Path) -> EncoderMetadata:
+    """Refuse a file that does not keep the contract at the top of this module."""
+    inputs = {node.name: node.type for node in session.get_inputs()}
+    outputs = {node.name: node.shape for node in session.get_outputs()}
+    if inputs != {INPUT_NAME: "tensor(uint8)"} or not set(OUTPUT_NAMES) <= set(outputs):
+        raise EncoderContractError(
+            f"{path.name} has inputs {inputs} and outputs {sorted(outputs)}; wanted one uint8 "
+            f"input `{INPUT_NAME}` and the outputs {', '.join(OUTPUT_NAMES)}. Export it again with "
+            "`vouch-build export`."
+        )
+    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+    if text is None:
+        raise EncoderContractError(
+            f"{path.name} carries no `{METADATA_KEY}` metadata, so its preprocessing is unknown. "
+            "Export it again with `vouch-build export`."
+        )
+    batch = session.get_inputs()[0].shape[0]
+    if isinstance(batch, int):
+        raise EncoderContractError(
+            f"{path.name} accepts only batches of {batch}; the batch dimension must be dynamic. "
+            "Export it again with `vouch-build export`."
+        )
+    return EncoderMetadata.from_json(text)

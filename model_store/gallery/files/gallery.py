@@ -1,0 +1,148 @@
+"""The embedded gallery: a FAISS index, memory-mapped variances and SQLite items in a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.encoder.contract import Embeddings
+from model_store.errors import BundleMismatch
+from model_store.gallery.files.items import Items
+from model_store.gallery.files.variances import NORMS_FILE, SCALES_FILE, VARIANCES_FILE, Variances
+from model_store.gallery.filters.grammar import Filter
+from model_store.gallery.index.build import REPORT_FILE, IndexReport
+from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE, open_index
+from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, Thumbnail
+
+LABELS_FILE = "labels.npy"
+ITEMS_FILE = "items.sqlite"
+GALLERY_FILES = (
+    INDEX_FILE,
+    REPORT_FILE,
+    DIRECTIONS_FILE,
+    NORMS_FILE,
+    VARIANCES_FILE,
+    SCALES_FILE,
+    LABELS_FILE,
+    ITEMS_FILE,
+)
+"""Every file that a gallery may have; not each has all."""
+
+
+class FaissGallery:
+    """The gallery that `faiss_write` wrote into ``directory``; safe to share by threads.
+
+    Raises
+    ------
+    BundleMismatch : the files do not hold the same number of items.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.index = IndexReport.load(directory)
+        self.index_type = self.index.engine
+        self._index = open_index(directory, self.index)
+        self._directions = self._index.directions
+        self.n_items, self.dim = self._directions.shape
+        self._variances = Variances(directory)
+        self._items = Items(directory / ITEMS_FILE)
+        self.encoder_fingerprint = self._items.encoder_fingerprint
+        self.n_changed = self._items.n_changed
+        self.n_rows: int = self.n_items
+        self.labels: Sequence[str] = self._items.labels()
+        self._label_codes = np.load(directory / LABELS_FILE, mmap_mode="r")
+        sizes = {
+            INDEX_FILE: self.n_items,
+            **self._variances.lengths(),
+            LABELS_FILE: len(self._label_codes),
+            ITEMS_FILE: self._items.count(),
+        }
+        if len(set(sizes.values())) != 1:
+            raise BundleMismatch(
+                f"The gallery's files disagree on the number of items: {sizes}. Build it again."
+            )
+
+    def candidates(
+        self, directions: NDArray[np.float32], n: int, allowed: NDArray[np.bool_] | None = None
+    ) -> Candidates:
+        """Find the n items nearest to each of ``directions`` (B, D), among the ``allowed`` rows."""
+        found = self._index.nearest(directions, n, allowed)
+        ranked = [
+            self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
+        ]
+        return Candidates(*map(np.array, zip(*ranked, strict=True)))
+
+    def _ranked(
+        self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The ``n`` nearest of ``rows``, nearest first, and their similarities."""
+        rows = np.sort(rows)  # so that the stable sort below ends ties by id
+        exact = similarities_of(self.directions(rows), query)
+        similarities = np.round(exact, SIMILARITY_DECIMALS)
+        order = np.argsort(-similarities, kind="stable")[:n]
+        return rows[order], similarities[order]
+
+    def matching(self, part: Filter) -> NDArray[np.bool_]:
+        """Which rows a filter lets through, (N,), as `candidates` takes it; not to be written."""
+        return self._items.matching(part, self.n_items)
+
+    def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Unit directions of ``rows`` (...), shape (..., D)."""
+        return self._directions.take(rows, axis=0)  # in two thirds of the time of an index
+
+    def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
+        return self._variances.dispersions(rows)
+
+    def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""
+        return self._variances.relative(rows)
+
+    def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Codes of the rows' labels, -1 where an item has none, shape (...)."""
+        return np.asarray(self._label_codes[rows])
+
+    def embeddings(self, rows: NDArray[np.int64]) -> Embeddings:
+        """What a gallery was written with of ``rows`` (n,), to rounding; without features."""
+        norms = self._variances.norms(rows)[:, None]
+        mean, variance = self._directions[rows] * norms, self._variances.relative(rows) * norms**2
+        return Embeddings(mean, variance, np.empty((len(rows), 0), dtype=np.float32))
+
+    def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
+        """Rows of at most ``limit`` items by id, from the one after the row ``after`` on."""
+        first = 0 if after is None else after + 1
+        return np.arange(first, max(first, min(first + limit, self.n_items)))
+
+    def next_row(self, item_id: str) -> int:
+        """The first row whose id comes after ``item_id``; the number of rows after the last."""
+        found = self._items.next_row(item_id)
+        return self.n_items if found is None else found
+
+    def items(self, rows: NDArray[np.int64]) -> list[Item]:
+        """The items at ``rows`` (n,), in that order."""
+        return self._items.at(rows.tolist())
+
+    def row(self, item_id: str) -> int:
+        """Where the item of that id is, or `ItemNotFound`."""
+        return self._items.row(item_id)
+
+    def item(self, item_id: str) -> Item:
+        """The item of that id, or `ItemNotFound`."""
+        return self._items.item(item_id)
+
+    def thumbnail(self, item_id: str) -> Thumbnail:
+        """The picture of that item, or `ItemNotFound`."""
+        return self._items.thumbnail(item_id)
+
+
+def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Inner products of unit ``items`` (n, D) with a unit ``query`` (D,), as 1 − ½ ‖z − q‖².
+
+    Near neighbours differ in the digits that the inner product itself loses to rounding.
+    """
+    difference = items.astype(np.float64)
+    difference -= query
+    similarities: NDArray[np.float64] = 1 - 0.5 * np.vecdot(difference, difference)
+    return similarities

@@ -1,0 +1,180 @@
+"""Items in SQLite: ids, labels, metadata and thumbnails, by row."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import ItemNotFound
+from model_store.gallery.filters.grammar import Filter, Scalar
+from model_store.gallery.filters.sql import metadata_json, to_sql
+from model_store.gallery.protocol import Item, NewItem, Thumbnail
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE items (
+  row INTEGER PRIMARY KEY,
+  id TEXT NOT NULL UNIQUE,
+  label TEXT,
+  metadata TEXT NOT NULL
+);
+CREATE TABLE labels (label TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE thumbnails (row INTEGER PRIMARY KEY, media_type TEXT NOT NULL, data BLOB NOT NULL);
+"""
+
+
+class ItemsWriter:
+    """Writes items, whose order is their row, to a new file, part by part; whole, or not at all.
+
+    ``n_changed``: see `model_store.gallery.Gallery`.
+    """
+
+    def __init__(self, path: Path, encoder_fingerprint: str, n_changed: int = 0) -> None:
+        self._connection = sqlite3.connect(path)
+        self._connection.executescript(_SCHEMA)
+        self._seen: dict[str | None, int] = {}
+        self._codes = array("i")  # by when a label was seen first
+        self._connection.execute("INSERT INTO meta VALUES ('encoder', ?)", (encoder_fingerprint,))
+        if n_changed:
+            self._connection.execute("INSERT INTO meta VALUES ('changed', ?)", (str(n_changed),))
+
+    def add(self, items: Iterable[NewItem]) -> None:
+        """Write the next items."""
+        for row, item in enumerate(items, start=len(self._codes)):
+            self._connection.execute(
+                "INSERT INTO items VALUES (?, ?, ?, ?)",
+                (row, item.id, item.label, metadata_json(item.metadata)),
+            )
+            self._connection.execute(
+                "INSERT INTO thumbnails VALUES (?, ?, ?)",
+                (row, item.thumbnail.media_type, item.thumbnail.data),
+            )
+            self._codes.append(self._seen.setdefault(item.label, len(self._seen)))
+
+    def label_codes(self) -> NDArray[np.int32]:
+        """Place of each item's label among the sorted ones, (N,), -1 where it has none."""
+        place = {label: place for place, label in enumerate(self._labels())} | {None: -1}
+        codes = np.array([place[label] for label in self._seen], dtype=np.int32)
+        return codes[np.frombuffer(self._codes, dtype=np.intc)] if self._codes else codes
+
+    def _labels(self) -> list[str]:
+        return sorted(label for label in self._seen if label is not None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                labels = ((label,) for label in self._labels())
+                self._connection.executemany("INSERT INTO labels VALUES (?)", labels)
+                self._connection.commit()
+        finally:
+            self._connection.close()
+
+
+REMEMBERED_FILTERS = 16
+"""Whose rows are kept: a byte an item each. A filter looks at every item, and pages ask again."""
+
+
+class Items:
+    """Read access to the file that `ItemsWriter` wrote, from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+        self._connections = threading.local()
+        meta = dict(self._connection.execute("SELECT key, value FROM meta"))
+        self.encoder_fingerprint: str = meta["encoder"]
+        self.n_changed = int(meta.get("changed", 0))
+        self._matching: OrderedDict[tuple[str, tuple[Scalar, ...]], NDArray[np.bool_]]
+        self._matching = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        """The connection of the calling thread."""
+        if not hasattr(self._connections, "current"):
+            self._connections.current = sqlite3.connect(self._uri, uri=True)
+        connection: sqlite3.Connection = self._connections.current
+        return connection
+
+    def labels(self) -> list[str]:
+        """The distinct labels, sorted."""
+        found = self._connection.execute("SELECT label FROM labels")
+        return sorted(label for (label,) in found)
+
+    def count(self) -> int:
+        """How many rows there are: they are numbered from 0."""
+        return int(
+            self._connection.execute("SELECT coalesce(max(row) + 1, 0) FROM items").fetchone()[0]
+        )
+
+    def at(self, rows: Sequence[int]) -> list[Item]:
+        """The items at ``rows``, in that order."""
+        marks = ",".join("?" * len(rows))
+        query = f"SELECT row, id, label, metadata FROM items WHERE row IN ({marks})"  # noqa: S608
+        found = {
+            row: Item(item_id, label, json.loads(metadata))
+            for row, item_id, label, metadata in self._connection.execute(query, list(rows))
+        }
+        return [found[row] for row in rows]
+
+    def next_row(self, item_id: str) -> int | None:
+        """The row of the first item whose id comes after ``item_id``; None after the last."""
+        found = self._connection.execute(
+            "SELECT row FROM items WHERE id > ? ORDER BY id LIMIT 1", (item_id,)
+        ).fetchone()
+        return None if found is None else int(found[0])
+
+    def item(self, item_id: str) -> Item:
+        """The item of that id."""
+        return self.at([self.row(item_id)])[0]
+
+    def thumbnail(self, item_id: str) -> Thumbnail:
+        """The picture of that item."""
+        media_type, data = self._connection.execute(
+            "SELECT media_type, data FROM thumbnails WHERE row = ?", (self.row(item_id),)
+        ).fetchone()
+        return Thumbnail(data, media_type)
+
+    def matching(self, part: Filter, n_items: int) -> NDArray[np.bool_]:
+        """Which of the ``n_items`` rows the filter lets through, (n_items,), not to be written."""
+        text, values = to_sql(part)
+        key = (text, tuple(values))
+        with self._lock:
+            if key in self._matching:
+                self._matching.move_to_end(key)
+                return self._matching[key]
+        found = self._connection.execute(f"SELECT row FROM items WHERE {text}", values)  # noqa: S608
+        matching = np.zeros(n_items, dtype=bool)
+        matching[np.fromiter((row for (row,) in found), dtype=np.int64)] = True
+        matching.flags.writeable = False
+        with self._lock:
+            self._matching[key] = matching
+            if len(self._matching) > REMEMBERED_FILTERS:
+                self._matching.popitem(last=False)
+        return matching
+
+    def row(self, item_id: str) -> int:
+        """The row of the item of that id, or `ItemNotFound`."""
+        found = self._connection.execute(
+            "SELECT row FROM items WHERE id = ?", (item_id,)
+        ).fetchone()
+        if found is None:
+            raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
+        return int(found[0])

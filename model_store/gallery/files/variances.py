@@ -1,0 +1,88 @@
+"""Variances of a gallery's items on disk: whole while small, then in half the bytes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.gallery.files.row_file import RowFile
+
+NORMS_FILE = "norms.npy"
+VARIANCES_FILE = "variances.npy"
+SCALES_FILE = "variance_scales.npy"
+
+HALF_ROUNDING = 2.0**-11
+"""Relative rounding error of a variance in float16, of those above 2⁻¹⁴ of the item's largest;
+smaller ones are off by at most 2⁻²⁴ of the largest."""
+
+
+class VarianceWriter(ExitStack):
+    """Writes the variances of a gallery's items, part by part; as a context, it closes its files.
+
+    Whole: as they are. ``half``: relative to the squared norm and to a power of two for each item,
+    which brings the largest of its variances to between ½ and 1, in float16 (`HALF_ROUNDING`).
+
+    Parameters
+    ----------
+    n_items, dim : N and D, of all parts together.
+    """
+
+    def __init__(self, directory: Path, n_items: int, dim: int, *, half: bool) -> None:
+        super().__init__()
+        dtype = np.float16 if half else np.float32
+        variances = RowFile(directory / VARIANCES_FILE, n_items, dim, dtype=dtype)
+        self._variances = self.enter_context(variances)
+        self._scales: RowFile | None = None
+        if half:
+            scales = RowFile(directory / SCALES_FILE, n_items, dtype=np.float32)
+            self._scales = self.enter_context(scales)
+
+    def add(self, norms: NDArray[np.float32], variances: NDArray[np.float32]) -> None:
+        """Write those of the next items, (n, D), whose means have ``norms`` (n,)."""
+        if self._scales is None:
+            self._variances.add(variances)
+            return
+        relative = variances / norms[:, None] ** 2
+        largest = np.maximum(relative.max(axis=1), np.finfo(np.float32).tiny)
+        scales = np.exp2(np.ceil(np.log2(largest)))
+        self._scales.add(scales)
+        self._variances.add(relative / scales[:, None])
+
+
+class Variances:
+    """What `VarianceWriter` wrote into ``directory``, memory-mapped."""
+
+    def __init__(self, directory: Path) -> None:
+        self._norms = np.load(directory / NORMS_FILE, mmap_mode="r")
+        self._stored = np.load(directory / VARIANCES_FILE, mmap_mode="r")
+        half = self._stored.dtype == np.float16
+        self._scales = np.load(directory / SCALES_FILE, mmap_mode="r") if half else None
+
+    def lengths(self) -> dict[str, int]:
+        """How many items each file holds."""
+        files = {NORMS_FILE: self._norms, VARIANCES_FILE: self._stored, SCALES_FILE: self._scales}
+        return {name: len(file) for name, file in files.items() if file is not None}
+
+    def norms(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Norms ‖m‖ of the means, (...)."""
+        return np.asarray(self._norms[rows])
+
+    def relative(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Variance of each dimension relative to the squared norm, v / ‖m‖², (..., D)."""
+        if self._scales is None:
+            whole: NDArray[np.float32] = self._stored[rows] / self._norms[rows][..., None] ** 2
+            return whole
+        scaled: NDArray[np.float32] = self._stored[rows] * self._scales[rows][..., None]
+        return scaled
+
+    def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Variance of each item relative to the squared norm, Σ_d v_d / ‖m‖², (...)."""
+        if self._scales is None:
+            total: NDArray[np.float32] = self._stored[rows].sum(-1) / self._norms[rows] ** 2
+            return total
+        sums: NDArray[np.float32] = self._stored[rows].sum(-1, dtype=np.float32)
+        scaled: NDArray[np.float32] = sums * self._scales[rows]
+        return scaled

@@ -1,0 +1,125 @@
+"""Writing a gallery into files, part by part: it need not fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import faiss
+import numpy as np
+
+from model_store.encoder.contract import Embeddings
+from model_store.gallery.files.gallery import ITEMS_FILE, LABELS_FILE
+from model_store.gallery.files.items import ItemsWriter
+from model_store.gallery.files.row_file import RowFile
+from model_store.gallery.files.variances import NORMS_FILE, VarianceWriter
+from model_store.gallery.index.build import IndexReport, build_index
+from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexPlan, IndexSettings, plan_index
+from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE
+from model_store.gallery.protocol import NewItem
+from model_store.sphere import unit_direction
+
+AT_ONCE = 1_000
+"""Items of a part: with their pictures some megabytes."""
+
+Part = tuple[Embeddings, Sequence[NewItem]]
+
+
+def write_faiss_gallery(
+    directory: Path,
+    embeddings: Embeddings,
+    items: Sequence[NewItem],
+    encoder_fingerprint: str,
+    settings: IndexSettings = DEFAULT_SETTINGS,
+    n_changed: int = 0,
+) -> IndexReport:
+    """Write a gallery into ``directory``; same input, same bytes.
+
+    Parameters
+    ----------
+    embeddings : N of them, in the order of ``items``; ``mean`` = norm × direction is kept whole
+        (directions in an exact FAISS index or, beside an approximate one, by themselves), and so is
+        ``variance``, but beside an approximate index in float16.
+    items : N of them, with distinct ids; rows are given in the order of the ids, so that the same
+        items make the same gallery in whatever order they come, and equal similarities can be
+        ordered by row.
+    encoder_fingerprint : of the encoder that made ``embeddings``.
+    settings : what is asked of the index.
+    n_changed : see `Gallery`.
+
+    Returns
+    -------
+    The index that was built.
+
+    Raises
+    ------
+    ValueError : lengths differ or ids repeat.
+    ConfigError : no index is small or good enough for the settings.
+    """
+    if len(items) != len(embeddings):
+        raise ValueError(f"{len(items)} items and {len(embeddings)} embeddings, wanted as many")
+    if len({item.id for item in items}) != len(items):
+        raise ValueError("item ids repeat; each item needs an id of its own")
+    order = sorted(range(len(items)), key=lambda row: items[row].id)
+    rows = (order[start : start + AT_ONCE] for start in range(0, len(order), AT_ONCE))
+    nothing = embeddings.features[:0]
+    parts = (
+        (
+            Embeddings(embeddings.mean[part], embeddings.variance[part], nothing),
+            [items[row] for row in part],
+        )
+        for part in rows
+    )
+    shape = len(items), embeddings.mean.shape[1]
+    return write_faiss_parts(directory, shape, parts, encoder_fingerprint, settings, n_changed)
+
+
+def write_faiss_parts(
+    directory: Path,
+    shape: tuple[int, int],
+    parts: Iterable[Part],
+    encoder_fingerprint: str,
+    settings: IndexSettings = DEFAULT_SETTINGS,
+    n_changed: int = 0,
+) -> IndexReport:
+    """Write a gallery whose items come in parts; see `write_faiss_gallery`.
+
+    What it takes of memory is the index, what that learns from, and a part.
+
+    Parameters
+    ----------
+    shape : (N, D), of all parts together.
+    parts : embeddings and their items, all in the order of the ids, which are distinct.
+    """
+    plan = plan_index(*shape, settings)
+    exact = plan.kind == "flat"
+    with ExitStack() as stack:
+        directions = stack.enter_context(
+            RowFile(directory / DIRECTIONS_FILE, *shape, dtype=np.float32)
+        )
+        norms = stack.enter_context(RowFile(directory / NORMS_FILE, shape[0], dtype=np.float32))
+        variances = stack.enter_context(VarianceWriter(directory, *shape, half=not exact))
+        written = stack.enter_context(
+            ItemsWriter(directory / ITEMS_FILE, encoder_fingerprint, n_changed)
+        )
+        for embeddings, items in parts:
+            mean = np.ascontiguousarray(embeddings.mean, dtype=np.float32)
+            norm = np.linalg.norm(mean, axis=1)
+            directions.add(unit_direction(mean))
+            norms.add(norm)
+            variances.add(norm, embeddings.variance)
+            written.add(items)
+    np.save(directory / LABELS_FILE, written.label_codes())
+    report = _write_index(directory, plan, settings)
+    if exact:  # the index holds them
+        (directory / DIRECTIONS_FILE).unlink()
+    return report
+
+
+def _write_index(directory: Path, plan: IndexPlan, settings: IndexSettings) -> IndexReport:
+    directions = np.asarray(np.load(directory / DIRECTIONS_FILE, mmap_mode="r"))
+    index, report = build_index(directions, plan, settings)
+    faiss.write_index(index, str(directory / INDEX_FILE))
+    report.save(directory)
+    return report

@@ -1,0 +1,7 @@
+"""Which items a search may find.
+
+::
+
+    grammar    the language of filters, read and checked
+    sql        filters → SQL
+"""

@@ -1,0 +1,9 @@
+"""A gallery that changes while it is served.
+
+::
+
+    log         what has changed, append-only, in SQLite
+    gallery     base and log, written to
+    snapshot    base and log at one version, searched
+    sqlite      connections as the log wants them
+"""

@@ -1,0 +1,238 @@
+"""A gallery that changes while it is searched: an immutable base, and a log of changes to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import ItemNotFound
+from model_store.gallery.files.gallery import FaissGallery
+from model_store.gallery.live.log import ChangesFile, Transaction
+from model_store.gallery.live.snapshot import Appended, GallerySnapshot
+from model_store.gallery.writable import Change, Delete, Retry, Upsert, Vector, Written, judged
+from model_store.sphere import unit_direction
+
+
+class LiveGallery:
+    """A base gallery and the log of its changes; safe to share by threads; obeys `Writable`.
+
+    Whoever searches takes a `snapshot`, and works with that to the end. Whoever writes calls
+    `commit`; other processes may write to the same log, and are heard by `refresh`.
+
+    Parameters
+    ----------
+    admit : called in each transaction, before anything is written; raises where the gallery is not
+        to be written to any more.
+
+    Raises
+    ------
+    BundleMismatch, StorageFailed : the log does not belong to the base, or cannot be read.
+    """
+
+    def __init__(
+        self, base: FaissGallery, log: ChangesFile, admit: Callable[[], None] = lambda: None
+    ) -> None:
+        self.log = log
+        self._base = base
+        self._admit = admit
+        self._lock = threading.Lock()
+        self._labels = list(base.labels)
+        self._codes: dict[str | None, int] = {
+            **{label: code for code, label in enumerate(base.labels)},
+            None: -1,
+        }
+        self._rows: dict[str, int | None] = {}  # of the items that were changed, as it is now
+        self._rows_of: dict[str, list[int]] = {}
+        self._ids: list[str] = []
+        self._columns = _Columns(base.dim)
+        self._emptied = _Emptied()
+        self._version = log.start()
+        self._snapshot = self._at(self._version)
+        self.refresh()
+
+    def snapshot(self, version: int | None = None) -> GallerySnapshot:
+        """The gallery as it is now, or as it was after an earlier change."""
+        with self._lock:
+            if version is None or version == self._version:
+                return self._snapshot
+            return self._at(version)
+
+    def refresh(self) -> GallerySnapshot:
+        """Read what other processes have written; the gallery as it is now.
+
+        Raises
+        ------
+        StorageFailed : the log cannot be read.
+        """
+        with self._lock:
+            self._catch_up(self.log)
+            return self._snapshot
+
+    def mark(self) -> tuple[int, int] | None:
+        """See `ChangesFile.mark`."""
+        return self.log.mark()
+
+    def outcome(self, retry: Retry) -> str | None:
+        """What came of a request, if it has been carried out; or `KeyReused`."""
+        return self.log.outcome(retry)
+
+    def commit(
+        self,
+        writes: Sequence[Upsert | Delete],
+        retry: Retry | None = None,
+        told: Callable[[list[Written]], str] = repr,
+    ) -> str:
+        """Make changes, all of them or none; see `Writable`."""
+        with self.writing() as turn:
+            before = None if retry is None else turn.outcome(retry)
+            if before is not None:
+                return before
+            with self._lock:
+                self._catch_up(turn)
+                outcome = told(judged(writes, self._holds, self._snapshot.n_items, self._version))
+            changes = turn.add(writes)
+            if retry is not None:
+                turn.remember(retry, outcome)
+        with self._lock:
+            self._apply([change for change in changes if change.sequence > self._version])
+        return outcome
+
+    @contextmanager
+    def writing(self) -> Iterator[Transaction]:
+        """A turn at writing, for one that may write.
+
+        Raises
+        ------
+        WriteError : it may not, or what was written inside could not be kept.
+        """
+        with self.log.transaction() as turn:
+            self._admit()
+            yield turn
+
+    def close(self) -> None:
+        """Let go of the log."""
+        self.log.close()
+
+    def _catch_up(self, log: ChangesFile | Transaction) -> None:
+        """Take in what is in the log; it may have been begun after this was opened."""
+        start = log.start()
+        if self._version < start:
+            self._version, self._snapshot = start, self._at(start)
+        self._apply(log.after(self._version))
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        """Take in changes that are in the log, in order."""
+        if not changes:
+            return
+        for change in changes:
+            row = self._row(change.id)
+            if row is not None:
+                self._emptied.rows.append(row)
+                self._emptied.since.append(change.sequence)
+            self._rows[change.id] = None
+            if change.vector is not None:
+                self._append(change, change.vector)
+        self._version = changes[-1].sequence
+        self._snapshot = self._at(self._version)
+
+    def _append(self, change: Change, vector: Vector) -> None:
+        """Give an item the next row."""
+        row = self._rows[change.id] = self._base.n_rows + len(self._ids)
+        self._rows_of.setdefault(change.id, []).append(row)
+        self._ids.append(change.id)
+        if change.label not in self._codes:
+            self._codes[change.label] = len(self._labels)
+            self._labels.append(str(change.label))
+        relative = vector.variance / np.linalg.norm(vector.mean) ** 2
+        columns = self._columns
+        columns.sequences.append(change.sequence)
+        columns.is_new.append(self._row_in_base(change.id) is None)
+        columns.directions.append(unit_direction(vector.mean))
+        columns.variances.append(relative)
+        columns.dispersions.append(relative.sum())
+        columns.label_codes.append(self._codes[change.label])
+
+    def _holds(self, item_id: str) -> bool:
+        return self._row(item_id) is not None
+
+    def _row(self, item_id: str) -> int | None:
+        """Where the item of that id is now; None where there is none."""
+        if item_id in self._rows:
+            return self._rows[item_id]
+        return self._row_in_base(item_id)
+
+    def _row_in_base(self, item_id: str) -> int | None:
+        try:
+            return self._base.row(item_id)
+        except ItemNotFound:
+            return None
+
+    def _at(self, version: int) -> GallerySnapshot:
+        """The gallery as it was after the change ``version``."""
+        columns = self._columns
+        n = int(np.searchsorted(columns.sequences.until(), version, side="right"))
+        removed = np.zeros(self._base.n_rows + n, dtype=bool)
+        removed[self._emptied.at(version)] = True
+        appended = Appended(
+            columns.sequences.until(n),
+            self._ids,
+            columns.is_new.until(n),
+            columns.directions.until(n),
+            columns.variances.until(n),
+            columns.dispersions.until(n),
+            columns.label_codes.until(n),
+            self._rows_of,
+        )
+        return GallerySnapshot(
+            self._base, appended, tuple(self._labels), removed, self.log, version
+        )
+
+
+class _Column:
+    """An array that grows at its end; what was seen of it stays as it was."""
+
+    def __init__(self, dtype: type[np.generic], *shape: int) -> None:
+        self._values = np.empty((16, *shape), dtype=dtype)
+        self._n = 0
+
+    def append(self, value: object) -> None:
+        """Add an element."""
+        if self._n == len(self._values):
+            # Doubled, so that n elements are copied about once each, however they come.
+            self._values = np.concatenate([self._values, np.empty_like(self._values)])
+        self._values[self._n] = value
+        self._n += 1
+
+    def until(self, n: int | None = None) -> NDArray[Any]:
+        """The first ``n`` elements; all by default."""
+        return self._values[: self._n if n is None else n]
+
+
+class _Columns:
+    """What a search needs of the items that came after the base; see `Appended`."""
+
+    def __init__(self, dim: int) -> None:
+        self.sequences = _Column(np.int64)
+        self.is_new = _Column(np.bool_)
+        self.directions = _Column(np.float32, dim)
+        self.variances = _Column(np.float32, dim)
+        self.dispersions = _Column(np.float32)
+        self.label_codes = _Column(np.int32)
+
+
+class _Emptied:
+    """Rows that hold nothing any more, and the changes since which they do not."""
+
+    def __init__(self) -> None:
+        self.rows, self.since = _Column(np.int64), _Column(np.int64)
+
+    def at(self, version: int) -> NDArray[np.int64]:
+        """The rows that held nothing after the change ``version``."""
+        n = int(np.searchsorted(self.since.until(), version, side="right"))
+        rows: NDArray[np.int64] = self.rows.until(n)
+        return rows

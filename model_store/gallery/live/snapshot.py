@@ -1,0 +1,283 @@
+"""A live gallery as it was after one change: what a request searches from beginning to end."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.encoder.contract import Embeddings
+from model_store.errors import ItemNotFound
+from model_store.gallery.files.gallery import FaissGallery, similarities_of
+from model_store.gallery.filters.grammar import Filter
+from model_store.gallery.live.log import ChangesFile
+from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
+
+NumberT = TypeVar("NumberT", bound=np.generic)
+
+_SLACK = 1e-5
+"""By how much an inner product in float32 may be wrong; what is nearer than that is computed."""
+
+_AT_ONCE = 1000
+"""Items looked up together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Items that came after the base, oldest first; replaced and deleted ones among them.
+
+    Attributes
+    ----------
+    sequences : (M,) of the changes that brought them.
+    ids : M or more, of which the first M are these.
+    is_new : (M,) whether the base has no item of that id.
+    directions : (M, D) unit.
+    variances : (M, D), relative to the squared norm.
+    dispersions : (M,), their sums.
+    label_codes : (M,), -1 where an item has no label.
+    rows_of : id → rows that hold, or held, an item of it, M and beyond among them.
+    """
+
+    sequences: NDArray[np.int64]
+    ids: Sequence[str]
+    is_new: NDArray[np.bool_]
+    directions: NDArray[np.float32]
+    variances: NDArray[np.float32]
+    dispersions: NDArray[np.float32]
+    label_codes: NDArray[np.int32]
+    rows_of: Mapping[str, Sequence[int]]
+
+
+class GallerySnapshot:
+    """A base, what was added to it, and which rows hold nothing any more; obeys `Gallery`.
+
+    The base keeps its rows 0 to N − 1, what was added has rows N, N + 1, …
+
+    Parameters
+    ----------
+    labels : see `Gallery.labels`.
+    removed : (rows,) whether a row holds no item any more.
+    log : where items and pictures are read.
+
+    Attributes
+    ----------
+    version : sequence number of the last change.
+    """
+
+    def __init__(
+        self,
+        base: FaissGallery,
+        appended: Appended,
+        labels: Sequence[str],
+        removed: NDArray[np.bool_],
+        log: ChangesFile,
+        version: int,
+    ) -> None:
+        self._base, self._appended, self._removed, self._log = base, appended, removed, log
+        self.labels = labels
+        self.version = version
+        self.encoder_fingerprint, self.index_type = base.encoder_fingerprint, base.index_type
+        self.index_kind = base.index.kind
+        self.dim = base.dim
+        self.n_rows = len(removed)
+        self.n_items = self.n_rows - int(removed.sum())
+        removed_of_base, removed_since = np.split(removed, [base.n_rows])
+        n_new = int((appended.is_new & ~removed_since).sum())
+        self.n_changed = base.n_changed + int(removed_of_base.sum()) + n_new
+
+    @property
+    def n_appended(self) -> int:
+        """What a search goes through one by one: rows that came after the base."""
+        return self.n_rows - self._base.n_rows
+
+    def candidates(
+        self, directions: NDArray[np.float32], n: int, allowed: NDArray[np.bool_] | None = None
+    ) -> Candidates:
+        """Find the n items nearest to each of ``directions`` (B, D), among the ``allowed`` rows."""
+        usable = ~self._removed if allowed is None else allowed & ~self._removed
+        n_base = self._base.n_rows
+        in_base, places = usable[:n_base], np.flatnonzero(usable[n_base:])
+        if in_base.all():
+            found = self._base.candidates(directions, n)
+        elif in_base.any():
+            found = self._base.candidates(directions, n, in_base)
+        else:
+            nothing = len(directions), 0
+            found = Candidates(np.empty(nothing, dtype=np.int64), np.empty(nothing))
+        if not places.size:
+            return found
+        merged = [
+            self._merged(direction, n, places, rows, similarities)
+            for direction, rows, similarities in zip(
+                directions, found.rows, found.similarities, strict=True
+            )
+        ]
+        return Candidates(*(np.stack(parts) for parts in zip(*merged, strict=True)))
+
+    def _merged(
+        self,
+        direction: NDArray[np.float32],
+        n: int,
+        places: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        similarities: NDArray[np.float64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The n nearest of what the base found and of what was appended at ``places``."""
+        directions = self._appended.directions
+        roughly = (directions @ direction)[places]
+        if len(places) > n:
+            nth = np.partition(roughly, len(places) - n)[len(places) - n]
+            places = places[roughly >= nth - _SLACK]
+        exactly = similarities_of(directions[places], direction)
+        rows = np.concatenate([rows, self._base.n_rows + places])
+        similarities = np.concatenate([similarities, np.round(exactly, SIMILARITY_DECIMALS)])
+        order = np.argsort(-similarities, kind="stable")
+        rows, similarities = rows[order], similarities[order]
+        return self._by_id(rows, similarities)[:n], similarities[:n]
+
+    def _by_id(
+        self, rows: NDArray[np.int64], similarities: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        """Put ``rows``, which are ordered by similarity, in the order of ids where it is equal."""
+        equal = similarities[1:] == similarities[:-1]
+        tied = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
+        if not tied.size:
+            return rows
+        ids = [item.id for item in self.items(rows[tied])]
+        order = sorted(range(len(tied)), key=lambda i: (-similarities[tied[i]], ids[i]))
+        ordered = rows.copy()
+        ordered[tied] = rows[tied[order]]
+        return ordered
+
+    def matching(self, part: Filter) -> NDArray[np.bool_]:
+        """Which rows a filter lets through, (N,), as `candidates` takes it; not to be written."""
+        wanted = self._log.matching(part, self.version)
+        since = np.isin(self._appended.sequences, wanted)
+        found: NDArray[np.bool_] = np.concatenate([self._base.matching(part), since])
+        return found & ~self._removed
+
+    def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Unit directions of ``rows`` (...), shape (..., D)."""
+        return self._at(rows, self._base.directions, self._appended.directions)
+
+    def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
+        return self._at(rows, self._base.dispersions, self._appended.dispersions)
+
+    def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""
+        return self._at(rows, self._base.variances, self._appended.variances)
+
+    def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Codes of the rows' labels, -1 where an item has none, shape (...)."""
+        return self._at(rows, self._base.label_codes, self._appended.label_codes)
+
+    def _at(
+        self,
+        rows: NDArray[np.int64],
+        of_base: Callable[[NDArray[np.int64]], NDArray[NumberT]],
+        appended: NDArray[NumberT],
+    ) -> NDArray[NumberT]:
+        """What is known of ``rows``, each from where it lies."""
+        in_base = rows < self._base.n_rows
+        if in_base.all():
+            return of_base(rows)
+        values = np.empty((*rows.shape, *appended.shape[1:]), appended.dtype)
+        values[in_base] = of_base(rows[in_base])
+        values[~in_base] = appended[rows[~in_base] - self._base.n_rows]
+        return values
+
+    def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
+        """Rows of at most ``limit`` items by id, from the one after the row ``after`` on."""
+        n_base = self._base.n_rows
+        start, first = 0, ""
+        if after is not None:
+            first = self._id(after)
+            start = after + 1 if after < n_base else self._base.next_row(first)
+        in_base = start + np.flatnonzero(~self._removed[start:n_base])[:limit]
+        ids, places = self._appended_by_id
+        from_place = 0 if after is None else bisect_right(ids, first)
+        until = from_place + limit
+        since = n_base + np.array(places[from_place:until], dtype=np.int64)
+        if not since.size:
+            return in_base
+        rows = np.concatenate([in_base, since])
+        by_id = [item.id for item in self.items(rows)]
+        return rows[sorted(range(len(rows)), key=by_id.__getitem__)[:limit]]
+
+    @cached_property
+    def _appended_by_id(self) -> tuple[list[str], list[int]]:
+        """Ids of what was appended and is still there, in order, and their places."""
+        live = np.flatnonzero(~self._removed[self._base.n_rows :]).tolist()
+        live.sort(key=self._appended.ids.__getitem__)
+        return [self._appended.ids[place] for place in live], live
+
+    def _id(self, row: int) -> str:
+        """The id of what is, or was, at a row."""
+        return self.items(np.array([row]))[0].id
+
+    def items(self, rows: NDArray[np.int64]) -> list[Item]:
+        """The items at ``rows`` (n,), in that order."""
+        in_base = rows < self._base.n_rows
+        if in_base.all():
+            return self._base.items(rows)
+        of_base = iter(self._base.items(rows[in_base]))
+        places = rows[~in_base] - self._base.n_rows
+        since = iter(self._log.items(self._appended.sequences[places].tolist()))
+        return [next(of_base if known else since) for known in in_base]
+
+    def row(self, item_id: str) -> int:
+        """Where the item of that id is, or `ItemNotFound`."""
+        held = self._appended.rows_of.get(item_id, ())
+        row = next((row for row in reversed(held) if row < self.n_rows), None)
+        if row is None:
+            row = self._base.row(item_id)
+        if self._removed[row]:
+            raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
+        return row
+
+    def item(self, item_id: str) -> Item:
+        """The item of that id, or `ItemNotFound`."""
+        return self.items(np.array([self.row(item_id)]))[0]
+
+    def thumbnail(self, item_id: str) -> Thumbnail:
+        """The picture of that item, or `ItemNotFound`."""
+        row = self.row(item_id)
+        if row < self._base.n_rows:
+            return self._base.thumbnail(item_id)
+        return self._log.thumbnail(int(self._appended.sequences[row - self._base.n_rows]))
+
+    def parts(self) -> Iterator[tuple[Embeddings, list[NewItem]]]:
+        """Everything there is by id, as `write_faiss_parts` takes it."""
+        after = None
+        while (rows := self.page(after, _AT_ONCE)).size:
+            yield self._whole(rows)
+            after = int(rows[-1])
+
+    def _whole(self, rows: NDArray[np.int64]) -> tuple[Embeddings, list[NewItem]]:
+        """All that was ever written of ``rows`` (n,), in that order."""
+        in_base = rows < self._base.n_rows
+        of_base = self._base.embeddings(rows[in_base])
+        mean = np.empty((len(rows), self.dim), dtype=np.float32)
+        variance = np.empty_like(mean)
+        mean[in_base], variance[in_base] = of_base.mean, of_base.variance
+        sequences = self._appended.sequences[rows[~in_base] - self._base.n_rows]
+        since = list(self._log.upserts(sequences.tolist()))
+        for place, upsert in zip(np.flatnonzero(~in_base), since, strict=True):
+            mean[place], variance[place] = upsert.vector.mean, upsert.vector.variance
+        of_log = iter(upsert.item for upsert in since)
+        kept = iter(self._kept(rows[in_base]))
+        items = [next(kept if known else of_log) for known in in_base]
+        return Embeddings(mean, variance, np.empty((len(rows), 0), dtype=np.float32)), items
+
+    def _kept(self, rows: NDArray[np.int64]) -> list[NewItem]:
+        """Items of the base with their pictures."""
+        return [
+            NewItem(item.id, item.label, item.metadata, self._base.thumbnail(item.id))
+            for item in self._base.items(rows)
+        ]

@@ -1,0 +1,45 @@
+"""Items of a collection that were found lately."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+from model_store.gallery.milvus.entities import Entity
+
+REMEMBERED_ITEMS = 16_384
+"""With their directions: about 30 MB of 128 dimensions."""
+
+
+class FoundLately:
+    """Items by their row, the latest `REMEMBERED_ITEMS`; safe to share by threads."""
+
+    def __init__(self) -> None:
+        self._entities: OrderedDict[int, Entity] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def known(self, rows: Iterable[int]) -> dict[int, Entity]:
+        """Those of ``rows`` that are remembered."""
+        with self._lock:
+            return {row: self._entities[row] for row in rows if row in self._entities}
+
+    def remember(self, entities: Mapping[int, Entity]) -> None:
+        """Keep, in place of what was found longest ago."""
+        with self._lock:
+            for row, entity in entities.items():
+                self._entities[row] = entity
+                self._entities.move_to_end(row)
+            while len(self._entities) > REMEMBERED_ITEMS:
+                self._entities.popitem(last=False)
+
+    def forget(self, rows: Iterable[int]) -> None:
+        """Forget what is at ``rows``."""
+        with self._lock:
+            for row in rows:
+                self._entities.pop(row, None)
+
+    def forget_others(self, versions: Mapping[int, int]) -> None:
+        """Forget what was replaced since it was read, by the version of each row."""
+        known = self.known(versions)
+        self.forget(row for row, entity in known.items() if entity.version != versions[row])

@@ -1,0 +1,256 @@
+"""A collection of Milvus that holds a gallery: how it is reached, and what it consists of.
+
+::
+
+    row        int64, primary key: 0, 1, … in the order of the ids when the gallery is built; an
+               item that comes later has the next free number, one that is replaced keeps its own
+    id, label  text; label is null where there is none
+    direction  D float32, unit, searched by inner product
+    variance   D float32, and norm, float32: of the embedding before normalisation
+    dispersion float32, Σ_d v_d / ‖m‖²
+    metadata   JSON
+    facts      what filters ask of the item, see `model_store.gallery.milvus.filter`
+    version    int64: 0 as the gallery was built, or when the item was put, in ns since 1970
+    thumbnail  base64, media_type beside it
+
+A bundle names the collection in `MILVUS_FILE`. The collection carries the fingerprint of the
+encoder, and is not used with another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from model_store.errors import BundleMismatch, ConfigError, GalleryUnavailable
+from model_store.gallery.milvus.filter import FACT_LENGTH
+from model_store.installation import how_to_install
+
+MILVUS_FILE = "milvus.json"
+
+TEXT_BYTES = 65_535
+"""Of a text that Milvus takes, and about that of JSON."""
+
+MOST_FACTS = 4_096
+"""Elements of an array that Milvus takes."""
+
+ENCODER_PROPERTY = "vouch.encoder"
+COMPLETE_PROPERTY = "vouch.complete"
+_NO_SUCH_COLLECTION = 100
+_NOT_LOADED = 101
+_OUR_MISTAKE = 1100
+
+
+@dataclass(frozen=True, slots=True)
+class MilvusAccess:
+    """How to reach Milvus.
+
+    Attributes
+    ----------
+    uri : ``http://host:19530``, or the path of a file that ends in ``.db`` for milvus-lite; None
+        for what the bundle says.
+    token : ``user:password`` or an API key; never written down.
+    timeout_s : after which an answer is not waited for.
+    """
+
+    uri: str | None = None
+    token: str | None = field(default=None, repr=False)
+    timeout_s: float = 5.0
+
+
+NO_ACCESS = MilvusAccess()
+"""What a bundle names, without a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class MilvusDescription:
+    """What a bundle knows of its collection.
+
+    Attributes
+    ----------
+    uri : where it was written; without a user or a password.
+    collection : its name, which is made of what was written.
+    encoder : fingerprint.
+    n_items, dim, labels : as it was built.
+    index : ``type``, ``parameters`` of a search, ``recall_at_10`` and with how many ``n_queries``.
+    """
+
+    uri: str
+    collection: str
+    encoder: str
+    n_items: int
+    dim: int
+    labels: Sequence[str]
+    index: Mapping[str, Any]
+
+    def save(self, directory: Path) -> None:
+        """Write to ``directory``."""
+        text = json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False)
+        (directory / MILVUS_FILE).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path) -> MilvusDescription:
+        """Read what `save` wrote."""
+        return cls(**json.loads((directory / MILVUS_FILE).read_text(encoding="utf-8")))
+
+
+class Collection:
+    """A connection to one collection; safe to share by threads.
+
+    Raises
+    ------
+    ConfigError : pymilvus is not installed.
+    GalleryUnavailable : Milvus does not answer.
+    """
+
+    def __init__(self, name: str, access: MilvusAccess, uri: str) -> None:
+        self.name = name
+        self.uri = access.uri or uri
+        self.timeout_s = access.timeout_s
+        self._pymilvus = _pymilvus()
+        with self._asking():
+            self.client: Any = self._pymilvus.MilvusClient(
+                self.uri, token=access.token or "", timeout=access.timeout_s
+            )
+
+    def close(self) -> None:
+        """Hang up."""
+        self.client.close()
+
+    def ask(self, call: str, *values: Any, **options: Any) -> Any:  # noqa: ANN401 - has no types
+        """What the client's ``call`` says of this collection, within the time that is given it."""
+        options = {"timeout": self.timeout_s} | options
+        with self._asking():
+            try:
+                return getattr(self.client, call)(self.name, *values, **options)
+            except self._pymilvus.MilvusException as error:
+                if error.code != _NOT_LOADED:
+                    raise
+            # It was started again, and milvus-lite has forgotten what was loaded.
+            self.client.load_collection(self.name, timeout=self.timeout_s)
+            return getattr(self.client, call)(self.name, *values, **options)
+
+    def properties(self) -> dict[str, str]:
+        """What is written on the collection."""
+        return dict(self.ask("describe_collection").get("properties", {}))
+
+    def require(self, described: MilvusDescription) -> None:
+        """Refuse a collection that is not the one that was described.
+
+        Raises
+        ------
+        BundleMismatch : it is missing, unfinished, of another encoder or of other dimensions.
+        """
+        if not self.ask("has_collection"):
+            raise BundleMismatch(_missing(self.name))
+        properties = self.properties()
+        encoder = properties.get(ENCODER_PROPERTY, "none")
+        if encoder != described.encoder:
+            raise BundleMismatch(
+                f"The collection {self.name!r} was made with encoder {encoder[:12]}, the bundle's "
+                f"is {described.encoder[:12]}. Run `vouch-build index` with this encoder."
+            )
+        if COMPLETE_PROPERTY not in properties:
+            raise BundleMismatch(
+                f"The collection {self.name!r} was not written to its end. Run `vouch-build index` "
+                "again."
+            )
+        fields = {one["name"]: one["params"] for one in self.ask("describe_collection")["fields"]}
+        dim = int(fields["direction"]["dim"])
+        if dim != described.dim:
+            raise BundleMismatch(
+                f"The collection {self.name!r} has {dim} dimensions, the bundle {described.dim}. "
+                "Run `vouch-build index` again."
+            )
+
+    def create(self, dim: int, encoder_fingerprint: str) -> None:
+        """Make the collection, without an index as yet."""
+        types, client = self._pymilvus.DataType, self._pymilvus.MilvusClient
+        schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("row", types.INT64, is_primary=True)
+        schema.add_field("id", types.VARCHAR, max_length=TEXT_BYTES)
+        schema.add_field("label", types.VARCHAR, max_length=TEXT_BYTES, nullable=True)
+        schema.add_field("direction", types.FLOAT_VECTOR, dim=dim)
+        floats = {"element_type": types.FLOAT, "max_capacity": dim, "mmap_enabled": True}
+        schema.add_field("variance", types.ARRAY, **floats)
+        schema.add_field("norm", types.FLOAT)
+        schema.add_field("dispersion", types.FLOAT)
+        schema.add_field("metadata", types.JSON, mmap_enabled=True)
+        texts = {"element_type": types.VARCHAR, "max_length": FACT_LENGTH}
+        schema.add_field("facts", types.ARRAY, max_capacity=MOST_FACTS, mmap_enabled=True, **texts)
+        schema.add_field("version", types.INT64)
+        schema.add_field("thumbnail", types.VARCHAR, max_length=TEXT_BYTES, mmap_enabled=True)
+        schema.add_field("media_type", types.VARCHAR, max_length=64)
+        self.ask(
+            "create_collection",
+            schema=schema,
+            # A process finds what it has written, others a moment later.
+            consistency_level="Session",
+            properties={ENCODER_PROPERTY: encoder_fingerprint},
+        )
+
+    def build_index(
+        self, index_type: str, parameters: Mapping[str, int], patience_s: float
+    ) -> None:
+        """Build the index of the directions and those that items are looked up by."""
+        indexes = self._pymilvus.MilvusClient.prepare_index_params()
+        options = {"metric_type": "IP", "params": dict(parameters)}
+        indexes.add_index("direction", index_type=index_type, **options)
+        for name in ("id", "version"):
+            indexes.add_index(name, index_type="INVERTED")
+        if "lite" not in self.client.get_server_version():  # which has no index for arrays
+            indexes.add_index("facts", index_type="INVERTED")
+        self.ask("create_index", indexes, timeout=patience_s)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Say in our words what went wrong; nothing of where Milvus is, which clients would see."""
+        grpc = import_module("grpc")
+        try:
+            yield
+        except (self._pymilvus.MilvusException, grpc.RpcError) as error:
+            code = getattr(error, "code", None)
+            if code == _OUR_MISTAKE:
+                raise
+            if code == _NO_SUCH_COLLECTION:
+                raise BundleMismatch(_missing(self.name)) from error
+            raise GalleryUnavailable(
+                "Milvus, which holds the gallery, does not answer, or not as wanted. Send the "
+                "request again later; whoever runs the service finds the reason in its log."
+            ) from error
+
+
+def require_bare(uri: str) -> str:
+    """Refuse an address that names a user or a password: it would be written into the bundle.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if "@" in uri and "://" in uri:
+        raise ConfigError(
+            "The address of Milvus names a user. Leave it out, and put the token into "
+            "VOUCH_MILVUS_TOKEN: a bundle holds no secrets."
+        )
+    return uri
+
+
+def _missing(name: str) -> str:
+    return (
+        f"Milvus has no collection {name!r}. Run `vouch-build index` against this Milvus, or set "
+        "VOUCH_MILVUS_URI to the one that holds it."
+    )
+
+
+def _pymilvus() -> Any:  # noqa: ANN401 - has no types
+    try:
+        return import_module("pymilvus")
+    except ImportError as error:
+        raise ConfigError(
+            "The gallery lies in Milvus, and pymilvus is not installed. " + how_to_install("milvus")
+        ) from error

@@ -1,0 +1,115 @@
+"""Items as Milvus keeps them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import DatasetError
+from model_store.gallery.filters.sql import metadata_json
+from model_store.gallery.milvus.collection import MOST_FACTS, TEXT_BYTES
+from model_store.gallery.milvus.filter import facts
+from model_store.gallery.protocol import Item, NewItem
+from model_store.sphere import unit_direction
+
+ENTITY_FIELDS = ["id", "label", "direction", "dispersion", "metadata", "version"]
+"""Of an `Entity`."""
+
+_INTEGERS = range(-(2**63), 2**64)
+"""That JSON in Milvus keeps whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """What is remembered of an item that was found.
+
+    Attributes
+    ----------
+    direction : (D,) float32, unit.
+    dispersion : Σ_d v_d / ‖m‖².
+    version : of the item; another one may have other content.
+    """
+
+    item: Item
+    direction: NDArray[np.float32]
+    dispersion: float
+    version: int
+
+
+def read_entity(found: Mapping[str, Any]) -> Entity:
+    """Of `ENTITY_FIELDS`."""
+    item = Item(found["id"], found["label"], found["metadata"])
+    direction = np.array(found["direction"], dtype=np.float32)
+    return Entity(item, direction, found["dispersion"], found["version"])
+
+
+def write_entity(
+    row: int,
+    item: NewItem,
+    mean: NDArray[np.float32],
+    variance: NDArray[np.float32],
+    version: int = 0,
+) -> dict[str, Any]:
+    """An item with its embedding, (D,) each, for ``row``.
+
+    Raises
+    ------
+    DatasetError : it is more than Milvus takes.
+    """
+    metadata = json.loads(metadata_json(item.metadata))
+    thumbnail = base64.b64encode(item.thumbnail.data).decode()
+    known = facts(item.id, item.label, metadata)
+    _require_room(item, metadata, known, thumbnail)
+    norms = np.linalg.norm(mean[None], axis=1)  # rounded, like all here, as those of many
+    return {
+        "row": row,
+        "id": item.id,
+        "label": item.label,
+        "direction": unit_direction(mean[None])[0],
+        "variance": variance.tolist(),
+        "norm": float(norms[0]),
+        "dispersion": float((variance[None].sum(-1) / norms**2)[0]),
+        "metadata": metadata,
+        "facts": known,
+        "version": version,
+        "thumbnail": thumbnail,
+        "media_type": item.thumbnail.media_type,
+    }
+
+
+def _require_room(
+    item: NewItem, metadata: Mapping[str, Any], known: list[str], thumbnail: str
+) -> None:
+    text = json.dumps(metadata, ensure_ascii=False)
+    texts = [item.id, item.label or "", text, thumbnail]
+    try:
+        longest = max(len(one.encode()) for one in texts)
+    except UnicodeEncodeError:
+        raise _refusal(item, "half of a surrogate pair") from None
+    if longest > TEXT_BYTES:
+        raise _refusal(item, f"{longest:,} bytes of text, metadata or picture")
+    if len(known) > MOST_FACTS:
+        raise _refusal(item, f"{len(known):,} values to be filtered by")
+    if not _integers_fit(metadata):
+        raise _refusal(item, "an integer of more than 64 bits")
+
+
+def _refusal(item: NewItem, what: str) -> DatasetError:
+    return DatasetError(
+        f"The item {item.id[:80]!r} has {what}; Milvus takes at most {TEXT_BYTES:,} bytes, "
+        f"{MOST_FACTS:,} values and integers of 64 bits. Shorten it, or keep the gallery in FAISS."
+    )
+
+
+def _integers_fit(value: Any) -> bool:  # noqa: ANN401 - whatever JSON holds
+    if isinstance(value, dict):
+        return all(map(_integers_fit, value.values()))
+    if isinstance(value, list):
+        return all(map(_integers_fit, value))
+    return not isinstance(value, int) or value in _INTEGERS

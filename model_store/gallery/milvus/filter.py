@@ -1,0 +1,156 @@
+"""Filters as boolean expressions of Milvus.
+
+What Milvus makes of a JSON field in a comparison differs from what a filter means: a missing key
+and null are the same to it, kinds mix, and of a negated comparison it depends on the release. So
+an item carries `facts`: what can be asked of it by equality, each as a digest in an array. Whether
+an array holds a text is never unknown, nothing that a client wrote gets into the expression with
+it, and an inverted index finds it. Only ``gt``, ``gte``, ``lt``, ``lte`` look at the values, and
+only beside the fact that the value is there and of their kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from model_store.gallery.filters.grammar import Condition, Every, Field, Filter, Not, Scalar, Some
+
+FACT_LENGTH = 24
+"""Hexadecimal digits: two of 10⁹ different facts are alike with a probability of 10⁻¹¹."""
+
+EVERYTHING, NOTHING = "row >= 0", "row < 0"
+
+_ORDERED: Mapping[str, str] = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+_OPPOSITE: Mapping[str, str] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
+_Path = tuple[str, ...]
+
+
+def facts(item_id: str, label: str | None, metadata: Mapping[str, Any]) -> list[str]:
+    """What can be asked of an item by equality, sorted; ``metadata`` as JSON gives it back."""
+    found = {*_facts(("id",), item_id), *_facts(("metadata",), metadata)}
+    if label is None:
+        found.add(_equals(("label",), None))
+    else:
+        found.update(_facts(("label",), label))
+    return sorted(found)
+
+
+def to_expression(part: Filter, *, holds: bool = True) -> str:
+    """An expression that is true of the items that the filter lets through, or does not.
+
+    On fields ``row`` (never negative), ``id``, ``label``, ``metadata`` and ``facts``. It is negated
+    inside, down to the facts.
+    """
+    match part:
+        case Condition():
+            return _condition(part, holds=holds)
+        case Not(inner):
+            return to_expression(inner, holds=not holds)
+        case Every(parts) | Some(parts):
+            every = isinstance(part, Every) is holds
+            texts = [to_expression(one, holds=holds) for one in parts]
+            if not texts:
+                return EVERYTHING if every else NOTHING
+            return f"({(' and ' if every else ' or ').join(texts)})"
+
+
+def literal(text: str) -> str:
+    """A text as a literal in an expression."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + escaped.replace("\n", "\\n").replace("\r", "\\r") + '"'
+
+
+def _condition(condition: Condition, *, holds: bool) -> str:
+    path = _path(condition.field)
+    wanted = condition.values[0] if condition.values else None
+    match condition.comparison:
+        case "eq":
+            return _contains(_equals(path, wanted), holds=holds)
+        case "ne":
+            return _contains(_equals(path, wanted), holds=not holds)
+        case "in":
+            return _contains(*(_equals(path, one) for one in condition.values), holds=holds)
+        case "has":
+            return _contains(_holds(path, wanted), holds=holds)
+        case "exists":
+            return _contains(_fact("exists", path), holds=holds is bool(wanted))
+        case _:
+            return _compare(condition.field, _ORDERED[condition.comparison], wanted, holds=holds)
+
+
+def _compare(field: Field, operator: str, wanted: Scalar, *, holds: bool) -> str:
+    kind, _ = _known(wanted)
+    if field.column != "metadata" and kind != "text":  # Milvus refuses to compare them
+        return NOTHING if holds else EVERYTHING
+    of_kind = _contains(_fact(kind, _path(field)), holds=holds)
+    value = literal(wanted) if isinstance(wanted, str) else _number(wanted)
+    operator = operator if holds else _OPPOSITE[operator]
+    return f"({of_kind} {'and' if holds else 'or'} {_source(field)} {operator} {value})"
+
+
+def _contains(*any_of: str, holds: bool) -> str:
+    if not any_of:
+        return NOTHING if holds else EVERYTHING
+    listed = ", ".join(f'"{fact}"' for fact in any_of)
+    text = (
+        f"array_contains(facts, {listed})"
+        if len(any_of) == 1
+        else f"array_contains_any(facts, [{listed}])"
+    )
+    return text if holds else f"(not {text})"
+
+
+def _source(field: Field) -> str:
+    if field.column != "metadata":
+        return field.column
+    return "metadata" + "".join(f"[{literal(key)}]" for key in field.path)
+
+
+def _number(value: Scalar) -> str:
+    if value == -(2**63):  # read as the opposite of 2⁶³, which is no integer of 64 bits
+        return repr(float(value))
+    return repr(value)
+
+
+def _path(field: Field) -> _Path:
+    return (field.column, *field.path)
+
+
+def _facts(path: _Path, value: Any) -> Iterator[str]:  # noqa: ANN401 - whatever JSON holds
+    yield _fact("exists", path)
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _facts((*path, key), part)
+    elif isinstance(value, list):
+        for one in value:
+            if not isinstance(one, (list, dict)):
+                yield _holds(path, one)
+    else:
+        yield _equals(path, value)
+        yield _fact(_known(value)[0], path)
+
+
+def _equals(path: _Path, value: Scalar) -> str:
+    return _fact("is", path, *_known(value))
+
+
+def _holds(path: _Path, value: Scalar) -> str:
+    return _fact("has", path, *_known(value))
+
+
+def _known(value: Scalar) -> tuple[str, str]:
+    """Kind of a value, and a text that equal values of the kind share."""
+    if value is None or isinstance(value, bool):
+        return repr(value), ""
+    if isinstance(value, str):
+        return "text", value
+    if isinstance(value, float) and value.is_integer():
+        return "number", str(int(value))
+    return "number", repr(value)
+
+
+def _fact(what: str, path: _Path, *known: str) -> str:
+    text = json.dumps([what, path, *known])
+    return hashlib.blake2b(text.encode(), digest_size=FACT_LENGTH // 2).hexdigest()

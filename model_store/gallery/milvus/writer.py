@@ -1,0 +1,227 @@
+"""Writing a gallery into Milvus."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.encoder.contract import Embeddings
+from model_store.errors import ConfigError
+from model_store.gallery.filters.sql import metadata_json
+from model_store.gallery.index.plan import (
+    DEFAULT_SETTINGS,
+    EXACT_BYTES,
+    HNSW_LINKS,
+    IndexSettings,
+    lists_for,
+)
+from model_store.gallery.index.recall import (
+    EFFORTS,
+    FETCHED,
+    N_NEIGHBOURS,
+    share_found,
+    tenth_similarity,
+)
+from model_store.gallery.milvus.collection import (
+    COMPLETE_PROPERTY,
+    NO_ACCESS,
+    Collection,
+    MilvusAccess,
+    MilvusDescription,
+    require_bare,
+)
+from model_store.gallery.milvus.entities import write_entity
+from model_store.gallery.milvus.gallery import MilvusGallery
+from model_store.gallery.protocol import NewItem
+from model_store.sphere import unit_direction
+
+PATIENCE_S = 3_600.0
+"""For what grows with the gallery: flushing, and building an index."""
+
+WRITTEN_BYTES = 2**24
+"""In one request; 64 MB is the most that Milvus takes."""
+
+N_QUERIES = 100
+"""That the recall of an approximate index is measured with."""
+
+_TYPES: Mapping[str, str] = {"flat": "FLAT", "hnsw": "HNSW", "ivf_sq8": "IVF_SQ8"}
+
+
+def write_milvus_gallery(
+    directory: Path,
+    embeddings: Embeddings,
+    items: Sequence[NewItem],
+    encoder_fingerprint: str,
+    uri: str,
+    settings: IndexSettings = DEFAULT_SETTINGS,
+    access: MilvusAccess = NO_ACCESS,
+) -> MilvusDescription:
+    """Write a gallery into a collection, and what it is into ``directory``.
+
+    The collection is named by what is written: a bundle that is served keeps its own. One that is
+    there already, whole, is left as it is, with what has changed in it since; one that is not whole
+    is written anew.
+
+    Parameters
+    ----------
+    embeddings, items, encoder_fingerprint : see `write_faiss_gallery`.
+    uri : of Milvus, as the bundle names it; without a user or a password.
+    settings : what is asked of the index; ``ivf_pq`` is not for Milvus.
+    access : token, and another address to write by.
+
+    Raises
+    ------
+    ValueError : lengths differ or ids repeat.
+    ConfigError : pymilvus is missing, the address names a user, or no index is good enough.
+    DatasetError : an item is more than Milvus takes.
+    GalleryUnavailable : Milvus does not answer.
+    """
+    if len(items) != len(embeddings):
+        raise ValueError(f"{len(items)} items and {len(embeddings)} embeddings, wanted as many")
+    if len({item.id for item in items}) != len(items):
+        raise ValueError("item ids repeat; each item needs an id of its own")
+    order = sorted(range(len(items)), key=lambda row: items[row].id)
+    mean = np.ascontiguousarray(embeddings.mean[order], dtype=np.float32)
+    variance = np.ascontiguousarray(embeddings.variance[order], dtype=np.float32)
+    kind, parameters = _plan(mean, settings)
+    described = MilvusDescription(
+        uri=require_bare(uri),
+        collection=_name(items, order, mean, variance, encoder_fingerprint, kind),
+        encoder=encoder_fingerprint,
+        n_items=len(items),
+        dim=mean.shape[1],
+        labels=sorted({item.label for item in items if item.label is not None}),
+        index={"type": kind, "parameters": {}, "recall_at_10": 1.0, "n_queries": 0},
+    )
+    collection = Collection(described.collection, access, uri)
+    try:
+        if not _is_whole(collection):
+            _write(collection, described, items, order, mean, variance, parameters)
+    finally:
+        collection.close()
+    described.save(directory)
+    if kind != "FLAT":
+        described = _tuned(directory, described, unit_direction(mean), settings, access)
+        described.save(directory)
+    return described
+
+
+def _plan(mean: NDArray[np.float32], settings: IndexSettings) -> tuple[str, dict[str, int]]:
+    """Milvus's name of the index, and what it is built with."""
+    wanted = settings.kind
+    if wanted == "auto":
+        wanted = "flat" if mean.nbytes <= EXACT_BYTES else "hnsw"
+    if wanted not in _TYPES:
+        raise ConfigError(
+            f"index.kind = {wanted!r} is not for Milvus; wanted auto, {', '.join(_TYPES)}."
+        )
+    parameters = {
+        "flat": {},
+        "hnsw": {"M": HNSW_LINKS, "efConstruction": 200},
+        "ivf_sq8": {"nlist": lists_for(len(mean))},
+    }
+    return _TYPES[wanted], parameters[wanted]
+
+
+def _name(
+    items: Sequence[NewItem],
+    order: Sequence[int],
+    mean: NDArray[np.float32],
+    variance: NDArray[np.float32],
+    encoder_fingerprint: str,
+    kind: str,
+) -> str:
+    """A name that says everything that is written."""
+    digest = hashlib.sha256(f"{encoder_fingerprint}:{kind}:{mean.shape}:".encode())
+    digest.update(mean.tobytes())
+    digest.update(variance.tobytes())
+    for item in map(items.__getitem__, order):
+        known = [item.id, item.label, metadata_json(item.metadata), item.thumbnail.media_type]
+        digest.update(json.dumps(known).encode())
+        digest.update(hashlib.sha256(item.thumbnail.data).digest())
+    return f"vouch_{digest.hexdigest()[:24]}"
+
+
+def _is_whole(collection: Collection) -> bool:
+    return bool(collection.ask("has_collection")) and COMPLETE_PROPERTY in collection.properties()
+
+
+def _write(
+    collection: Collection,
+    described: MilvusDescription,
+    items: Sequence[NewItem],
+    order: Sequence[int],
+    mean: NDArray[np.float32],
+    variance: NDArray[np.float32],
+    parameters: Mapping[str, int],
+) -> None:
+    collection.ask("drop_collection")  # what is left of one that was not written to its end
+    collection.create(described.dim, described.encoder)
+    waiting: list[dict[str, Any]] = []
+    n_bytes = 0
+    for row, item in enumerate(map(items.__getitem__, order)):
+        waiting.append(write_entity(row, item, mean[row], variance[row]))
+        n_bytes += 12 * described.dim + len(waiting[-1]["thumbnail"]) + 2_000
+        if n_bytes > WRITTEN_BYTES or row == len(items) - 1:
+            collection.ask("insert", waiting, timeout=PATIENCE_S)
+            waiting, n_bytes = [], 0
+    collection.ask("flush", timeout=PATIENCE_S)
+    collection.build_index(described.index["type"], parameters, PATIENCE_S)
+    collection.ask("alter_collection_properties", {COMPLETE_PROPERTY: str(len(items))})
+    collection.ask("load_collection", timeout=PATIENCE_S)
+
+
+def _tuned(
+    directory: Path,
+    described: MilvusDescription,
+    directions: NDArray[np.float32],
+    settings: IndexSettings,
+    access: MilvusAccess,
+) -> MilvusDescription:
+    """The description with the least effort that finds what is wanted of the nearest ten."""
+    queries = _queries(directions, np.random.default_rng(settings.seed))
+    tenth = tenth_similarity(directions, queries)
+    knob = "ef" if described.index["type"] == "HNSW" else "nprobe"
+    recall = 0.0
+    for effort in EFFORTS:
+        if knob == "ef" and effort < FETCHED:
+            continue  # it must be as many as are fetched
+        found_with = {"parameters": {knob: effort}, "n_queries": len(queries)}
+        tried = replace(described, index={**described.index, **found_with})
+        tried.save(directory)
+        gallery = MilvusGallery(directory, access)
+        try:
+            found = [gallery.candidates(query[None], N_NEIGHBOURS).rows[0] for query in queries]
+        finally:
+            gallery.close()
+        shares = [
+            share_found(directions, query, rows, least)
+            for query, rows, least in zip(queries, found, tenth, strict=True)
+        ]
+        recall = float(np.mean(shares))
+        if recall >= settings.min_recall:
+            return replace(tried, index={**tried.index, "recall_at_10": recall})
+    raise ConfigError(
+        f"Milvus's {described.index['type']} finds {recall:.3f} of the ten nearest items at most, "
+        f"wanted {settings.min_recall}. Lower index.min_recall, or ask for another index.kind."
+    )
+
+
+def _queries(
+    directions: NDArray[np.float32], generator: np.random.Generator
+) -> NDArray[np.float32]:
+    """Unit vectors among the items without being any: items moved by what neighbours differ by."""
+    rows = np.sort(generator.permutation(len(directions))[:N_QUERIES])
+    k = min(FETCHED, len(directions))
+    _, near = faiss.knn(directions[rows], directions, k, faiss.METRIC_INNER_PRODUCT)
+    places = generator.integers(0, k, (2, len(rows)))
+    one, other = near[np.arange(len(rows)), places]
+    return unit_direction(directions[rows] + directions[one] - directions[other])

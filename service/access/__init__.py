@@ -1,0 +1,9 @@
+"""Who may ask, and how often.
+
+::
+
+    access         the caller of a request, and what its key allows
+    keys           API keys in a file
+    command        ``vouch-keys``
+    rate_limits    requests a caller may make, counted here or in Redis
+"""

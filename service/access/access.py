@@ -1,0 +1,305 @@
+"""Who may ask: keys, what they allow, and how often.
+
+A route says what it needs, alone or for a whole router::
+
+    router = APIRouter(route_class=GuardedRoute, dependencies=[Depends(requires("read"))])
+
+    @router.post("/activate", dependencies=[Depends(requires("admin"))])
+
+Everything else follows: the answers 401, 403 and 429, their headers, and the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import Request, Response, params
+from fastapi.routing import APIRoute
+from limits import RateLimitItem
+
+from model_store.errors import Forbidden, KeysRequired, RateLimited, Unauthenticated
+from service.access.keys import SCOPES, Keyring, KeyScope, allows
+from service.access.rate_limits import Rates
+from service.settings import Settings, parse_rate
+
+SECURITY_SCHEMES = {
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A key of `vouch-keys`: `vouch_…`.",
+    },
+    "api_key": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-API-Key",
+        "description": "The same key.",
+    },
+}
+"""How a key may be sent, for the OpenAPI document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks.
+
+    Attributes
+    ----------
+    id : of the key, or the address of a caller without one: what requests are counted under.
+    name : of the key; None for a caller without one.
+    scope : what the caller may do.
+    rate : how often.
+    expected_absent : share of its queries without a match in a gallery; None where the key says
+        nothing of it.
+    """
+
+    id: str
+    name: str | None
+    scope: KeyScope
+    rate: RateLimitItem | None
+    expected_absent: float | None = None
+
+
+class Access:
+    """Decides who may ask.
+
+    Parameters
+    ----------
+    keyring : the keys; None where there are none.
+    keyless : what callers without a key may do; None: nothing.
+    rates : what counts requests.
+    rate : how often a caller may ask whose key says nothing of it; None: without limit.
+    origins : web origins whose pages may have their visitors' browsers write.
+    """
+
+    def __init__(
+        self,
+        keyring: Keyring | None,
+        keyless: KeyScope | None,
+        rates: Rates,
+        rate: RateLimitItem | None,
+        origins: tuple[str, ...],
+    ) -> None:
+        self._keyring = keyring
+        self.keyless = keyless
+        self._rates = rates
+        self._rate = rate
+        self._origins = origins
+
+    @property
+    def summary(self) -> str:
+        """For people: who may ask."""
+        said = "nobody" if self.keyless is None else f"anyone, with the scope {self.keyless}"
+        return said if self._keyring is None else f"keys; without a key {said}"
+
+    async def admit(self, request: Request) -> Caller:
+        """Who asks, counted once a request.
+
+        Raises
+        ------
+        Unauthenticated : no key where one is needed, or not a good one.
+        RateLimited : one request too many.
+        """
+        known: Caller | None = getattr(request.state, "caller", None)
+        if known is not None:
+            return known
+        headers: dict[str, str] = request.state.answer_headers
+        if self._keyring is not None:  # then what is answered depends on who asks
+            headers |= {"Cache-Control": "no-store", "Vary": "Authorization, X-API-Key"}
+        caller = request.state.caller = self._caller(request)
+        if caller.rate is not None:
+            standing = await self._rates.count(caller.id, caller.rate)
+            headers |= standing.headers()
+            if standing.exceeded:
+                raise RateLimited(
+                    f"More than {caller.rate.amount} requests within {caller.rate.get_expiry()} s; "
+                    f"wait {headers['Retry-After']} s."
+                )
+        return caller
+
+    def check(self, request: Request, caller: Caller, scope: KeyScope) -> None:
+        """Refuse what the caller may not do.
+
+        Raises
+        ------
+        Unauthenticated, Forbidden : saying what is wanted.
+        """
+        if caller.name is None:
+            if not allows(caller.scope, scope):
+                raise self._challenge(request, f"A key with the scope {scope} is needed.")
+            if scope != "read":
+                self._refuse_foreign_page(request)
+        elif not allows(caller.scope, scope):
+            raise Forbidden(
+                f"The key {caller.id} has the scope {caller.scope}; {request.method} "
+                f"{request.url.path} needs {scope}. Ask the service's operator for such a key."
+            )
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        await self._rates.close()
+
+    def _caller(self, request: Request) -> Caller:
+        presented = _presented_key(request)
+        if self._keyring is None or (presented is None and self.keyless is not None):
+            scope = self.keyless or "read"
+            return Caller(_address(request), None, scope, self._rate)
+        if presented is None:
+            raise self._challenge(request, "A key is needed.")
+        try:
+            key = self._keyring.find(presented)
+        except Unauthenticated as refused:
+            raise self._challenge(request, str(refused)) from None
+        rate = self._rate if key.rate_limit is None else parse_rate(key.rate_limit)
+        return Caller(key.id, key.name, key.scope, rate, key.expected_absent)
+
+    def _challenge(self, request: Request, why: str) -> Unauthenticated:
+        request.state.answer_headers["WWW-Authenticate"] = "Bearer"
+        return Unauthenticated(
+            f"{why} Send one as `Authorization: Bearer vouch_…` or as `X-API-Key`; the service's "
+            "operator makes it with `vouch-keys create`."
+        )
+
+    def _refuse_foreign_page(self, request: Request) -> None:
+        """A page of any web site may make its visitor's browser send this to the visitor's machine.
+
+        Where a key is needed it cannot: it has none to send.
+        """
+        origin = request.headers.get("origin")
+        if origin is None or origin in self._origins:
+            return
+        if urlsplit(origin).netloc != request.url.netloc:
+            raise Forbidden(
+                f"A page of {origin} may not do this without a key. Send a key, or name the "
+                "origin in VOUCH_CORS_ORIGINS."
+            )
+
+
+Check = Callable[[Request], Coroutine[Any, Any, None]]
+
+
+def _check_of(scope: KeyScope) -> Check:
+    async def check(request: Request) -> None:
+        access: Access = request.app.state.access
+        access.check(request, await access.admit(request), scope)
+
+    return check
+
+
+CHECKS = {scope: _check_of(scope) for scope in SCOPES}
+
+
+def requires(scope: KeyScope) -> Check:
+    """A dependency of a `GuardedRoute` or its router: their callers need ``scope``."""
+    return CHECKS[scope]
+
+
+class GuardedRoute(APIRoute):
+    """Asks who calls before it reads what they send.
+
+    FastAPI reads a body first and checks dependencies then; strangers could so make the service
+    take in as many uploads as they like. So what it `requires` is no dependency to FastAPI.
+
+    Attributes
+    ----------
+    scopes : that callers need, all of them; the last allows the most.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        *,
+        dependencies: Sequence[params.Depends] | None = None,
+        openapi_extra: dict[str, Any] | None = None,
+        **options: Any,  # noqa: ANN401 - as `APIRoute` takes them
+    ) -> None:
+        asked = {dependency.dependency for dependency in dependencies or ()}
+        scopes = [scope for scope, check in CHECKS.items() if check in asked]
+        self.scopes = tuple(scopes)
+        security = [{name: scopes[-1:]} for name in SECURITY_SCHEMES]
+        super().__init__(
+            path,
+            endpoint,
+            dependencies=[
+                each for each in dependencies or () if each.dependency not in CHECKS.values()
+            ],
+            openapi_extra=({"security": security} if scopes else {}) | (openapi_extra or {}),
+            **options,
+        )
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler of the route, behind its checks."""
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            for scope in self.scopes:
+                await CHECKS[scope](request)
+            return await handle(request)
+
+        return guarded
+
+
+def open_access(settings: Settings) -> Access:
+    """What the settings say of who may ask.
+
+    Raises
+    ------
+    KeysRequired : others could reach a service that asks for no key, and nobody said they may.
+    KeysError : the file of keys cannot be used.
+    """
+    host = settings.published_host or settings.host
+    keyring = None if settings.keys is None else Keyring(settings.keys)
+    keyless: KeyScope | None = "write" if settings.anonymous else None
+    if keyring is None and is_loopback(host):
+        keyless = "admin"
+    if keyring is None and keyless is None:
+        raise KeysRequired(
+            f"Others could reach this service at {host}, and it has no keys to know them by. "
+            "Make keys (vouch-keys create) and name their file in VOUCH_KEYS, or listen on "
+            "127.0.0.1, or set VOUCH_ANONYMOUS=true if anyone may ask."
+        )
+    url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
+    rates = Rates(url, settings.redis_timeout_s)
+    rate = None if settings.rate_limit is None else parse_rate(settings.rate_limit)
+    return Access(keyring, keyless, rates, rate, settings.cors_origins)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``; a name other than localhost may be anything."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return _ip_of(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _presented_key(request: Request) -> str | None:
+    """The key that was sent; one after ``Bearer`` comes first, other schemes are not ours."""
+    scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return sent.strip()
+    return request.headers.get("x-api-key")
+
+
+def _address(request: Request) -> str:
+    """Who a caller without a key is; of IPv6 the network, for a host there has 2⁶⁴ addresses."""
+    host = request.client.host if request.client else ""
+    try:
+        address = _ip_of(host)
+    except ValueError:
+        return host
+    if address.version == 4:
+        return str(address)
+    return str(ipaddress.ip_network((address, 64), strict=False).network_address)
+
+
+def _ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address; an IPv4 address written as an IPv6 one is what it is."""
+    address = ipaddress.ip_address(text)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

@@ -1,0 +1,195 @@
+"""``vouch-keys``: make, rotate, revoke and list the API keys of a service.
+
+A running service follows the file within a second; nothing has to be restarted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NoReturn
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from model_store.errors import KeysError
+from service.access.keys import (
+    MAX_NAME,
+    SCOPES,
+    ApiKey,
+    change_keys,
+    mint,
+    read_keys,
+    revoked,
+    rotated,
+)
+from service.settings import Settings, parse_rate
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point; exit status 1 and one line on standard error where something cannot be done."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(_path(options), options)
+    except (KeysError, SettingsError) as error:
+        _refuse(str(error))
+
+
+def create(path: Path, options: argparse.Namespace) -> None:
+    """Make a key and print it."""
+    if not (options.name.isprintable() and 1 <= len(options.name) <= MAX_NAME):
+        raise KeysError(f"{options.name!r} is no name; wanted: 1 to {MAX_NAME} printable letters.")
+    expires_at = None if options.expires is None else datetime.now(UTC) + options.expires
+    kept, text = mint(
+        options.name, options.scope, expires_at, options.rate_limit, options.expected_absent
+    )
+    change_keys(path, lambda keys: [*keys, kept])
+    _hand_out(kept, text)
+
+
+def rotate(path: Path, options: argparse.Namespace) -> None:
+    """Make a key's successor and print it; the key itself stays good for the time of grace."""
+    made: list[tuple[ApiKey, str]] = []
+
+    def change(keys: Sequence[ApiKey]) -> list[ApiKey]:
+        old, new, text = rotated(_find(keys, options.id), options.grace)
+        made.append((new, text))
+        return [*_replaced(keys, old), new]
+
+    change_keys(path, change)
+    _hand_out(*made[0])
+
+
+def revoke(path: Path, options: argparse.Namespace) -> None:
+    """Make a key good for nothing."""
+    change_keys(path, lambda keys: _replaced(keys, revoked(_find(keys, options.id))))
+
+
+def show(path: Path, _: argparse.Namespace) -> None:
+    """Print what is known of each key, in columns; a key itself is not."""
+    now = datetime.now(UTC)
+    rows = [("id", "scope", "state", "created", "expires", "rate limit", "name")]
+    rows += [
+        (
+            key.id,
+            key.scope,
+            key.state(now),
+            f"{key.created_at:%Y-%m-%d %H:%M}",
+            f"{key.expires_at:%Y-%m-%d %H:%M}" if key.expires_at else "never",
+            key.rate_limit or "the service's",
+            key.name,
+        )
+        for key in read_keys(path)
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _hand_out(kept: ApiKey, text: str) -> None:
+    """The key alone on standard output, for a pipe; what people should know beside it."""
+    print(text)
+    print(
+        f"vouch-keys: {kept.id} ({kept.name}) may {kept.scope}. The key is not kept and is shown "
+        "this once.",
+        file=sys.stderr,
+    )
+
+
+def _find(keys: Sequence[ApiKey], key_id: str) -> ApiKey:
+    for key in keys:
+        if key.id == key_id:
+            return key
+    raise KeysError(f"There is no key {key_id!r}. `vouch-keys list` shows which there are.")
+
+
+def _replaced(keys: Sequence[ApiKey], changed: ApiKey) -> list[ApiKey]:
+    return [changed if key.id == changed.id else key for key in keys]
+
+
+def _path(options: argparse.Namespace) -> Path:
+    try:
+        path: Path | None = options.file or Settings().keys
+    except ValidationError as error:
+        _refuse("; ".join(f"{entry['loc']}: {entry['msg']}" for entry in error.errors()))
+    if path is None:
+        _refuse("Which file? Name it with --file, or in VOUCH_KEYS.")
+    return path
+
+
+def _refuse(why: str) -> NoReturn:
+    print(f"vouch-keys: {why}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _duration(text: str) -> timedelta:
+    found = re.fullmatch(r"(\d{1,6})([smhdw])", text)
+    if found is None and text != "0":
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; wanted: 30m, 24h, 90d, or 0")
+    return timedelta() if found is None else timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+def _rate(text: str) -> str:
+    try:
+        parse_rate(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; wanted: between 0 and 1")
+    return share
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vouch-keys",
+        description="API keys of a service. It keeps hashes of them alone, in one file, and "
+        "notices a change within a second.",
+    )
+    parser.add_argument("--file", type=Path, help="the file; left out: VOUCH_KEYS")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(
+        name: str, run: Callable[[Path, argparse.Namespace], None], help_: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help_, description=help_)
+        added.set_defaults(run=run)
+        return added
+
+    making = command("create", create, "make a key and print it, once")
+    making.add_argument("name", help="whose it is: for the list and the log")
+    making.add_argument("--scope", choices=SCOPES, default="read", help="read, unless told")
+    making.add_argument("--expires", type=_duration, help="after so long, such as 90d; or never")
+    making.add_argument("--rate-limit", type=_rate, help="such as 600/minute; or the service's")
+    making.add_argument(
+        "--expected-absent",
+        type=_share,
+        help="share of its queries without a match in a gallery, such as 0.3; or the gallery's",
+    )
+    rotating = command("rotate", rotate, "replace a key; it stays good for a time of grace")
+    rotating.add_argument("id", help="as `vouch-keys list` shows it")
+    rotating.add_argument(
+        "--grace", type=_duration, default=timedelta(hours=24), help="such as 24h, which it is"
+    )
+    revoking = command("revoke", revoke, "make a key good for nothing")
+    revoking.add_argument("id", help="as `vouch-keys list` shows it")
+    command("list", show, "show what is known of each key")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

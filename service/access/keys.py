@@ -1,0 +1,257 @@
+"""API keys: minted once, kept as hashes in one file, read anew whenever that file changes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from model_store.errors import KeysError, Unauthenticated
+from service.settings import RateText
+
+logger = logging.getLogger(__name__)
+
+KeyScope = Literal["read", "write", "admin"]
+SCOPES: Final[tuple[KeyScope, ...]] = get_args(KeyScope)
+"""Each allows what those before it allow."""
+
+
+def allows(held: KeyScope, wanted: KeyScope) -> bool:
+    """Whether a holder of one scope may do what another is needed for."""
+    return SCOPES.index(wanted) <= SCOPES.index(held)
+
+
+PREFIX = "vouch"
+SECRET_BYTES = 32
+MAX_NAME = 100
+LOOK_AFTER_S = 1.0
+"""How old what is known of the file may be: a key that was revoked is refused within a second."""
+
+
+class ApiKey(BaseModel):
+    """What is kept of a key, which is not the key.
+
+    The secret is 256 random bits: nobody can try them all, however fast the hash, so that SHA-256
+    does. A slow hash is for secrets that people choose, and would slow down every request here.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(pattern="^[0-9a-f]{12}$")
+    name: str = Field(min_length=1, max_length=MAX_NAME)
+    scope: KeyScope
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="Of the secret.")
+    created_at: AwareDatetime
+    expires_at: AwareDatetime | None = None
+    revoked_at: AwareDatetime | None = None
+    rate_limit: RateText | None = None
+    expected_absent: float | None = Field(
+        None, gt=0, lt=1, description="Share of its queries without a match in a gallery."
+    )
+
+    def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
+        """Whether it is good, and if not, why."""
+        if self.revoked_at is not None:
+            return "revoked"
+        expired = self.expires_at is not None and self.expires_at <= now
+        return "expired" if expired else "active"
+
+
+class _KeysFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    keys: tuple[ApiKey, ...] = ()
+
+
+def mint(
+    name: str,
+    scope: KeyScope,
+    expires_at: datetime | None = None,
+    rate_limit: str | None = None,
+    expected_absent: float | None = None,
+) -> tuple[ApiKey, str]:
+    """Make a key: what to keep of it, and the key itself, ``vouch_<id>_<secret>``."""
+    key_id, secret = secrets.token_hex(6), secrets.token_hex(SECRET_BYTES)
+    kept = ApiKey(
+        id=key_id,
+        name=name,
+        scope=scope,
+        sha256=_digest(secret),
+        created_at=_now(),
+        expires_at=expires_at,
+        rate_limit=rate_limit,
+        expected_absent=expected_absent,
+    )
+    return kept, f"{PREFIX}_{key_id}_{secret}"
+
+
+def rotated(key: ApiKey, grace: timedelta) -> tuple[ApiKey, ApiKey, str]:
+    """Replace a key: the old one, good for ``grace`` more; its successor; the new key itself.
+
+    The successor has the old one's name, scope, rate limit, and life, if that was limited.
+    """
+    now = _now()
+    if (state := key.state(now)) != "active":
+        raise KeysError(f"The key {key.id} is {state}; only an active key is rotated. Create one.")
+    life = None if key.expires_at is None else key.expires_at - key.created_at
+    until = None if life is None else now + life
+    new, text = mint(key.name, key.scope, until, key.rate_limit, key.expected_absent)
+    ends = now + grace if key.expires_at is None else min(now + grace, key.expires_at)
+    return key.model_copy(update={"expires_at": ends}), new, text
+
+
+def revoked(key: ApiKey) -> ApiKey:
+    """The key, good for nothing from now on; if it was revoked before, since then."""
+    return key if key.revoked_at else key.model_copy(update={"revoked_at": _now()})
+
+
+def read_keys(path: Path) -> tuple[ApiKey, ...]:
+    """What the file holds; an error that says what is wrong with it where it cannot be used."""
+    try:
+        keys = _KeysFile.model_validate_json(path.read_bytes()).keys
+    except FileNotFoundError:
+        raise KeysError(
+            f"There is no file of keys at {path}. Create a key with `vouch-keys create`."
+        ) from None
+    except OSError as error:
+        raise KeysError(f"The file of keys {path} cannot be read: {error.strerror}.") from None
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = "/".join(map(str, first["loc"])) or "the file"
+        raise KeysError(
+            f"The file of keys {path} is damaged: {where}: {first['msg']}. "
+            "Put back a copy of it, or create keys anew."
+        ) from None
+    if len({key.id for key in keys}) != len(keys):
+        raise KeysError(f"The file of keys {path} is damaged: two keys have the same id.")
+    return keys
+
+
+def change_keys(path: Path, change: Callable[[Sequence[ApiKey]], Sequence[ApiKey]]) -> None:
+    """Rewrite the file whole or not at all; one writer at a time.
+
+    The new content is written beside the file, which only one writer can begin, and takes its place
+    by a rename. Mode and owner stay as they are; a new file can be read by its owner alone.
+    """
+    path = path.resolve()  # a link stays one
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise KeysError(
+            f"Another change of {path} is under way. If there is none, one was cut off: "
+            f"delete {draft} and try again."
+        ) from None
+    except OSError as error:
+        raise KeysError(f"{draft} cannot be written: {error.strerror}.") from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            before = read_keys(path) if path.exists() else ()
+            after = _KeysFile(keys=tuple(change(before)))
+            file.write(after.model_dump_json(indent=1, exclude_none=True).encode() + b"\n")
+            file.flush()
+            if path.exists():
+                kept = path.stat()
+                os.fchmod(descriptor, stat.S_IMODE(kept.st_mode))
+                with suppress(PermissionError):  # only root gives files away
+                    os.fchown(descriptor, kept.st_uid, kept.st_gid)
+            os.fsync(descriptor)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)  # so that the rename, too, outlives a power cut
+    finally:
+        os.close(directory)
+
+
+class Keyring:
+    """The keys that a running service knows.
+
+    Follows its file; a file that is gone or damaged changes nothing, but is complained of.
+
+    Raises
+    ------
+    KeysError : at the start, where there is no file or it is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = self._complained_of = _signature(path)
+        self._keys = {key.id: key for key in read_keys(path)}
+        self._look_at = time.monotonic() + LOOK_AFTER_S
+
+    def find(self, presented: str) -> ApiKey:
+        """The key that was presented, if it is good.
+
+        Raises
+        ------
+        Unauthenticated : saying no more than whoever holds the secret may know.
+        """
+        self._look()
+        key_id, secret = _parse(presented)
+        known = self._keys.get(key_id)
+        digest = _digest(secret)
+        # Compared where there is nothing to compare with as well: the time says nothing.
+        same = hmac.compare_digest(digest, known.sha256 if known else "0" * len(digest))
+        if known is None or not same:
+            raise Unauthenticated("The key that was sent is not one of this service's.")
+        if (state := known.state(_now())) != "active":
+            raise Unauthenticated(f"The key {known.id} is {state}.")
+        return known
+
+    def _look(self) -> None:
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_AFTER_S
+        found = _signature(self._path)
+        if found == self._seen:
+            return
+        try:
+            keys = read_keys(self._path)
+        except KeysError as error:
+            if found != self._complained_of:
+                logger.warning("the keys stay as they were: %s", error)
+            self._complained_of = found
+            return
+        self._keys = {key.id: key for key in keys}
+        self._seen = self._complained_of = found
+        logger.info("keys read anew", extra={"fields": {"keys": len(keys)}})
+
+
+def _parse(presented: str) -> tuple[str, str]:
+    """Id and secret; what is no key at all has an id that nobody has."""
+    prefix, _, rest = presented.partition("_")
+    key_id, _, secret = rest.partition("_")
+    return (key_id if prefix == PREFIX else ""), secret
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    """What changes whenever the file does; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

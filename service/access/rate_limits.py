@@ -1,0 +1,160 @@
+"""How often a caller may ask: counted in Redis by all replicas, and in this process besides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import redis.asyncio as redis
+from limits import RateLimitItem
+from limits.aio.storage import RedisStorage
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+
+from service.circuit_breaker import Rest
+
+logger = logging.getLogger(__name__)
+
+MAX_CALLERS = 100_000
+"""Callers that one process counts for, a few hundred bytes each; who was idle longest goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a caller stands after a request.
+
+    Attributes
+    ----------
+    limit : requests in a period.
+    count : requests in this one so far, this one among them.
+    reset_s : seconds until the next period.
+    """
+
+    limit: int
+    count: int
+    reset_s: float
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether this request was one too many."""
+        return self.count > self.limit
+
+    def headers(self) -> dict[str, str]:
+        """``RateLimit-*``, and ``Retry-After`` where there is something to wait for."""
+        reset = str(max(1, math.ceil(self.reset_s)))
+        said = {
+            "RateLimit-Limit": str(self.limit),
+            "RateLimit-Remaining": str(max(0, self.limit - self.count)),
+            "RateLimit-Reset": reset,
+        }
+        return {**said, "Retry-After": reset} if self.exceeded else said
+
+
+class Tally:
+    """What is known of one caller's requests in one period."""
+
+    def __init__(self, period: int) -> None:
+        self.period = period
+        self.seen = 0
+        self._lost = 0
+
+    def settle(self, before: int, shared: int | None) -> int:
+        """The count of a request.
+
+        Parameters
+        ----------
+        before : `seen` when the request was sent to Redis.
+        shared : the count there; None if it could not be had.
+        """
+        if shared is None:
+            self.seen += 1
+            return self.seen
+        if shared + self._lost <= before:  # it has forgotten: counts only grow
+            self._lost = before + 1 - shared
+        count = shared + self._lost
+        self.seen = max(self.seen, count)
+        return count
+
+
+class Tallies:
+    """Of the callers that asked last."""
+
+    def __init__(self, max_callers: int = MAX_CALLERS) -> None:
+        self._max_callers = max_callers
+        self._tallies: OrderedDict[tuple[str, RateLimitItem], Tally] = OrderedDict()
+
+    def of(self, caller: str, rate: RateLimitItem, period: int) -> Tally:
+        """The caller's, in ``period``."""
+        tally = self._tallies.pop((caller, rate), None)
+        if tally is None or tally.period != period:
+            tally = Tally(period)
+        self._tallies[caller, rate] = tally
+        if len(self._tallies) > self._max_callers:
+            self._tallies.popitem(last=False)
+        return tally
+
+
+class Rates:
+    """Counts requests in periods of the clock that are the same for everyone.
+
+    A caller may so ask for two periods' worth in quick succession where one period ends and another
+    begins. In return a count is one number: one round trip to Redis, and an exact ``Retry-After``.
+
+    This process remembers how far a caller had come. A Redis that is killed, or comes back empty,
+    forgives nobody what was asked here; while it is gone, replicas only stop knowing of each other.
+    """
+
+    def __init__(self, redis_url: str | None, timeout_s: float) -> None:
+        self._tallies = Tallies()
+        self._timeout_s = timeout_s
+        self._rest = Rest()
+        self._pool: redis.ConnectionPool | None = None
+        if redis_url is not None:
+            self._pool = redis.ConnectionPool.from_url(
+                redis_url,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                retry=Retry(NoBackoff(), 0),
+            )
+            self._shared = RedisStorage(
+                "async+redis://",
+                implementation="redispy",
+                key_prefix="vouch:rate",
+                connection_pool=self._pool,  # type: ignore[arg-type] # documented, not annotated
+            )
+
+    async def count(self, caller: str, rate: RateLimitItem) -> Standing:
+        """Count one request of ``caller``, who is a key's id or an address; never raises."""
+        length = rate.get_expiry()
+        period, passed = divmod(time.time(), length)
+        tally = self._tallies.of(caller, rate, int(period))
+        before = tally.seen
+        shared = await self._increment_shared(rate.key_for(caller, int(period)), length)
+        return Standing(rate.amount, tally.settle(before, shared), length - passed)
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        if self._pool is not None:
+            await self._pool.aclose()
+
+    async def _increment_shared(self, key: str, life_s: int) -> int | None:
+        """The count in Redis; None where it cannot be had in time."""
+        if self._pool is None or not self._rest.is_over:
+            return None
+        try:
+            async with asyncio.timeout(self._timeout_s):  # of all round trips, where it takes more
+                count = await self._shared.incr(key, life_s)
+        except ResponseError as error:  # it is there, but full, or has something else there
+            logger.warning("Redis did not count a request: %s", error)
+            return None
+        except (RedisError, OSError, TimeoutError) as error:
+            if self._rest.begin():
+                logger.warning("Redis cannot be reached, counting without it", exc_info=error)
+            return None
+        self._rest.end()
+        return count

@@ -1,0 +1,92 @@
+"""The `Decoder` protocol, what it returns, and a decoder in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.gallery import Thumbnail
+from model_store.images import ImageLimits, Preprocessing, decode_image, encode_thumbnail
+from model_store.images.quality import quality_measures
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An image file, ready to be encoded.
+
+    Attributes
+    ----------
+    pixels : (H, W, 3) uint8 at the encoder's input size.
+    format, width, height, warnings : as in `model_store.images.DecodedImage`.
+    measures : `model_store.images.quality.quality_measures` of the picture in its own size, where
+        they were asked for.
+    thumbnail : a small picture of it, likewise.
+    """
+
+    pixels: NDArray[np.uint8]
+    format: str
+    width: int
+    height: int
+    warnings: tuple[str, ...]
+    measures: NDArray[np.float64] | None = None
+    thumbnail: Thumbnail | None = None
+
+
+class Decoder(Protocol):
+    """From uploads to the encoder's input."""
+
+    async def decode(
+        self,
+        data: bytes,
+        preprocessing: Preprocessing,
+        *,
+        measured: bool = False,
+        thumbnail: bool = False,
+    ) -> Prepared:
+        """Decode an image file and bring it to the encoder's input size."""
+
+
+class ThreadDecoder:
+    """Decodes on threads of this process: for images that are trusted, and for tests."""
+
+    def __init__(self, executor: Executor, limits: ImageLimits) -> None:
+        self._executor = executor
+        self._limits = limits
+
+    async def decode(
+        self,
+        data: bytes,
+        preprocessing: Preprocessing,
+        *,
+        measured: bool = False,
+        thumbnail: bool = False,
+    ) -> Prepared:
+        """Decode an image file and bring it to the encoder's input size.
+
+        Raises
+        ------
+        ImageError : the image is empty, too large, damaged, or of another format.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._executor, self._decode, data, preprocessing, measured, thumbnail
+        )
+
+    def _decode(
+        self, data: bytes, preprocessing: Preprocessing, measured: bool, thumbnail: bool
+    ) -> Prepared:
+        decoded = decode_image(data, self._limits, preprocessing.smallest_side)
+        return Prepared(
+            preprocessing(decoded.pixels),
+            decoded.format,
+            decoded.width,
+            decoded.height,
+            decoded.warnings,
+            quality_measures(decoded.pixels, (decoded.width, decoded.height)) if measured else None,
+            Thumbnail(*encode_thumbnail(decoded.pixels)) if thumbnail else None,
+        )

@@ -1,0 +1,89 @@
+"""Messages between the service and a decoder process; replies are validated as hostile."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Annotated
+
+import numpy as np
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from model_store.errors import ImageError
+from model_store.gallery import Thumbnail
+from model_store.images import Preprocessing
+from model_store.images.quality import MEASURES
+from service.decoding.decoder import Prepared
+from service.processes.shared_pixels import SharedPixels
+
+_ERRORS = {error.__name__: error for error in ImageError.__subclasses__()}
+
+
+@lru_cache(maxsize=8)
+def request_message(preprocessing: Preprocessing, *, measured: bool, thumbnail: bool) -> bytes:
+    """The header of what a decoder is asked; the encoders that are served ask for the same."""
+    asked = {
+        "preprocessing": asdict(preprocessing),
+        "measured": measured,
+        "thumbnail": thumbnail,
+    }
+    return json.dumps(asked).encode()
+
+
+_ONE_EACH = Field(min_length=len(MEASURES), max_length=len(MEASURES))
+_Side = Annotated[int, Field(gt=0, lt=2**31)]
+
+
+class _Reply(BaseModel):
+    """A decoder's reply. Validated strictly: the process parses hostile files."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Refused(_Reply):
+    error: str
+    detail: str
+
+
+class _Decoded(_Reply):
+    format: str
+    width: _Side
+    height: _Side
+    warnings: tuple[str, ...]
+    measures: Annotated[list[float], _ONE_EACH] | None = None
+    thumbnail: Base64Bytes | None = None
+
+
+_ANSWER: TypeAdapter[_Decoded | _Refused] = TypeAdapter(_Decoded | _Refused)
+
+
+def read_reply(
+    said: bytes, pictures: SharedPixels, preprocessing: Preprocessing
+) -> Prepared | ImageError:
+    """What a decoder answered.
+
+    Raises
+    ------
+    EOFError : it says what no decoder says.
+    """
+    try:
+        answer = _ANSWER.validate_json(said)
+        if isinstance(answer, _Refused):
+            return _ERRORS[answer.error](answer.detail)
+    except (ValidationError, KeyError) as error:
+        raise EOFError("a decoder answered what is no answer") from error
+    return Prepared(
+        pictures.read((preprocessing.height, preprocessing.width, 3)),
+        answer.format,
+        answer.width,
+        answer.height,
+        answer.warnings,
+        None if answer.measures is None else np.array(answer.measures),
+        None if answer.thumbnail is None else _thumbnail(answer.thumbnail),
+    )
+
+
+def _thumbnail(data: bytes) -> Thumbnail:
+    """What a decoder says is a thumbnail; one that was taken over cannot make it another type."""
+    return Thumbnail(data, "image/png" if data.startswith(b"\x89PNG") else "image/jpeg")

@@ -1,0 +1,208 @@
+"""The pool of decoders: a file that crashes, hangs or bloats its decoder costs one request.
+
+A process pool from a library was tried first (pebble 5): its workers share one pipe, and killing
+one of them ended the pool. Here every decoder has a socket of its own, so nothing that happens to
+one reaches another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from model_store.errors import CorruptImage, ImageError, ImageTooCostly
+from model_store.images import ImageLimits, Preprocessing, check_size
+from model_store.images.budget import DecodingBudget
+from service.decoding.decoder import Prepared
+from service.decoding.messages import read_reply, request_message
+from service.decoding.process import DecoderProcess
+
+T = TypeVar("T")
+
+logger = logging.getLogger("service")
+
+RETRY_S = 1.0
+"""After which a decoder that did not start is started again."""
+
+
+class DecoderPool:
+    """Decodes image files in processes that can be lost.
+
+    Use it as an asynchronous context; inside, all processes are ready. Requests wait in the order
+    they came for a process to be free.
+
+    - An image beyond its `DecodingBudget` is refused as `ImageTooCostly`, and one that crashes its
+      decoder as `CorruptImage`; the process is replaced, other requests notice nothing.
+    - A decoder that is killed from outside while decoding (SIGKILL: an operator, or the kernel
+      short of memory) is not held against the image, which goes to another decoder, once.
+    - A request that is cancelled gives up its place at once; a decoder already at work for it
+      finishes first, within the budget, because that is cheaper than a new process.
+
+    Parameters
+    ----------
+    lost : told of every decoder that ended otherwise than by the pool's end.
+
+    Attributes
+    ----------
+    n_lost : decoders that ended otherwise than by `close`.
+    """
+
+    def __init__(
+        self,
+        n_processes: int = 2,
+        limits: ImageLimits | None = None,
+        budget: DecodingBudget | None = None,
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._n_processes = n_processes
+        self._limits = limits or ImageLimits()
+        self._budget = budget or DecodingBudget()
+        self._free: asyncio.Queue[DecoderProcess] = asyncio.Queue()
+        self._decoders: set[DecoderProcess] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lost = lost
+        self.n_lost = 0
+
+    async def __aenter__(self) -> Self:
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for _ in range(self._n_processes):
+                    starting.create_task(self._start())
+        except* (OSError, EOFError) as errors:
+            await self._close()
+            raise RuntimeError("The image decoders do not start; see the log.") from errors
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the decoders, those that are just being started among them."""
+        return [decoder.pid for decoder in self._decoders]
+
+    async def decode(
+        self,
+        data: bytes,
+        preprocessing: Preprocessing,
+        *,
+        measured: bool = False,
+        thumbnail: bool = False,
+    ) -> Prepared:
+        """Decode an image file and bring it to the encoder's input size.
+
+        Raises
+        ------
+        ImageError : the image is empty, too large, damaged, of another format, or too costly.
+        """
+        check_size(data, self._limits)
+        request = request_message(preprocessing, measured=measured, thumbnail=thumbnail)
+        outcome = None
+        for _ in range(2):
+            decoder = await self._take()
+            job = self._spawn(self._decode(decoder, data, request, preprocessing))
+            outcome = await asyncio.shield(job)
+            if outcome is not None:
+                break
+        if isinstance(outcome, Prepared):
+            return outcome
+        raise outcome or ImageTooCostly(
+            "The process that decoded the image was killed, and so was the next one. "
+            "Send a smaller image."
+        )
+
+    async def _decode(
+        self, decoder: DecoderProcess, data: bytes, request: bytes, preprocessing: Preprocessing
+    ) -> Prepared | ImageError | None:
+        """What became of an image; None where its decoder was killed from outside."""
+        try:
+            async with asyncio.timeout(self._budget.clock_s):
+                said = await decoder.ask(request, data)
+                outcome = read_reply(said, decoder.pictures, preprocessing)
+        except TimeoutError:
+            await self._replace(decoder)
+            return self._too_costly()
+        except (OSError, EOFError):
+            return self._judged(await self._replace(decoder))
+        self._free.put_nowait(decoder)
+        return outcome
+
+    def _judged(self, exit_status: int) -> ImageError | None:
+        """What the end of its decoder says of an image."""
+        if exit_status == -signal.SIGKILL:
+            return None
+        if exit_status == -signal.SIGPROF:
+            return self._too_costly()
+        return CorruptImage(
+            "The image is damaged in a way that made its decoder crash. Send a complete file, "
+            "saved anew."
+        )
+
+    def _too_costly(self) -> ImageTooCostly:
+        return ImageTooCostly(
+            f"Decoding the image took more than {self._budget.cpu_s:g} s and was given up. "
+            "Send a smaller image, or a plainer kind of file (a baseline JPEG)."
+        )
+
+    async def _take(self) -> DecoderProcess:
+        """Wait for a decoder that is free, and alive."""
+        while True:
+            decoder = await self._free.get()
+            if decoder.is_alive:
+                return decoder
+            self._spawn(self._replace(decoder))
+
+    async def _replace(self, decoder: DecoderProcess) -> int:
+        """End a decoder, start another in the background; returns the exit status."""
+        self._spawn(self._restart())
+        exit_status = await decoder.end()
+        self._decoders.discard(decoder)
+        self.n_lost += 1
+        self._lost()
+        logger.warning("decoder lost", extra={"fields": {"exit_status": exit_status}})
+        return exit_status
+
+    async def _restart(self) -> None:
+        while True:
+            try:
+                return await self._start()
+            except (OSError, EOFError):
+                logger.exception("decoder does not start")
+                await asyncio.sleep(RETRY_S)
+
+    async def _start(self) -> None:
+        decoder = DecoderProcess()
+        self._decoders.add(decoder)
+        try:
+            settings = {"limits": asdict(self._limits), "budget": asdict(self._budget)}
+            await decoder.ask(json.dumps(settings).encode(), b"")
+        except (OSError, EOFError):
+            self._decoders.discard(decoder)
+            await decoder.end()
+            raise
+        self._free.put_nowait(decoder)
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run in the background; the event loop itself keeps no task alive."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(decoder.end() for decoder in self._decoders))
+        self._decoders.clear()

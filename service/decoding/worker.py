@@ -1,0 +1,143 @@
+"""A decoder: a process that turns image files into prepared pictures, and does nothing else.
+
+Image files come from strangers, and their parsers are the likeliest part of the service to crash,
+to hang or to eat memory. So they run here, one file at a time, in a process that can be lost.
+`service.decoding.process` starts these processes and talks to them over a socket pair, in messages
+of JSON and bytes: nothing of a message is ever executed, whatever became of the process at the
+other end. Prepared pictures lie in a file in memory that the two share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+from base64 import b64encode
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from model_store.errors import ImageError, ImageTooCostly
+from model_store.images import (
+    FORMATS,
+    TOO_MUCH_MEMORY,
+    ImageLimits,
+    Preprocessing,
+    decode_image,
+    encode_thumbnail,
+)
+from model_store.images.budget import DecodingBudget, spending
+from model_store.images.quality import quality_measures
+from service.processes.shared_pixels import SharedPixels
+
+PREFIX = struct.Struct("!II")
+"""Before every message: how many bytes of JSON follow, and how many bytes after that."""
+
+
+def main() -> None:
+    """Answer requests until the socket closes; its file number, and the pictures', are given."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the service says when it is over
+        signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would keep somebody's picture
+    _silence_libraries()
+    channel, pictures = socket.socket(fileno=int(sys.argv[1])), SharedPixels(int(sys.argv[2]))
+    fields, _ = _receive(channel)
+    limits, budget = ImageLimits(**fields["limits"]), DecodingBudget(**fields["budget"])
+    _warm_up(limits)
+    _send(channel, {})
+    while True:
+        fields, data = _receive(channel)
+        fields, picture = _within(budget, data, fields, limits)
+        if picture is not None:
+            pictures.write(picture)
+        _send(channel, fields)
+
+
+def _within(
+    budget: DecodingBudget, data: bytes, asked: dict[str, Any], limits: ImageLimits
+) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
+    """The answer to a request, unless its decoding ends this process."""
+    with spending(budget):
+        try:
+            preprocessing = Preprocessing(**asked.pop("preprocessing"))
+            return _answer(data, preprocessing, limits, **asked)
+        except ImageError as error:
+            return {"error": type(error).__name__, "detail": str(error)}, None
+
+
+def _answer(
+    data: bytes,
+    preprocessing: Preprocessing,
+    limits: ImageLimits,
+    *,
+    measured: bool,
+    thumbnail: bool,
+) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+    decoded = decode_image(data, limits, preprocessing.smallest_side)
+    fields: dict[str, Any] = {
+        "format": decoded.format,
+        "width": decoded.width,
+        "height": decoded.height,
+        "warnings": decoded.warnings,
+    }
+    try:
+        picture = preprocessing(decoded.pixels)
+        if measured:
+            size = decoded.width, decoded.height
+            fields["measures"] = quality_measures(decoded.pixels, size).tolist()
+        if thumbnail:
+            small, _ = encode_thumbnail(decoded.pixels)
+            fields["thumbnail"] = b64encode(small).decode()
+    except MemoryError as error:
+        raise ImageTooCostly(TOO_MUCH_MEMORY) from error
+    return fields, picture
+
+
+def _silence_libraries() -> None:
+    """Keep what C libraries print about damaged files out of the log; our own errors go there."""
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
+def _warm_up(limits: ImageLimits) -> None:
+    """Let Pillow load what it loads at the first use of a format."""
+    preprocessing = Preprocessing(8, 8)
+    for name in FORMATS:
+        file = BytesIO()
+        Image.new("RGB", (16, 16)).save(file, name)
+        _answer(file.getvalue(), preprocessing, limits, measured=True, thumbnail=True)
+
+
+def _send(channel: socket.socket, fields: dict[str, Any]) -> None:
+    header = json.dumps(fields).encode()
+    channel.sendall(PREFIX.pack(len(header), 0) + header)
+
+
+def _receive(channel: socket.socket) -> tuple[dict[str, Any], bytes]:
+    """The next message; ends the process when there is none, because the service has ended."""
+    n_header, n_data = PREFIX.unpack(_exactly(channel, PREFIX.size))
+    return json.loads(_exactly(channel, n_header)), _exactly(channel, n_data)
+
+
+def _exactly(channel: socket.socket, n_bytes: int) -> bytes:
+    data = bytearray(n_bytes)
+    view = memoryview(data)
+    while view:
+        n_received = channel.recv_into(view)
+        if n_received == 0:
+            sys.exit(0)
+        view = view[n_received:]
+    return bytes(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""Pixels → predictive distribution.
+
+::
+
+    process          the encoder process as its parent sees it
+    worker           the encoder process itself
+    batching         images of several requests, encoded together
+    batch_size       how many of them pay
+    single_flight    equal work done once
+    cache            predictive distributions, in Redis or in the process
+"""

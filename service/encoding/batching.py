@@ -1,0 +1,208 @@
+"""Queries that come together are encoded together, and fail alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import Context
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.encoder.contract import Embeddings, Encoder
+from model_store.errors import EncoderStopped
+from service.encoding.batch_size import blank_images
+from service.observability.records import BatchRecord
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """An image in the queue, and where its answer goes.
+
+    Attributes
+    ----------
+    alone : whether the encoder has stopped over it and others: which of them it was over shows when
+        each is encoded alone.
+    """
+
+    image: NDArray[np.uint8]
+    answer: asyncio.Future[Embeddings]
+    since: float = field(default_factory=time.perf_counter)
+    alone: bool = False
+
+
+class MicroBatcher:
+    """Encodes what waits as soon as the encoder is idle, up to ``size`` images at once.
+
+    Nobody waits for a batch to fill. Whoever has gone away (a cancelled `encode`) is left out.
+    Images over which the encoder fails are halved until the one that spoils them is alone; those
+    over which it *stops* are encoded one by one once it has answered a canary, and the one over
+    which it stops again has failed.
+
+    Parameters
+    ----------
+    size : see `largest_useful_batch`; padding to it is up to ``padded``.
+    turn : batches that the encoder is given, one after the other, before it answers; see
+        `useful_turn`.
+    padded : fill every batch up to ``size``, so that each image is computed in the same way however
+        many come together; for encoders (GPUs) whose arithmetic depends on the size of the batch.
+    observe : told of every batch.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        size: int = 1,
+        *,
+        turn: int = 1,
+        padded: bool = False,
+        observe: Callable[[BatchRecord], None] = lambda _: None,
+    ) -> None:
+        self._encoder = encoder
+        self._size = size
+        self._turn = turn
+        self._padded = padded
+        self._observe = observe
+        self._queue: deque[_Waiting] = deque()
+        self._more = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        # A context of its own: a batch belongs to none of the requests, nor to one that had the
+        # bundle activated.
+        self._runs = asyncio.create_task(self._run(), context=Context())
+        self.running = True
+
+    @property
+    def waiting(self) -> int:
+        """Images in the queue."""
+        return len(self._queue)
+
+    async def encode(self, image: NDArray[np.uint8]) -> Embeddings:
+        """Embed one image, (H, W, 3) at the encoder's input size; the embeddings are of it alone.
+
+        Raises
+        ------
+        EncoderStopped, EncodingFailed
+        """
+        one = _Waiting(image, asyncio.get_running_loop().create_future())
+        self._queue.append(one)
+        self._more.set()
+        return await one.answer
+
+    async def close(self) -> None:
+        """Stop; what still waits is told so."""
+        self._runs.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._runs
+        _fail(self._queue, EncoderStopped("The service ends. Send the image again."))
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _run(self) -> None:
+        while True:
+            taken = self._next()
+            if not taken:
+                self._more.clear()
+                await self._more.wait()
+                continue
+            began = time.perf_counter()
+            try:
+                back = await self._answer(taken)
+            except asyncio.CancelledError:
+                _fail(taken, EncoderStopped("The service ends. Send the image again."))
+                raise
+            stopped = back is not None
+            for i in range(0, len(taken), self._size):
+                size = min(self._size, len(taken) - i)
+                last = i + size == len(taken)
+                self._observe(BatchRecord(size, began - taken[i].since, stopped and last))
+            if back is not None:
+                self._queue.extendleft(reversed(back))
+                await self._recover()
+
+    def _next(self) -> list[_Waiting]:
+        """Whom the encoder is given next."""
+        taken: list[_Waiting] = []
+        while self._queue and len(taken) < self._turn * self._size:
+            if self._queue[0].alone and taken:
+                break
+            one = self._queue.popleft()
+            if one.answer.done():
+                continue
+            taken.append(one)
+            if one.alone:
+                break
+        return taken
+
+    async def _answer(self, taken: list[_Waiting]) -> list[_Waiting] | None:
+        """Encode those ``taken``, or their halves where that fails.
+
+        Returns
+        -------
+        None; where the encoder stopped, those of them that are to be encoded once it is back.
+        """
+        outcome = await self._compute([one.image for one in taken])
+        if isinstance(outcome, Embeddings):
+            for row, one in enumerate(taken):
+                if not one.answer.done():
+                    one.answer.set_result(outcome[row : row + 1])
+            return None
+        stopped = isinstance(outcome, EncoderStopped)
+        if len(taken) == 1:
+            _fail(taken, outcome)
+            return [] if stopped else None
+        if stopped:
+            for one in taken:
+                one.alone = True
+            return taken
+        middle = len(taken) // 2
+        back = await self._answer(taken[:middle])
+        return await self._answer(taken[middle:]) if back is None else back + taken[middle:]
+
+    async def _compute(self, images: list[NDArray[np.uint8]]) -> Embeddings | Exception:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._encoded, images)
+
+    def _encoded(self, images: list[NDArray[np.uint8]]) -> Embeddings | Exception:
+        try:
+            batches = self._padded_up(np.stack(images))
+            return self._encoder.encode(batches, self._size)[: len(images)]
+        except Exception as error:
+            return error
+
+    def _padded_up(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        missing = -len(images) % self._size
+        if not self._padded or missing == 0:
+            return images
+        blank = np.zeros((missing, *images.shape[1:]), dtype=np.uint8)
+        return np.concatenate([images, blank])
+
+    async def _recover(self) -> None:
+        """Encode canaries until one is answered."""
+        self.running = False
+        logger.error("encoder stopped")
+        [canary] = blank_images(self._encoder, 1)
+        pause = _FIRST_PAUSE_S
+        while True:
+            outcome = await self._compute([canary])
+            if isinstance(outcome, Embeddings):
+                self.running = True
+                return
+            logger.error("encoder does not start", exc_info=outcome)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _fail(taken: Iterable[_Waiting], error: Exception) -> None:
+    for one in taken:
+        if not one.answer.done():
+            one.answer.set_exception(error)

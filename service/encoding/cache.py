@@ -1,0 +1,187 @@
+"""Cached predictive distributions: the same bytes are encoded once.
+
+A hit gives the very numbers a miss gave, so answers are equal to the last bit. Keys are bound to
+what the numbers depend on: encoder, decision layer, number of samples, and the image's bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Protocol
+
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+
+from model_store.predictive import N_SAMPLES, Predictive
+from model_store.retriever import Retriever
+from service.circuit_breaker import Rest
+from service.schemas import QueryImage
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_HEADER = struct.Struct("<II")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """What is known of an uploaded image once it has been encoded."""
+
+    image: QueryImage
+    predictive: Predictive
+
+    def to_bytes(self) -> bytes:
+        """Serialise: checksum, length of the JSON, the JSON, predictive distribution."""
+        described = self.image.model_dump_json().encode()
+        body = described + self.predictive.to_bytes()
+        return _HEADER.pack(zlib.crc32(body), len(described)) + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CacheEntry | None:
+        """Read what `to_bytes` wrote; None for anything else."""
+        try:
+            checksum, length = _HEADER.unpack_from(data)
+            body = data[_HEADER.size :]
+            if zlib.crc32(body) != checksum:
+                return None
+            image = QueryImage.model_validate_json(body[:length])
+        except (struct.error, ValueError):
+            return None
+        predictive = Predictive.from_bytes(body[length:])
+        return None if predictive is None else cls(image, predictive)
+
+
+class Cache(Protocol):
+    """Where entries are kept.
+
+    Laws: what `get` returns was `put` under that key, whole, or is None; neither method ever raises
+    because the store is gone.
+    """
+
+    @property
+    def state(self) -> str:
+        """For people: which store, and whether it can be reached."""
+
+    async def get(self, key: str) -> CacheEntry | None:
+        """The entry, or None."""
+
+    async def put(self, key: str, entry: CacheEntry) -> None:
+        """Keep the entry, if possible."""
+
+    async def close(self) -> None:
+        """Let go of connections."""
+
+
+class ProcessCache:
+    """The least recently used entries are dropped when ``max_bytes`` are exceeded."""
+
+    state = "process"
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._entries: OrderedDict[str, tuple[CacheEntry, int]] = OrderedDict()
+
+    async def get(self, key: str) -> CacheEntry | None:
+        """The entry, or None."""
+        found = self._entries.get(key)
+        if found is None:
+            return None
+        self._entries.move_to_end(key)
+        return found[0]
+
+    async def put(self, key: str, entry: CacheEntry) -> None:
+        """Keep the entry, dropping older ones."""
+        size = entry.predictive.samples.nbytes + entry.predictive.direction.nbytes
+        replaced = self._entries.pop(key, None)
+        self._bytes += size - (replaced[1] if replaced else 0)
+        self._entries[key] = (entry, size)
+        while self._bytes > self._max_bytes:
+            _, (_, dropped) = self._entries.popitem(last=False)
+            self._bytes -= dropped
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class RedisCache:
+    """Entries in Redis, shared by replicas; when Redis is gone every `get` is a miss."""
+
+    def __init__(self, url: str, timeout_s: float, ttl_s: int) -> None:
+        self._redis = redis.Redis.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._ttl_s = ttl_s
+        self._rest = Rest()
+
+    @property
+    def state(self) -> str:
+        """For people: whether Redis was reached at the last attempt."""
+        return "redis (unreachable)" if self._rest.failed_last else "redis"
+
+    async def get(self, key: str) -> CacheEntry | None:
+        """The entry, or None; None too where Redis is gone or holds something else."""
+        if not self._rest.is_over:
+            return None
+        try:
+            data = await self._redis.get(key)
+        except ResponseError:  # it is there, and has something else under this key
+            return None
+        except (RedisError, OSError, TimeoutError) as error:
+            self._note_failure(error)
+            return None
+        self._rest.end()
+        return CacheEntry.from_bytes(data) if isinstance(data, bytes) else None
+
+    async def put(self, key: str, entry: CacheEntry) -> None:
+        """Keep the entry, unless Redis is gone."""
+        if not self._rest.is_over:
+            return
+        try:
+            await self._redis.set(key, entry.to_bytes(), ex=self._ttl_s)
+        except ResponseError as error:  # it is there, and full: what it has is still good
+            logger.warning("Redis did not take an entry: %s", error)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._note_failure(error)
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        await self._redis.aclose()
+
+    def _note_failure(self, error: Exception) -> None:
+        if self._rest.begin():
+            logger.warning("Redis cannot be reached, answering without it", exc_info=error)
+
+
+def open_cache(settings: Settings) -> Cache:
+    """The cache that the settings ask for."""
+    if settings.redis_url is None:
+        return ProcessCache(settings.cache_bytes)
+    return RedisCache(
+        settings.redis_url.get_secret_value(), settings.redis_timeout_s, settings.cache_ttl_s
+    )
+
+
+KEY_VERSION = 7
+"""Of the layout of cache entries, and of how their numbers are computed; another is another key."""
+
+
+def key_prefix(retriever: Retriever) -> str:
+    """Of the keys of one encoder and one outlier detector.
+
+    A gallery may change, and be compacted: what is known of an image stays.
+    """
+    digest = hashlib.sha256(retriever.encoder.fingerprint.encode())
+    if retriever.calibration is not None:
+        digest.update(retriever.calibration.outlier_fingerprint().encode())
+    return f"vouch:{KEY_VERSION}:{digest.hexdigest()[:32]}:{N_SAMPLES}"

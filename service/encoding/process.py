@@ -1,0 +1,164 @@
+"""The encoder in a process of its own: when it dies, the service does not.
+
+ONNX Runtime and a GPU's driver can end the process they run in. Here that process does nothing
+else: what it was at work on fails with an error that says so, and it is started again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import asdict
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.encoder.contract import Embeddings, EncoderMetadata, ProviderChoice
+from model_store.encoder.placement import Placement
+from model_store.errors import EncoderError, EncoderStopped, EncodingFailed, VouchError
+from service.processes.memory import large_pages
+from service.processes.shared_pixels import SharedPixels
+
+logger = logging.getLogger(__name__)
+
+START_PATIENCE_S = 120.0
+"""For loading the encoder: CUDA's libraries come from a cold disk once."""
+
+ENCODE_PATIENCE_S = 30.0
+"""For one turn of batches: what takes longer hangs, and is ended."""
+
+
+class EncoderProcess:
+    """An `Encoder` that runs `OnnxEncoder` in a child process; safe to share by threads.
+
+    The child ends with this process, however that ends: it reads from a pipe that closes then.
+
+    Parameters
+    ----------
+    path, provider, threads : as for `OnnxEncoder`.
+
+    Raises
+    ------
+    EncoderError : as `OnnxEncoder`, or the child cannot be started.
+    """
+
+    def __init__(self, path: Path, provider: ProviderChoice = "auto", threads: int = 0) -> None:
+        self._arguments = (path, provider, threads)
+        self._lock = threading.Lock()
+        self._closed = False
+        self.fingerprint: str
+        self.metadata: EncoderMetadata
+        self.provider: str
+        self.placement: Placement | None
+        self.dim: int
+        self.n_features: int
+        self._start()
+        atexit.register(self.close)
+
+    @property
+    def pid(self) -> int:
+        """Of the child."""
+        return self._process.pid
+
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+        """Embed ``images``; starts the child again where it has died before.
+
+        Raises
+        ------
+        EncoderStopped : the child died, or hung, over these images; or it cannot be started again.
+        EncodingFailed : it refused them and lives on.
+        """
+        with self._lock:
+            if self._closed:
+                raise EncoderStopped("The encoder has been closed. Send the image again.")
+            if self._process.poll() is not None:
+                self._end()
+                try:
+                    self._start()
+                except (VouchError, OSError) as error:  # such as no memory for a process
+                    raise EncoderStopped(
+                        "The encoder has stopped and does not start again; the log says why. Send "
+                        "the image again later."
+                    ) from error
+            try:
+                self._images.write(images)
+                self._connection.send((images.shape, at_once))
+                answer = self._receive(ENCODE_PATIENCE_S)
+            except (EOFError, OSError) as error:
+                self._end()
+                raise EncoderStopped(
+                    "The encoder stopped while it worked on this image, and is being started "
+                    "again. Send the image again."
+                ) from error
+        if isinstance(answer, Embeddings):
+            return answer
+        raise EncodingFailed(f"The encoder cannot embed this image: {answer}")
+
+    def close(self) -> None:
+        """End the child, whatever it is at work on."""
+        self._closed = True
+        self._process.kill()  # whoever waits for it, holding the lock, then waits no longer
+        with self._lock:
+            self._end()
+        atexit.unregister(self.close)
+
+    def _start(self) -> None:
+        self._connection, theirs = Pipe()
+        self._images = SharedPixels()
+        numbers = [theirs.fileno(), self._images.fileno()]
+        with theirs:
+            # Unlike multiprocessing, this does not import the main module once more, which is the
+            # whole service: 3.8 s of computing in place of 0.2 before the encoder is back.
+            self._process = subprocess.Popen(  # noqa: S603 # nothing here comes from a request
+                [sys.executable, "-P", "-m", "service.encoding.worker", *map(str, numbers)],
+                env={
+                    **os.environ,
+                    **large_pages(os.environ),
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
+                stdin=subprocess.DEVNULL,
+                pass_fds=numbers,
+            )
+        try:
+            self._connection.send(self._arguments)
+            answer = self._receive(START_PATIENCE_S)
+        except (EOFError, OSError) as error:
+            self._end()
+            raise EncoderError(
+                "The process of the encoder ended before it was ready. The log says why; little "
+                "memory is the usual reason."
+            ) from error
+        if isinstance(answer, VouchError):
+            self._end()
+            raise answer
+        (
+            self.fingerprint,
+            self.metadata,
+            self.provider,
+            self.placement,
+            self.dim,
+            self.n_features,
+        ) = answer
+        fields: dict[str, Any] = {"pid": self.pid, "provider": self.provider}
+        if self.placement is not None:
+            shares = {name: asdict(share) for name, share in self.placement.items()}
+            fields["placement"] = shares
+        logger.info("encoder started", extra={"fields": fields})
+
+    def _receive(self, patience_s: float) -> Any:  # noqa: ANN401 - the child's answer
+        if not self._connection.poll(patience_s):
+            raise TimeoutError(f"no answer within {patience_s} s")
+        return self._connection.recv()
+
+    def _end(self) -> None:
+        self._connection.close()
+        self._images.close()
+        self._process.kill()
+        self._process.wait()

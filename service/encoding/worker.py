@@ -1,0 +1,55 @@
+"""The encoder's process: receive batches, answer embeddings; `process` is its parent's side."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from model_store.encoder.contract import Embeddings
+from model_store.encoder.onnx import OnnxEncoder
+from model_store.errors import VouchError
+from service.observability.logs import log_as_json
+from service.processes.shared_pixels import SharedPixels
+
+
+def main() -> None:
+    """The child's whole life; given are the file numbers of its pipe, and of its images."""
+    # Whoever stops the service may signal its whole group; the service then drains, and needs us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    log_as_json()
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the service has ended
+        _serve(Connection(int(sys.argv[1])), SharedPixels(int(sys.argv[2])))
+
+
+def _serve(connection: Connection[Any, Any], images: SharedPixels) -> None:
+    """Answer batches until the pipe closes."""
+    try:
+        encoder = OnnxEncoder(*connection.recv())
+    except VouchError as error:
+        connection.send(error)
+        return
+    connection.send(
+        (
+            encoder.fingerprint,
+            encoder.metadata,
+            encoder.provider,
+            encoder.placement,
+            encoder.dim,
+            encoder.n_features,
+        )
+    )
+    while True:
+        shape, at_once = connection.recv()
+        try:
+            answer: Embeddings | str = encoder.encode(images.read(shape), at_once)
+        except Exception as error:
+            answer = str(error)
+        connection.send(answer)
+
+
+if __name__ == "__main__":
+    main()

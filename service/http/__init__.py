@@ -1,0 +1,14 @@
+"""The HTTP edge: the only rooms that know requests and responses.
+
+::
+
+    middleware    request ids, bounds, headers, the log line
+    admission     how many requests may wait, and how long
+    bodies        forms, base64, media types
+    routes        paths → calls of the core
+    answers       values of the core → JSON
+    cursors       pages of long lists
+    problems      errors → RFC 9457
+    openapi       the published description
+    state         what routes work on
+"""

@@ -1,0 +1,116 @@
+"""Who is let in, and for how long: what keeps an overloaded service answering."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from model_store.errors import DeadlineExceeded, Overloaded
+from service.observability.metrics import Telemetry
+
+COUNTED_METHODS = {"POST", "PUT", "PATCH", "DELETE"}
+"""What computes. Reading is cheap, and health must be heard above all when much goes on."""
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Admission:
+    """Bounds how many queries are worked on, and how long each.
+
+    A query beyond the bound is refused at once, before its body is read; one that is not answered
+    in time, and one whose client has gone, is cancelled wherever it waits, so that the encoder
+    never works for nobody.
+
+    Parameters
+    ----------
+    max_in_flight : queries at the same time.
+    deadline_s : from the first byte of a request to its answer.
+
+    Raises
+    ------
+    Overloaded, DeadlineExceeded, ClientGone : into the layer around, which answers.
+    """
+
+    def __init__(
+        self, app: ASGIApp, telemetry: Telemetry, max_in_flight: int, deadline_s: float
+    ) -> None:
+        self._app = app
+        self._in_flight = telemetry.in_flight
+        self._max_in_flight = max_in_flight
+        self._deadline_s = deadline_s
+        self._n = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http" or scope["method"] not in COUNTED_METHODS:
+            await self._app(scope, receive, send)
+            return
+        if self._n >= self._max_in_flight:
+            raise Overloaded(
+                f"The service is at work on {self._n} requests, as many as it takes. "
+                "Send the request again a little later."
+            )
+        self._n += 1
+        self._in_flight.set(self._n)
+        try:
+            await _while_wanted(self._app, scope, receive, send, self._deadline_s)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"The request was not answered within {self._deadline_s:g} s: the service is "
+                "busy, or the upload slow. Send it again."
+            ) from error
+        finally:
+            self._n -= 1
+            self._in_flight.set(self._n)
+
+
+async def _while_wanted(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, deadline_s: float
+) -> None:
+    """Let ``app`` answer, and cancel it if it is late, or the client goes before it has begun to.
+
+    Raises
+    ------
+    TimeoutError, ClientGone
+    """
+    watch: asyncio.Task[None] | None = None
+    answering = gone = False
+
+    async def noting_the_end() -> Message:
+        nonlocal watch
+        message = await receive()
+        uploaded = message["type"] == "http.request" and not message.get("more_body")
+        if uploaded and watch is None:
+            watch = asyncio.create_task(watching())
+        return message
+
+    async def noting_the_start(message: Message) -> None:
+        nonlocal answering, gone
+        answering = True
+        if gone and not deadline.expired():  # the answer was on its way: it is given to its end
+            gone = False
+            deadline.reschedule(until)
+        await send(message)
+
+    async def watching() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not answering and not deadline.expired():
+            gone = True
+            deadline.reschedule(asyncio.get_running_loop().time())  # that is, cancel it now
+
+    try:
+        async with asyncio.timeout(deadline_s) as deadline:
+            until = deadline.when()
+            await app(scope, noting_the_end, noting_the_start)
+    except TimeoutError as error:
+        if gone:
+            raise ClientGone from error
+        raise
+    finally:
+        if watch is not None:
+            watch.cancel()

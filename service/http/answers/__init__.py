@@ -1,0 +1,40 @@
+"""From the core's values to the service's JSON; rooms as in `service.schemas`."""
+
+from service.http.answers.bundles import activation, bundle_list, bundle_state
+from service.http.answers.feedback import feedback_answer
+from service.http.answers.galleries import (
+    calibration_report,
+    gallery_detail,
+    gallery_list,
+    label_list,
+    operating_point,
+)
+from service.http.answers.items import item_detail, item_list
+from service.http.answers.operations import ready
+from service.http.answers.search import (
+    assessment_answer,
+    embedding_answer,
+    record,
+    search_answer,
+    similar_answer,
+)
+
+__all__ = [
+    "activation",
+    "assessment_answer",
+    "bundle_list",
+    "bundle_state",
+    "calibration_report",
+    "embedding_answer",
+    "feedback_answer",
+    "gallery_detail",
+    "gallery_list",
+    "item_detail",
+    "item_list",
+    "label_list",
+    "operating_point",
+    "ready",
+    "record",
+    "search_answer",
+    "similar_answer",
+]

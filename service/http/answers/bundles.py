@@ -1,0 +1,54 @@
+"""Which bundle answers, with which encoder, and which others could."""
+
+from __future__ import annotations
+
+from model_store.bundles.bundle import Bundle
+from service import schemas
+from service.serving.current_bundle import Switched
+from service.serving.engine import SearchEngine
+from service.serving.registry import Galleries
+
+
+def bundle_state(engine: SearchEngine) -> schemas.BundleState:
+    """Which bundle answers, and whether its calibration holds."""
+    bundle, stale = engine.bundle, engine.stale
+    calibration = bundle.retriever.calibration
+    status: schemas.CalibrationStatus = "valid" if stale is None else "stale"
+    return schemas.BundleState(
+        id=bundle.manifest.id,
+        calibration=schemas.CalibrationState(
+            status="missing" if calibration is None else status,
+            n_queries=0 if calibration is None else calibration.n_queries,
+            reason=stale,
+        ),
+    )
+
+
+def bundle_list(bundle: Bundle, galleries: Galleries) -> schemas.BundleList:
+    """The bundles of a gallery."""
+    return schemas.BundleList(
+        serving=bundle.manifest.id,
+        bundles=galleries.bundles(bundle.name),
+        refused=galleries.refused.get(bundle.name),
+    )
+
+
+def activation(gallery: str, switched: Switched) -> schemas.Activation:
+    """What an activation did."""
+    return schemas.Activation(
+        gallery=gallery,
+        bundle_id=switched.bundle_id,
+        previous_id=switched.previous_id,
+        persisted=switched.persisted,
+    )
+
+
+def encoder_state(bundle: Bundle) -> schemas.EncoderState:
+    """Which encoder answers."""
+    encoder = bundle.retriever.encoder
+    return schemas.EncoderState(
+        fingerprint=encoder.fingerprint,
+        provider=encoder.provider,
+        dim=encoder.dim,
+        posterior=encoder.metadata.posterior,
+    )

@@ -1,0 +1,181 @@
+"""Galleries, and what their probabilities rest on."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import asdict
+from urllib.parse import quote
+
+from model_store.decision import OperatingPoint, error_interval
+from model_store.feedback import FeedbackSummary
+from service import schemas
+from service.http.answers.bundles import bundle_state, encoder_state
+from service.serving.audit import Audit
+from service.serving.engine import SearchEngine
+
+N_LABELS = 12
+"""Labels that a gallery is described with: there may be hundreds of thousands."""
+
+
+def gallery_list(engines: Iterable[SearchEngine]) -> schemas.GalleryList:
+    """All galleries, by name."""
+    bundles = sorted((engine.bundle for engine in engines), key=lambda bundle: bundle.name)
+    return schemas.GalleryList(
+        galleries=[
+            schemas.GalleryName(
+                name=bundle.name,
+                n_items=bundle.retriever.gallery.n_items,
+                bundle_id=bundle.manifest.id,
+            )
+            for bundle in bundles
+        ]
+    )
+
+
+def gallery_detail(engine: SearchEngine) -> schemas.GalleryDetail:
+    """One gallery."""
+    bundle = engine.bundle
+    manifest, labels = bundle.manifest, bundle.retriever.gallery.labels
+    return schemas.GalleryDetail(
+        name=bundle.name,
+        description=str(manifest.gallery["description"]),
+        n_items=bundle.retriever.gallery.n_items,
+        n_labels=len(labels),
+        labels=heapq.nsmallest(N_LABELS, labels),
+        bundle=bundle_state(engine),
+        encoder=encoder_state(bundle),
+        calibration=None if manifest.calibration is None else dict(manifest.calibration),
+        metrics=None if manifest.metrics is None else dict(manifest.metrics),
+        samples=[
+            schemas.Sample(
+                id=sample.id,
+                caption=sample.caption,
+                belongs=sample.belongs,
+                image_url=f"/v1/galleries/{quote(bundle.name)}/samples/{quote(sample.id)}",
+            )
+            for sample in manifest.samples
+        ],
+    )
+
+
+def label_list(engine: SearchEngine, after: str | None, limit: int) -> schemas.LabelList:
+    """Return at most ``limit`` labels by name, from the one after ``after`` on."""
+    bundle = engine.bundle
+    labels = sorted(bundle.retriever.gallery.labels)
+    start = 0 if after is None else bisect_right(labels, after)
+    shown = labels[start : start + limit]
+    return schemas.LabelList(
+        gallery=bundle.name,
+        bundle_id=bundle.manifest.id,
+        n_labels=len(labels),
+        labels=shown,
+        next_after=shown[-1] if start + limit < len(labels) else None,
+    )
+
+
+def calibration_report(
+    engine: SearchEngine, said: FeedbackSummary | None
+) -> schemas.CalibrationReport:
+    """What the gallery's probabilities rest on."""
+    calibration = engine.bundle.retriever.calibration
+    state = bundle_state(engine).calibration
+    share = engine.absent_share
+    if calibration is None or share is None:
+        return schemas.CalibrationReport(
+            status=state.status,
+            n_queries=state.n_queries,
+            queries=None,
+            alpha=None,
+            coverage=None,
+            max_error=None,
+            max_false_match_rate=None,
+            delta=None,
+            absent=None,
+            sources=[],
+            matches=[],
+            point=None,
+            top1_ece=None,
+            reliability=[],
+            risk_coverage=[],
+            result_sets=[],
+            outlier_auroc={},
+            feedback=None,
+            errors_over_time=None,
+            correction=None,
+        )
+    correction = calibration.report.get("feedback")
+    measured = calibration.report["cross_fitted"]
+    promises = calibration.promises(share.used)
+    return schemas.CalibrationReport(
+        status=state.status,
+        n_queries=state.n_queries,
+        queries=calibration.report["queries"],
+        alpha=calibration.alpha,
+        coverage=calibration.coverage,
+        max_error=calibration.max_error,
+        max_false_match_rate=calibration.max_false_match_rate,
+        delta=calibration.delta,
+        absent=schemas.AbsentState(**asdict(share)),
+        sources=list(calibration.sources),
+        matches=[
+            schemas.MatchPromise(
+                size_class=promise.size_class,
+                n_labels=int(n_labels),
+                threshold=None if promise.point is None else promise.threshold,
+                point=None if promise.point is None else _operating_point(promise.point),
+                reason=promise.shortfall,
+            )
+            for promise, n_labels in zip(promises.matches, calibration.n_labels, strict=True)
+            if n_labels
+        ],
+        point=_operating_point(promises.point) if promises.gives_matches else None,
+        top1_ece=measured["top1_ece"],
+        reliability=[schemas.ReliabilityBin(**one) for one in measured["reliability"]],
+        risk_coverage=[_operating_point(point) for point in promises.curve()],
+        result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
+        outlier_auroc=measured["outlier_auroc"],
+        feedback=None if said is None else schemas.FeedbackSummary(**asdict(said)),
+        errors_over_time=_errors_over_time(engine.watch.audit),
+        correction=None if correction is None else schemas.FeedbackCorrection(**correction),
+    )
+
+
+def operating_point(
+    engine: SearchEngine, max_error: float, expected_absent: float | None, source: str | None
+) -> schemas.OperatingPointAnswer:
+    """Return the largest coverage that an error is promised for.
+
+    Raises
+    ------
+    UnknownSource : no calibration query comes from ``source``.
+    """
+    calibration, state, point = engine.bundle.retriever.calibration, engine.absent_share, None
+    if calibration is not None and state is not None:
+        share = state.used if expected_absent is None else expected_absent
+        point = calibration.promises(share, source).at(max_error)
+    return schemas.OperatingPointAnswer(
+        max_error=max_error, point=None if point is None else _operating_point(point)
+    )
+
+
+def _errors_over_time(audit: Audit) -> schemas.ErrorsOverTime | None:
+    """How often matches are wrong, where anybody is asked."""
+    if not audit.watches:
+        return None
+    test = audit.test
+    return schemas.ErrorsOverTime(
+        max_error=audit.max_error,
+        audit_share=audit.share,
+        n_asked=audit.n_asked,
+        n_reviewed=test.n,
+        n_wrong=test.n_wrong,
+        error_interval=error_interval(test.n, test.n_wrong),
+        log_evidence=test.log_evidence,
+        alarm=test.alarmed,
+    )
+
+
+def _operating_point(point: OperatingPoint) -> schemas.OperatingPoint:
+    return schemas.OperatingPoint(**asdict(point))

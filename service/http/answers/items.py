@@ -1,0 +1,39 @@
+"""The items of a gallery."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from model_store.gallery import Item
+from service import schemas
+from service.http.cursors import ItemsCursor, write
+from service.serving.engine import SearchEngine
+from service.serving.queries import Page
+
+
+def item_detail(gallery: str, item: Item) -> schemas.ItemDetail:
+    """One item."""
+    return schemas.ItemDetail(
+        id=item.id,
+        label=item.label,
+        metadata=dict(item.metadata),
+        thumbnail_url=thumbnail_url(gallery, item.id),
+    )
+
+
+def item_list(engine: SearchEngine, page: Page) -> schemas.ItemList:
+    """A page of items."""
+    bundle = engine.bundle
+    cursor = None if page.last is None else ItemsCursor(bundle=bundle.manifest.id, after=page.last)
+    return schemas.ItemList(
+        gallery=bundle.name,
+        bundle_id=bundle.manifest.id,
+        n_items=bundle.retriever.gallery.n_items,
+        items=[item_detail(bundle.name, item) for item in page.items],
+        next_cursor=None if cursor is None else write(cursor),
+    )
+
+
+def thumbnail_url(gallery: str, item_id: str) -> str:
+    """Where the picture of an item is."""
+    return f"/v1/galleries/{quote(gallery)}/items/{quote(item_id)}/thumbnail"

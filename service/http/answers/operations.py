@@ -1,0 +1,39 @@
+"""Whether queries are answered."""
+
+from __future__ import annotations
+
+import time
+
+from model_store.encoder.placement import Placement
+from service import schemas
+from service.serving.registry import Galleries
+
+
+def ready(galleries: Galleries, cache: str) -> schemas.Ready:
+    """The galleries, and when each last proved that it answers."""
+    now = time.monotonic()
+    return schemas.Ready(
+        galleries=[
+            schemas.ReadyGallery(
+                name=engine.bundle.name,
+                bundle_id=engine.bundle.manifest.id,
+                encoder_fingerprint=engine.bundle.retriever.encoder.fingerprint,
+                provider=engine.bundle.retriever.encoder.provider,
+                placement=_placement(engine.bundle.retriever.encoder.placement),
+                batch_size=engine.batch_size,
+                canary_ms=round(1000 * engine.canary_s, 3),
+                canary_age_s=round(now - engine.canary_at, 3),
+            )
+            for engine in galleries.engines()
+        ],
+        cache=cache,
+    )
+
+
+def _placement(placement: Placement | None) -> dict[str, schemas.ProviderShare] | None:
+    if placement is None:
+        return None
+    return {
+        provider: schemas.ProviderShare(nodes=ran.nodes, share=round(ran.share, 4))
+        for provider, ran in placement.items()
+    }

@@ -1,0 +1,242 @@
+"""What is said of an uploaded image."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+
+from model_store.bundles.bundle import Bundle
+from model_store.decision import Assessment
+from model_store.images.quality import MEASURES
+from model_store.matches import Match
+from model_store.predictive import Predictive
+from model_store.retriever import Answer
+from service import schemas
+from service.http.answers.bundles import bundle_state, encoder_state
+from service.http.answers.items import item_detail, thumbnail_url
+from service.http.cursors import SearchCursor, write
+from service.observability.metrics import Telemetry
+from service.observability.records import SearchRecord, current_record
+from service.serving.engine import SearchEngine
+from service.serving.queries import Assessed, Embedded, Found, Similar
+
+OUTLIER_METHOD = "conformal_fused"
+
+_LEAST_PLANNED = 1e-9
+"""Alpha below which the number of queries that it needs is not spelt out."""
+
+NOT_OF_ITEMS = (
+    "Probabilities are calibrated for queries that are not in the gallery, and of an item its "
+    "outlier score is not known."
+)
+
+
+def search_answer(
+    engine: SearchEngine,
+    found: Found,
+    request_id: str,
+    options: schemas.SearchOptions,
+    skipped: int = 0,
+) -> schemas.SearchAnswer:
+    """The answer to one query.
+
+    Parameters
+    ----------
+    options : what was asked for.
+    skipped : how many results stood on earlier pages.
+    """
+    bundle, answer, state = engine.bundle, found.answer, bundle_state(engine)
+    decision, calibration = answer.decision, bundle.retriever.calibration
+    refused = options.on_uncertain == "refuse" and decision.verdict != "match"
+    shown = () if refused else answer.matches[skipped:]
+    end = len(answer.matches)
+    more = not refused and end < answer.n_listed
+    cursor = (
+        SearchCursor(
+            bundle=bundle.manifest.id,
+            version=bundle.version,
+            query_id=found.query_id,
+            start=end,
+            options=options.model_copy(update={"expected_absent": decision.absent_share}),
+            share_origin=found.share_origin,
+        )
+        if more
+        else None
+    )
+    return schemas.SearchAnswer(
+        request_id=request_id,
+        gallery=bundle.name,
+        verdict=decision.verdict,
+        reason=decision.reason,
+        no_match_probability=decision.no_match_probability,
+        absent=None
+        if calibration is None or decision.absent_share is None
+        else schemas.AbsentShare(
+            share=decision.absent_share,
+            origin=found.share_origin,
+            basis=calibration.evidence.absence,
+        ),
+        query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
+        results=[_result(bundle.name, match) for match in shown],
+        result_set=None if refused else _result_set(answer),
+        next_cursor=None if cursor is None else write(cursor),
+        audit=found.audit and not skipped,
+        bundle=state,
+        cache=found.cache,
+        timing_ms=_milliseconds(found.seconds),
+    )
+
+
+def similar_answer(
+    engine: SearchEngine, similar: Similar, request_id: str
+) -> schemas.SimilarAnswer:
+    """What is like an item."""
+    bundle, answer = engine.bundle, similar.answer
+    decision = answer.decision
+    return schemas.SimilarAnswer(
+        request_id=request_id,
+        gallery=bundle.name,
+        item=item_detail(bundle.name, similar.item),
+        verdict=decision.verdict,
+        reason=NOT_OF_ITEMS,
+        uncertainty=_uncertainty(bundle, answer.predictive, decision.assessment),
+        results=[_result(bundle.name, match) for match in answer.matches],
+        bundle=bundle_state(engine),
+        timing_ms=_milliseconds(similar.seconds),
+    )
+
+
+def assessment_answer(
+    engine: SearchEngine, assessed: Assessed, request_id: str
+) -> schemas.AssessmentAnswer:
+    """What is said of a picture before anything is searched."""
+    bundle = engine.bundle
+    measured = dict(zip(MEASURES, assessed.measures.tolist(), strict=True))
+    return schemas.AssessmentAnswer(
+        request_id=request_id,
+        gallery=bundle.name,
+        query=query(bundle, assessed, assessed.predictive, assessed.assessment, assessed.alpha),
+        quality=schemas.Quality(
+            hints=[schemas.QualityHint(**asdict(hint)) for hint in assessed.hints],
+            measures=measured,
+        ),
+        bundle=bundle_state(engine),
+    )
+
+
+def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: Found) -> None:
+    """Count what was answered, and note it for the log and the trace of the request."""
+    query = answer.query
+    search = SearchRecord(
+        verdict=answer.verdict,
+        cache=answer.cache,
+        uncertainty_percentile=query.uncertainty.percentile,
+        outlier_p_value=query.ood.p_value,
+        is_outlier=bool(query.ood.flag),
+        seconds=found.seconds,
+        ended_ns=found.at_ns,
+    )
+    telemetry.search(answer.gallery, search)
+    if answer.audit:
+        telemetry.audits.labels(answer.gallery).inc()
+    request = current_record()
+    if request is not None:
+        request.searches.append(search)
+
+
+def query(
+    bundle: Bundle,
+    upload: Found | Assessed | Embedded,
+    predictive: Predictive,
+    assessment: Assessment,
+    alpha: float,
+) -> schemas.Query:
+    """The query, before any neighbour is looked at."""
+    return schemas.Query(
+        id=upload.query_id,
+        uncertainty=_uncertainty(bundle, predictive, assessment),
+        ood=schemas.OutOfDistribution(
+            flag=assessment.is_alien(alpha),
+            p_value=assessment.outlier_p_value,
+            reason=_why_none_is_flagged(assessment, alpha),
+            alpha=alpha,
+            method=OUTLIER_METHOD,
+        ),
+        image=upload.image,
+    )
+
+
+def _why_none_is_flagged(assessment: Assessment, alpha: float) -> str | None:
+    least = assessment.least_alpha
+    if least is None or alpha >= least:
+        return None
+    # The reciprocal of the smallest numbers is infinite.
+    needed = math.ceil(1 / alpha) - 1 if alpha > _LEAST_PLANNED else "more than a billion"
+    return (
+        f"With {round(1 / least) - 1} calibration queries no p-value is below {least:.4g}: at "
+        f"alpha = {alpha:g} no query can be flagged. It needs {needed} queries."
+    )
+
+
+def _uncertainty(
+    bundle: Bundle, predictive: Predictive, assessment: Assessment
+) -> schemas.Uncertainty:
+    return schemas.Uncertainty(
+        value=predictive.spherical_variance,
+        percentile=assessment.percentile,
+        level=assessment.level,
+        method=bundle.retriever.encoder.metadata.posterior,
+    )
+
+
+def _result(gallery: str, match: Match) -> schemas.Result:
+    return schemas.Result(
+        rank=match.rank,
+        id=match.item.id,
+        similarity=match.similarity,
+        match_probability=match.match_probability,
+        match_probability_interval=match.match_interval,
+        rank_stability=match.rank_stability,
+        rank_confidence=match.rank_confidence,
+        variance=match.variance,
+        label=match.item.label,
+        metadata=dict(match.item.metadata),
+        thumbnail_url=thumbnail_url(gallery, match.item.id),
+    )
+
+
+def _result_set(answer: Answer) -> schemas.ResultSet | None:
+    chosen = answer.decision.result_set
+    if chosen is None:
+        return None
+    return schemas.ResultSet(
+        items=[schemas.SetItem(id=item.id, label=item.label) for item in answer.result_set],
+        coverage=chosen.coverage,
+        promised=chosen.shortfall is None,
+        promised_for=list(chosen.promised_for),
+        reason=chosen.shortfall,
+    )
+
+
+def _milliseconds(seconds: dict[str, float]) -> dict[str, float]:
+    return {stage: round(1000 * spent, 3) for stage, spent in seconds.items()}
+
+
+def embedding_answer(
+    engine: SearchEngine, embedded: Embedded, request_id: str
+) -> schemas.EmbeddingAnswer:
+    """One image's embedding."""
+    bundle, predictive = engine.bundle, embedded.predictive
+    score = predictive.outlier_score
+    return schemas.EmbeddingAnswer(
+        request_id=request_id,
+        gallery=bundle.name,
+        query=query(bundle, embedded, predictive, embedded.assessment, embedded.alpha),
+        direction=predictive.direction.tolist(),
+        variance=predictive.variance.tolist(),
+        concentration=predictive.concentration,
+        spherical_variance=predictive.spherical_variance,
+        outlier_score=None if math.isnan(score) else score,
+        encoder=encoder_state(bundle),
+        bundle=bundle_state(engine),
+    )

@@ -1,0 +1,217 @@
+"""Around every request: an id, a bound on its body, security headers, a log line, no bare 500."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from model_store.errors import ImageTooLarge, VouchError
+from service.access.access import Caller
+from service.http.admission import ClientGone
+from service.http.problems import internal_error, problem_response
+from service.observability.metrics import Telemetry
+from service.observability.records import UNMATCHED, RequestRecord, Tracing, recorded
+
+logger = logging.getLogger("service.requests")
+
+CLIENT_GONE = 499
+"""Written to the log for a request whose client has gone; nobody receives it."""
+
+FORM_ALLOWANCE = 64 * 2**10
+"""Bytes a body may hold beyond its images: boundaries, part headers, other fields."""
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'self'; img-src 'self' blob: data:; style-src 'self'; script-src 'self'; "
+    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+DOCS_POLICY = (
+    "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "script-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+"""The documentation page, and it alone, starts itself with an inline script."""
+
+PERMISSIONS_POLICY = "camera=(), display-capture=(), geolocation=(), microphone=(), usb=()"
+"""Nothing here asks for these: a file that a camera takes comes in through a file input."""
+
+
+_PATH_OF_ITEMS = re.compile("/v1/galleries/[^/]+/items")
+
+
+class RequestContext:
+    """The outermost layer of the application.
+
+    Gives each request an id (``request.state.request_id``, header ``X-Request-Id``), refuses a body
+    above its bound while it streams in, adds security headers, counts, logs and traces, and turns
+    an unforeseen exception into a problem document that says nothing of the inside.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        telemetry: Telemetry,
+        max_image_bytes: int,
+        max_batch_bytes: int,
+        *,
+        for_other_origins: bool = False,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._app = app
+        self._telemetry = telemetry
+        self._max_image_bytes = max_image_bytes
+        self._max_batch_bytes = max_batch_bytes
+        # Whether pages of other origins may show what is served, such as a thumbnail in an <img>.
+        self._resource_policy = "cross-origin" if for_other_origins else "same-origin"
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(uuid.uuid4().hex, scope["method"], scope["path"])
+        end_trace = _nothing
+        if self._tracing is not None:
+            end_trace = self._tracing.begin(record, Headers(scope=scope))
+        with recorded(record):
+            await self._answer(scope, receive, send, record, end_trace)
+
+    async def _answer(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        record: RequestRecord,
+        end_trace: Callable[[], None],
+    ) -> None:
+        started = time.perf_counter()
+        request_id = record.request_id
+        state = scope.setdefault("state", {})
+        state |= {"request_id": request_id, "answer_headers": {}}
+        answering = answered = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal answering, answered
+            if message["type"] == "http.response.start":
+                record.status, answering = message["status"], True
+                headers = MutableHeaders(scope=message)
+                headers["Cross-Origin-Resource-Policy"] = self._resource_policy
+                _add_headers(headers, scope["path"], request_id)
+                _add_headers_of_access(headers, state["answer_headers"])
+            answered = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        request = Request(scope)
+        bound = self._bound(scope["path"])
+        try:
+            bound.check_declared(Headers(scope=scope))
+            await self._app(scope, bound.counting(receive), send_with_headers)
+        except ClientGone:
+            record.status, record.code = CLIENT_GONE, "client_gone"
+        except VouchError as error:
+            if answering:
+                raise
+            await problem_response(request, error)(scope, receive, send_with_headers)
+        except Exception:
+            logger.exception("unhandled", extra={"fields": {"request_id": request_id}})
+            if answering and not answered:
+                raise  # half an answer is cut off, not finished
+            if not answering:
+                unforeseen = internal_error(request_id)
+                await problem_response(request, unforeseen)(scope, receive, send_with_headers)
+        finally:
+            record.seconds = time.perf_counter() - started
+            record.route = getattr(scope.get("route"), "path", UNMATCHED)
+            caller: Caller | None = state.get("caller")
+            if caller is not None and caller.name is not None:
+                record.key_id, record.key_name = caller.id, caller.name
+            self._telemetry.request(record)
+            logger.info("request", extra={"fields": record.fields()})
+            end_trace()
+
+    def _bound(self, path: str) -> _BodyBound:
+        """What a body may hold, by where it is sent to."""
+        if path.endswith("/search/batch") or _PATH_OF_ITEMS.fullmatch(path):
+            return _BodyBound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
+        image = self._max_image_bytes
+        in_base64 = 4 * -(-image // 3)
+        most = in_base64 if path.endswith("/search/json") else image
+        return _BodyBound(most, "an image", image)
+
+
+def _nothing() -> None:
+    """The end of a trace that was not begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BodyBound:
+    """How many bytes a body may have, beside those of its form.
+
+    Attributes
+    ----------
+    n_bytes : of the body.
+    held, n_bytes_held : what the body holds, and how many bytes that may have.
+    """
+
+    n_bytes: int
+    held: str
+    n_bytes_held: int
+
+    def check_declared(self, headers: Headers) -> None:
+        """Refuse what says itself that it is too large."""
+        declared = headers.get("content-length", "")
+        if declared.isdigit():
+            self._check(int(declared))
+
+    def counting(self, receive: Receive) -> Receive:
+        """Refuse what turns out to be too large."""
+        received = 0
+
+        async def counting() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            self._check(received)
+            return message
+
+        return counting
+
+    def _check(self, n_bytes: int) -> None:
+        if n_bytes > self.n_bytes + FORM_ALLOWANCE:
+            raise ImageTooLarge(
+                f"The request has {n_bytes:,} bytes or more; {self.held} may have at most "
+                f"{self.n_bytes_held:,}. Send smaller or more compressed images."
+            )
+
+
+def _add_headers(headers: MutableHeaders, path: str, request_id: str) -> None:
+    policy = DOCS_POLICY if path == "/docs" else CONTENT_SECURITY_POLICY
+    headers["X-Request-Id"] = request_id
+    headers["X-Content-Type-Options"] = "nosniff"
+    headers["Referrer-Policy"] = "no-referrer"
+    headers["Content-Security-Policy"] = policy
+    headers["Permissions-Policy"] = PERMISSIONS_POLICY
+    headers["Cross-Origin-Opener-Policy"] = "same-origin"
+    if path == "/" or path.startswith("/page/"):
+        # Asked for anew each time (an ETag keeps that cheap): an upgrade never mixes its modules
+        # with those of the release before.
+        headers["Cache-Control"] = "no-cache"
+
+
+def _add_headers_of_access(headers: MutableHeaders, said: Mapping[str, str]) -> None:
+    """What follows from who asked; see `service.access.access`."""
+    for name, value in said.items():
+        if name == "Vary":
+            headers.add_vary_header(value)
+        elif name == "Cache-Control" and name in headers:  # for this caller, then, not for all
+            headers[name] = headers[name].replace("public", "private")
+        else:
+            headers[name] = value

@@ -1,0 +1,86 @@
+"""The OpenAPI document as clients need it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from model_store.errors import (
+    DeadlineExceeded,
+    EncoderStopped,
+    Forbidden,
+    Overloaded,
+    RateLimited,
+    Unauthenticated,
+)
+from service.access.access import SECURITY_SCHEMES, Access
+from service.access.keys import KeyScope, allows
+from service.http.admission import COUNTED_METHODS
+from service.http.bodies import form_schema
+from service.http.problems import responses
+from service.http.routes import FORMS
+from service.schemas import Problem
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """What FastAPI writes, with some things put right.
+
+    Errors are problem documents and nothing else; FastAPI's own validation error, which no path
+    answers with, is gone; an upload is typed for generators that know OpenAPI 3.0's ``format`` as
+    well as for those that know 3.1's ``contentMediaType``; whoever needs a key is told what may
+    happen without one.
+    """
+    if app.openapi_schema:
+        return app.openapi_schema
+    found = FastAPI.openapi(app)
+    schemas = found["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(problem.pop("$defs", {}))
+    schemas["Problem"] = problem
+    schemas.update({form.__name__: form_schema(form) for form in FORMS})
+    found["components"]["securitySchemes"] = SECURITY_SCHEMES
+    in_a_crowd = responses(Overloaded, EncoderStopped, DeadlineExceeded)
+    for methods in found["paths"].values():
+        for method, operation in methods.items():
+            _only_own_errors(operation["responses"])
+            if method.upper() in COUNTED_METHODS:
+                operation["responses"] |= {str(key): said for key, said in in_a_crowd.items()}
+            if "security" in operation:
+                _say_who_may_ask(operation, app.state.access)
+    _type_uploads(found)
+    return found
+
+
+def _type_uploads(node: object) -> None:
+    """Say of every upload, wherever it stands, that it is binary."""
+    if isinstance(node, dict):
+        if node.get("contentMediaType") == "application/octet-stream":
+            node["format"] = "binary"
+        for child in node.values():
+            _type_uploads(child)
+    elif isinstance(node, list):
+        for child in node:
+            _type_uploads(child)
+
+
+def _only_own_errors(responses: dict[str, Any]) -> None:
+    automatic = "#/components/schemas/HTTPValidationError"
+    for status, response in list(responses.items()):
+        content = response.get("content", {})
+        if content.get("application/json", {}).get("schema", {}).get("$ref") == automatic:
+            del responses[status]
+
+
+def _say_who_may_ask(operation: dict[str, Any], access: Access) -> None:
+    alternatives: list[dict[str, list[KeyScope]]] = operation["security"]
+    (scope,) = {scope for each in alternatives for named in each.values() for scope in named}
+    if access.keyless is not None and allows(access.keyless, scope):
+        alternatives.append({})
+    refusals = [Unauthenticated, RateLimited]
+    if scope != "read":  # which every key has
+        refusals.append(Forbidden)
+    for status, response in responses(*refusals).items():
+        operation["responses"].setdefault(str(status), response)

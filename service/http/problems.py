@@ -1,0 +1,213 @@
+"""Every error as RFC 9457 ``application/problem+json``, from one table."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from model_store.errors import (
+    ActivationRefused,
+    BundleError,
+    BundleNotFound,
+    CorruptImage,
+    DeadlineExceeded,
+    EmptyImage,
+    EncoderError,
+    EncoderStopped,
+    EncodingFailed,
+    FeedbackNotKept,
+    Forbidden,
+    GallerySuperseded,
+    GalleryUnavailable,
+    ImageTooCostly,
+    ImageTooLarge,
+    InternalError,
+    InvalidRequest,
+    KeyReused,
+    MethodNotAllowed,
+    NotFound,
+    NotReady,
+    OutdatedCursor,
+    Overloaded,
+    PathNotFound,
+    RateLimited,
+    StorageBusy,
+    StorageFull,
+    Unauthenticated,
+    UnsupportedImage,
+    UnsupportedMediaType,
+    VouchError,
+    WriteError,
+    WriteRefused,
+)
+from service.observability.records import current_record
+from service.schemas import FieldError, Problem
+
+logger = logging.getLogger("service.requests")
+
+MEDIA_TYPE = "application/problem+json"
+
+STATUS: dict[type[VouchError], int] = {
+    EmptyImage: 400,
+    UnsupportedImage: 415,
+    UnsupportedMediaType: 415,
+    ImageTooLarge: 413,
+    ImageTooCostly: 422,
+    CorruptImage: 422,
+    InvalidRequest: 422,
+    Unauthenticated: 401,
+    Forbidden: 403,
+    RateLimited: 429,
+    NotFound: 404,
+    MethodNotAllowed: 405,
+    FeedbackNotKept: 409,
+    OutdatedCursor: 409,
+    EncoderError: 503,
+    EncodingFailed: 500,
+    Overloaded: 503,
+    NotReady: 503,
+    GalleryUnavailable: 503,
+    DeadlineExceeded: 504,
+    ActivationRefused: 409,
+    WriteRefused: 409,
+    KeyReused: 422,
+    StorageFull: 507,
+    WriteError: 503,
+    BundleNotFound: 404,
+    BundleError: 503,
+    VouchError: 500,
+}
+"""HTTP status of each error; a class that is not here has that of its nearest ancestor."""
+
+
+RETRY_AFTER_S: dict[type[VouchError], int] = {
+    Overloaded: 1,
+    StorageBusy: 1,
+    EncoderStopped: 2,
+    GallerySuperseded: 2,
+    GalleryUnavailable: 2,
+    NotReady: 5,
+}
+"""Seconds after which a request that failed for a passing reason may be sent again."""
+
+
+def status_of(error: type[VouchError]) -> int:
+    """HTTP status of an error class."""
+    return next(STATUS[ancestor] for ancestor in error.__mro__ if ancestor in STATUS)
+
+
+def problem_response(
+    request: Request,
+    error: VouchError,
+    errors: list[FieldError] | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """Say what went wrong."""
+    problem = problem_document(request, error, errors)
+    record = current_record()
+    if record is not None:
+        record.code = problem.code
+    if type(error) in RETRY_AFTER_S:
+        headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_S[type(error)])}
+    return JSONResponse(
+        problem.model_dump(exclude_none=True), problem.status, headers, media_type=MEDIA_TYPE
+    )
+
+
+def problem_document(
+    request: Request, error: Exception, errors: list[FieldError] | None = None
+) -> Problem:
+    """What a client is told of an error; one that nobody foresaw is logged, and tells nothing."""
+    if not isinstance(error, VouchError):
+        request_id = request.state.request_id
+        logger.error("unhandled", exc_info=error, extra={"fields": {"request_id": request_id}})
+        error = internal_error(request_id)
+    code = _snake_case(type(error).__name__)
+    return Problem(
+        type=f"urn:vouch:problem:{code.replace('_', '-')}",
+        title=(type(error).__doc__ or "").split("\n", 1)[0].rstrip("."),
+        status=status_of(type(error)),
+        detail=str(error),
+        instance=request.url.path,
+        code=code,
+        request_id=request.state.request_id,
+        errors=errors,
+    )
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    """Give every error that can leave a route its problem document."""
+
+    @app.exception_handler(VouchError)
+    async def of_the_family(request: Request, error: VouchError) -> JSONResponse:
+        return problem_response(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def of_validation(request: Request, error: RequestValidationError) -> JSONResponse:
+        fields = [
+            FieldError(pointer="/".join(map(str, ["", *entry["loc"]])), detail=_in_words(entry))
+            for entry in error.errors()
+        ]
+        said = "; ".join(f"{field.pointer}: {field.detail}" for field in fields)
+        invalid = InvalidRequest(f"The request is not as wanted. {said}. See /docs.")
+        return problem_response(request, invalid, fields)
+
+    @app.exception_handler(HTTPException)
+    async def of_http(request: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error.__cause__, VouchError):  # ours, met while a body was being read
+            return problem_response(request, error.__cause__)
+        headers = dict(error.headers or {})
+        return problem_response(request, _as_family(request, error), headers=headers)
+
+    @app.exception_handler(Exception)
+    async def of_ours(request: Request, _: Exception) -> JSONResponse:
+        return problem_response(request, internal_error(request.state.request_id))
+
+
+def internal_error(request_id: str) -> InternalError:
+    """What a client hears of an error nobody foresaw: nothing of the inside."""
+    return InternalError(
+        "Something went wrong in the service; the request may be sent again. "
+        f"Its operator finds the reason in the log under {request_id}."
+    )
+
+
+def _in_words(entry: dict[str, Any]) -> str:
+    """Say what is wrong with one field."""
+    said = str(entry["msg"]).removeprefix("Value error, ")
+    return "Must be sent as a file, with a file name." if "UploadFile" in said else said
+
+
+def responses(*errors: type[VouchError]) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI entries of a route that may answer with ``errors``."""
+    by_status: dict[int | str, dict[str, Any]] = {}
+    for error in errors:
+        status = status_of(error)
+        said = (error.__doc__ or "").split("\n", 1)[0]
+        known = by_status.get(status, {}).get("description")
+        by_status[status] = {
+            "description": f"{known} {said}" if known else said,
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+    return by_status
+
+
+def _as_family(request: Request, error: HTTPException) -> VouchError:
+    """What Starlette raises by itself, in our words."""
+    if error.status_code == 404:
+        return PathNotFound(f"There is nothing at {request.url.path}. See /docs for what there is.")
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return MethodNotAllowed(
+            f"{request.method} is not possible at {request.url.path}; use {allowed}."
+        )
+    return InvalidRequest(f"The request could not be read: {error.detail}. See /docs.")
+
+
+def _snake_case(name: str) -> str:
+    return "".join(f"_{char.lower()}" if char.isupper() else char for char in name).lstrip("_")

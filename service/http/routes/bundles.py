@@ -1,0 +1,45 @@
+"""Which bundle of a gallery is served, and changing over to another."""
+
+from __future__ import annotations
+
+from fastapi import Depends
+
+from model_store.errors import ActivationRefused, BundleNotFound, GalleryNotFound
+from service import schemas
+from service.access.access import requires
+from service.http import answers
+from service.http.problems import responses
+from service.http.routes.dependencies import EngineOf, StateOf, gallery_router
+
+router = gallery_router("bundles")
+
+
+@router.get("/{gallery}/bundles", operation_id="list_bundles", responses=responses(GalleryNotFound))
+async def list_bundles(engine: EngineOf, state: StateOf) -> schemas.BundleList:
+    """The bundles that could be served, oldest first, and the one that is."""
+    return answers.bundle_list(engine.bundle, state.galleries)
+
+
+@router.post(
+    "/{gallery}/bundles/{bundle_id}/activate",
+    operation_id="activate_bundle",
+    dependencies=[Depends(requires("admin"))],
+    responses=responses(GalleryNotFound, BundleNotFound, ActivationRefused),
+)
+async def activate_bundle(gallery: str, bundle_id: str, state: StateOf) -> schemas.Activation:
+    """Serve another bundle from now on, once it has been verified and has answered a canary.
+
+    Requests under way are answered from the bundle they began with.
+    """
+    return answers.activation(gallery, await state.galleries.activate(gallery, bundle_id))
+
+
+@router.post(
+    "/{gallery}/bundles/rollback",
+    operation_id="rollback_bundle",
+    dependencies=[Depends(requires("admin"))],
+    responses=responses(GalleryNotFound, BundleNotFound, ActivationRefused),
+)
+async def rollback_bundle(gallery: str, state: StateOf) -> schemas.Activation:
+    """Serve the bundle again that was served before."""
+    return answers.activation(gallery, await state.galleries.rollback(gallery))

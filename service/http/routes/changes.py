@@ -1,0 +1,162 @@
+"""Changing a gallery while it is served."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, File, Form, Header, Path, Request, Response, UploadFile
+from fastapi.exceptions import RequestValidationError
+
+from model_store.errors import (
+    ActivationRefused,
+    GalleryNotFound,
+    InvalidRequest,
+    ItemNotFound,
+    KeyReused,
+    StorageFull,
+    WriteError,
+    WriteRefused,
+)
+from service import schemas
+from service.access.access import Caller, requires
+from service.http import answers
+from service.http.bodies import MULTIPART, body_of
+from service.http.problems import problem_document, responses
+from service.http.routes.dependencies import EngineOf, StateOf, gallery_router
+from service.http.routes.search import BODY_ERRORS, IMAGE_ERRORS, ONE_IMAGE
+from service.schemas.changes import MAX_CHANGES, BatchOptions, ItemId, ItemOptions
+from service.serving.writer import Asked, Upload
+
+router = gallery_router("changes")
+
+WRITE_ERRORS = (GalleryNotFound, WriteRefused, StorageFull, WriteError)
+AnswerT = TypeVar("AnswerT", schemas.ItemWritten, schemas.BatchWritten)
+
+REPLAYED = "Idempotency-Replayed"
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=200,
+        description="Makes a request that may be sent again: within a day, the same key with the "
+        "same request is answered as it was the first time, and nothing is done twice.",
+    ),
+]
+
+
+class ItemForm(ItemOptions):
+    """An item, with its image file."""
+
+    image: UploadFile = File(description=ONE_IMAGE)
+
+
+class ItemBatchForm(BatchOptions):
+    """Several items, each with an image file."""
+
+    images: list[UploadFile] = File(
+        min_length=1, max_length=MAX_CHANGES, description="Image files, one for each item."
+    )
+
+
+async def asked_for(request: Request, engine: EngineOf, key: IdempotencyKey = None) -> Asked:
+    """Who asks for a change of the gallery in the path."""
+    caller: Caller = request.state.caller
+    return Asked(engine.bundle.name, request.state.request_id, caller.id, key)
+
+
+AskedOf = Annotated[Asked, Depends(asked_for)]
+
+
+@router.put(
+    "/{gallery}/items/{item_id:path}",
+    operation_id="put_item",
+    responses=responses(*WRITE_ERRORS, *BODY_ERRORS, *IMAGE_ERRORS, KeyReused),
+    dependencies=[Depends(requires("write")), Depends(body_of(MULTIPART))],
+)
+async def put_item(
+    asked: AskedOf,
+    response: Response,
+    item_id: Annotated[ItemId, Path()],
+    state: StateOf,
+    form: Annotated[ItemForm, Form(media_type=MULTIPART)],
+) -> schemas.ItemWritten:
+    """Put an item into the gallery, in place of the one of that id if there is one.
+
+    On return it is on the disk and found by every search.
+    """
+    upload = Upload(item_id, form.label, form.metadata, await form.image.read())
+    return _answered(asked, response, await state.writer.put(asked, upload))
+
+
+@router.delete(
+    "/{gallery}/items/{item_id:path}",
+    operation_id="delete_item",
+    responses=responses(*WRITE_ERRORS, ItemNotFound, InvalidRequest, KeyReused),
+    dependencies=[Depends(requires("write"))],
+)
+async def delete_item(
+    asked: AskedOf, response: Response, item_id: str, state: StateOf
+) -> schemas.ItemWritten:
+    """Remove an item from the gallery; on return no search finds it any more."""
+    return _answered(asked, response, await state.writer.delete(asked, item_id))
+
+
+@router.post(
+    "/{gallery}/items",
+    operation_id="put_items",
+    responses=responses(*WRITE_ERRORS, *BODY_ERRORS, KeyReused),
+    dependencies=[Depends(requires("write")), Depends(body_of(MULTIPART))],
+)
+async def put_items(
+    request: Request,
+    asked: AskedOf,
+    response: Response,
+    state: StateOf,
+    form: Annotated[ItemBatchForm, Form(media_type=MULTIPART)],
+) -> schemas.BatchWritten:
+    """Put several items into the gallery; a file that is no good image harms no other.
+
+    The good ones are written together: after a crash all of them are there, or none.
+    """
+    if len(form.items) != len(form.images):
+        raise RequestValidationError(
+            [
+                {
+                    "type": "lengths",
+                    "loc": ("body", "items"),
+                    "msg": f"Has {len(form.items)} entries for {len(form.images)} images",
+                }
+            ]
+        )
+    uploads = [
+        Upload(entry.id, entry.label, entry.metadata, await image.read())
+        for entry, image in zip(form.items, form.images, strict=True)
+    ]
+    answer = await state.writer.put_batch(
+        asked, uploads, lambda error: problem_document(request, error)
+    )
+    return _answered(asked, response, answer)
+
+
+@router.post(
+    "/{gallery}/compact",
+    operation_id="compact_gallery",
+    dependencies=[Depends(requires("admin"))],
+    responses=responses(*WRITE_ERRORS, ActivationRefused),
+)
+async def compact_gallery(gallery: str, state: StateOf) -> schemas.Activation:
+    """Make a new bundle of the one that is served and the changes of its gallery, and serve that.
+
+    The gallery stays what it is; searches are faster, and going back goes back to this moment.
+    Happens by itself after `VOUCH_COMPACT_AFTER` changes.
+    """
+    return answers.activation(gallery, await state.galleries.compact(gallery))
+
+
+def _answered(asked: Asked, response: Response, answer: AnswerT) -> AnswerT:
+    """Say so where the answer was given to an earlier request."""
+    if answer.request_id != asked.request_id:
+        response.headers[REPLAYED] = "true"
+    return answer

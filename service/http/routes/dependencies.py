@@ -1,0 +1,87 @@
+"""What routes work on: the application's state, and the gallery in the path."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+
+from model_store.errors import InternalError
+from model_store.gallery import read_filter
+from model_store.search import Diversity
+from service import schemas
+from service.access.access import GuardedRoute, requires
+from service.http.problems import responses
+from service.http.state import State
+from service.observability.records import current_record
+from service.serving.engine import SearchEngine
+from service.serving.queries import Asked
+
+
+def gallery_router(tag: str) -> APIRouter:
+    """A router of paths below a gallery; callers need the scope `read`, or what a path says."""
+    return APIRouter(
+        prefix="/v1/galleries",
+        tags=[tag],
+        responses=responses(InternalError),
+        route_class=GuardedRoute,
+        dependencies=[Depends(requires("read"))],
+    )
+
+
+async def state_of(request: Request) -> State:
+    """What the application was created with."""
+    state: State = request.app.state.vouch
+    return state
+
+
+StateOf = Annotated[State, Depends(state_of)]
+
+
+@asynccontextmanager
+async def leased(gallery: str, state: State) -> AsyncIterator[SearchEngine]:
+    """The engine of a gallery, the same one until the answer is given."""
+    async with state.galleries.lease(gallery) as engine:
+        record = current_record()
+        if record is not None:
+            record.gallery = gallery
+        yield engine
+
+
+async def engine_of(gallery: str, state: StateOf) -> AsyncIterator[SearchEngine]:
+    """The engine of the gallery in the path."""
+    async with leased(gallery, state) as engine:
+        yield engine
+
+
+def asked_of(options: schemas.ListOptions, request: Request | None = None) -> Asked:
+    """What the options of a request ask of an engine.
+
+    Parameters
+    ----------
+    request : whose caller may have a key that says something of its queries.
+
+    Raises
+    ------
+    InvalidFilter : the filter is not one.
+    """
+    where = None if options.filter is None else read_filter(options.filter)
+    diversity = Diversity(options.group_by == "label", options.duplicate_similarity)
+    if isinstance(options, schemas.SearchOptions):
+        return Asked(
+            options.limit,
+            options.alpha,
+            options.coverage,
+            where,
+            diversity,
+            options.expected_absent,
+            None if request is None else request.state.caller.expected_absent,
+            options.source,
+            options.filter_means,
+        )
+    return Asked(options.limit, where=where, diversity=diversity)
+
+
+EngineOf = Annotated[SearchEngine, Depends(engine_of)]

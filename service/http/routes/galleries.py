@@ -1,0 +1,73 @@
+"""Galleries, and what their probabilities rest on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+
+from model_store.errors import GalleryNotFound, InvalidRequest
+from service import schemas
+from service.http import answers
+from service.http.problems import responses
+from service.http.routes.dependencies import EngineOf, StateOf, gallery_router
+
+router = gallery_router("galleries")
+
+
+@router.get("", operation_id="list_galleries")
+async def list_galleries(state: StateOf) -> schemas.GalleryList:
+    """Which galleries are served."""
+    return answers.gallery_list(state.galleries.engines())
+
+
+@router.get("/{gallery}", operation_id="get_gallery", responses=responses(GalleryNotFound))
+async def get_gallery(engine: EngineOf) -> schemas.GalleryDetail:
+    """One gallery: its size, encoder, calibration, measured quality, and samples to try."""
+    return answers.gallery_detail(engine)
+
+
+@router.get("/{gallery}/labels", operation_id="list_labels", responses=responses(GalleryNotFound))
+async def list_labels(
+    engine: EngineOf,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Labels on a page.")] = 100,
+    after: Annotated[
+        str | None, Query(max_length=4096, description="`next_after` of the page before.")
+    ] = None,
+) -> schemas.LabelList:
+    """The gallery's labels by name, page by page."""
+    return await engine.compute(lambda: answers.label_list(engine, after, limit))
+
+
+@router.get(
+    "/{gallery}/calibration",
+    operation_id="get_calibration",
+    responses=responses(GalleryNotFound),
+)
+async def get_calibration(engine: EngineOf, state: StateOf) -> schemas.CalibrationReport:
+    """How true the probabilities are, and what each threshold on them would cost."""
+    kept, bundle_id = state.feedback, engine.bundle.manifest.id
+    said = None if kept is None else await engine.compute(lambda: kept.summary(bundle_id))
+    return answers.calibration_report(engine, said)
+
+
+@router.get(
+    "/{gallery}/calibration/operating-points",
+    operation_id="get_operating_point",
+    responses=responses(GalleryNotFound, InvalidRequest),
+)
+async def get_operating_point(
+    engine: EngineOf,
+    max_error: Annotated[
+        float, Query(gt=0, lt=1, description="Share of matches that may be wrong.")
+    ],
+    expected_absent: Annotated[
+        float | None,
+        Query(gt=0, lt=1, description="Share of queries without a match in the gallery."),
+    ] = None,
+    source: Annotated[
+        str | None, Query(max_length=200, description="Where the queries come from.")
+    ] = None,
+) -> schemas.OperatingPointAnswer:
+    """How many queries could be answered if at most so many matches may be wrong."""
+    return answers.operating_point(engine, max_error, expected_absent, source)

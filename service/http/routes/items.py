@@ -1,0 +1,121 @@
+"""The items of a gallery, and its sample queries."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+from fastapi.responses import FileResponse
+
+from model_store.errors import (
+    GalleryNotFound,
+    InvalidCursor,
+    InvalidFilter,
+    InvalidRequest,
+    ItemNotFound,
+    OutdatedCursor,
+    SampleNotFound,
+)
+from service import schemas
+from service.http import answers, cursors
+from service.http.problems import responses
+from service.http.routes.dependencies import EngineOf, asked_of, gallery_router
+from service.serving.queries import page_of
+
+IMMUTABLE = "public, max-age=86400"
+"""Samples belong to a bundle, and a bundle never changes."""
+
+PASSING = "public, max-age=60"
+"""An item may be replaced, and have another picture."""
+
+router = gallery_router("items")
+
+
+@router.get(
+    "/{gallery}/items",
+    operation_id="list_items",
+    responses=responses(GalleryNotFound, InvalidCursor, OutdatedCursor),
+)
+async def list_items(
+    engine: EngineOf,
+    limit: Annotated[int, Query(ge=1, le=100, description="Items on a page.")] = 50,
+    cursor: Annotated[
+        str | None,
+        Query(max_length=cursors.MAX_ITEMS_LENGTH, description="`next_cursor` of the page before."),
+    ] = None,
+) -> schemas.ItemList:
+    """The gallery's items by id, page by page; cursors are of one bundle.
+
+    What is written meanwhile is listed if its id is still to come; nothing else is left out or
+    comes twice.
+    """
+    after = None
+    if cursor is not None:
+        after = cursors.read(cursor, cursors.ItemsCursor, engine.bundle.manifest.id).after
+    page = await engine.compute(lambda: page_of(engine.bundle, after, limit))
+    return answers.item_list(engine, page)
+
+
+@router.get(
+    "/{gallery}/items/{item_id:path}/similar",
+    operation_id="get_similar",
+    responses=responses(GalleryNotFound, ItemNotFound, InvalidRequest, InvalidFilter),
+)
+async def get_similar(
+    request: Request,
+    engine: EngineOf,
+    item_id: str,
+    options: Annotated[schemas.ListOptions, Query()],
+) -> schemas.SimilarAnswer:
+    """What is like an item of the gallery, itself left out; nothing is encoded.
+
+    Without probabilities and with verdict `not_calibrated`: a calibration holds for queries that
+    are not in the gallery.
+    """
+    similar = await engine.similar(item_id, asked_of(options))
+    return answers.similar_answer(engine, similar, request.state.request_id)
+
+
+@router.get(
+    "/{gallery}/items/{item_id:path}/thumbnail",
+    operation_id="get_thumbnail",
+    response_class=Response,
+    responses={
+        200: {"content": {"image/png": {}, "image/jpeg": {}}},
+        **responses(GalleryNotFound, ItemNotFound),
+    },
+)
+async def get_thumbnail(engine: EngineOf, item_id: str) -> Response:
+    """A small picture of an item, re-encoded from its pixels."""
+    gallery = engine.bundle.retriever.gallery
+    thumbnail = await engine.compute(lambda: gallery.thumbnail(item_id))
+    headers = {"Cache-Control": PASSING}
+    return Response(thumbnail.data, headers=headers, media_type=thumbnail.media_type)
+
+
+@router.get(
+    "/{gallery}/items/{item_id:path}",
+    operation_id="get_item",
+    responses=responses(GalleryNotFound, ItemNotFound),
+)
+async def get_item(engine: EngineOf, item_id: str) -> schemas.ItemDetail:
+    """One item of the gallery."""
+    gallery = engine.bundle.retriever.gallery
+    item = await engine.compute(lambda: gallery.item(item_id))
+    return answers.item_detail(engine.bundle.name, item)
+
+
+@router.get(
+    "/{gallery}/samples/{sample_id}",
+    operation_id="get_sample",
+    response_class=Response,
+    responses={200: {"content": {"image/png": {}}}, **responses(GalleryNotFound, SampleNotFound)},
+)
+async def get_sample(engine: EngineOf, sample_id: str) -> Response:
+    """The image of a sample query."""
+    bundle = engine.bundle
+    for sample in bundle.manifest.samples:
+        if sample.id == sample_id:
+            headers = {"Cache-Control": IMMUTABLE}
+            return FileResponse(bundle.directory / sample.file, headers=headers)
+    raise SampleNotFound(f"The gallery {bundle.name!r} has no sample {sample_id!r}.")

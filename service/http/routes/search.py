@@ -1,0 +1,262 @@
+"""What is said of an uploaded image: three ways in, many at once, and page by page."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import Depends, File, Form, Query, Request, UploadFile
+from pydantic import BaseModel
+
+from model_store.errors import (
+    CorruptImage,
+    EmptyImage,
+    EncoderStopped,
+    GalleryNotFound,
+    ImageTooCostly,
+    ImageTooLarge,
+    InvalidCursor,
+    InvalidFilter,
+    InvalidRequest,
+    OutdatedCursor,
+    QueryNotFound,
+    UnsupportedImage,
+    UnsupportedMediaType,
+)
+from model_store.search import N_CANDIDATES
+from service import schemas
+from service.http import answers, cursors
+from service.http.bodies import JSON, MULTIPART, RAW, body_of, form_body, form_of, from_base64
+from service.http.problems import problem_document, responses
+from service.http.routes.dependencies import (
+    EngineOf,
+    StateOf,
+    asked_of,
+    gallery_router,
+    leased,
+    state_of,
+)
+from service.http.state import State
+from service.serving.engine import SearchEngine
+
+router = gallery_router("searching")
+
+MAX_BATCH = 32
+"""Images in a batch: more gain nothing, and one client would keep all others waiting."""
+
+BATCH_CONCURRENCY = 4
+"""Images of a batch that are worked on at the same time, so that single queries find their turn."""
+
+BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType, InvalidRequest, InvalidFilter)
+IMAGE_ERRORS = (EmptyImage, UnsupportedImage, ImageTooCostly, CorruptImage, EncoderStopped)
+UPLOAD_ERRORS = responses(GalleryNotFound, *BODY_ERRORS, *IMAGE_ERRORS)
+
+ONE_IMAGE = "One image file: JPEG, PNG, WebP, GIF, BMP, TIFF."
+RAW_BODY = {
+    "requestBody": {
+        "required": True,
+        "description": ONE_IMAGE,
+        "content": {
+            media_type: {
+                "schema": {"type": "string", "contentMediaType": "application/octet-stream"}
+            }
+            for media_type in RAW
+        },
+    }
+}
+
+
+class SearchForm(schemas.SearchOptions):
+    """A search with an image file."""
+
+    image: UploadFile = File(description=ONE_IMAGE)
+
+
+class SearchBatchForm(schemas.SearchOptions):
+    """Several searches, each with an image file; the options are those of all."""
+
+    images: list[UploadFile] = File(
+        min_length=1, max_length=MAX_BATCH, description="Image files, each as of a search."
+    )
+
+
+class AssessmentForm(BaseModel):
+    """An image file to look at."""
+
+    image: UploadFile = File(description=ONE_IMAGE)
+    alpha: schemas.Alpha = None
+
+
+@router.post(
+    "/{gallery}/search",
+    operation_id="search",
+    responses=UPLOAD_ERRORS,
+    openapi_extra=form_body(SearchForm),
+)
+async def search(request: Request, gallery: str) -> schemas.SearchAnswer:
+    """Find the items most like an uploaded image, and say how sure that is.
+
+    `curl -F image=@photo.jpg -F limit=5 http://127.0.0.1:8080/v1/galleries/digits/search`
+    """
+    state = await state_of(request)
+    async with form_of(request, SearchForm) as form, leased(gallery, state) as engine:
+        return await _answer(request, engine, state, await form.image.read(), form)
+
+
+@router.post(
+    "/{gallery}/search/raw",
+    operation_id="search_raw",
+    responses=UPLOAD_ERRORS,
+    dependencies=[Depends(body_of(*RAW, required=False))],
+    openapi_extra=RAW_BODY,
+)
+async def search_raw(
+    request: Request,
+    engine: EngineOf,
+    state: StateOf,
+    options: Annotated[schemas.SearchOptions, Query()],
+) -> schemas.SearchAnswer:
+    """The same search, with the image file as the body and the options in the address.
+
+    `curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg …/search/raw?limit=5`
+    """
+    return await _answer(request, engine, state, await request.body(), options)
+
+
+@router.post(
+    "/{gallery}/search/json",
+    operation_id="search_json",
+    responses=UPLOAD_ERRORS,
+    dependencies=[Depends(body_of(JSON))],
+)
+async def search_json(
+    request: Request, engine: EngineOf, state: StateOf, asked: schemas.SearchRequest
+) -> schemas.SearchAnswer:
+    """The same search, with the image file in base64: for clients that can send nothing but JSON.
+
+    A third larger than the file; no URL is ever fetched.
+    """
+    data = from_base64(asked.image_base64, state.max_image_bytes)
+    return await _answer(request, engine, state, data, asked)
+
+
+@router.post(
+    "/{gallery}/search/batch",
+    operation_id="search_batch",
+    responses=responses(GalleryNotFound, *BODY_ERRORS),
+    dependencies=[Depends(body_of(MULTIPART))],
+)
+async def search_batch(
+    request: Request,
+    engine: EngineOf,
+    state: StateOf,
+    form: Annotated[SearchBatchForm, Form(media_type=MULTIPART)],
+) -> schemas.BatchAnswer:
+    """Several searches at once; a file that cannot be searched with harms no other.
+
+    The answer is 200 whatever the files hold: each has a status, and an answer or a problem.
+    """
+    asked_of(form)  # what is wrong with the options is wrong with all
+    turns = asyncio.Semaphore(BATCH_CONCURRENCY)
+
+    async def one(index: int, image: UploadFile) -> schemas.BatchItem:
+        async with turns:
+            try:
+                answer = await _answer(request, engine, state, await image.read(), form)
+            except Exception as error:  # of any kind: the other files are to be answered
+                problem = problem_document(request, error)
+                return schemas.BatchItem(
+                    index=index,
+                    file_name=image.filename,
+                    status=problem.status,
+                    answer=None,
+                    problem=problem,
+                )
+        return schemas.BatchItem(
+            index=index, file_name=image.filename, status=200, answer=answer, problem=None
+        )
+
+    items = await asyncio.gather(*(one(index, image) for index, image in enumerate(form.images)))
+    return schemas.BatchAnswer(
+        request_id=request.state.request_id, gallery=engine.bundle.name, items=items
+    )
+
+
+@router.get(
+    "/{gallery}/search/next",
+    operation_id="search_next",
+    responses=responses(GalleryNotFound, QueryNotFound, InvalidCursor, OutdatedCursor),
+)
+async def search_next(
+    request: Request,
+    engine: EngineOf,
+    cursor: Annotated[
+        str, Query(max_length=cursors.MAX_LENGTH, description="`next_cursor` of the page before.")
+    ],
+) -> schemas.SearchAnswer:
+    """The next results of a query, as sure and in the same order; nothing is sent or encoded again.
+
+    Cursors are of one bundle, whose gallery is searched as it was for the first page, and of a
+    query that the service remembers (for a while).
+    """
+    page = cursors.read(cursor, cursors.SearchCursor, engine.bundle.manifest.id)
+    engine = await engine.compute(lambda: engine.pinned(page.version))
+    options = page.options
+    limit = min(page.start + options.limit, N_CANDIDATES)
+    found = await engine.again(page.query_id, replace(asked_of(options), limit=limit))
+    found = replace(found, share_origin=page.share_origin)
+    request_id = request.state.request_id
+    return answers.search_answer(engine, found, request_id, options, skipped=page.start)
+
+
+@router.post(
+    "/{gallery}/assess",
+    operation_id="assess",
+    responses=UPLOAD_ERRORS,
+    dependencies=[Depends(body_of(MULTIPART))],
+)
+async def assess(
+    request: Request,
+    engine: EngineOf,
+    form: Annotated[AssessmentForm, Form(media_type=MULTIPART)],
+) -> schemas.AssessmentAnswer:
+    """Say whether an image is worth searching with: quality, uncertainty, out of distribution.
+
+    For a camera's preview: nothing is searched, and a search with the same bytes is a cache hit.
+    """
+    assessed = await engine.assess(await form.image.read(), form.alpha)
+    return answers.assessment_answer(engine, assessed, request.state.request_id)
+
+
+@router.post(
+    "/{gallery}/embed",
+    operation_id="embed",
+    responses=UPLOAD_ERRORS,
+    dependencies=[Depends(body_of(MULTIPART))],
+)
+async def embed(
+    request: Request,
+    engine: EngineOf,
+    form: Annotated[AssessmentForm, Form(media_type=MULTIPART)],
+) -> schemas.EmbeddingAnswer:
+    """An image's embedding as a distribution, for a store of one's own; nothing is searched.
+
+    Comparable with embeddings of the same `encoder.fingerprint` only.
+    """
+    embedded = await engine.embed(await form.image.read(), form.alpha)
+    return answers.embedding_answer(engine, embedded, request.state.request_id)
+
+
+async def _answer(
+    request: Request,
+    engine: SearchEngine,
+    state: State,
+    data: bytes,
+    options: schemas.SearchOptions,
+) -> schemas.SearchAnswer:
+    """Search with the bytes of an image file, and count what comes of it."""
+    found = await engine.search(data, asked_of(options, request))
+    answer = answers.search_answer(engine, found, request.state.request_id, options)
+    answers.record(state.telemetry, answer, found)
+    return answer

@@ -1,0 +1,173 @@
+"""Numbers for Prometheus, counted as things happen; `service.serving.metrics` has the rest.
+
+Labels have few values, whatever clients send: routes are patterns, galleries those that are served,
+methods those that HTTP knows, codes those of our problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from http import HTTPMethod
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from model_store.installation import installed_version
+from service.observability.records import BatchRecord, RequestRecord, SearchRecord
+
+METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+REQUEST_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+STAGE_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
+QUEUE_SECONDS = (0.001, *REQUEST_SECONDS)
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+PERCENTILES = (10, 25, 50, 75, 90, 95, 99, 100)
+P_VALUES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
+
+METHODS = {method.value for method in HTTPMethod}
+
+
+class Telemetry:
+    """The service's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._of_requests()
+        self._of_queries()
+        self._of_work()
+        self._gauge("vouch_build_info", "1, for the release that runs.", "version").labels(
+            installed_version()
+        ).set(1)
+
+    def request(self, record: RequestRecord) -> None:
+        """Count a request that has ended."""
+        method = record.method if record.method in METHODS else "other"
+        self.requests.labels(method, record.route, str(record.status)).inc()
+        self.request_seconds.labels(record.route).observe(record.seconds)
+        if record.code is not None:
+            self.problems.labels(record.code).inc()
+
+    def search(self, gallery: str, search: SearchRecord) -> None:
+        """Count a search that has been answered."""
+        self.verdicts.labels(gallery, search.verdict).inc()
+        self.cache.labels(search.cache).inc()
+        for stage, seconds in search.seconds.items():
+            self.stage_seconds.labels(stage).observe(seconds)
+        if search.uncertainty_percentile is not None:
+            self.uncertainty_percentile.labels(gallery).observe(search.uncertainty_percentile)
+        if search.outlier_p_value is not None:
+            self.outlier_p_value.labels(gallery).observe(search.outlier_p_value)
+        if search.is_outlier:
+            self.outliers.labels(gallery).inc()
+
+    def batches(self, gallery: str) -> Callable[[BatchRecord], None]:
+        """What records the batches of a gallery."""
+
+        def observe(batch: BatchRecord) -> None:
+            self.batch_size.labels(gallery).observe(batch.size)
+            self.queue_seconds.labels(gallery).observe(batch.waited_s)
+            if batch.stopped:
+                self.encoder_stops.labels(gallery).inc()
+
+        return observe
+
+    def activation(self, gallery: str, outcome: str) -> None:
+        """Count an attempt to serve another bundle."""
+        self.activations.labels(gallery, outcome).inc()
+
+    def written(self, gallery: str, n_put: int, n_deleted: int) -> None:
+        """Count items that were put into a gallery, and removed from it."""
+        self.items_written.labels(gallery, "put").inc(n_put)
+        self.items_written.labels(gallery, "deleted").inc(n_deleted)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _of_requests(self) -> None:
+        self.requests = self._counter(
+            "vouch_requests_total", "HTTP requests.", "method", "route", "status"
+        )
+        self.request_seconds = self._histogram(
+            "vouch_request_seconds", "Time from request to answer.", REQUEST_SECONDS, "route"
+        )
+        self.problems = self._counter(
+            "vouch_problems_total",
+            "Requests that ended with a problem, by its code; client_gone did not wait.",
+            "code",
+        )
+        self.in_flight = self._gauge(
+            "vouch_requests_in_flight",
+            "Requests being worked on; at VOUCH_MAX_IN_FLIGHT more are refused.",
+        )
+
+    def _of_queries(self) -> None:
+        self.stage_seconds = self._histogram(
+            "vouch_stage_seconds", "Time within a search, by stage.", STAGE_SECONDS, "stage"
+        )
+        self.verdicts = self._counter("vouch_verdicts_total", "Verdicts.", "gallery", "verdict")
+        self.audits = self._counter(
+            "vouch_audits_total", "Answers `match` drawn at random for review.", "gallery"
+        )
+        self.outliers = self._counter(
+            "vouch_outliers_total", "Queries flagged as out of distribution.", "gallery"
+        )
+        self.cache = self._counter("vouch_cache_total", "Look-ups in the cache.", "outcome")
+        self.single_flight_joins = self._counter(
+            "vouch_single_flight_joins_total",
+            "Queries that waited for the encoding of the same image for another.",
+            "gallery",
+        )
+        self.uncertainty_percentile = self._histogram(
+            "vouch_uncertainty_percentile",
+            "Percentile of uncertainty; flat as long as queries are like the calibration's.",
+            PERCENTILES,
+            "gallery",
+        )
+        self.outlier_p_value = self._histogram(
+            "vouch_outlier_p_value",
+            "Outlier p-value; flat as long as queries are like the calibration's.",
+            P_VALUES,
+            "gallery",
+        )
+
+    def _of_work(self) -> None:
+        self.batch_size = self._histogram(
+            "vouch_batch_size", "Images encoded together.", BATCH_SIZES, "gallery"
+        )
+        self.queue_seconds = self._histogram(
+            "vouch_queue_seconds",
+            "How long the first image of a batch waited for the encoder.",
+            QUEUE_SECONDS,
+            "gallery",
+        )
+        self.encoder_stops = self._counter(
+            "vouch_encoder_stops_total",
+            "Times the encoder stopped at work and was started again.",
+            "gallery",
+        )
+        self.decoders_lost = self._counter(
+            "vouch_decoders_lost_total",
+            "Processes that decoded images and had to be replaced.",
+        )
+        self.activations = self._counter(
+            "vouch_bundle_activations_total",
+            "Attempts to serve another bundle: activated, or refused; compacted by themselves.",
+            "gallery",
+            "outcome",
+        )
+
+        self.items_written = self._counter(
+            "vouch_items_written_total",
+            "Items put into galleries while they were served, and deleted.",
+            "gallery",
+            "change",
+        )
+
+    def _counter(self, name: str, said: str, *labels: str) -> Counter:
+        return Counter(name, said, labels, registry=self.registry)
+
+    def _gauge(self, name: str, said: str, *labels: str) -> Gauge:
+        return Gauge(name, said, labels, registry=self.registry)
+
+    def _histogram(self, name: str, said: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(name, said, labels, registry=self.registry, buckets=buckets)

@@ -1,0 +1,136 @@
+"""What is known of a request: its log line, metrics and trace are all made from this."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+UNMATCHED = "unmatched"
+"""In place of a route, for paths that lead nowhere."""
+
+LONGEST_PATH = 256
+"""Characters of a path in a log line: a client may put anything there, in any length."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRecord:
+    """One search of a request.
+
+    Attributes
+    ----------
+    verdict, cache, uncertainty_percentile, outlier_p_value, is_outlier : as answered.
+    seconds : of each stage, and ``total``.
+    ended_ns : when the answer was there, nanoseconds since 1970.
+    """
+
+    verdict: str
+    cache: str
+    uncertainty_percentile: float | None
+    outlier_p_value: float | None
+    is_outlier: bool
+    seconds: Mapping[str, float]
+    ended_ns: int
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """A request, and what became of it. It holds no header, no body and no query string.
+
+    Attributes
+    ----------
+    trace_id : of the trace that it belongs to, where traces are kept.
+    route : the pattern that its path matched.
+    status : 499 where the client did not wait.
+    gallery : that it was about; None where it named none that is served.
+    key_id, key_name : of the API key that let it in; never its secret.
+    code : of the problem that it ended with.
+    seconds : from its begin to its end.
+    """
+
+    request_id: str
+    method: str
+    path: str
+    started_ns: int = field(default_factory=time.time_ns)
+    trace_id: str | None = None
+    route: str = UNMATCHED
+    status: int = 500
+    gallery: str | None = None
+    key_id: str | None = None
+    key_name: str | None = None
+    code: str | None = None
+    seconds: float = 0.0
+    searches: list[SearchRecord] = field(default_factory=list)
+
+    def ids(self) -> dict[str, str]:
+        """What ties every log line of the request together."""
+        ids = {"request_id": self.request_id}
+        return ids if self.trace_id is None else ids | {"trace_id": self.trace_id}
+
+    def fields(self) -> dict[str, Any]:
+        """Of its access line; what is not known is left out."""
+        fields: dict[str, Any] = {
+            **self.ids(),
+            "method": self.method,
+            "path": self.path[:LONGEST_PATH],
+            "status": self.status,
+            "ms": round(1000 * self.seconds, 2),
+            "gallery": self.gallery,
+            "key": self.key_id,
+            "key_name": self.key_name,
+            "code": self.code,
+        }
+        if len(self.searches) == 1:
+            fields |= {"verdict": self.searches[0].verdict, "cache": self.searches[0].cache}
+        elif self.searches:
+            fields["verdicts"] = dict(Counter(search.verdict for search in self.searches))
+            fields["caches"] = dict(Counter(search.cache for search in self.searches))
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class Tracing(Protocol):
+    """Where traces go. Laws: neither method waits for a collector, `close` at most for a while."""
+
+    def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Callable[[], None]:
+        """Begin the trace of a request, in the trace of its caller; call the result at its end."""
+
+    async def close(self) -> None:
+        """Send what has not been sent, for as long as that may take."""
+
+
+_current: ContextVar[RequestRecord | None] = ContextVar("request", default=None)
+
+
+def current_record() -> RequestRecord | None:
+    """The request that is being worked on; None outside of any."""
+    return _current.get()
+
+
+@contextmanager
+def recorded(record: RequestRecord) -> Iterator[None]:
+    """Make ``record`` the current one; tasks that begin inside, and their threads, inherit it."""
+    token = _current.set(record)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """What one batch came to, for metrics.
+
+    Attributes
+    ----------
+    size : images encoded together.
+    waited_s : how long the first of them had waited.
+    stopped : whether the encoder stopped over them, or over others that it was given before.
+    """
+
+    size: int
+    waited_s: float
+    stopped: bool

@@ -1,0 +1,153 @@
+"""Traces for an OpenTelemetry collector: what one request spent its time on.
+
+The only room that knows OpenTelemetry, and imported only where `VOUCH_OTLP_ENDPOINT` names a
+collector. The tracer stays here instead of becoming the process's: frameworks that look for that
+one would add spans of their own, with the values of what was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from threading import Thread
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, StatusCode, format_trace_id, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from model_store.installation import installed_version
+from service.observability.records import UNMATCHED, RequestRecord, SearchRecord
+
+logger = logging.getLogger(__name__)
+
+TRACES_PATH = "/v1/traces"
+
+EXPORT_PATIENCE_S = 3.0
+"""For one batch of spans, repetitions included: past it the batch is dropped."""
+
+FLUSH_PATIENCE_S = 5.0
+"""For what has not been sent when the service ends; well within the 30 s that Docker gives it."""
+
+NOT_TRACED = {"/livez", "/readyz", "/metrics"}
+"""Asked for every few seconds by machines: a trace of them tells nothing and buries the others."""
+
+AFTER_ENCODING = ("search", "decide", "items")
+
+
+class OtlpTracing:
+    """Sends one trace a request to a collector, by OTLP over HTTP, from a thread of its own.
+
+    Spans wait in a bounded queue; where the collector is slow or gone, the oldest are dropped and
+    requests notice nothing. A caller's `traceparent` is continued, its decision to sample included;
+    `OTEL_*` variables set the sampler, headers for the collector and names of the resource.
+
+    Parameters
+    ----------
+    endpoint : base URL of the collector, such as ``http://collector:4318``.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        base = endpoint.rstrip("/").removesuffix(TRACES_PATH)
+        self._exporter = OTLPSpanExporter(f"{base}{TRACES_PATH}", timeout=EXPORT_PATIENCE_S)
+        ours = {"service.name": "vouch", "service.version": installed_version()}
+        resource = Resource.create(ours).merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        self._tracer = self._provider.get_tracer("vouch")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Callable[[], None]:
+        """Begin the trace of a request, in the trace of its caller; call the result at its end."""
+        if record.path in NOT_TRACED:
+            return lambda: None
+        names = ("traceparent", "tracestate")
+        carrier = {name: headers[name] for name in names if name in headers}
+        span = self._tracer.start_span(
+            record.method,
+            self._propagator.extract(carrier, Context()),
+            SpanKind.SERVER,
+            start_time=record.started_ns,
+        )
+        record.trace_id = format_trace_id(span.get_span_context().trace_id)
+        return lambda: self._end(span, record)
+
+    async def close(self) -> None:
+        """Send what has not been sent, for `FLUSH_PATIENCE_S` at most."""
+        # The SDK's own waiting has a bound of 30 s that cannot be changed.
+        closing = Thread(target=self._provider.shutdown, name="flush-spans", daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, FLUSH_PATIENCE_S)
+        if closing.is_alive():
+            logger.warning("the collector does not answer, its last spans are lost")
+            self._exporter.shutdown()  # type: ignore[no-untyped-call] # ends its repetitions
+
+    def _end(self, span: Span, record: RequestRecord) -> None:
+        if span.is_recording():
+            if record.route != UNMATCHED:
+                span.update_name(f"{record.method} {record.route}")
+            span.set_attributes(_attributes(record))
+            if record.status >= 500:
+                span.set_status(StatusCode.ERROR)
+            parent = set_span_in_context(span, Context())
+            for search in record.searches:
+                for stage, began_ns, ended_ns in stage_times(search):
+                    part = self._tracer.start_span(stage, parent, start_time=began_ns)
+                    part.end(ended_ns)
+        span.end(time.time_ns())
+
+
+def stage_times(search: SearchRecord) -> Iterator[tuple[str, int, int]]:
+    """Each stage of a search with its begin and end, nanoseconds since 1970.
+
+    Stages were measured by their lengths. They follow one another from the begin of the search, and
+    those after the encoding end with the answer; what lies between was waiting for a thread. A
+    search that joined the encoding of the same image for somebody else began in the middle of it:
+    `decode` and `encode` then begin before the search itself did.
+    """
+    lengths = {stage: round(1e9 * seconds) for stage, seconds in search.seconds.items()}
+    total = lengths.pop("total", sum(lengths.values()))
+    late = {stage: lengths.pop(stage) for stage in AFTER_ENCODING if stage in lengths}
+    at = search.ended_ns - total
+    if "cache" in lengths:
+        length = lengths.pop("cache")
+        yield "cache", at, at + length
+        at += length
+    found_at = search.ended_ns - sum(late.values())
+    at = min(at, found_at - sum(lengths.values()))
+    for stage, length in lengths.items():
+        yield stage, at, at + length
+        at += length
+    at = found_at
+    for stage, length in late.items():
+        yield stage, at, at + length
+        at += length
+
+
+def _attributes(record: RequestRecord) -> dict[str, AttributeValue]:
+    """What a span says of a request; nothing that a client made up."""
+    known: dict[str, AttributeValue | None] = {
+        "http.request.method": record.method,
+        "http.route": None if record.route == UNMATCHED else record.route,
+        "http.response.status_code": record.status,
+        "error.type": record.code,
+        "vouch.request_id": record.request_id,
+        "vouch.gallery": record.gallery,
+    }
+    if len(record.searches) == 1:
+        [search] = record.searches
+        known |= {
+            "vouch.verdict": search.verdict,
+            "vouch.cache": search.cache,
+            "vouch.uncertainty_percentile": search.uncertainty_percentile,
+            "vouch.outlier_p_value": search.outlier_p_value,
+        }
+    elif record.searches:
+        known["vouch.searches"] = len(record.searches)
+    return {name: value for name, value in known.items() if value is not None}

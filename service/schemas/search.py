@@ -1,0 +1,373 @@
+"""What is said of an uploaded image, and of what it is like."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
+
+from model_store.gallery.filters.grammar import MAX_BYTES
+from model_store.verdicts import Absence, FilterMeans, Level, Verdict
+from service.schemas.bundles import BundleState
+from service.schemas.galleries import EncoderState
+from service.schemas.items import ItemDetail
+from service.schemas.problems import Problem
+
+ShareOrigin = Literal["request", "key", "bundle", "estimated"]
+"""Who named a share of absent queries: the request, the caller's key, the gallery's owner, or
+nobody, so that it was estimated from the queries that were served."""
+
+OnUncertain = Literal["answer", "refuse"]
+"""Whether results are shown whatever the verdict, or only with verdict `match`."""
+
+Alpha = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        lt=1,
+        description="Share of ordinary queries that may be called out of distribution by "
+        "mistake; left out: what the gallery was calibrated with.",
+    ),
+]
+
+
+def _as_text(value: object) -> object:
+    """A filter as the text of its JSON, whether it came as that or as an object."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+
+
+FilterText = Annotated[str | None, BeforeValidator(_as_text)]
+
+FILTER_DESCRIPTION = (
+    'Which items may be found, as JSON: `{"label": "shoe", "year": {"gte": 2000}}`. Fields are '
+    "`id`, `label` and keys of the metadata, with dots into objects; a bare value means `eq`, the "
+    "other comparisons are `ne`, `in`, `gt`, `gte`, `lt`, `lte`, `has` (a list holds it) and "
+    "`exists`; `and`, `or` and `not` join filters. A filter restricts what is listed: match "
+    "probabilities are those of the whole gallery, see `filter_means`."
+)
+
+
+class ListOptions(BaseModel):
+    """Which items to list."""
+
+    limit: int = Field(10, ge=1, le=100, description="How many neighbours to return.")
+    filter: FilterText = Field(
+        None,
+        max_length=MAX_BYTES,
+        description=FILTER_DESCRIPTION,
+        examples=['{"label": "shoe", "year": {"gte": 2000}}'],
+    )
+    group_by: Literal["label"] | None = Field(
+        None, description="`label`: of each label the nearest item only, of the nearest 200 items."
+    )
+    duplicate_similarity: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Leave out items at least this similar to a nearer result, such as 0.98, of "
+        "the nearest 200 items.",
+    )
+
+
+class SearchOptions(ListOptions):
+    """How to search."""
+
+    alpha: Alpha = None
+    coverage: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Probability with which `result_set` shall hold a true match; left out: what "
+        "the gallery was calibrated with.",
+    )
+    expected_absent: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of the caller's queries that have no match in the gallery: all "
+        "probabilities and verdicts follow it. Left out: what the caller's key or the gallery's "
+        "owner says, else what is estimated from the queries that were served.",
+    )
+    source: str | None = Field(
+        None,
+        max_length=200,
+        description="Where the query comes from, one of the `sources` that the gallery was "
+        "calibrated with: promises are then those for queries from there.",
+    )
+    filter_means: FilterMeans = Field(
+        "show",
+        description="`show`: the filter says which items to list, and a match may not be among "
+        "them. `known`: the caller knows that a true match passes the filter, and probabilities "
+        "are conditioned on that.",
+    )
+    on_uncertain: OnUncertain = Field(
+        "answer", description="`refuse` leaves `results` empty unless the verdict is `match`."
+    )
+
+
+class SearchRequest(SearchOptions):
+    """A search with an image in base64."""
+
+    filter: Annotated[
+        FilterText,
+        WithJsonSchema(
+            {
+                "anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}],
+                "maxLength": MAX_BYTES,
+            }
+        ),
+    ] = Field(
+        None,
+        max_length=MAX_BYTES,
+        description=FILTER_DESCRIPTION,
+        examples=[{"label": "shoe", "year": {"gte": 2000}}],
+    )
+    image_base64: str = Field(
+        description="An image file in base64 (RFC 4648 section 4), alone or in a `data:` URI. URLs "
+        "are not fetched."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _holds_the_image(cls, value: object) -> object:
+        if isinstance(value, dict) and "image_base64" not in value:
+            raise ValueError(
+                "image_base64 is missing; URLs are not fetched: send the image file itself"
+            )
+        return value
+
+
+class Uncertainty(BaseModel):
+    """How spread the query's embedding is."""
+
+    value: float = Field(description="Spherical variance of the embedding, 0 (certain) to 1.")
+    percentile: float | None = Field(
+        description="Share of calibration queries that are less uncertain, in percent."
+    )
+    level: Level | None = Field(description="The percentile in a word.")
+    method: str = Field(description="The posterior the variance comes from.")
+
+
+class OutOfDistribution(BaseModel):
+    """Whether the query belongs to the world the encoder knows."""
+
+    flag: bool | None = Field(
+        description="p_value ≤ alpha; null where nothing is calibrated, or where no query could be "
+        "flagged at so small an alpha: see `reason`."
+    )
+    reason: str | None = Field(description="Why `alpha` cannot flag any query; else null.")
+    p_value: float | None = Field(
+        description="Share of ordinary queries that look at least as alien as this one."
+    )
+    alpha: float = Field(description="Share of ordinary queries that may be flagged by mistake.")
+    method: str
+
+
+class QueryImage(BaseModel):
+    """What was received."""
+
+    format: str
+    width: int
+    height: int
+    warnings: list[str]
+
+
+class Query(BaseModel):
+    """The query, before any neighbour is looked at."""
+
+    id: str = Field(description="Of the uploaded bytes; what feedback refers to.")
+    uncertainty: Uncertainty
+    ood: OutOfDistribution
+    image: QueryImage
+
+
+class Result(BaseModel):
+    """One ranked neighbour."""
+
+    rank: int
+    id: str
+    similarity: float = Field(description="Cosine, −1 to 1; larger is nearer. Orders the results.")
+    match_probability: float | None = Field(
+        description="Calibrated probability that the item is a true match; among results of one "
+        "label a closer one never has the lower."
+    )
+    match_probability_interval: tuple[float, float] | None = Field(
+        description="The two values of a Venn-Abers predictor, widened to hold the probability: "
+        "far apart where calibration queries like this one are few. No confidence interval."
+    )
+    rank_stability: float = Field(
+        description="Share of predictive samples under which the item is among the results, those "
+        "of earlier pages with them."
+    )
+    rank_confidence: float | None = Field(
+        description="Probability that the item is nearer to the query than the next one, given how "
+        "uncertain the query's embedding is; null for the gallery's last."
+    )
+    variance: float = Field(description="Of the item's embedding, relative to its squared norm.")
+    label: str | None
+    metadata: dict[str, Any]
+    thumbnail_url: str
+
+
+SizeClass = Literal["one", "few", "many"]
+
+
+class SetItem(BaseModel):
+    """An item of a result set."""
+
+    id: str
+    label: str | None
+
+
+class ResultSet(BaseModel):
+    """As few items as hold a true match with a stated probability.
+
+    Items of one label are right or wrong together: the nearest of each likely label stands for all.
+    Promised for queries that have a match in the gallery and are such as the gallery was calibrated
+    with, in nine of ten calibrations (exact binomial test); for one coverage chosen beforehand.
+    """
+
+    items: list[SetItem] = Field(description="Nearest first; some may stand below the results.")
+    coverage: float = Field(description="What was asked for.")
+    promised: bool = Field(
+        description="Whether one of them is a true match so often, whatever the query's label."
+    )
+    promised_for: list[SizeClass] = Field(
+        description="For queries of which labels it is promised: those with `one` item in the "
+        "gallery, a `few` (2 to 5), or `many`."
+    )
+    reason: str | None = Field(description="Why the coverage is not promised for all of them.")
+
+
+class AbsentShare(BaseModel):
+    """The share of queries without a match in the gallery that the probabilities are for."""
+
+    share: float
+    origin: ShareOrigin
+    basis: Absence = Field(
+        description="What stood for absent queries in calibration: `absent_labels`, images of "
+        "labels that were kept out of everything; `hidden_labels`, queries whose own label was "
+        "hidden, a stand-in; `hidden_trained_labels`, the same of an encoder that was trained on "
+        "these labels, which says little; `near_misses_of_views`, views of items with the item "
+        "hidden, which says little too."
+    )
+
+
+class SearchAnswer(BaseModel):
+    """The answer to one query."""
+
+    request_id: str
+    gallery: str
+    verdict: Verdict = Field(description="What a front end switches on.")
+    reason: str | None = Field(
+        description="Why the verdict is less than it could be: what the calibration does not "
+        "promise, and how many queries would do; else null."
+    )
+    no_match_probability: float | None = Field(
+        description="Probability that nothing in the gallery, or under a filter nothing that "
+        "passes it, is a true match: 1 − the sum over labels. Null without calibration."
+    )
+    absent: AbsentShare | None = Field(description="Null without calibration.")
+    query: Query
+    results: list[Result] = Field(
+        description="By similarity, equal ones by id; none where `on_uncertain=refuse` refused."
+    )
+    result_set: ResultSet | None = Field(
+        description="None where nothing is calibrated, or `on_uncertain=refuse` refused."
+    )
+    next_cursor: str | None = Field(
+        description="For `GET …/search/next`, while the service remembers the query; null where "
+        "there are no more candidates."
+    )
+    audit: bool = Field(
+        description="This answer was drawn at random for review: please say whether `results[0]` "
+        "is right, by `POST …/feedback`. Only what is said of such answers counts as the error "
+        "rate of `match`."
+    )
+    bundle: BundleState
+    cache: Literal["hit", "miss"]
+    timing_ms: dict[str, float]
+
+
+class QualityHint(BaseModel):
+    """One reason why a picture may be a poor query, for whoever holds the camera."""
+
+    code: str = Field(description="`too_small`, `too_dark`, `flat`, `blurred` or `extreme_aspect`.")
+    measure: str = Field(description="What was measured: a key of `measures`.")
+    value: float
+    advice: str = Field(description="One sentence on what to do.")
+
+
+class Quality(BaseModel):
+    """How good a picture it is, whatever it shows."""
+
+    hints: list[QualityHint] = Field(description="Only what is unusual for this gallery's queries.")
+    measures: dict[str, float]
+
+
+class AssessmentAnswer(BaseModel):
+    """What is said of a picture before anything is searched."""
+
+    request_id: str
+    gallery: str
+    query: Query
+    quality: Quality
+    bundle: BundleState
+
+
+class BatchItem(BaseModel):
+    """What became of one file of a batch: an answer, or a problem."""
+
+    index: int = Field(description="Its place among the files, from 0.")
+    file_name: str | None
+    status: int = Field(description="What a search with this file alone would have answered.")
+    answer: SearchAnswer | None
+    problem: Problem | None
+
+
+class BatchAnswer(BaseModel):
+    """The answers to several queries."""
+
+    request_id: str
+    gallery: str
+    items: list[BatchItem] = Field(description="One for each file, in the order of the files.")
+
+
+class SimilarAnswer(BaseModel):
+    """What is like an item of the gallery; the item itself is left out."""
+
+    request_id: str
+    gallery: str
+    item: ItemDetail
+    verdict: Verdict
+    reason: str = Field(description="Why there are no probabilities.")
+    uncertainty: Uncertainty = Field(description="Of the item's embedding.")
+    results: list[Result] = Field(description="By similarity, equal ones by id.")
+    bundle: BundleState
+    timing_ms: dict[str, float]
+
+
+class EmbeddingAnswer(BaseModel):
+    """An image's embedding as a distribution, for those who have a store of their own.
+
+    Before normalisation the embedding is Gaussian. Scaled to a mean of length 1 it is
+    N(`direction`, diag `variance`), and what is compared are its directions.
+    """
+
+    request_id: str
+    gallery: str
+    query: Query
+    direction: list[float] = Field(description="Unit vector, the mean's direction.")
+    variance: list[float] = Field(
+        description="Of each dimension, relative to the mean's squared norm."
+    )
+    concentration: float = Field(
+        description="κ of the von Mises-Fisher distribution with the same mean resultant length."
+    )
+    spherical_variance: float = Field(description="1 − mean resultant length: the uncertainty.")
+    outlier_score: float | None = Field(
+        description="Larger is more alien; null without calibration. Its p-value: `query.ood`."
+    )
+    encoder: EncoderState
+    bundle: BundleState

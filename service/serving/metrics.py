@@ -1,0 +1,123 @@
+"""What Prometheus is told of the galleries as they are at the moment it asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from service.encoding.cache import Cache
+from service.serving.registry import Galleries
+
+
+class GalleryMetrics(Collector):
+    """Looks at the galleries whenever metrics are read, so that nothing is told of one that went.
+
+    Read on the event loop only, as `/metrics` does.
+    """
+
+    def __init__(self, galleries: Galleries, cache: Cache) -> None:
+        self._galleries = galleries
+        self._cache = cache
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """The families, with nothing in them."""
+        yield from self._families().values()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The families, as things are now."""
+        families = self._families()
+        now = time.monotonic()
+        for engine in self._galleries.engines():
+            bundle, encoder = engine.bundle, engine.bundle.retriever.encoder
+            name = bundle.name
+            families["vouch_queue_length"].add_metric([name], engine.waiting)
+            families["vouch_drift_log_capital"].add_metric([name], engine.watch.drift.log_capital)
+            families["vouch_calibration_stale"].add_metric([name], engine.stale is not None)
+            absent = engine.absent_share
+            if absent is not None:
+                families["vouch_absent_share"].add_metric([name], absent.used)
+                if absent.estimated is not None:
+                    families["vouch_absent_share_estimated"].add_metric([name], absent.estimated)
+            audit = engine.watch.audit
+            if audit.watches:
+                families["vouch_audited_matches"].add_metric([name], audit.test.n)
+                families["vouch_audited_errors"].add_metric([name], audit.test.n_wrong)
+                families["vouch_error_log_evidence"].add_metric([name], audit.test.log_evidence)
+                families["vouch_error_alarm"].add_metric([name], audit.test.alarmed)
+            families["vouch_canary_age_seconds"].add_metric([name], now - engine.canary_at)
+            families["vouch_gallery_items"].add_metric([name], bundle.retriever.gallery.n_items)
+            families["vouch_pending_changes"].add_metric([name], bundle.n_pending)
+            families["vouch_bundle_info"].add_metric([name, bundle.manifest.id], 1)
+            identity = [name, encoder.fingerprint[:12], encoder.provider]
+            families["vouch_encoder_info"].add_metric(identity, 1)
+            for provider, ran in (encoder.placement or {}).items():
+                families["vouch_encoder_provider_share"].add_metric([name, provider], ran.share)
+        families["vouch_cache_info"].add_metric([self._cache.state], 1)
+        yield from families.values()
+
+    @staticmethod
+    def _families() -> dict[str, GaugeMetricFamily]:
+        families = (
+            ("vouch_queue_length", "Images that wait for the encoder.", ["gallery"]),
+            (
+                "vouch_drift_log_capital",
+                "Evidence that queries are not like the calibration's, nats; begins anew at 4.6.",
+                ["gallery"],
+            ),
+            (
+                "vouch_calibration_stale",
+                "1 where the calibration does not hold for what is served.",
+                ["gallery"],
+            ),
+            (
+                "vouch_absent_share",
+                "Share of queries without a match that is used unless a request or key names one.",
+                ["gallery"],
+            ),
+            (
+                "vouch_absent_share_estimated",
+                "That share as estimated from the queries that were served.",
+                ["gallery"],
+            ),
+            (
+                "vouch_audited_matches",
+                "Matches drawn at random for review that somebody spoke of.",
+                ["gallery"],
+            ),
+            ("vouch_audited_errors", "Of them are wrong.", ["gallery"]),
+            (
+                "vouch_error_log_evidence",
+                "Evidence that matches are wrong more often than accepted, nats; alarm at 4.6.",
+                ["gallery"],
+            ),
+            ("vouch_error_alarm", "1 where that evidence ever was so strong.", ["gallery"]),
+            (
+                "vouch_canary_age_seconds",
+                "Time since a gallery last encoded and searched a canary.",
+                ["gallery"],
+            ),
+            ("vouch_gallery_items", "Items that can be found.", ["gallery"]),
+            (
+                "vouch_pending_changes",
+                "Items that came after the base, through each of which every search goes.",
+                ["gallery"],
+            ),
+            ("vouch_bundle_info", "1, for the bundle that is served.", ["gallery", "bundle"]),
+            (
+                "vouch_encoder_info",
+                "1, for the encoder and the execution provider that really runs it.",
+                ["gallery", "encoder", "provider"],
+            ),
+            (
+                "vouch_encoder_provider_share",
+                "Share of the encoder's nodes that a provider ran, where there was a choice.",
+                ["gallery", "provider"],
+            ),
+            ("vouch_cache_info", "1, for the cache that is used, and its state.", ["state"]),
+        )
+        return {
+            name: GaugeMetricFamily(name, said, labels=labels) for name, said, labels in families
+        }

@@ -1,0 +1,147 @@
+"""What is asked of an engine, and what comes of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.bundles.bundle import Bundle
+from model_store.decision import Assessment, FilterMeans
+from model_store.gallery import Filter, Item
+from model_store.images.quality import QualityHint
+from model_store.predictive import Predictive
+from model_store.retriever import Answer
+from model_store.search import EVERYTHING, Diversity
+from service.schemas import QueryImage, ShareOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a search is to answer; None for what the gallery was calibrated with.
+
+    Attributes
+    ----------
+    limit : items to describe.
+    alpha : rate of false alarms of the outlier flag.
+    coverage : of the result set.
+    where : which items may be found.
+    diversity : which are not listed because a nearer one stands for them.
+    expected_absent : share of queries without a match among the caller's, as the request says.
+    of_key : the same as the caller's key says.
+    source : where the query comes from.
+    filter_means : whether the caller knows that a true match passes ``where``.
+    """
+
+    limit: int
+    alpha: float | None = None
+    coverage: float | None = None
+    where: Filter | None = None
+    diversity: Diversity = EVERYTHING
+    expected_absent: float | None = None
+    of_key: float | None = None
+    source: str | None = None
+    filter_means: FilterMeans = "show"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An uploaded picture, decoded and embedded.
+
+    Attributes
+    ----------
+    query_id : hash of the uploaded bytes.
+    image, predictive : what is known of the picture.
+    cache : whether that was known before.
+    seconds : of each stage.
+    """
+
+    query_id: str
+    image: QueryImage
+    predictive: Predictive
+    cache: Literal["hit", "miss"]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An answer, and how it came about.
+
+    Attributes
+    ----------
+    query_id : hash of the uploaded bytes.
+    share_origin : who named the share of absent queries that the probabilities are for.
+    seconds : of each stage, in their order, and ``total``.
+    audit : whether the answer was drawn at random for review.
+    at_ns : when the answer was there, nanoseconds since 1970.
+    """
+
+    query_id: str
+    image: QueryImage
+    answer: Answer
+    share_origin: ShareOrigin
+    cache: Literal["hit", "miss"]
+    seconds: dict[str, float]
+    audit: bool = False
+    at_ns: int = field(default_factory=time.time_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Assessed:
+    """A picture looked at, and nothing searched."""
+
+    query_id: str
+    image: QueryImage
+    measures: NDArray[np.float64]
+    hints: list[QualityHint]
+    predictive: Predictive
+    assessment: Assessment
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A picture's embedding, and nothing searched."""
+
+    query_id: str
+    image: QueryImage
+    predictive: Predictive
+    assessment: Assessment
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
+class Similar:
+    """What is like an item, and how long it took."""
+
+    item: Item
+    answer: Answer
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some items of a gallery, by id.
+
+    Attributes
+    ----------
+    last : row of the last of them, where more come after it.
+    """
+
+    items: list[Item]
+    last: int | None
+
+
+def page_of(bundle: Bundle, after: int | None, limit: int) -> Page:
+    """At most ``limit`` items by id, from the one after the row ``after`` on."""
+    gallery = bundle.retriever.gallery
+    if after is not None and after >= gallery.n_rows and bundle.live is not None:
+        gallery = bundle.live.refresh()  # another replica was asked first, and is ahead
+    if after is not None and after >= gallery.n_rows:
+        return Page([], None)
+    rows = gallery.page(after, limit + 1)  # one more, to see whether there is one
+    shown = rows[:limit]
+    return Page(gallery.items(shown), int(shown[-1]) if len(rows) > limit else None)

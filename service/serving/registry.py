@@ -1,0 +1,387 @@
+"""The galleries that are served; each can be exchanged for another bundle while it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from model_store.bundles.bundle import Bundle
+from model_store.bundles.compaction import Compaction
+from model_store.bundles.directory import bundle_ids, previous_id
+from model_store.errors import (
+    ActivationRefused,
+    BundleNotFound,
+    GalleryNotFound,
+    GallerySuperseded,
+    NotReady,
+    StorageBusy,
+    VouchError,
+)
+from model_store.gallery import Delete, Retry, Upsert, Written
+from service.serving.current_bundle import Switched, named_by, persist
+from service.serving.engine import SearchEngine
+from service.serving.health import STALE_AFTER_PERIODS, send_canary
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OpenBundle = Callable[[Path], Bundle]
+StartEngine = Callable[[Bundle], Awaitable[SearchEngine]]
+
+
+@dataclass(eq=False, slots=True)
+class _Served:
+    """An engine, and how many requests are at work with it."""
+
+    engine: SearchEngine
+    leases: int = 0
+    retired: bool = False
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Galleries:
+    """Engines by the name of their gallery.
+
+    A request works with the engine it was given to its end, whatever is activated meanwhile: no
+    answer is made of two bundles. An engine is closed when the last request has returned it.
+
+    Parameters
+    ----------
+    open_bundle : a bundle's directory to a bundle that is verified and open.
+    start : an open bundle to an engine that has answered a canary.
+    period_s : between canaries, and between looks at `CURRENT`.
+    observe : told of every attempt to serve another bundle: its gallery, `activated` or `refused`.
+    compact_after : changes of a gallery after which it is compacted; 0: never by itself.
+    """
+
+    def __init__(
+        self,
+        open_bundle: OpenBundle,
+        start: StartEngine,
+        period_s: float,
+        observe: Callable[[str, str], None] = lambda _gallery, _outcome: None,
+        compact_after: int = 0,
+    ) -> None:
+        self._open_bundle = open_bundle
+        self._start = start
+        self._period_s = period_s
+        self._observe = observe
+        self._compact_after = compact_after
+        self._served: dict[str, _Served] = {}
+        self._previous: dict[str, str] = {}
+        self._switching = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._passed_over: dict[str, str | None] = {}  # what `CURRENT` names, and is not followed
+        self.refused: dict[str, str] = {}
+
+    async def add(self, bundle: Bundle) -> None:
+        """Serve a bundle."""
+        self._served[bundle.name] = _Served(await self._start(bundle))
+
+    def engines(self) -> list[SearchEngine]:
+        """What is served now, by name."""
+        return [self._served[name].engine for name in sorted(self._served)]
+
+    @asynccontextmanager
+    async def lease(self, name: str) -> AsyncIterator[SearchEngine]:
+        """The engine of a gallery, open until it is returned.
+
+        It finds whatever was acknowledged before this, by this process or another.
+
+        Raises
+        ------
+        GalleryNotFound
+        StorageFailed : what was written to the gallery cannot be read.
+        """
+        served = self._find(name)
+        served.leases += 1
+        try:
+            await served.engine.catch_up()
+            yield served.engine.pinned()
+        finally:
+            served.leases -= 1
+            self._close_if_done_with(served)
+
+    def bundles(self, name: str) -> list[str]:
+        """Ids of the bundles that could be activated, oldest first; the one served is among them.
+
+        Raises
+        ------
+        GalleryNotFound
+        """
+        bundle = self._find(name).engine.bundle
+        return [bundle.manifest.id] if bundle.root is None else bundle_ids(bundle.root)
+
+    async def activate(self, name: str, bundle_id: str, *, follow: bool = False) -> Switched:
+        """Serve another bundle of the gallery from now on, and have `CURRENT` name it.
+
+        To ``follow`` `CURRENT` is to serve what it names, if it still does when its turn comes.
+
+        Nothing is exchanged before the new engine has answered a canary: whatever is wrong with the
+        new bundle, the old one is served on. Once begun it is brought to its end, whether the
+        caller waits for it or not: a large bundle may take longer to open than a request may last.
+
+        Raises
+        ------
+        GalleryNotFound, BundleNotFound
+        ActivationRefused : there is only one bundle, or the new one cannot be served.
+        """
+        return await asyncio.shield(self._spawn(self._activate(name, bundle_id, follow=follow)))
+
+    async def _activate(self, name: str, bundle_id: str, *, follow: bool) -> Switched:
+        async with self._switching:
+            served = self._find(name)
+            now = served.engine.bundle
+            root = now.root
+            if follow and root and await asyncio.to_thread(named_by, root) != bundle_id:
+                if self._passed_over.get(name) == bundle_id:  # it was not tried
+                    del self._passed_over[name]
+                return Switched(now.manifest.id, now.manifest.id, persisted=True)
+            try:
+                directory = self._directory(now, bundle_id)
+                opened = None if bundle_id == now.manifest.id else await self._open(now, directory)
+            except VouchError:
+                self._observe(name, "refused")
+                raise
+            persisted = follow or await asyncio.to_thread(persist, directory)
+            if not persisted:  # then `CURRENT` is overruled, not followed
+                self._passed_over[name] = await asyncio.to_thread(named_by, directory.parent)
+            if opened is not None:
+                self._exchange(name, opened)
+            return Switched(bundle_id, now.manifest.id, persisted)
+
+    def _exchange(self, name: str, opened: SearchEngine) -> None:
+        """Serve another engine from now on; the one before ends when nobody uses it any more."""
+        served, bundle_id = self._served[name], opened.bundle.manifest.id
+        before = served.engine.bundle.manifest.id
+        self._served[name] = _Served(opened)
+        self._previous[name] = before
+        served.retired = True
+        self._close_if_done_with(served)
+        fields = {"gallery": name, "bundle": bundle_id, "before": before}
+        logger.info("bundle activated", extra={"fields": fields})
+        self._observe(name, "activated")
+
+    async def commit(
+        self,
+        name: str,
+        writes: Sequence[Upsert | Delete],
+        retry: Retry | None,
+        told: Callable[[list[Written]], str],
+    ) -> str:
+        """Change the gallery; see `LiveGallery.commit`. Whoever searches afterwards finds it.
+
+        Once begun it is brought to its end, whether the caller waits for it or not.
+
+        Raises
+        ------
+        ItemNotFound, WriteError : nothing was changed.
+        """
+        return await asyncio.shield(self._spawn(self._commit(name, writes, retry, told)))
+
+    async def _commit(
+        self,
+        name: str,
+        writes: Sequence[Upsert | Delete],
+        retry: Retry | None,
+        told: Callable[[list[Written]], str],
+    ) -> str:
+        served = self._find(name)
+        bundle = served.engine.bundle
+        live = bundle.require_live()
+        try:
+            async with served.writing:  # not on a thread: they are few
+                outcome = await asyncio.to_thread(live.commit, writes, retry, told)
+        except GallerySuperseded:
+            root = bundle.root
+            if root is not None and self._find(name) is served and name not in self.refused:
+                named = await asyncio.to_thread(named_by, root)
+                if named is not None:  # the first of several opens it, the others wait for that
+                    await self._follow(name, named)
+            raise
+        await served.engine.renew()
+        return outcome
+
+    async def compact(self, name: str) -> Switched:
+        """Serve a new bundle of what is served now and its changes; once begun it is ended.
+
+        Raises
+        ------
+        GalleryNotFound
+        ActivationRefused : the new bundle cannot be served.
+        WriteError : nothing was changed.
+        """
+        return await asyncio.shield(self._spawn(self._compact(name)))
+
+    async def _compact(self, name: str) -> Switched:
+        async with self._switching:
+            served = self._find(name)
+            now = served.engine.bundle
+            live, root, before = now.require_log(), now.root, now.manifest.id
+            if root is None or now.version == await asyncio.to_thread(live.log.start):
+                return Switched(before, before, persisted=True)
+            with Compaction(root, now.manifest, live) as compaction:
+                opened = await self._open(now, await asyncio.to_thread(compaction.prepare))
+                try:
+                    # Who writes waits, and finds the new engine.
+                    async with served.writing:
+                        await asyncio.to_thread(compaction.take_over)
+                        await opened.renew()
+                        self._exchange(name, opened)
+                except BaseException:
+                    await opened.close()
+                    raise
+            return Switched(opened.bundle.manifest.id, before, persisted=True)
+
+    async def rollback(self, name: str) -> Switched:
+        """Serve the bundle again that was served before.
+
+        Raises
+        ------
+        GalleryNotFound
+        ActivationRefused : nothing was served before, or it cannot be served any more.
+        """
+        root = self._find(name).engine.bundle.root
+        before = self._previous.get(name) or (None if root is None else previous_id(root))
+        if before is None:
+            raise ActivationRefused(
+                f"Nothing was served as {name!r} before that could be gone back to."
+            )
+        return await self.activate(name, before)
+
+    async def watch(self) -> None:
+        """Send canaries and follow each `CURRENT`, for ever."""
+        while True:
+            await asyncio.sleep(self._period_s)
+            for engine in self.engines():
+                self._spawn(send_canary(engine, STALE_AFTER_PERIODS * self._period_s))
+                self._spawn(engine.watch.keep())
+                if engine.bundle.root is not None:
+                    named = await asyncio.to_thread(named_by, engine.bundle.root)
+                    self._consider(engine.bundle.name, named)
+                    self._spawn(self._look_after(engine))
+
+    async def _look_after(self, engine: SearchEngine) -> None:
+        """Hear of what others have written, and compact what has become much."""
+        name = engine.bundle.name
+        try:
+            await engine.renew()
+            if 0 < self._compact_after <= engine.bundle.n_pending and not self._switching.locked():
+                await self.compact(name)
+                self._observe(name, "compacted")
+        except (GallerySuperseded, StorageBusy) as error:  # another process compacts it
+            logger.info(str(error), extra={"fields": {"gallery": name}})
+        except VouchError as error:
+            fields = {"gallery": name, "reason": str(error)}
+            logger.error("changes not looked after", extra={"fields": fields})  # noqa: TRY400
+
+    def require_ready(self) -> None:
+        """Raise `NotReady` unless every gallery has answered a canary lately."""
+        oldest = time.monotonic() - STALE_AFTER_PERIODS * self._period_s
+        silent = [
+            engine.bundle.name
+            for engine in self.engines()
+            if not engine.running or engine.canary_at < oldest
+        ]
+        if silent:
+            raise NotReady(
+                f"No canary was answered lately by: {', '.join(silent)}. The encoder is being "
+                "started again, or the service is overloaded; the log says which."
+            )
+
+    async def close(self) -> None:
+        """Close every engine."""
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for served in self._served.values():
+            await served.engine.close()
+
+    def _find(self, name: str) -> _Served:
+        found = self._served.get(name)
+        if found is None:
+            names = ", ".join(sorted(self._served))
+            raise GalleryNotFound(f"There is no gallery {name!r} here. Served: {names}.")
+        return found
+
+    def _consider(self, name: str, named: str | None) -> None:
+        """Follow `CURRENT` to the bundle that it names, unless that was tried or overruled."""
+        if named is None:
+            return
+        if named == self._find(name).engine.bundle.manifest.id:
+            self._passed_over.pop(name, None)
+            self.refused.pop(name, None)
+        elif named != self._passed_over.get(name):
+            self._passed_over[name] = named
+            # Beside the canaries: while a bundle is opened the old one stays ready.
+            self._spawn(self._follow(name, named))
+
+    async def _follow(self, name: str, bundle_id: str) -> None:
+        try:
+            await self.activate(name, bundle_id, follow=True)
+            self.refused.pop(name, None)
+        except VouchError as error:
+            self.refused[name] = str(error)
+            fields = {"gallery": name, "bundle": bundle_id, "reason": str(error)}
+            logger.error("bundle refused", extra={"fields": fields})  # noqa: TRY400 - said
+
+    async def _open(self, now: Bundle, directory: Path) -> SearchEngine:
+        try:
+            opened = await asyncio.to_thread(self._open_within, directory)
+        except VouchError as error:
+            raise ActivationRefused(
+                f"The bundle {directory.name} cannot be served, so the present one is served on. "
+                f"{error}"
+            ) from error
+        if opened.name != now.name:
+            opened.retriever.encoder.close()
+            raise ActivationRefused(
+                f"The bundle {directory.name} holds the gallery {opened.name!r}, not {now.name!r}. "
+                "Publish it into a directory of its own."
+            )
+        try:
+            return await self._start(opened)
+        except VouchError as error:
+            raise ActivationRefused(
+                f"The bundle {directory.name} opens, but did not answer a canary: {error}"
+            ) from error
+
+    def _open_within(self, directory: Path) -> Bundle:
+        """Open a bundle of a directory of bundles, with the changes of its gallery."""
+        opened = self._open_bundle(directory)
+        try:
+            return opened.within(directory.parent)
+        except VouchError:
+            opened.retriever.encoder.close()
+            raise
+
+    @staticmethod
+    def _directory(now: Bundle, bundle_id: str) -> Path:
+        if now.root is None:
+            raise ActivationRefused(
+                f"The gallery {now.name!r} is served from one bundle. To exchange it, start the "
+                "service with the directory that holds its bundles."
+            )
+        if bundle_id not in bundle_ids(now.root):
+            raise BundleNotFound(
+                f"There is no bundle {bundle_id!r} of the gallery {now.name!r} here. Publish it "
+                "with `vouch-build publish`."
+            )
+        return now.root / bundle_id
+
+    def _close_if_done_with(self, served: _Served) -> None:
+        if served.retired and served.leases == 0:
+            self._spawn(served.engine.close())
+
+    def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,39 @@
+"""What all engines of a service share."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from model_store.feedback import FeedbackLog
+from service.decoding.decoder import Decoder
+from service.encoding.cache import Cache
+from service.observability.metrics import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What all engines of a service share.
+
+    Attributes
+    ----------
+    cache : of predictive distributions.
+    decoder : turns uploads into the encoder's input, where they harm nothing else.
+    executor : threads that search and decide.
+    telemetry : where numbers go.
+    max_batch : images encoded at once at most.
+    max_batch_pixels : their pixels at most, at the encoder's input size.
+    pad_batches : see `MicroBatcher`.
+    feedback : keeps what users say of matches, and what is watched.
+    audit_share : of matches to draw for review, where feedback is kept.
+    """
+
+    cache: Cache
+    decoder: Decoder
+    executor: Executor
+    telemetry: Telemetry
+    max_batch: int = 1
+    max_batch_pixels: int = 4_000_000
+    pad_batches: bool = False
+    feedback: FeedbackLog | None = None
+    audit_share: float = 0.0

@@ -1,0 +1,99 @@
+"""What a gallery's engine watches while it answers.
+
+Drift of queries, errors of matches, and the share of queries that have none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable
+
+from model_store.bundles.bundle import Bundle
+from model_store.drift_states import DriftStates, SavedDrift
+from model_store.feedback import FeedbackLog
+from model_store.retriever import Answer
+from service.serving.absent_share import AbsentShareWatch
+from service.serving.audit import Audit
+from service.serving.drift import DriftWatch
+
+logger = logging.getLogger(__name__)
+
+
+class Watch:
+    """Drift and errors of one bundle, kept in the feedback's file where there is one.
+
+    Nothing of it is written while a query is answered: `keep` is called every few seconds, and at
+    the end. What a crash loses are the queries since.
+
+    Parameters
+    ----------
+    log : keeps feedback; without one drift is kept in memory only, and nothing is drawn.
+    audit_share : share of matches to draw for review.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        log: FeedbackLog | None = None,
+        audit_share: float = 0.0,
+    ) -> None:
+        calibration = bundle.retriever.calibration
+        self._bundle_id = bundle.manifest.id
+        self._states = None if log is None else DriftStates(log.path)
+        self._keeping = asyncio.Lock()
+        self.drift = DriftWatch(calibration)
+        self.absent = None if calibration is None else AbsentShareWatch(calibration)
+        self.audit = Audit(self._bundle_id, calibration, log, audit_share)
+
+    @property
+    def reason(self) -> str | None:
+        """Why the calibration does not hold for what is served; None while it does."""
+        return self.drift.reason or self.audit.reason
+
+    def searched(self, query_id: str, answer: Answer) -> None:
+        """Take notice of a query, each picture once."""
+        if self.drift.observe(query_id, answer.predictive.outlier_score) and self.absent:
+            self.absent.observe(answer.decision)
+
+    def answered(self, query_id: str, answer: Answer) -> bool:
+        """Take notice of an answer; returns whether it is drawn for review."""
+        drawn = answer.decision.verdict == "match" and self.audit.draws(query_id)
+        if drawn:
+            self.audit.ask(query_id, answer.matches[0].item.id)
+        return drawn
+
+    async def restore(self) -> None:
+        """Go on from what was kept before a restart."""
+        await asyncio.to_thread(self._try_to, self._restore)
+
+    async def hear(self) -> None:
+        """Hear of reviews."""
+        async with self._keeping:
+            await asyncio.to_thread(self._try_to, self.audit.keep)
+
+    async def keep(self) -> None:
+        """Write what was seen since it was written last, and hear of reviews."""
+        async with self._keeping:
+            seen = self.drift.unsaved()
+            await asyncio.to_thread(self._try_to, lambda: self._keep(seen))
+
+    def _restore(self) -> None:
+        kept = None if self._states is None else self._states.load(self._bundle_id)
+        if kept is not None:
+            self.drift.restore(kept)
+        self.audit.keep()
+
+    def _keep(self, seen: SavedDrift | None) -> None:
+        if self._states is not None and seen is not None:
+            self._states.save(self._bundle_id, seen)
+        self.audit.keep()
+
+    def _try_to(self, work: Callable[[], None]) -> None:
+        """Do what queries can be answered without."""
+        try:
+            work()
+        except (sqlite3.Error, OSError) as error:
+            fields = {"bundle": self._bundle_id, "reason": str(error)}
+            logger.error("drift and reviews not kept", extra={"fields": fields})  # noqa: TRY400
