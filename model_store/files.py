@@ -1,9 +1,16 @@
-"""Files that survive a crash."""
+"""Files that survive a crash, and locks between processes."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock
+
+PARTIAL = ".partial"
+"""Suffix of files that are not finished: one that is found later was left by a crash."""
 
 
 def flush(path: Path) -> None:
@@ -13,3 +20,29 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a file beside ``path`` to write, which takes its place at the end.
+
+    After a crash at any moment ``path`` is as before or whole. An error inside leaves it as before,
+    and nothing beside it.
+    """
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    try:
+        yield partial
+        flush(partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    flush(path.parent)
+
+
+def lock_between_processes(path: Path) -> FileLock:
+    """Return a lock on the file ``path`` that one process at a time holds; the file stays.
+
+    The kernel lets go of it however the process ends. It belongs to the object, not to a thread.
+    """
+    return FileLock(path, mode=0o600, thread_local=False)

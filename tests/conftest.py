@@ -1,20 +1,31 @@
-"""What all tests share: a real bundle, built once, and the place of the real data."""
+"""What all tests share: a real bundle, built once, and the place of the real data.
+
+Nothing here imports torch before a test needs it: most tests need neither torch nor a bundle.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from index_builder.configuration.build import BuildConfig, load_config
-from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import build_all
+from model_store.bundles.directory import locate
 from model_store.bundles.manifest import MANIFEST_FILE, Manifest, SampleQuery
 from model_store.bundles.publish import publish
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
+from model_store.files import lock_between_processes
+
+ROOT = Path(__file__).parents[1]
+BUILT = ROOT / "build" / "tests"
+"""What earlier runs of the suite have built, by what it was built from."""
+
+LIBRARIES = ("torch", "onnx", "numpy", "scipy", "scikit-learn", "faiss-cpu", "pillow")
 
 
 @pytest.fixture(scope="session")
@@ -30,18 +41,49 @@ def digits_config() -> BuildConfig:
 
 
 @pytest.fixture(scope="session")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory behind `digits_bundle`: checkpoint and posterior."""
-    return tmp_path_factory.mktemp("run")
+def built_digits(digits_config: BuildConfig) -> Path:
+    """The folder with the run and the bundles of `digits_config`; it is shared, so only read it.
+
+    It is built again only when code, libraries or configuration are others than when it was built.
+    """
+    folder = BUILT / _built_from(digits_config)
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with lock_between_processes(BUILT / "lock"):  # several processes run the suite
+        if not folder.exists():
+            from index_builder.pipeline.run import Run
+            from index_builder.pipeline.steps import build_all
+
+            for old in BUILT.glob("[0-9a-f]*"):
+                shutil.rmtree(old)
+            making = BUILT / "making"
+            shutil.rmtree(making, ignore_errors=True)
+            build_all(digits_config, Run(making / "run"), making / "bundles")
+            making.rename(folder)
+    return folder
+
+
+def _built_from(config: BuildConfig) -> str:
+    digest = hashlib.sha256(config.model_dump_json().encode())
+    for package in ("index_builder", "model_store"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    for library in LIBRARIES:
+        digest.update(f"{library} {version(library)}".encode())
+    return digest.hexdigest()[:16]
 
 
 @pytest.fixture(scope="session")
-def digits_bundle(
-    digits_config: BuildConfig, digits_run: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def digits_run(built_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory behind `digits_bundle`: checkpoint and posterior."""
+    run = tmp_path_factory.mktemp("run") / "run"
+    return Path(shutil.copytree(built_digits / "run", run))
+
+
+@pytest.fixture(scope="session")
+def digits_bundle(built_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A published bundle of scikit-learn's digits. Copy it before damaging it."""
-    bundle, _ = build_all(digits_config, Run(digits_run), tmp_path_factory.mktemp("bundles"))
-    return bundle
+    bundles = tmp_path_factory.mktemp("bundles") / "bundles"
+    return locate(Path(shutil.copytree(built_digits / "bundles", bundles)))
 
 
 @pytest.fixture(scope="session")

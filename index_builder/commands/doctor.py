@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import json
 import os
@@ -15,14 +14,16 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 import numpy as np
+from filelock import Timeout
 
 from index_builder.configuration.milvus import milvus_access
 from index_builder.indexing.shards import ShardStore
-from index_builder.indexing.workdir import Work
+from index_builder.indexing.workdir import LOCK_FILE, Work
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import CURRENT_FILE, bundle_ids, current_id
 from model_store.bundles.manifest import MANIFEST_FILE
 from model_store.errors import VouchError
+from model_store.files import lock_between_processes
 from model_store.installation import how_to_install
 from model_store.processors import usable_processors
 
@@ -248,14 +249,15 @@ def _run(work: Work) -> Iterator[Finding]:
 
 
 def _is_occupied(work: Work) -> bool:
-    try:
-        with (work.directory / "lock").open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
+    if not (work.directory / LOCK_FILE).exists():
         return False
-    return False
+    try:
+        with lock_between_processes(work.directory / LOCK_FILE).acquire(blocking=False):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # somebody else's, whom we may not ask
+        return False
 
 
 def _shards(store: ShardStore, n_blocks: int) -> tuple[int, int]:

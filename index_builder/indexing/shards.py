@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -21,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.indexing.blocks import Block, Failure
+from model_store.files import replacing
 from model_store.gallery import Thumbnail
 
 _LENGTH = struct.Struct("<Q")
 _HASH_BYTES = 32
-_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +120,8 @@ class ShardStore:
 
     def write(self, shard: Shard) -> None:
         """Keep ``shard``: on the disk before it has its name, so that it is whole or not there."""
-        path = self._path(shard.number)
-        partial = path.with_suffix(_PARTIAL)
-        with partial.open("wb") as file:
-            file.write(shard.to_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with replacing(self._path(shard.number)) as partial:
+            partial.write_bytes(shard.to_bytes())
 
     def find(self, block: Block, digest: str) -> Shard | None:
         """The shard of ``block``; None where it is to be made, again or for the first time.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -10,8 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import Timeout
+
 from index_builder.indexing.shards import ShardStore
 from model_store.errors import OutputError, RunInUse
+from model_store.files import lock_between_processes
+
+LOCK_FILE = "lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +103,13 @@ def occupied(directory: Path) -> Iterator[Work]:
     """
     with writing(f"the run directory {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / "lock").open("w")
-    with lock:  # the kernel lets go of it however the process ends
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            held = lock_between_processes(directory / LOCK_FILE).acquire(blocking=False)
+        except Timeout as error:
             raise RunInUse(
                 f"Another process works in {directory}. Wait for it to end, or name another --run."
             ) from error
+    with held:
         yield Work(directory)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from model_store.encoder.contract import INPUT_NAME, METADATA_KEY, OUTPUT_NAMES, EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ParityError
+from model_store.files import replacing
 
 OPSET = 18
 """Of ONNX; every ONNX Runtime since 1.14 has it."""
@@ -68,18 +69,16 @@ def export_encoder(
         file = optimizer.optimize(onnx.load(traced))
     _strip_traces(file)
     onnx.helper.set_model_props(file, {METADATA_KEY: metadata.to_json()})
-    staged = path.with_suffix(".partial")
-    staged.write_bytes(file.SerializeToString(deterministic=True))
-    differences = parity(encoder, OnnxEncoder(staged, provider="cpu"), images)
-    for name, difference in differences.items():
-        if not difference <= PARITY_TOLERANCES[name]:
-            staged.unlink()
-            raise ParityError(
-                f"{name} of the exported encoder differs from the trained one's by "
-                f"{difference:.2e} of its largest value; at most {PARITY_TOLERANCES[name]:.0e} is "
-                "accepted. Nothing was written."
-            )
-    staged.rename(path)
+    with replacing(path) as staged:
+        staged.write_bytes(file.SerializeToString(deterministic=True))
+        differences = parity(encoder, OnnxEncoder(staged, provider="cpu"), images)
+        for name, difference in differences.items():
+            if not difference <= PARITY_TOLERANCES[name]:
+                raise ParityError(
+                    f"{name} of the exported encoder differs from the trained one's by "
+                    f"{difference:.2e} of its largest value; at most {PARITY_TOLERANCES[name]:.0e} "
+                    "is accepted. Nothing was written."
+                )
     return max(differences.values())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from index_builder.reproduction.methods import METHODS, configured
 from index_builder.reproduction.protocols import load_protocol
 from index_builder.reproduction.resources import machine, measured
 from model_store.errors import BuildError, ConfigError
+from model_store.files import lock_between_processes, replacing
 from model_store.processors import usable_processors
 
 DECISION = "vouch"
@@ -182,8 +182,7 @@ def _measure(plan: Plan, method: str, seed: int) -> Outcome:
 def _alone_in(run: Run) -> Iterator[None]:
     """Wait until no other process builds in ``run``: methods share encoders."""
     run.directory.mkdir(parents=True, exist_ok=True)
-    with (run.directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock_between_processes(run.directory / "lock"):
         yield
 
 
@@ -274,6 +273,5 @@ def _require_same_settings(plan: Plan) -> None:
 def _write(path: Path, content: Cell) -> None:
     """By one rename, so that an interrupted cell leaves nothing that looks finished."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".partial")
-    write_json(unfinished, content)
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        write_json(unfinished, content)

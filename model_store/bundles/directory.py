@@ -6,7 +6,7 @@ from pathlib import Path
 
 from model_store.bundles.manifest import MANIFEST_FILE
 from model_store.errors import BundleNotFound
-from model_store.files import flush
+from model_store.files import replacing
 
 CURRENT_FILE = "CURRENT"
 PREVIOUS_FILE = "PREVIOUS"
@@ -70,8 +70,5 @@ def _read_pointer(pointer: Path) -> str | None:
 
 
 def _write_pointer(pointer: Path, bundle_id: str) -> None:
-    staged = pointer.with_name(f".{pointer.name}.partial")
-    staged.write_text(bundle_id + "\n", encoding="ascii")
-    flush(staged)
-    staged.replace(pointer)
-    flush(pointer.parent)
+    with replacing(pointer) as staged:
+        staged.write_text(bundle_id + "\n", encoding="ascii")

@@ -1,0 +1,72 @@
+"""Files are whole or as before, and one process at a time holds a lock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import Timeout
+
+from model_store.files import lock_between_processes, replacing
+
+
+class TestReplacing:
+    def test_a_file_takes_its_place_when_it_is_finished(self, tmp_path: Path) -> None:
+        target = tmp_path / "pointer"
+        target.write_text("before")
+        with replacing(target) as draft:
+            draft.write_text("after")
+            assert target.read_text() == "before"
+        assert target.read_text() == "after"
+        assert [path.name for path in tmp_path.iterdir()] == ["pointer"]
+
+    def test_an_error_leaves_it_as_before_and_nothing_beside_it(self, tmp_path: Path) -> None:
+        target = tmp_path / "pointer"
+        target.write_text("before")
+        with pytest.raises(ZeroDivisionError), replacing(target) as draft:  # noqa: PT012 - all of it
+            draft.write_text("half")
+            raise ZeroDivisionError
+        assert target.read_text() == "before"
+        assert [path.name for path in tmp_path.iterdir()] == ["pointer"]
+
+    def test_content_is_on_the_disk_before_it_has_its_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        target, seen = tmp_path / "pointer", list[bool]()
+        fsync = os.fsync
+
+        def noting(descriptor: int) -> None:
+            seen.append(target.exists())
+            fsync(descriptor)
+
+        monkeypatch.setattr("model_store.files.os.fsync", noting)
+        with replacing(target) as draft:
+            draft.write_text("content")
+        assert seen == [False, True]  # the file, then the directory that names it
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from model_store.files import lock_between_processes
+with lock_between_processes(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(Timeout):
+            lock_between_processes(path).acquire(blocking=False)
+        holder.kill()
+        holder.wait()
+        with lock_between_processes(path).acquire(timeout=10):
+            pass
