@@ -9,7 +9,7 @@
 
 `blocks` says what travels together, `preparing` turns files into the encoder's input,
 `embedding` the input into a shard, `shards` keeps it; `decoders` and `engines` overlap the work, on
-one machine or on a Ray cluster (`ray_engine`); `assembly` makes the gallery of the shards,
+one machine or on a Ray cluster (`ray_engine`); `assemble` makes the gallery of the shards,
 `reports` say what is not in it; `work` is the directory that all of this lies in, `run` fills it,
 and `collections` is the way in: a collection to a bundle; `calibrating` makes queries of the
 collection's own images. `dry_run` looks and embeds nothing. `gallery` indexes the images of a

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from index_builder.configuration.milvus import milvus_access
 from index_builder.indexing.holding_out import note_groups, note_held_out
-from index_builder.indexing.shards import ShardStore
+from index_builder.indexing.shards import Position, ShardStore
 from index_builder.indexing.workdir import Work
 from index_builder.progress import track
 from model_store.encoder.contract import Embeddings
@@ -25,31 +22,26 @@ from model_store.gallery import (
     IndexSettings,
     NewItem,
     Thumbnail,
-    write_faiss_gallery,
-    write_milvus_gallery,
+    write_faiss_parts,
+    write_milvus_parts,
 )
+from model_store.gallery.protocol import AT_ONCE, Part
 
 _SCHEMA = """
 CREATE TABLE embedded (
-  id TEXT PRIMARY KEY, shard INTEGER NOT NULL, place INTEGER NOT NULL, hash TEXT NOT NULL,
-  media_type TEXT NOT NULL, start INTEGER NOT NULL, stop INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE items (
-  row INTEGER PRIMARY KEY, id TEXT NOT NULL, label TEXT, metadata TEXT NOT NULL,
-  shard INTEGER NOT NULL, place INTEGER NOT NULL, media_type TEXT NOT NULL,
+  id TEXT PRIMARY KEY, hash TEXT NOT NULL, media_type TEXT NOT NULL,
+  shard INTEGER NOT NULL, mean INTEGER NOT NULL, variance INTEGER NOT NULL,
   start INTEGER NOT NULL, stop INTEGER NOT NULL
-);
+) WITHOUT ROWID;
 """
 
-_SORTED = """
-INSERT INTO items
-SELECT row_number() OVER (ORDER BY id) - 1, id, label, metadata, shard, place, media_type,
-  start, stop
-FROM entries JOIN embedded USING (id) WHERE id NOT IN (SELECT id FROM held_out) ORDER BY id
-"""
+_OF_GALLERY = "FROM entries JOIN embedded USING (id) WHERE id NOT IN (SELECT id FROM held_out)"
+IDS_OF_GALLERY = f"SELECT id {_OF_GALLERY}"
+"""SQL for the ids of the gallery's items, in a catalogue after `assemble`."""
 
-_CHUNK = 256
-"""Items that are fetched together by who reads them in order."""
+_BY_ID = f"""
+SELECT id, label, metadata, media_type, shard, mean, variance, start, stop {_OF_GALLERY} ORDER BY id
+"""
 
 
 def assemble(
@@ -77,43 +69,28 @@ def assemble(
     DatasetError : no image could be embedded, or one is more than Milvus takes.
     GalleryUnavailable : Milvus does not answer.
     """
-    for directory in (work.assembly, work.bundle):
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir()
+    shutil.rmtree(work.bundle, ignore_errors=True)
+    work.bundle.mkdir()
     connection = sqlite3.connect(work.catalogue)
     try:
-        n_items = _sorted_items(connection, work.store, n_blocks, n_held_out)
+        n_items = _note_embedded(connection, work.store, n_blocks, n_held_out)
         if n_items == 0:
             raise DatasetError(
                 f"None of the images could be embedded; {work.quarantine} says why of each."
             )
-        mean, variance = (
-            _array(work.assembly / name, (n_items, dim)) for name in ("mean.npy", "variance.npy")
-        )
-        for shard in track(work.store.all(n_blocks), "assembling", n_blocks):
-            rows, places = _rows_of(connection, shard.number)
-            mean[rows], variance[rows] = shard.mean[places], shard.variance[places]
-        features = np.empty((n_items, 0), dtype=np.float32)
-        items = StoredItems(connection, work.store, n_items)
-        embeddings = Embeddings(mean, variance, features)
+        shape = n_items, dim
+        parts = partial(_parts, connection, work.store, shape)
         try:
             if milvus_uri is None:
-                write_faiss_gallery(work.bundle, embeddings, items, fingerprint, settings)
+                write_faiss_parts(work.bundle, shape, parts(), fingerprint, settings)
             else:
-                write_milvus_gallery(
-                    work.bundle,
-                    embeddings,
-                    items,
-                    fingerprint,
-                    milvus_uri,
-                    settings,
-                    milvus_access(),
+                write_milvus_parts(
+                    work.bundle, shape, parts, fingerprint, milvus_uri, settings, milvus_access()
                 )
         except RuntimeError as error:  # as which FAISS reports a full disk
             raise OSError(str(error)) from error
     finally:
         connection.close()
-    shutil.rmtree(work.assembly)
     return n_items
 
 
@@ -131,99 +108,40 @@ def duplicates(catalogue: Path) -> Iterator[tuple[str, list[str]]]:
         connection.close()
 
 
-class StoredItems(Sequence[NewItem]):
-    """The items of a gallery in the making, in its order, each read when it is asked for."""
-
-    def __init__(self, connection: sqlite3.Connection, store: ShardStore, n_items: int) -> None:
-        self._connection = connection
-        self._store = store
-        self._n_items = n_items
-        self._chunk = lru_cache(maxsize=4)(self._read_chunk)
-
-    def __len__(self) -> int:
-        return self._n_items
-
-    @overload
-    def __getitem__(self, row: int) -> NewItem: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[NewItem]: ...
-    def __getitem__(self, row: int | slice) -> NewItem | list[NewItem]:
-        if isinstance(row, slice):
-            return [self[one] for one in range(*row.indices(len(self)))]
-        if not -len(self) <= row < len(self):
-            raise IndexError(row)
-        number, place = divmod(row % len(self), _CHUNK)
-        return self._chunk(number)[place]
-
-    def _read_chunk(self, number: int) -> list[NewItem]:
-        rows = self._connection.execute(
-            "SELECT id, label, metadata, shard, media_type, start, stop FROM items"
-            " WHERE row >= ? AND row < ? ORDER BY row",
-            (number * _CHUNK, (number + 1) * _CHUNK),
-        )
-        return [
-            NewItem(
-                name,
-                label,
-                json.loads(metadata),
-                Thumbnail(self._store.part(shard, start, stop), media_type),
-            )
-            for name, label, metadata, shard, media_type, start, stop in rows
-        ]
-
-
-def _sorted_items(
+def _note_embedded(
     connection: sqlite3.Connection, store: ShardStore, n_blocks: int, n_held_out: int
 ) -> int:
-    """Note where everything is, in the order of the ids."""
-    connection.executescript(
-        f"PRAGMA journal_mode = OFF; DROP TABLE IF EXISTS embedded;"
-        f" DROP TABLE IF EXISTS items; {_SCHEMA}"
-    )
+    """Verify every shard and note where everything is; return how many items the gallery has."""
+    connection.executescript(f"PRAGMA journal_mode = OFF; DROP TABLE IF EXISTS embedded; {_SCHEMA}")
     with connection:
         for shard in store.all(n_blocks):
-            places = range(len(shard.ids))
             connection.executemany(
-                "INSERT INTO embedded VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO embedded VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (
-                        shard.ids[place],
-                        shard.number,
-                        place,
-                        shard.hashes[place],
-                        shard.thumbnails[place].media_type,
-                        *shard.bounds[place : place + 2],
+                    (name, content, thumbnail.media_type, *position)
+                    for name, content, thumbnail, position in zip(
+                        shard.ids, shard.hashes, shard.thumbnails, shard.positions, strict=True
                     )
-                    for place in places
                 ],
             )
         if n_held_out:
             note_groups(connection, store, n_blocks)
         note_held_out(connection, n_held_out)
-        connection.execute(_SORTED)
-        connection.execute("CREATE INDEX by_shard ON items (shard, place)")
-    (n_items,) = connection.execute("SELECT count(*) FROM items").fetchone()
+    (n_items,) = connection.execute(f"SELECT count(*) {_OF_GALLERY}").fetchone()
     return int(n_items)
 
 
-def _rows_of(
-    connection: sqlite3.Connection, shard: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of the gallery that a shard holds the images of, and their places in the shard."""
-    found = connection.execute("SELECT row, place FROM items WHERE shard = ?", (shard,)).fetchall()
-    rows, places = np.array(found, dtype=np.int64).reshape(-1, 2).T
-    return rows, places
-
-
-def _array(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
-    """An array in a file, whose space is taken at once.
-
-    A page of a mapped file that finds no space when it is written ends the process.
-    """
-    with path.open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        file.flush()
-        os.posix_fallocate(file.fileno(), 0, file.tell() + 4 * shape[0] * shape[1])
-    array: NDArray[np.float32] = np.load(path, mmap_mode="r+")
-    return array
+def _parts(
+    connection: sqlite3.Connection, store: ShardStore, shape: tuple[int, int]
+) -> Iterator[Part]:
+    """Read embeddings and items in the order of the gallery, some at a time."""
+    n_items, dim = shape
+    found = connection.execute(_BY_ID)
+    for _ in track(range(0, n_items, AT_ONCE), "assembling", -(-n_items // AT_ONCE)):
+        rows = found.fetchmany(AT_ONCE)
+        mean, variance, pictures = store.gather([Position(*row[4:]) for row in rows], dim)
+        items = [
+            NewItem(name, label, json.loads(metadata), Thumbnail(picture, media_type))
+            for (name, label, metadata, media_type, *_), picture in zip(rows, pictures, strict=True)
+        ]
+        yield Embeddings(mean, variance, np.empty((len(items), 0), np.float32)), items

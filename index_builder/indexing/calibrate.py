@@ -22,6 +22,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
 from index_builder.datasets.views import views
+from index_builder.indexing.assemble import IDS_OF_GALLERY
 from index_builder.indexing.blocks import Place
 from index_builder.indexing.catalogue import Catalogue
 from index_builder.indexing.prepare import read_again
@@ -108,12 +109,12 @@ def _some_of_the_gallery(
     connection: sqlite3.Connection, seed: int, *, labelled: bool
 ) -> LabelledImages:
     """Images of the gallery, with a label where there are any, in random order."""
-    wanted = "WHERE label IS NOT NULL" if labelled else ""
-    found = connection.execute(f"SELECT row FROM items {wanted} ORDER BY row")  # noqa: S608
-    rows = np.random.default_rng(seed).permutation([row for (row,) in found])
-    query = f"SELECT {_COLUMNS} FROM items JOIN entries USING (id){_GROUPS} WHERE row = ?"  # noqa: S608
-    chosen = rows[:N_DETECTOR_IMAGES].tolist()
-    return _images(connection.execute(query, (row,)).fetchone() for row in chosen)
+    wanted = "AND label IS NOT NULL" if labelled else ""
+    names = [name for (name,) in connection.execute(f"{IDS_OF_GALLERY} {wanted} ORDER BY id")]
+    order = np.random.default_rng(seed).permutation(len(names))
+    query = f"SELECT {_COLUMNS} FROM entries{_GROUPS} WHERE id = ?"  # noqa: S608
+    chosen = [names[place] for place in order[:N_DETECTOR_IMAGES].tolist()]
+    return _images(connection.execute(query, (name,)).fetchone() for name in chosen)
 
 
 def _images(entries: Iterable[tuple[Any, ...]]) -> LabelledImages:

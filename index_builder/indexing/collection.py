@@ -282,7 +282,7 @@ def _published(
     retriever = open_parts(work.bundle, "cpu", milvus=milvus_access())
     index = index_description(work.bundle)
     manifest = describe(retriever, index, indexing.name, indexing.description)
-    bundle = publish(work.bundle, manifest, indexing.bundles)
+    bundle = publish(work.bundle, manifest, indexing.bundles, keep=False)
     n_bad = len(progress.failures)
     return Outcome(
         bundle, n_items, progress.n_kept, n_bad, n_copies, others, n_held_out, calibration

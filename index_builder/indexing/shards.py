@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,16 @@ from model_store.gallery import Thumbnail
 
 _LENGTH = struct.Struct("<Q")
 _HASH_BYTES = 32
+
+
+class Position(NamedTuple):
+    """A shard's number, and bytes of its file: of a mean, a variance, a thumbnail and its end."""
+
+    shard: int
+    mean: int
+    variance: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +51,7 @@ class Shard:
     thumbnails : n of them.
     hashes : n SHA-256 of what the images were read from.
     failures : by id, of the images that are left out.
-    bounds : n + 1 bytes of the file between which the thumbnails lie, where it was read from one.
+    positions : where in the file each of them lies, where it was read from one.
     """
 
     number: int
@@ -50,7 +62,7 @@ class Shard:
     thumbnails: tuple[Thumbnail, ...]
     hashes: tuple[str, ...]
     failures: Mapping[str, Failure]
-    bounds: tuple[int, ...] = ()
+    positions: tuple[Position, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The file's content."""
@@ -90,10 +102,14 @@ class Shard:
         (length,) = _LENGTH.unpack_from(content)
         start = _LENGTH.size + length
         header = json.loads(bytes(content[_LENGTH.size : start]))
-        shape = (len(header["ids"]), header["dim"])
-        n_values = shape[0] * shape[1]
-        values = np.frombuffer(content, "<f4", 2 * n_values, start).reshape(2, *shape)
-        bounds = tuple(accumulate(header["sizes"], initial=_HASH_BYTES + start + 8 * n_values))
+        n, dim = shape = (len(header["ids"]), header["dim"])
+        values = np.frombuffer(content, "<f4", 2 * n * dim, start).reshape(2, *shape)
+        first = _HASH_BYTES + start
+        bounds = pairwise(accumulate(header["sizes"], initial=first + 8 * n * dim))
+        positions = tuple(
+            Position(header["number"], at, at + 4 * n * dim, *thumbnail)
+            for at, thumbnail in zip(count(first, 4 * dim), bounds, strict=False)
+        )
         return cls(
             header["number"],
             header["digest"],
@@ -101,14 +117,12 @@ class Shard:
             values[0],
             values[1],
             tuple(
-                Thumbnail(data[begin:end], media_type)
-                for (begin, end), media_type in zip(
-                    pairwise(bounds), header["media_types"], strict=True
-                )
+                Thumbnail(data[one.start : one.stop], media_type)
+                for one, media_type in zip(positions, header["media_types"], strict=True)
             ),
             tuple(header["hashes"]),
             {name: Failure(**why) for name, why in header["failures"].items()},
-            bounds,
+            positions,
         )
 
 
@@ -149,11 +163,29 @@ class ShardStore:
         """Every shard of ``n_blocks`` blocks, in order."""
         return map(self.read, range(n_blocks))
 
-    def part(self, number: int, start: int, end: int) -> bytes:
-        """Bytes of the shard of that number, as `Shard.bounds` tells them."""
-        with self._path(number).open("rb") as file:
-            file.seek(start)
-            return file.read(end - start)
+    def gather(
+        self, positions: Sequence[Position], dim: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[bytes]]:
+        """Return means (n, D), variances (n, D) and thumbnails at n ``positions``.
+
+        Each shard is opened once. Checksums are not verified: `read` has done so.
+        """
+        mean, variance = np.empty((2, len(positions), dim), np.float32)
+        pictures = [b""] * len(positions)
+        by_shard: dict[int, list[int]] = {}
+        for row, position in enumerate(positions):
+            by_shard.setdefault(position.shard, []).append(row)
+        for number, rows in by_shard.items():
+            with (
+                self._path(number).open("rb") as file,
+                mmap(file.fileno(), 0, access=ACCESS_READ) as content,
+            ):
+                for row in rows:
+                    at = positions[row]
+                    mean[row] = np.frombuffer(content, "<f4", dim, at.mean)
+                    variance[row] = np.frombuffer(content, "<f4", dim, at.variance)
+                    pictures[row] = content[at.start : at.stop]
+        return mean, variance, pictures
 
     def _path(self, number: int) -> Path:
         return self.directory / f"{number:08d}.shard"

@@ -32,7 +32,6 @@ class Work:
       held_out.jsonl    ids of images that are queries to calibrate with, and not in the gallery
       catalogue.sqlite  the source's entries, read anew by every run
       shards/           what is embedded; see `index_builder.indexing.shards`
-      assembly/         the gallery in the making, begun anew by every run
       bundle/           the bundle in the making
     """
 
@@ -64,11 +63,6 @@ class Work:
         return self.directory / "catalogue.sqlite"
 
     @property
-    def assembly(self) -> Path:
-        """The gallery in the making."""
-        return self.directory / "assembly"
-
-    @property
     def bundle(self) -> Path:
         """The bundle in the making."""
         return self.directory / "bundle"
@@ -86,7 +80,7 @@ class Work:
 
     def clear(self) -> None:
         """Remove everything but the reports."""
-        for directory in (self.store.directory, self.assembly, self.bundle):
+        for directory in (self.store.directory, self.bundle):
             shutil.rmtree(directory, ignore_errors=True)
         for path in (self.catalogue, self.directory / "source.tar"):
             path.unlink(missing_ok=True)

@@ -11,12 +11,17 @@ from model_store.bundles.manifest import MANIFEST_FILE, Manifest, describe_file,
 from model_store.files import flush
 
 
-def publish(staging: Path, manifest: Manifest, root: Path) -> Path:
-    """Make a bundle of a copy of ``staging`` in ``root``, and point ``root/CURRENT`` at it.
+def publish(staging: Path, manifest: Manifest, root: Path, *, keep: bool = True) -> Path:
+    """Make a bundle of ``staging`` in ``root``, and point ``root/CURRENT`` at it.
 
-    The copy is complete and on the disk before one rename gives it its name, so that a crash at any
-    moment leaves either no bundle or a whole one; ``staging`` may lie on another file system. Where
-    the same bundle is already there, nothing is copied.
+    It is complete and on the disk before one rename gives it its name, so that a crash at any
+    moment leaves either no bundle or a whole one. Where the same bundle is already there, nothing
+    is written.
+
+    Parameters
+    ----------
+    keep : whether ``staging`` stays; what need not stay is moved, unless ``root`` is on another
+        file system.
 
     Returns
     -------
@@ -25,9 +30,13 @@ def publish(staging: Path, manifest: Manifest, root: Path) -> Path:
     complete = described(staging, manifest)
     target = root / complete.id
     if not target.exists():
+        root.mkdir(parents=True, exist_ok=True)
         partial = root / f".{complete.id}.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(staging, partial)
+        if keep or staging.stat().st_dev != root.stat().st_dev:
+            shutil.copytree(staging, partial)
+        else:
+            staging.rename(partial)
         become_bundle(partial, complete)
     activate(root, complete.id)
     return target

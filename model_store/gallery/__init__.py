@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from model_store.gallery.milvus.collection import MilvusAccess
     from model_store.gallery.milvus.gallery import MilvusGallery
     from model_store.gallery.milvus.live import MilvusLive
-    from model_store.gallery.milvus.writer import write_milvus_gallery
+    from model_store.gallery.milvus.writer import write_milvus_gallery, write_milvus_parts
     from model_store.gallery.opening import open_gallery
     from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
     from model_store.gallery.writable import Delete, Retry, Upsert, Vector, Writable, Written
@@ -45,7 +45,7 @@ _PLACES = {
     "milvus.collection": ("MilvusAccess",),
     "milvus.gallery": ("MilvusGallery",),
     "milvus.live": ("MilvusLive",),
-    "milvus.writer": ("write_milvus_gallery",),
+    "milvus.writer": ("write_milvus_gallery", "write_milvus_parts"),
     "opening": ("open_gallery",),
     "protocol": (
         "Candidates",
@@ -102,4 +102,5 @@ __all__ = [
     "write_faiss_gallery",
     "write_faiss_parts",
     "write_milvus_gallery",
+    "write_milvus_parts",
 ]

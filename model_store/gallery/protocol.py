@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.encoder.contract import Embeddings
 from model_store.gallery.filters.grammar import Filter
 
 
@@ -37,6 +38,32 @@ class NewItem:
     label: str | None
     metadata: Mapping[str, Any]
     thumbnail: Thumbnail
+
+
+Part = tuple[Embeddings, Sequence[NewItem]]
+"""Some of a gallery's items with their embeddings, in the order of the ids."""
+
+AT_ONCE = 1_000
+"""Items of a part: with their pictures some megabytes."""
+
+
+def in_parts(embeddings: Embeddings, items: Sequence[NewItem]) -> Iterator[Part]:
+    """Yield items and their embeddings in the order of the ids, part by part.
+
+    Raises
+    ------
+    ValueError : lengths differ or ids repeat.
+    """
+    if len(items) != len(embeddings):
+        raise ValueError(f"{len(items)} items and {len(embeddings)} embeddings, wanted as many")
+    if len({item.id for item in items}) != len(items):
+        raise ValueError("item ids repeat; each item needs an id of its own")
+    order = sorted(range(len(items)), key=lambda row: items[row].id)
+    nothing = embeddings.features[:0]
+    for start in range(0, len(order), AT_ONCE):
+        rows = order[start : start + AT_ONCE]
+        part = Embeddings(embeddings.mean[rows], embeddings.variance[rows], nothing)
+        yield part, [items[row] for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,16 +50,16 @@ class ItemsWriter:
 
     def add(self, items: Iterable[NewItem]) -> None:
         """Write the next items."""
-        for row, item in enumerate(items, start=len(self._codes)):
-            self._connection.execute(
-                "INSERT INTO items VALUES (?, ?, ?, ?)",
-                (row, item.id, item.label, metadata_json(item.metadata)),
-            )
-            self._connection.execute(
-                "INSERT INTO thumbnails VALUES (?, ?, ?)",
-                (row, item.thumbnail.media_type, item.thumbnail.data),
-            )
-            self._codes.append(self._seen.setdefault(item.label, len(self._seen)))
+        added = list(enumerate(items, start=len(self._codes)))
+        self._connection.executemany(
+            "INSERT INTO items VALUES (?, ?, ?, ?)",
+            ((row, item.id, item.label, metadata_json(item.metadata)) for row, item in added),
+        )
+        self._connection.executemany(
+            "INSERT INTO thumbnails VALUES (?, ?, ?)",
+            ((row, item.thumbnail.media_type, item.thumbnail.data) for row, item in added),
+        )
+        self._codes.extend(self._seen.setdefault(item.label, len(self._seen)) for _, item in added)
 
     def label_codes(self) -> NDArray[np.int32]:
         """Place of each item's label among the sorted ones, (N,), -1 where it has none."""

@@ -17,13 +17,8 @@ from model_store.gallery.files.variances import NORMS_FILE, VarianceWriter
 from model_store.gallery.index.build import IndexReport, build_index
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexPlan, IndexSettings, plan_index
 from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE
-from model_store.gallery.protocol import NewItem
+from model_store.gallery.protocol import NewItem, Part, in_parts
 from model_store.sphere import unit_direction
-
-AT_ONCE = 1_000
-"""Items of a part: with their pictures some megabytes."""
-
-Part = tuple[Embeddings, Sequence[NewItem]]
 
 
 def write_faiss_gallery(
@@ -57,22 +52,11 @@ def write_faiss_gallery(
     ValueError : lengths differ or ids repeat.
     ConfigError : no index is small or good enough for the settings.
     """
-    if len(items) != len(embeddings):
-        raise ValueError(f"{len(items)} items and {len(embeddings)} embeddings, wanted as many")
-    if len({item.id for item in items}) != len(items):
-        raise ValueError("item ids repeat; each item needs an id of its own")
-    order = sorted(range(len(items)), key=lambda row: items[row].id)
-    rows = (order[start : start + AT_ONCE] for start in range(0, len(order), AT_ONCE))
-    nothing = embeddings.features[:0]
-    parts = (
-        (
-            Embeddings(embeddings.mean[part], embeddings.variance[part], nothing),
-            [items[row] for row in part],
-        )
-        for part in rows
+    n_items, dim = embeddings.mean.shape
+    parts = in_parts(embeddings, items)
+    return write_faiss_parts(
+        directory, (n_items, dim), parts, encoder_fingerprint, settings, n_changed
     )
-    shape = len(items), embeddings.mean.shape[1]
-    return write_faiss_parts(directory, shape, parts, encoder_fingerprint, settings, n_changed)
 
 
 def write_faiss_parts(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from model_store.gallery.milvus.collection import (
 )
 from model_store.gallery.milvus.entities import write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
-from model_store.gallery.protocol import NewItem
+from model_store.gallery.protocol import NewItem, Part, in_parts
 from model_store.sphere import unit_direction
 
 PATIENCE_S = 3_600.0
@@ -84,41 +85,59 @@ def write_milvus_gallery(
     DatasetError : an item is more than Milvus takes.
     GalleryUnavailable : Milvus does not answer.
     """
-    if len(items) != len(embeddings):
-        raise ValueError(f"{len(items)} items and {len(embeddings)} embeddings, wanted as many")
-    if len({item.id for item in items}) != len(items):
-        raise ValueError("item ids repeat; each item needs an id of its own")
-    order = sorted(range(len(items)), key=lambda row: items[row].id)
-    mean = np.ascontiguousarray(embeddings.mean[order], dtype=np.float32)
-    variance = np.ascontiguousarray(embeddings.variance[order], dtype=np.float32)
-    kind, parameters = _plan(mean, settings)
+    n_items, dim = embeddings.mean.shape
+    parts = partial(in_parts, embeddings, items)
+    return write_milvus_parts(
+        directory, (n_items, dim), parts, encoder_fingerprint, uri, settings, access
+    )
+
+
+def write_milvus_parts(
+    directory: Path,
+    shape: tuple[int, int],
+    parts: Callable[[], Iterable[Part]],
+    encoder_fingerprint: str,
+    uri: str,
+    settings: IndexSettings = DEFAULT_SETTINGS,
+    access: MilvusAccess = NO_ACCESS,
+) -> MilvusDescription:
+    """Write a gallery whose items come in parts; see `write_milvus_gallery`.
+
+    Parameters
+    ----------
+    shape : (N, D), of all parts together.
+    parts : begins anew with each call: the collection is named by what is in them, so they are
+        read once before they are written.
+    """
+    kind, parameters = _plan(shape, settings)
+    named = _read_through(parts(), shape, f"{encoder_fingerprint}:{kind}:{shape}:")
     described = MilvusDescription(
         uri=require_bare(uri),
-        collection=_name(items, order, mean, variance, encoder_fingerprint, kind),
+        collection=named.collection,
         encoder=encoder_fingerprint,
-        n_items=len(items),
-        dim=mean.shape[1],
-        labels=sorted({item.label for item in items if item.label is not None}),
+        n_items=shape[0],
+        dim=shape[1],
+        labels=named.labels,
         index={"type": kind, "parameters": {}, "recall_at_10": 1.0, "n_queries": 0},
     )
     collection = Collection(described.collection, access, uri)
     try:
         if not _is_whole(collection):
-            _write(collection, described, items, order, mean, variance, parameters)
+            _write(collection, described, parts(), parameters)
     finally:
         collection.close()
     described.save(directory)
     if kind != "FLAT":
-        described = _tuned(directory, described, unit_direction(mean), settings, access)
+        described = _tuned(directory, described, named.directions, settings, access)
         described.save(directory)
     return described
 
 
-def _plan(mean: NDArray[np.float32], settings: IndexSettings) -> tuple[str, dict[str, int]]:
+def _plan(shape: tuple[int, int], settings: IndexSettings) -> tuple[str, dict[str, int]]:
     """Milvus's name of the index, and what it is built with."""
     wanted = settings.kind
     if wanted == "auto":
-        wanted = "flat" if mean.nbytes <= EXACT_BYTES else "hnsw"
+        wanted = "flat" if 4 * shape[0] * shape[1] <= EXACT_BYTES else "hnsw"
     if wanted not in _TYPES:
         raise ConfigError(
             f"index.kind = {wanted!r} is not for Milvus; wanted auto, {', '.join(_TYPES)}."
@@ -126,28 +145,37 @@ def _plan(mean: NDArray[np.float32], settings: IndexSettings) -> tuple[str, dict
     parameters = {
         "flat": {},
         "hnsw": {"M": HNSW_LINKS, "efConstruction": 200},
-        "ivf_sq8": {"nlist": lists_for(len(mean))},
+        "ivf_sq8": {"nlist": lists_for(shape[0])},
     }
     return _TYPES[wanted], parameters[wanted]
 
 
-def _name(
-    items: Sequence[NewItem],
-    order: Sequence[int],
-    mean: NDArray[np.float32],
-    variance: NDArray[np.float32],
-    encoder_fingerprint: str,
-    kind: str,
-) -> str:
-    """A name that says everything that is written."""
-    digest = hashlib.sha256(f"{encoder_fingerprint}:{kind}:{mean.shape}:".encode())
-    digest.update(mean.tobytes())
-    digest.update(variance.tobytes())
-    for item in map(items.__getitem__, order):
-        known = [item.id, item.label, metadata_json(item.metadata), item.thumbnail.media_type]
-        digest.update(json.dumps(known).encode())
-        digest.update(hashlib.sha256(item.thumbnail.data).digest())
-    return f"vouch_{digest.hexdigest()[:24]}"
+@dataclass(frozen=True, slots=True)
+class _ReadThrough:
+    """A name that says everything that is written, the labels sorted, and directions (N, D)."""
+
+    collection: str
+    labels: list[str]
+    directions: NDArray[np.float32]
+
+
+def _read_through(parts: Iterable[Part], shape: tuple[int, int], prefix: str) -> _ReadThrough:
+    digest = hashlib.sha256(prefix.encode())
+    labels: set[str] = set()
+    directions = np.empty(shape, np.float32)
+    start = 0
+    for embeddings, items in parts:
+        mean = np.ascontiguousarray(embeddings.mean, dtype=np.float32)
+        directions[start : start + len(items)] = unit_direction(mean)
+        start += len(items)
+        digest.update(mean.tobytes())
+        digest.update(np.ascontiguousarray(embeddings.variance, dtype=np.float32).tobytes())
+        for item in items:
+            known = [item.id, item.label, metadata_json(item.metadata), item.thumbnail.media_type]
+            digest.update(json.dumps(known).encode())
+            digest.update(hashlib.sha256(item.thumbnail.data).digest())
+        labels |= {item.label for item in items if item.label is not None}
+    return _ReadThrough(f"vouch_{digest.hexdigest()[:24]}", sorted(labels), directions)
 
 
 def _is_whole(collection: Collection) -> bool:
@@ -157,25 +185,26 @@ def _is_whole(collection: Collection) -> bool:
 def _write(
     collection: Collection,
     described: MilvusDescription,
-    items: Sequence[NewItem],
-    order: Sequence[int],
-    mean: NDArray[np.float32],
-    variance: NDArray[np.float32],
+    parts: Iterable[Part],
     parameters: Mapping[str, int],
 ) -> None:
     collection.ask("drop_collection")  # what is left of one that was not written to its end
     collection.create(described.dim, described.encoder)
     waiting: list[dict[str, Any]] = []
-    n_bytes = 0
-    for row, item in enumerate(map(items.__getitem__, order)):
-        waiting.append(write_entity(row, item, mean[row], variance[row]))
-        n_bytes += 12 * described.dim + len(waiting[-1]["thumbnail"]) + 2_000
-        if n_bytes > WRITTEN_BYTES or row == len(items) - 1:
-            collection.ask("insert", waiting, timeout=PATIENCE_S)
-            waiting, n_bytes = [], 0
+    n_written = n_bytes = 0
+    for embeddings, items in parts:
+        mean = embeddings.mean.astype(np.float32)
+        variance = embeddings.variance.astype(np.float32)
+        for place, item in enumerate(items):
+            waiting.append(write_entity(n_written, item, mean[place], variance[place]))
+            n_written += 1
+            n_bytes += 12 * described.dim + len(waiting[-1]["thumbnail"]) + 2_000
+            if n_bytes > WRITTEN_BYTES or n_written == described.n_items:
+                collection.ask("insert", waiting, timeout=PATIENCE_S)
+                waiting, n_bytes = [], 0
     collection.ask("flush", timeout=PATIENCE_S)
     collection.build_index(described.index["type"], parameters, PATIENCE_S)
-    collection.ask("alter_collection_properties", {COMPLETE_PROPERTY: str(len(items))})
+    collection.ask("alter_collection_properties", {COMPLETE_PROPERTY: str(described.n_items)})
     collection.ask("load_collection", timeout=PATIENCE_S)
 
 
