@@ -24,10 +24,10 @@ console = Console(stderr=True)
 
 
 class RateColumn(ProgressColumn):
-    """How many are done in a second."""
+    """A progress column with the number of steps done in a second."""
 
     def render(self, task: Task) -> Text:
-        """What it shows of ``task``."""
+        """Return the rate of ``task`` as text."""
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{speed:,.1f}/s")
 

@@ -1,4 +1,4 @@
-"""What a service has seen of drift, kept so that a restart forgets none of it."""
+"""The states of drift tests in the feedback's SQLite file, so that a restart loses none."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class RateLimited(AccessError):
 
 
 class NotFound(VouchError):
-    """What the request names does not exist."""
+    """The thing that the request names does not exist."""
 
 
 class GalleryNotFound(NotFound):
@@ -288,7 +288,7 @@ class TooManyBadImages(DatasetError):
 
 
 class OutputError(BuildError):
-    """What was made cannot be written: there is no space, or no permission."""
+    """The output cannot be written: there is no space, or no permission."""
 
 
 class RunInUse(BuildError):

@@ -1,4 +1,4 @@
-"""What users say of matches: kept for the next calibration, and to see how true this one is."""
+"""Users' feedback on matches: kept for the next calibration and to check this one."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class SaidPairs:
-    """What can be learned from: pairs whose uncorrected probabilities share an origin.
+    """The feedback to learn from: pairs whose uncorrected probabilities share an origin.
 
     Attributes
     ----------
     log_odds : (n,) uncorrected.
-    correct : (n,) what users said.
-    queries : (n,) whose pair each is, as numbers.
-    n_others : pairs that were kept with probabilities of another origin.
+    correct : (n,) whether users confirmed the pair.
+    queries : (n,) number of the query that the pair belongs to.
+    n_others : pairs that were stored with probabilities of another origin.
     """
 
     log_odds: NDArray[np.float64]
@@ -90,13 +90,14 @@ class SaidPairs:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackSummary:
-    """How probabilities compare with what users say of them.
+    """The mean of served probabilities compared with users' feedback on them.
 
     Attributes
     ----------
-    n : pairs that users spoke of.
-    probability : mean of what was served for them.
-    share : of them that users confirmed: the same, if calibrated and if users speak of all alike.
+    n : pairs with feedback.
+    probability : mean of the probabilities served for them.
+    share : share of them that users confirmed. It equals ``probability`` if probabilities are
+        calibrated and users give feedback on all pairs equally often.
     """
 
     n: int
@@ -106,13 +107,13 @@ class FeedbackSummary:
 
 @dataclass(frozen=True, slots=True)
 class Reviews:
-    """What users said of the matches that they were asked to review.
+    """The reviews of matches that were drawn for review.
 
     Attributes
     ----------
     n_asked : matches drawn for review.
-    wrong : (n,) whether each match that was reviewed is wrong, by the time of the first word on it;
-        the last word counts.
+    wrong : (n,) whether each match that was reviewed is wrong, in the order of the first reviews;
+        the last review counts.
     """
 
     n_asked: int
@@ -153,7 +154,7 @@ class FeedbackLog:
             )
 
     def summary(self, bundle: str) -> FeedbackSummary | None:
-        """Of a bundle; None where nobody has said anything."""
+        """Summarise the feedback on a bundle; return None where there is none."""
         if not self.path.exists():
             return None
         with self._opened() as connection:

@@ -10,7 +10,7 @@ from scipy.special import log_ndtr, ndtr
 
 
 class Array(Protocol):
-    """What the algebra needs of an array; numpy's and torch's both have it."""
+    """The operations that the algebra needs of an array; numpy's and torch's have them."""
 
     def __add__(self, other: Self, /) -> Self: ...
     def __sub__(self, other: Self, /) -> Self: ...

@@ -1,4 +1,4 @@
-"""What Vouch is installed as: the name that package indexes know, and how to get its extras."""
+"""The installed distribution: its name on package indexes, its version and extras."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 DISTRIBUTION = "vouch-search"
-"""Of this project. On PyPI, `vouch` is somebody else's."""
+"""The name of this project's distribution. On PyPI, `vouch` belongs to another project."""
 
 
 def installed_version() -> str:

@@ -1,4 +1,4 @@
-"""What is said of each ranked neighbour."""
+"""Matches: ranked neighbours with their probabilities."""
 
 from __future__ import annotations
 

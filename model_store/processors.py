@@ -1,4 +1,4 @@
-"""How many processors this process may use: what the machine has is not what a container gets."""
+"""The number of processors this process may use: a container may get fewer than the machine has."""
 
 from __future__ import annotations
 

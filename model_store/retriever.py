@@ -27,14 +27,14 @@ DEFAULT_ALPHA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What Vouch says of one query.
+    """The answer to one query.
 
     Attributes
     ----------
     decision, predictive : the verdict and the numbers behind it.
     alpha : the rate of false alarms that was accepted.
     matches : the first items of the list, nearest first.
-    n_listed : how many items the list has, of which the candidates are made.
+    n_listed : number of items in the whole list, of which ``matches`` are the first.
     result_set : items of `Decision.result_set`, nearest first; some may stand below the matches.
     seconds : of each stage.
     """

@@ -17,7 +17,8 @@ from model_store.gallery import Gallery
 from model_store.predictive import Predictive
 
 N_CANDIDATES = 200
-"""How many the first stage fetches; also what the decision layer's signals are taken from."""
+"""Number of items that the first stage fetches; the decision layer's signals are taken from
+them."""
 
 
 _NOTHING = np.finfo(np.float32).tiny
@@ -26,7 +27,7 @@ _NOTHING = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class Diversity:
-    """Which candidates are left out of a list because a nearer one stands for them.
+    """The candidates that are left out of a list because a nearer one stands for them.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How many threads arithmetic gets: one to decide a query, several for many queries at once."""
+"""The number of threads for arithmetic: one to decide a query, several for many queries at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers say in one word; imports nothing, so that a client of the service needs no more."""
+"""The words that answers use; imports nothing, so that a client of the service needs no more."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ Verdict = Literal["match", "ambiguous", "no_match", "out_of_distribution", "not_
 Level = Literal["low", "medium", "high"]
 
 FilterMeans = Literal["show", "known"]
-"""What a filter says: `show`, which items to list; `known`, that a true match passes it."""
+"""The meaning of a filter: `show` chooses the items to list; `known` states that a true match
+passes it."""
 
 Absence = Literal["absent_labels", "hidden_labels", "hidden_trained_labels", "near_misses_of_views"]
-"""What absent calibration queries are: images of labels that neither the gallery nor anything
-fitted has seen; queries whose own label is hidden from the list and from the outlier detector,
-of an encoder that has not learned it, or that has; or views of items, with the item hidden."""
+"""The kind of absent calibration queries: images of labels that neither the gallery nor anything
+fitted has seen; queries whose own label is hidden from the list and from the outlier detector, of
+an encoder that has not learned it, or that has; or views of items, with the item hidden."""
 
 STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
 """Those that say too little of absent queries for a share to be estimated by them."""

@@ -28,7 +28,8 @@ from service.settings import Settings
 logger = logging.getLogger("service")
 
 GRACE_S = 20
-"""How long requests in flight may take to end after a SIGTERM; below Docker's own 30 in compose."""
+"""Seconds that requests in flight may take to end after a SIGTERM; below the 30 s that compose
+gives."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

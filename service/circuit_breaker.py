@@ -8,19 +8,19 @@ REST_AFTER_FAILURE_S = 1.0
 
 
 class Rest:
-    """Whether something that failed lately is being left alone."""
+    """A circuit breaker: after a failure, attempts are skipped for `REST_AFTER_FAILURE_S`."""
 
     def __init__(self) -> None:
         self._until = 0.0
 
     @property
     def is_over(self) -> bool:
-        """Whether it may be tried."""
+        """True if an attempt may be made now."""
         return time.monotonic() >= self._until
 
     @property
     def failed_last(self) -> bool:
-        """Whether the last attempt failed."""
+        """True if the last attempt failed."""
         return self._until > 0
 
     def begin(self) -> bool:

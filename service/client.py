@@ -35,22 +35,23 @@ Image = Path | bytes | BinaryIO
 Fields = Mapping[str, str | int | float]
 
 Filter = Mapping[str, Any]
-"""Which items may be found, such as ``{"label": "shoe", "year": {"gte": 2000}}``."""
+"""A condition on the items to find, for example ``{"label": "shoe", "year": {"gte": 2000}}``."""
 
 MAX_ATTEMPTS = 3
 MAX_WAIT_S = 10.0
-"""How often, and how long in between, a client waits for a service that says that it is busy."""
+"""Seconds that a client waits at most between two of its `MAX_ATTEMPTS` attempts at a busy
+service."""
 
 
 class ListOptions(TypedDict, total=False):
-    """What may be asked of a list of results; what is not named is the service's default.
+    """The options of a list of results; one that is left out takes the service's default.
 
     Attributes
     ----------
-    limit : results, 10.
+    limit : number of results; 10 by default.
     filter : on metadata; probabilities are those of the whole gallery, see ``filter_means``.
-    group_by : one result a label.
-    duplicate_similarity : of results more alike than that only the first is given.
+    group_by : ``label`` lists only the nearest item of each label.
+    duplicate_similarity : of items more similar than this to each other, the nearest is listed.
     """
 
     limit: int
@@ -60,7 +61,7 @@ class ListOptions(TypedDict, total=False):
 
 
 class SearchOptions(ListOptions, total=False):
-    """What may be asked of a search besides.
+    """The further options of a search.
 
     Attributes
     ----------
@@ -147,7 +148,7 @@ class VouchClient:
         self._http.close()
 
     def galleries(self) -> list[schemas.GalleryName]:
-        """Which galleries are served."""
+        """List the galleries that are served."""
         return self._get("/v1/galleries", schemas.GalleryList).galleries
 
     def gallery(self, gallery: str) -> schemas.GalleryDetail:
@@ -204,7 +205,7 @@ class VouchClient:
     def assess(
         self, gallery: str, image: Image, *, alpha: float | None = None
     ) -> schemas.AssessmentAnswer:
-        """Whether an image is worth searching with."""
+        """Assess the quality, uncertainty and outlier test of an image, without searching."""
         path, options = _path(gallery, "assess"), _options(alpha=alpha)
         return self._upload(path, schemas.AssessmentAnswer, options, [("image", _file(image))])
 
@@ -235,7 +236,7 @@ class VouchClient:
         item_id: str,
         **options: Unpack[ListOptions],
     ) -> schemas.SimilarAnswer:
-        """What is like an item of the gallery, itself left out."""
+        """List the items most similar to an item of the gallery, without the item itself."""
         path = _path(gallery, "items", item_id, "similar")
         return self._get(path, schemas.SimilarAnswer, _options(**options))
 
@@ -311,7 +312,7 @@ class VouchClient:
         return self._ask(request, schemas.FeedbackAnswer)
 
     def calibration(self, gallery: str) -> schemas.CalibrationReport:
-        """How true the probabilities are, and what each threshold on them would cost."""
+        """Fetch the calibration report: the evidence behind probabilities and thresholds."""
         return self._get(_path(gallery, "calibration"), schemas.CalibrationReport)
 
     def operating_point(
@@ -378,7 +379,7 @@ def _problem(response: httpx2.Response) -> VouchProblem:
 
 
 def _not_vouch(response: httpx2.Response) -> VouchProblem:
-    """Of an answer that the service would not give."""
+    """Return the problem of a response that does not come from this release of Vouch."""
     problem = schemas.Problem(
         type="about:blank",
         title=response.reason_phrase,
@@ -411,7 +412,7 @@ def _file(image: Image) -> tuple[str, bytes]:
 
 
 def _options(**named: str | float | Filter | None) -> Fields:
-    """What a form or an address says beside its images: what was named, a filter as JSON."""
+    """Return the options that were given as the fields of a form or query, with filters as JSON."""
     return {
         name: json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else value
         for name, value in named.items()

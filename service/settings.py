@@ -174,16 +174,16 @@ class Settings(BaseSettings):
 
     @property
     def milvus(self) -> MilvusAccess:
-        """How to reach galleries in Milvus."""
+        """The address and token for galleries in Milvus."""
         token = self.milvus_token.get_secret_value() if self.milvus_token else None
         return MilvusAccess(self.milvus_uri, token, self.milvus_timeout_s)
 
     @property
     def image_limits(self) -> ImageLimits:
-        """What is refused before decoding."""
+        """The limits beyond which an image is refused before decoding."""
         return ImageLimits(self.max_image_bytes, self.max_image_pixels)
 
     @property
     def decoding_budget(self) -> DecodingBudget:
-        """What the decoding of one image may cost."""
+        """The limits on what the decoding of one image may cost."""
         return DecodingBudget(self.decode_timeout_s, self.decoder_memory_bytes)

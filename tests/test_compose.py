@@ -53,3 +53,19 @@ def test_the_replicas_write_beside_the_bundles_and_nowhere_else(services: dict[s
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert all(path.startswith("/tmp:") for path in service["tmpfs"])
+
+
+def test_everything_but_milvus_is_hardened(services: dict[str, Any]) -> None:
+    for name, one in services.items():
+        if name != "milvus":
+            assert one["read_only"] is True, name
+            assert one["cap_drop"] == ["ALL"], name
+            assert one["security_opt"] == ["no-new-privileges:true"], name
+    for name in ("service", "balancer", "redis", "bundle", "build"):
+        assert {"mem_limit", "pids_limit"} <= set(services[name]), name
+
+
+def test_redis_is_on_internal_networks_alone(services: dict[str, Any]) -> None:
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    networks = yaml.safe_load(text)["networks"]
+    assert all(networks[name]["internal"] for name in services["redis"]["networks"])

@@ -24,12 +24,13 @@ RANK = 64
 images apart a little better (AUROC by 0.004), other worlds no better, and cost a query more."""
 
 MOST_BASIS_ENTRIES = 82_000
-"""Of the basis, all of which every query reads: 64 directions of a MobileNet's 1,280 features."""
+"""Entries of the basis at most; every query reads them all. They are 64 directions of a MobileNet's
+1,280 features."""
 
 MOST_FEATURES = 2500
-"""Of more, adjacent ones are averaged. On Fashion-MNIST the means of four of 9,216 tell spoilt
-images apart better than all (AUROC 0.94 for 0.92), and another world as well (0.996; one seed).
-Those of twelve do worse."""
+"""Features beyond which adjacent ones are averaged. On Fashion-MNIST the means of four of 9,216
+tell spoilt images apart better than all (AUROC 0.94 for 0.92), and another world as well (0.996;
+one seed). Those of twelve do worse."""
 
 MIN_REFERENCES = 20
 """Gallery images below which there is no subspace to speak of."""
@@ -47,7 +48,8 @@ TAIL_SHARE, LEAST_TAIL = 0.1, 5
 largest of them."""
 
 _LEAST_SPREAD = 1e-3
-"""Of log lengths: where all features are as long, as normalised ones are, rounding is no sign."""
+"""The least standard deviation assumed of log lengths: where all features are equally long, as
+normalised ones are, rounding errors are no signal."""
 
 N_FOLDS = 5
 

@@ -25,12 +25,12 @@ BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the retriever said of B queries, and what was true.
+    """The retriever's answers to B queries, and their true labels.
 
     Attributes
     ----------
-    labels : B true ones.
-    answers : B of them.
+    labels : B true labels.
+    answers : B answers.
     matches : (B, `LIMIT`) whether each shown item is a true match.
     """
 
@@ -72,7 +72,7 @@ class Answers:
 
     @property
     def covered(self) -> NDArray[np.bool_]:
-        """Whether each query's result set holds a true match, (B,)."""
+        """A mask (B,) of the queries whose result set holds a true match."""
         return np.array(
             [
                 label in {_name(item) for item in answer.result_set}
@@ -201,7 +201,7 @@ def _of_first(
 
 
 def _name(item: Item) -> str:
-    """What a query that shows the item is labelled with: its id where it has no label."""
+    """Return the label of a query that shows the item: the item's id where it has no label."""
     return item.id if item.label is None else item.label
 
 

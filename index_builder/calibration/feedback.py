@@ -24,7 +24,7 @@ MIN_OF_EACH = 10
 N_FOLDS = 5
 
 _PRIOR_STD = np.array([0.5, 1.0])
-"""Of log slope and intercept, around no correction at all."""
+"""Standard deviations of the prior of log slope and intercept, around no correction at all."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -52,7 +52,7 @@ N_INTERVAL_LABELS = 5
 """Labels of each query, the nearest, that intervals are tabulated with."""
 
 COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
-"""Of result sets, that the report speaks of."""
+"""Coverages for which the report describes result sets."""
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -61,7 +61,7 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class CalibratedGallery:
-    """What a calibration is of.
+    """The gallery that a calibration is fitted for.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class CalibratedGallery:
     n_candidates : items of every list.
     label_counts : (C,) items of each label by its code.
     n_unlabelled : items without a label, each of which is one of its own.
-    detector, means : what is known of its images.
+    detector, means : the outlier detector and the label means fitted to its images.
     """
 
     encoder_fingerprint: str
@@ -134,7 +134,7 @@ class LeaveOneOut:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationQueries:
-    """What a gallery is calibrated with.
+    """The queries that a gallery is calibrated with.
 
     Attributes
     ----------
@@ -142,17 +142,17 @@ class CalibrationQueries:
     absent : queries of the same kinds of picture without a true match there.
     absent_of : the places among the matched queries of those that are absent because their own
         label is hidden from them; None where they are images of withheld labels.
-    are_views : whether all of these are views of gallery images, made up, because nobody knows what
-        belongs together.
+    are_views : whether all of these are made-up views of gallery images, because no labels say
+        which images belong together.
     corrupted : some of the matched queries, spoilt.
     corrupted_of : their places among the matched queries.
     outliers : far-OOD queries. They teach what alien images look like; the p-value needs no example
         of them.
     clusters : of the matched queries; copies, and photographs of one object, share a number.
-    sources : where each matched query comes from; None where nobody says.
+    sources : the source of each matched query; None where none is known.
     absent_sources : the same of queries of withheld labels.
-    leave_one_out : more queries, for whatever needs no exchangeability of the outlier scores; None
-        where there are enough, or the encoder has learned from the gallery's images.
+    leave_one_out : more queries, for estimates that need no exchangeability of the outlier scores;
+        None where there are enough, or the encoder has learned from the gallery's images.
     unseen : whether the encoder has learned nothing from the gallery's labels.
     """
 
@@ -171,7 +171,7 @@ class CalibrationQueries:
 
     @property
     def absence(self) -> Absence:
-        """What the absent queries are."""
+        """The kind of the absent queries."""
         if self.absent_of is None:
             return "absent_labels"
         if self.are_views:

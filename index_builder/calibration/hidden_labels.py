@@ -17,8 +17,8 @@ from model_store.decision import OUTLIER_SIGNALS, OutlierDetector
 from model_store.encoder.contract import Embeddings
 
 N_FOLDS = 10
-"""Of the labels: a detector that knows nine tenths of them is nearly as good as one that knows
-all."""
+"""Number of folds of the labels: a detector that knows nine tenths of them is nearly as good as one
+that knows all."""
 
 
 @dataclass(frozen=True, slots=True)

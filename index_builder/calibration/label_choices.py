@@ -1,4 +1,4 @@
-"""What result sets choose among: the nearest item of each label that a query finds."""
+"""The choices of result sets: the nearest item of each label that a query finds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model_store.decision import Calibration, Evidence, ResultSetRule
 
 @dataclass(frozen=True, slots=True)
 class LabelChoices:
-    """Of Q queries, the labels they find, nearest first.
+    """The labels that Q queries find, nearest first.
 
     Attributes
     ----------

@@ -18,8 +18,9 @@ ENOUGH = 1000
 """Matched queries above which more would teach little; gallery images make up for those missing."""
 
 N_FOLDS = 10
-"""Of the gallery, for outlier signals: a detector that knows nine tenths of it is nearly as good as
-one that knows all, and one that knows the image itself would find it at distance nought."""
+"""Number of folds of the gallery for outlier signals: a detector that knows nine tenths of it is
+nearly as good as one that knows all, and one that knows the image itself would find it at distance
+zero."""
 
 
 def leave_one_out_queries(

@@ -23,7 +23,8 @@ RIDGE = 2e-3
 """Times the squared weights, beside a mean loss: a hundred queries do not bear ten free weights."""
 
 _MOST_LOG_ODDS = 20.0
-"""Of an intercept: where every query has a match the data set it no bound."""
+"""The largest magnitude of the intercept: where every query has a match, the data do not bound
+it."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -103,7 +104,7 @@ class Examples:
 
     @property
     def queries(self) -> Integers:
-        """Whose each row is, (N,)."""
+        """The query that each row belongs to, (N,)."""
         return np.repeat(np.arange(len(self.starts)), self.counts)
 
     @property

@@ -1,4 +1,4 @@
-"""What queries look like to an encoder and a gallery: the raw material of calibration."""
+"""The signals and candidates that encoder and gallery give queries: the data of calibration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What B queries looked like to encoder and gallery.
+    """The signals and candidates of B queries.
 
     Attributes
     ----------
@@ -179,7 +179,7 @@ def look_up(
 
 
 class _Sizes:
-    """How many items of a label queries could find, of those with the codes ``item_codes`` (N,)."""
+    """The sizes of labels as queries see them, among items with codes ``item_codes`` (N,)."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Which queries a certificate is about."""
+"""The population of queries that a certificate describes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ABSENCE: dict[Absence, str] = {
     "which the item itself is hidden. They stand in for photographs of absent things, which may be "
     "harder to tell.",
 }
-"""What each kind of absent query means for whoever relies on it."""
+"""Explanations of each kind of absent query, for readers who rely on it."""
 
 QUERIES = {
     "held_out_images": "Queries are images that were held out of the gallery.",
     "views_of_items": "Queries are made-up views of gallery items, since no labels say which "
     "images belong together. Photographs that users take may be harder.",
 }
-"""What each kind of query means."""
+"""Explanations of each kind of query."""
 
 
 def population(calibration: Calibration) -> dict[str, Any]:

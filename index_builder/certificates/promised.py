@@ -1,4 +1,4 @@
-"""What a calibration promises, with its numbers; and in words, what it does not."""
+"""The promises of a calibration with their numbers, and a list of things it does not promise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from model_store.decision import Calibration, MatchPromise, OperatingPoint, Prom
 from model_store.decision.verdict import SETS_UNDER_A_FILTER
 
 COVERAGES = (0.8, 0.9, 0.95)
-"""Of result sets, beside the default one."""
+"""Coverages of result sets that are listed beside the default one."""
 
 OTHER_QUERIES = (
     "Nothing is promised of queries that are not such as the calibration queries, nor of a share "

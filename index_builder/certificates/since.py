@@ -1,4 +1,4 @@
-"""What happened to a bundle since it was calibrated, by what its service kept."""
+"""The history of a bundle since its calibration, from the records of its service."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Strict(BaseModel):
 
 
 class Said(_Strict):
-    """How probabilities compare with what users said of them, see `FeedbackSummary`."""
+    """The served probabilities compared with users' feedback on them, see `FeedbackSummary`."""
 
     n: _Count
     probability: float
@@ -47,7 +47,7 @@ class Drift(_Strict):
 
 
 class Observed(_Strict):
-    """What a service kept; the rest of the section is computed from it.
+    """The records of a service; the rest of the section is computed from them.
 
     Attributes
     ----------

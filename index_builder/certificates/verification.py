@@ -18,7 +18,8 @@ from index_builder.certificates.since import Observed
 from model_store.errors import BundleError
 
 RELATIVE = 1e-9
-"""Of two equal numbers: other releases of SciPy may differ in the last digits."""
+"""Relative difference up to which two numbers count as equal: other releases of SciPy may differ in
+the last digits."""
 
 
 def differences(certificate: Certificate, bundle: Path, public_key: str | None = None) -> list[str]:

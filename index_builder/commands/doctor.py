@@ -142,7 +142,7 @@ def _onnx_runtime() -> Iterator[Finding]:
 
 
 def _redis(url: str) -> Finding:
-    """Whether somebody answers there as Redis does; by hand, since the builder needs no client."""
+    """Check by a plain socket that Redis answers; the builder needs no client of it."""
     parts = urlsplit(url)
     where = f"Redis at {parts.hostname}:{parts.port or 6379}"
     advice = "Start it, or correct VOUCH_REDIS_URL; without it each process caches for itself."
@@ -261,7 +261,7 @@ def _is_occupied(work: Work) -> bool:
 
 
 def _shards(store: ShardStore, n_blocks: int) -> tuple[int, int]:
-    """How many are sound, and how many damaged."""
+    """Count the sound and the damaged shards."""
     sound = damaged = 0
     for number in range(n_blocks):
         try:

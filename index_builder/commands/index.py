@@ -25,14 +25,14 @@ from model_store.processors import usable_processors
 
 
 class Engine(StrEnum):
-    """Who does the work."""
+    """The engine that decodes and encodes."""
 
     local = "local"
     ray = "ray"
 
 
 class Index(StrEnum):
-    """How a gallery is searched; see `IndexConfig`."""
+    """The kind of a gallery's index; see `IndexConfig`."""
 
     auto = "auto"
     flat = "flat"
@@ -42,7 +42,7 @@ class Index(StrEnum):
 
 
 class Provider(StrEnum):
-    """What the encoder runs on."""
+    """The execution provider of the encoder."""
 
     auto = "auto"
     cpu = "cpu"

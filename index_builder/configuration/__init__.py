@@ -1,8 +1,8 @@
-"""What users may set.
+"""The settings of a build.
 
 ::
 
     build        the TOML file of a build
     posterior    its table [posterior]
-    milvus       how to reach Milvus, from the environment
+    milvus       the address and token of Milvus, from the environment
 """

@@ -40,7 +40,7 @@ ProtocolName = Literal[
 
 
 class DatasetConfig(Section):
-    """Which images, and what each is for."""
+    """The images of a build, and their division by purpose."""
 
     kind: Literal["digits", "fashion-mnist", "mnist", "folder", "protocol"] = Field(
         description="digits come with scikit-learn; fashion-mnist and mnist are read from "
@@ -200,7 +200,7 @@ class TrainingConfig(Section):
 
 
 class IndexConfig(Section):
-    """How the gallery is searched."""
+    """The index of the gallery."""
 
     kind: Literal["auto"] | IndexKind = Field(
         DEFAULT_SETTINGS.kind,
@@ -225,12 +225,12 @@ class IndexConfig(Section):
     )
 
     def settings(self, seed: int) -> IndexSettings:
-        """What is asked of an index in files."""
+        """Return the settings of an index in files."""
         return IndexSettings(self.kind, self.memory_budget_bytes, self.min_recall, seed)
 
 
 class CalibrationConfig(Section):
-    """What the answers promise."""
+    """The promises that answers are to keep."""
 
     alpha: float = Field(
         0.05, gt=0, lt=1, description="Share of ordinary queries that may be called outliers."

@@ -1,4 +1,4 @@
-"""How the builder reaches Milvus: an address of the configuration, a token of the environment."""
+"""The builder's access to Milvus: address from the configuration, token from the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the table `[posterior]` of a configuration may say."""
+"""The table `[posterior]` of a configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Section(BaseModel):
 
 
 class _LaplaceConfig(Section):
-    """What both ways to a Laplace posterior share."""
+    """The settings that both kinds of Laplace posterior share."""
 
     method: str
     approximation: Literal["full", "positives", "fixed"] = Field(
@@ -54,7 +54,7 @@ class _LaplaceConfig(Section):
 
     @property
     def name(self) -> str:
-        """What the served answer calls it."""
+        """The name of the posterior in served answers."""
         structure = "" if self.structure == "diagonal" else f"{self.structure}_"
         return f"{self.method}_{structure}{self.approximation}_{self.split}"
 
@@ -111,7 +111,7 @@ class BayesianTripletConfig(Section):
 
     @property
     def name(self) -> str:
-        """What the served answer calls it."""
+        """The name of the posterior in served answers."""
         return f"{self.method}_{self.variance}_{self.prior}"
 
 
@@ -122,7 +122,7 @@ class DeterministicConfig(Section):
 
     @property
     def name(self) -> str:
-        """What the served answer calls it."""
+        """The name of the posterior in served answers."""
         return self.method
 
 
@@ -139,7 +139,7 @@ class MonteCarloDropoutConfig(Section):
 
     @property
     def name(self) -> str:
-        """What the served answer calls it."""
+        """The name of the posterior in served answers."""
         return self.method
 
 
@@ -151,7 +151,7 @@ class EnsembleConfig(Section):
 
     @property
     def name(self) -> str:
-        """What the served answer calls it."""
+        """The name of the posterior in served answers."""
         return f"{self.method}_of_{self.n_members}"
 
 
@@ -164,7 +164,7 @@ class FaceEmbeddingConfig(Section):
 
     @property
     def name(self) -> str:
-        """What the served answer calls it."""
+        """The name of the posterior in served answers."""
         return self.method
 
 
@@ -177,7 +177,7 @@ class HedgedInstanceConfig(Section):
 
     @property
     def name(self) -> str:
-        """What the served answer calls it."""
+        """The name of the posterior in served answers."""
         return self.method
 
 
@@ -203,4 +203,4 @@ PosteriorConfig = Annotated[
     | Annotated[HedgedInstanceConfig, Tag("hib")],
     Discriminator(_method),
 ]
-"""What the encoder does not know, and how it comes to say so."""
+"""The method by which the encoder learns its uncertainty."""

@@ -28,7 +28,7 @@ fraction of their size."""
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """What tells an image from others.
+    """The digest and fingerprint by which an image is compared with others.
 
     Attributes
     ----------

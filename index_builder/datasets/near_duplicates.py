@@ -44,7 +44,7 @@ N_EXACT = 20_000
 """Pictures up to which all are compared with all."""
 
 N_PROBES = 6
-"""Of the parts that more pictures are divided into, the nearest ones that are searched."""
+"""Number of nearest parts that are searched, where many pictures are divided into parts."""
 
 N_MOST = 500_000
 """Pictures whose fingerprints fit into half a gigabyte."""

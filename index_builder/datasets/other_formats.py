@@ -14,7 +14,7 @@ OTHER_SUFFIXES = frozenset(
     | {".ppm", ".pgm", ".pbm", ".pnm"}
     | {".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw", ".raw"}
 )
-"""What image files of other formats are called: phones', cameras', and those of programs."""
+"""File name suffixes of other image formats: those of phones, cameras and image programs."""
 
 N_SHOWN = 10
 """Names in a message; a report lists all."""
@@ -38,13 +38,13 @@ class OtherFormats:
 
     @property
     def counts(self) -> str:
-        """How many of which suffix, the most frequent first: ``8 .heic, 1 .avif``."""
+        """The number of files with each suffix, the most frequent first: ``8 .heic, 1 .avif``."""
         suffixes = Counter(PurePath(name).suffix.lower() for name in self.names)
         return ", ".join(f"{n:,} {suffix}" for suffix, n in suffixes.most_common())
 
     @property
     def sentence(self) -> str:
-        """What was left out, and what to do."""
+        """A message that names the files left out, and how to convert them."""
         n = len(self.names)
         these = "file looks like an image and was" if n == 1 else "files look like images and were"
         shown = ", ".join(self.names[:N_SHOWN]) + (", …" if n > N_SHOWN else "")

@@ -1,4 +1,4 @@
-"""What each image is for: training, gallery, calibration, evaluation."""
+"""The division of images by purpose: training, gallery, calibration, evaluation."""
 
 from __future__ import annotations
 

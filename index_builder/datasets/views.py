@@ -23,7 +23,7 @@ BLUR = 1 / 120
 """Largest radius, in sides of the image."""
 
 QUALITY = (30, 85)
-"""Of the JPEG that it was sent as."""
+"""Range of the quality of the JPEG that a view is compressed to."""
 
 
 def views(images: LabelledImages, seed: int) -> LabelledImages:

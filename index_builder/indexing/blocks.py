@@ -1,4 +1,4 @@
-"""What travels together: entries of a collection, their blocks, and what became of them."""
+"""Blocks: the entries of a collection that are processed together, and their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the bytes of an image are.
+    """The location of an image's bytes.
 
     Attributes
     ----------

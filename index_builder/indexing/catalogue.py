@@ -33,13 +33,13 @@ N_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a catalogue holds, in numbers.
+    """The contents of a catalogue, in numbers.
 
     Attributes
     ----------
     n_images : of the source.
     n_labelled, n_labels : images with a label, and distinct labels.
-    n_missing : images that the source speaks of and that are not there.
+    n_missing : images that the source names and that do not exist.
     n_bytes : of all image files.
     """
 

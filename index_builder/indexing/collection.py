@@ -124,7 +124,7 @@ class Indexing:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a collection.
+    """The result of indexing a collection.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ class Outcome:
     n_quarantined, n_copies : images left out, and items whose content another one has too.
     others : files that look like images and were not taken.
     n_held_out : images that are queries to calibrate with, and not in the gallery.
-    calibration : what was fitted; None where nothing was asked for.
+    calibration : the calibration that was fitted; None where none was asked for.
     """
 
     bundle: Path
@@ -302,7 +302,7 @@ def _said_of(calibration: Calibration | None) -> str:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and those that it has started and that have ended."""
+    """Return the CPU time of this process and of its children that have ended."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

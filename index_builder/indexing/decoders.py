@@ -34,7 +34,7 @@ class Decoders(Protocol):
         """Begin with ``block``."""
 
     def result(self, future: Future[PreparedBlock], block: Block) -> PreparedBlock:
-        """What became of ``block``, whose future is done."""
+        """Return the decoded images of ``block``, whose future is done."""
 
     def close(self) -> None:
         """Forget what has not begun, and end."""
@@ -52,7 +52,7 @@ class DecoderThreads:
         return self._threads.submit(self._prepare, block)
 
     def result(self, future: Future[PreparedBlock], block: Block) -> PreparedBlock:  # noqa: ARG002 - of the protocol
-        """What became of ``block``, whose future is done."""
+        """Return the decoded images of ``block``, whose future is done."""
         return future.result()
 
     def close(self) -> None:
@@ -101,7 +101,10 @@ class DecoderProcesses:
             return self._pool.submit(self._prepare, block)
 
     def result(self, future: Future[PreparedBlock], block: Block) -> PreparedBlock:
-        """What became of ``block``, whose future is done."""
+        """Return the decoded images of ``block``, whose future is done.
+
+        If a decoder crashed, the images are decoded again one by one.
+        """
         try:
             return future.result()
         except BrokenExecutor:

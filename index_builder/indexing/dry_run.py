@@ -25,7 +25,7 @@ N_SAMPLE = 64
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What to expect.
+    """The estimates of a dry run.
 
     Attributes
     ----------
@@ -33,8 +33,8 @@ class Rehearsal:
     others : files that look like images and are not taken.
     n_sample : images that were decoded, evenly spread.
     unreadable : of those, by error.
-    seconds : that indexing will take, about.
-    n_bytes : that it will write, about: shards, the gallery, and the published copy of it.
+    seconds : estimated time of indexing.
+    n_bytes : estimated bytes to be written: shards, the gallery, and the published copy of it.
     n_free : bytes that are free there.
     """
 
@@ -111,7 +111,7 @@ def _sample(catalogue: Catalogue) -> Block:
 
 
 def _seconds_of_encoding(prepared: PreparedBlock, encoder: Encoder) -> float:
-    """Of one image, by the best of two batches."""
+    """Measure the seconds of encoding one image, by the better of two batches."""
     n_images = min(batch_size(encoder), len(prepared.ids))
     some = PreparedBlock(
         0,

@@ -39,7 +39,7 @@ def batch_size(encoder: Encoder) -> int:
 
 
 def recipe(encoder: Encoder) -> str:
-    """What every shard depends on beside its images."""
+    """Return a text of everything that shards depend on beside their images."""
     return f"1 {encoder.fingerprint} {encoder.provider} {batch_size(encoder)}"
 
 

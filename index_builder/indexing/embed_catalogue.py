@@ -19,7 +19,7 @@ from model_store.errors import TooManyBadImages
 
 @dataclass(slots=True)
 class Progress:
-    """What has become of the images so far.
+    """The state of the images so far.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Progress:
 
     @property
     def sentence(self) -> str:
-        """What is not lost."""
+        """A message about the work that is kept when a run ends early."""
         return f"{self.n_done:,} of {self.n_images:,} images are embedded and kept."
 
 

@@ -1,4 +1,4 @@
-"""Who does the work: decoding and encoding at once, with no more in memory than is at work."""
+"""Engines, which decode and encode at once, and hold no more blocks in memory than are at work."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which images of a collection are kept out of its gallery, to be queries.
+"""The choice of images that are kept out of a collection's gallery, to be queries.
 
-Images of one group stay on one side: what the owner put into one group (column ``group`` of a
-manifest), exact copies, and, where no group is given, near-duplicates, told by their thumbnails.
+Images of one group stay on one side. A group is what the owner put into one (column ``group`` of a
+manifest), exact copies, and, where no group is given, near-duplicates by their thumbnails.
 About a fifth of each label's images is held out. Of labels of two images, two in five give one: so
 there are queries whose label has one image in the gallery, and labels of two together lose the same
 fifth as all others. A label of one image, or of one group, gives none: it would be gone from the
@@ -31,7 +31,7 @@ from index_builder.progress import track
 from model_store.gallery import Thumbnail
 
 SHARE = 0.2
-"""Of a label's images, to hold out."""
+"""Share of each label's images that is held out."""
 
 _GROUPS = """
 DROP TABLE IF EXISTS groups;

@@ -84,7 +84,7 @@ def prepare_pixels(
 
 
 def failed_block(block: Block, failure: Failure, preprocessing: Preprocessing) -> PreparedBlock:
-    """What becomes of a block that takes its decoder with it."""
+    """Return the result of a block that crashed its decoder: every image of it has failed."""
 
     def fail() -> _Picture:
         raise ImageTooCostly(failure.reason)

@@ -1,4 +1,4 @@
-"""What a run leaves for people: the images it left out and why, copies, and a summary."""
+"""The reports of a run: images that were left out and why, copies, and a summary."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What is known of the n images of a block that could be embedded, and why of the rest.
+    """The embeddings of a block's n readable images, and the errors of the others.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Shard:
     ids : n of them; row i of everything else is of image ``ids[i]``.
     mean, variance : (n, D) float32.
     thumbnails : n of them.
-    hashes : n SHA-256 of what the images were read from.
+    hashes : n SHA-256 of the bytes that the images were read from.
     failures : by id, of the images that are left out.
     positions : where in the file each of them lies, where it was read from one.
     """

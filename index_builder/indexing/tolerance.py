@@ -1,4 +1,4 @@
-"""How many images of a collection may be unreadable before something else is wrong with it."""
+"""The number of unreadable images in a collection that is accepted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Tolerance:
     count: int | None = None
 
     def allows(self, n_bad: int, n_images: int) -> bool:
-        """Whether so many unreadable images of so many are no reason to stop."""
+        """Return whether ``n_bad`` unreadable images of ``n_images`` are accepted."""
         if self.count is not None:
             return n_bad <= self.count
         return n_bad <= (self.share or 0.0) * n_images

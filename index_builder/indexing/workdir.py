@@ -39,7 +39,7 @@ class Work:
 
     @property
     def summary(self) -> Path:
-        """What the run is of, and how it ended."""
+        """The file with the run's input and result."""
         return self.directory / "index.json"
 
     @property
@@ -69,7 +69,7 @@ class Work:
 
     @property
     def store(self) -> ShardStore:
-        """What is embedded."""
+        """The shards that are embedded."""
         return ShardStore(self.directory / "shards")
 
     def begin(self, *, resume: bool) -> None:

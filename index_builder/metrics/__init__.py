@@ -1,4 +1,4 @@
-"""What an evaluation reports: pure functions of arrays, by what they look at.
+"""The metrics of an evaluation: pure functions of arrays, grouped by what they measure.
 
 =================  ==============================================================================
 `ranking`          lists: recall at k, mAP at k, mAP at R, average precision
@@ -9,8 +9,8 @@
 `structure`        the embedding itself: NMI, feature and cluster diversity
 =================  ==============================================================================
 
-What is not defined, such as a rate over nothing, is None. NaN is no number to rank by, and a
-``ValueError``. Tied numbers are one threshold, or count as if in random order: a metric never
+A metric that is not defined, for example a rate over nothing, is None. NaN cannot be ranked, and is
+a ``ValueError``. Tied numbers are one threshold, or count as if in random order: a metric never
 depends on the order in which images are stored.
 """
 

@@ -1,4 +1,4 @@
-"""Whether probabilities are true."""
+"""Metrics of calibration: do events happen as often as their probabilities say."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def retrieval_calibration_error(confidences: Floats, correct: Bools, n_bins: int
 
 
 def consensus(votes: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], Floats]:
-    """What most samples of each query say, and how many of them agree (Warburg et al. 2023, G.3).
+    """Return each query's most frequent vote and its share (Warburg et al. 2023, G.3).
 
     Parameters
     ----------

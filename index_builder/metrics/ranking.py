@@ -1,4 +1,7 @@
-"""How good ranked lists are. ``matches`` (B, n) says whether each place, nearest first, is true."""
+"""Metrics of ranked lists.
+
+``matches`` (B, n) is true where a place of a query's list, nearest first, is a true match.
+"""
 
 from __future__ import annotations
 

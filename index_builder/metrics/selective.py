@@ -1,6 +1,6 @@
-"""What is gained by not answering the most uncertain queries.
+"""Metrics of selective answering: the gain of not answering the most uncertain queries.
 
-Queries that are equally uncertain count as if in random order: each has the mean of what is true of
+Queries that are equally uncertain count as if in random order: each has the mean of the values of
 them all, which is the expectation over orders.
 """
 

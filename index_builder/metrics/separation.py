@@ -1,4 +1,4 @@
-"""How well a number tells two kinds of things apart: larger for positives, one hopes."""
+"""Metrics of a number that should be larger for positives than for negatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an embedding looks like, beyond single queries."""
+"""Metrics of the structure of a whole embedding."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def normalised_mutual_information(vectors: Vectors, label_codes: Codes, seed: in
 
 
 def feature_diversity(vectors: Vectors) -> float:
-    """How evenly the embeddings use their dimensions: exp(−KL(uniform ‖ spectrum)).
+    """Compute how evenly embeddings use their dimensions: exp(−KL(uniform ‖ spectrum)).
 
     The spectrum are the singular values of ``vectors`` (N, D), divided by their sum; the
     divergence is the spectral decay of Roth et al. 2020, which the probabilistic proxy paper

@@ -23,7 +23,7 @@ def dropped_out(values: Tensor, share: float, generator: torch.Generator) -> Ten
 
 
 def kept(values: Tensor, mask: Tensor, share: float) -> Tensor:
-    """Where ``mask`` is true ``values``, scaled up as if a ``share`` of them was dropped; else 0.
+    """Keep ``values`` where ``mask`` is true, scaled up for the dropped ``share``; else 0.
 
     Parameters
     ----------

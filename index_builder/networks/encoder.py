@@ -59,7 +59,7 @@ class MetricEncoder(nn.Module):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How an upright RGB image becomes the input."""
+        """The steps from an upright RGB image to the input."""
         return self.trunk.preprocessing
 
     def train(self, mode: bool = True) -> MetricEncoder:
@@ -96,7 +96,7 @@ class MetricEncoder(nn.Module):
         return features.float().to(images.device)
 
     def standardised(self, images: Tensor) -> Tensor:
-        """What the trunk takes, (B, 3, H, W), of ``images`` (B, H, W, 3) uint8."""
+        """Convert ``images`` (B, H, W, 3) uint8 to the trunk's input (B, 3, H, W)."""
         scaled = images.permute(0, 3, 1, 2).to(torch.float32) / 255
         return (scaled - self.pixel_mean) / self.pixel_std
 

@@ -16,7 +16,7 @@ from index_builder.networks.feature_blocks import FeatureBlocks
 from index_builder.progress import track
 
 _PIXELS = 800_000
-"""Of a block: a thousand small images, or fifteen photographs."""
+"""Pixels of a block: a thousand small images, or fifteen photographs."""
 
 _PIXELS_AT_ONCE = 100_000
 """That a processor computes at a time: of more, the layers' results do not stay in its cache, and
@@ -26,7 +26,8 @@ _CACHED_BYTES = 2**32
 """Features that take no more (4 GiB) are computed once and kept."""
 
 _REMEMBERED_BYTES = 2**28
-"""Of features that the steps of one build share: a quarter of a GiB is 52,000 photographs'."""
+"""Bytes of features that the steps of one build share: a quarter of a GiB is 52,000
+photographs'."""
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class _Remembered:
     rows: dict[tuple[Read, int], Tensor] = field(default_factory=dict)
 
     def of(self, trunk: str) -> dict[tuple[Read, int], Tensor]:
-        """What is known of this trunk; another one's is forgotten."""
+        """Return the remembered features of ``trunk``; those of another trunk are forgotten."""
         if trunk != self.trunk:
             self.trunk, self.rows = trunk, {}
         return self.rows

@@ -28,7 +28,7 @@ class SmallCNN(Trunk):
     preprocessing = Preprocessing(height=28, width=28, decoding="reduced")
     n_features = 64 * 12 * 12
     hidden_shape = (32, 26, 26)
-    """Of the activations between the convolutions."""
+    """Shape of the activations between the convolutions."""
 
     def __init__(self, dropout: float = 0.0, generator: torch.Generator | None = None) -> None:
         super().__init__()

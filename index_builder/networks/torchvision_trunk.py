@@ -30,7 +30,7 @@ _POOLINGS: Mapping[PoolingName, Callable[[], nn.Module]] = {
     "gem": GeneralisedMeanPooling,
 }
 CLASSIFIERS = ("fc.", "classifier.", "heads.")
-"""Where torchvision's models keep what a trunk has no use for."""
+"""Prefixes of the parameters of torchvision's classifiers, which a trunk does not use."""
 
 
 class TorchvisionTrunk(Trunk):

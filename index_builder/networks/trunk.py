@@ -1,4 +1,4 @@
-"""What every trunk is."""
+"""The interface that every trunk has."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from index_builder.networks.torchvision_trunk import (
 from model_store.errors import WeightsError
 
 QUANTISED_SUFFIX = ".npz"
-"""Of weights that were exported from TensorFlow Lite: they bring its padding and input range."""
+"""Suffix of files with weights from TensorFlow Lite: they bring its padding and input range."""
 
 _BATCH_NORM_EPS = 1e-5
 _PADDING, _TENSORFLOW = "padding", "tensorflow"
@@ -90,7 +90,7 @@ def load_weights(trunk: TorchvisionName, source: str) -> PretrainedWeights:
 
 
 def needs_tensorflow_padding(source: str | None) -> bool:
-    """Whether weights of that name were trained with TensorFlow's padding."""
+    """Return whether the weights at ``source`` were trained with TensorFlow's padding."""
     if source is None:
         return False
     if is_checkpoint(source):
@@ -113,7 +113,7 @@ def linear_layer(weights: PretrainedWeights, n_features: int) -> tuple[Tensor, T
 
 
 def is_checkpoint(source: str) -> bool:
-    """Whether ``source`` is the checkpoint.safetensors of a run: a whole encoder."""
+    """Return whether ``source`` is the checkpoint.safetensors of a run: a whole encoder."""
     path = Path(source).expanduser()
     if path.suffix != ".safetensors" or not path.is_file():
         return False

@@ -16,7 +16,8 @@ from model_store.gaussian import DiagonalGaussian, triplet_margin_moments
 Prior = Literal["gaussian", "von_mises_fisher"]
 
 _SMALLEST_VARIANCE = 1e-20
-"""Of τ: keeps the root differentiable where a triplet's three embeddings coincide and are sure."""
+"""The least variance of τ: it keeps the root differentiable where a triplet's three embeddings
+coincide and are certain."""
 
 
 class BayesianTripletLoss(Objective):

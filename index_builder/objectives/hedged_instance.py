@@ -19,7 +19,7 @@ _BOUNDARY = 1 / math.sqrt(2)
 """b / a at first: half the distance between embeddings that have nothing in common."""
 
 _SQUARED_FLOOR = 1e-8
-"""Of a squared distance: the root's derivative is infinite where two samples coincide."""
+"""The least squared distance: the root's derivative is infinite where two samples coincide."""
 
 
 class HedgedInstanceLoss(Objective):

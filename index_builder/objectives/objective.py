@@ -1,4 +1,4 @@
-"""What training minimises."""
+"""The interface of training objectives."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ class Objective(nn.Module):
         """
 
     def learned(self) -> dict[str, Tensor]:
-        """What training leaves beside the encoder, for `vouch-build fit` to make a posterior of."""
+        """Return the tensors learned beside the encoder; `vouch-build fit` reads them."""
         return self.state_dict()

@@ -107,5 +107,5 @@ class OnlineLaplaceLoss(Objective):
 
     @staticmethod
     def curvature(learned: Mapping[str, Tensor]) -> Curvature | PartialTraces:
-        """What `learned` gave."""
+        """Restore the curvature from the tensors of `learned`."""
         return Curvature(**learned) if "weight" in learned else PartialTraces(**learned)

@@ -1,4 +1,4 @@
-"""What the steps `train` and `fit` left, read back: encoders, and encoders with their posterior."""
+"""Reading the checkpoints of the steps `train` and `fit`: encoders, with or without posterior."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def trained_members(config: BuildConfig, run: Run) -> list[MetricEncoder]:
 
 
 def member_configs(config: BuildConfig) -> list[BuildConfig]:
-    """What each member of an ensemble is trained by: an encoder alone, with a seed of its own.
+    """Return the configuration of each member of an ensemble: an encoder with a seed of its own.
 
     The first member's is that of the build, so that it is the deterministic baseline; the others'
     come from that seed and the member's number, so that builds of different seeds share none. The

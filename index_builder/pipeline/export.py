@@ -19,7 +19,7 @@ from model_store.errors import ParityError
 from model_store.files import replacing
 
 OPSET = 18
-"""Of ONNX; every ONNX Runtime since 1.14 has it."""
+"""Version of ONNX's operators; every ONNX Runtime since 1.14 has it."""
 
 PARITY_BATCHES = (1, 2, 5)
 """Batch sizes at which the exported file must agree with torch: the exporter's own (2), one below
@@ -85,7 +85,7 @@ def export_encoder(
 def parity(
     encoder: nn.Module, exported: OnnxEncoder, images: NDArray[np.uint8]
 ) -> dict[str, float]:
-    """Of each output, the largest difference between torch and the file over its largest value."""
+    """Compare the file with torch: each output's largest difference over its largest value."""
     worst = dict.fromkeys(OUTPUT_NAMES, 0.0)
     for size in PARITY_BATCHES:
         with torch.inference_mode():

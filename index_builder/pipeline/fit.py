@@ -80,7 +80,8 @@ N_ALIGNING = 10_000
 """Training images that members of an ensemble are turned by: many times the D that it takes."""
 
 N_PASSES = 20
-"""Of Monte Carlo dropout within the trunk: the variance is then known to a third of itself."""
+"""Passes of Monte Carlo dropout within the trunk: the variance is then known to a third of
+itself."""
 
 
 def fit_posterior(
@@ -289,7 +290,7 @@ def _fit_laplace(
 
 
 def _votes(encoder: MetricEncoder, fitted: LaplaceFit, splits: Splits, seed: int) -> Criterion:
-    """How well the votes of a posterior's samples predict labels of validation images."""
+    """Return a criterion: how well votes of a posterior's samples predict validation labels."""
     shuffle = np.random.default_rng(seed)
     names = sorted({*splits.training.labels, *splits.validation.labels})
 

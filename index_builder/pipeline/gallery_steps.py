@@ -34,7 +34,7 @@ from model_store.gallery.opening import index_description
 POSTERIOR_REPORT = "posterior.json"
 
 _OF_POSTERIOR = ("method", "prior_share", "norm_correlation", "temperature")
-"""What the bundle says of its posterior."""
+"""Keys of the posterior's report that the bundle keeps."""
 
 
 def index_step(config: BuildConfig, run: Run) -> None:

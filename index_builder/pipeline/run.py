@@ -35,21 +35,21 @@ class Run:
 
     @property
     def objective(self) -> Path:
-        """What the objective learned beside the encoder."""
+        """The file with the tensors that the objective learned beside the encoder."""
         return self.directory / "objective.safetensors"
 
     @property
     def posterior(self) -> Path:
-        """What turns features into a distribution."""
+        """The file with the posterior."""
         return self.directory / "posterior.safetensors"
 
     def member(self, number: int) -> Run:
-        """Where a member of an ensemble is trained, as an encoder alone would be."""
+        """Return the run of an ensemble's member, which is laid out as that of an encoder alone."""
         return Run(self.members / str(number))
 
     @property
     def members(self) -> Path:
-        """Of an ensemble."""
+        """The folder of an ensemble's members."""
         return self.directory / "members"
 
     @property

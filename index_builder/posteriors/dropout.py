@@ -14,7 +14,7 @@ DROPOUT_FORMAT = "dropout-posterior/1"
 _TENSORS = ("weight", "bias", "share", "masks")
 
 _SHORTEST = 1e-12
-"""Of an embedding: below, it has no direction."""
+"""The length of an embedding below which it has no direction."""
 
 
 @dataclass(frozen=True, slots=True)

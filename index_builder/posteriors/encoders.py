@@ -22,7 +22,7 @@ class ProbabilisticEncoder(nn.Module):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How an upright RGB image becomes the input."""
+        """The steps from an upright RGB image to the input."""
         return self.encoder.preprocessing
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ class PointPosterior:
 
     @classmethod
     def of(cls, last_layer: nn.Linear) -> PointPosterior:
-        """Of a trained layer."""
+        """Create the posterior of a trained layer."""
         return cls(last_layer.weight.detach(), last_layer.bias.detach())
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,8 @@ UNCERTAINTY_MODULE_FORMAT = "uncertainty-module/1"
 _UNIT_MEAN = "unit_mean"
 
 _LOG_LIMIT = 18.0
-"""Of a log variance to either side: e⁻¹⁸ is what float32 can tell of a direction, and e¹⁸ squared
-is still far from its largest number."""
+"""The largest magnitude of a log variance: e⁻¹⁸ is the precision of float32 on a direction, and e¹⁸
+squared is still far from its largest number."""
 
 
 class UncertaintyModule(nn.Module):

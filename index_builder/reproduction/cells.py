@@ -53,14 +53,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured.
+    """The experiments to run.
 
     Attributes
     ----------
     base : configuration of the protocol, with any seed.
     methods : names of `METHODS`, or `DECISION`.
-    seeds : of the training and of what is held out.
-    directory : of everything that is written.
+    seeds : of the training and of the held-out images.
+    directory : the folder that everything is written to.
     """
 
     base: BuildConfig
@@ -75,11 +75,11 @@ class Plan:
         return configured(base, name, self.shared_encoder(seed).checkpoint)
 
     def shared_encoder(self, seed: int) -> Run:
-        """Where the encoder of all post-hoc methods lies."""
+        """Return the run of the encoder that all post-hoc methods of a seed share."""
         return Run(self.directory / "encoders" / f"seed-{seed}")
 
     def run(self, method: str, seed: int) -> Run:
-        """Where a cell's files lie; the decision layer is on those of its method."""
+        """Return the run of a cell; the decision layer uses that of `BASE_METHOD`."""
         name = BASE_METHOD if method == DECISION else method
         return Run(self.directory / "runs" / name / f"seed-{seed}")
 

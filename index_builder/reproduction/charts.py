@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT = 340, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 40
-"""Of a chart and the margins around what is drawn, for ticks and titles."""
+"""Margins around the plot area of a chart, for ticks and titles."""
 
 N_TICKS = 5
 

@@ -1,4 +1,4 @@
-"""What ``vouch-build reproduce`` does: measure, then write everything down."""
+"""The command ``vouch-build reproduce``: measure, then write everything down."""
 
 from __future__ import annotations
 

@@ -32,15 +32,15 @@ from model_store.encoder.contract import Encoder
 from model_store.gallery import FaissGallery
 
 N_FOLDS = 5
-"""Of a gallery that is asked among itself: outlier signals of an image come from detectors that
-have not seen it."""
+"""Number of folds of a gallery whose images are its queries: outlier signals of an image come from
+detectors that have not seen it."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What the decision layer says of B queries.
+    """The decision layer's results for B queries.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ def fit_decision(
 def decide_test(
     encoder: Encoder, world: World, calibration: Calibration, data: ProtocolData, seed: int
 ) -> tuple[Decided, Mapping[str, Decided]]:
-    """What it says of the test's queries, and of every kind of outlier; ``world`` is the test's."""
+    """Decide the test's queries and every kind of outlier; ``world`` is the test's."""
     task = data.test
     if task.leave_one_out:
         observed = _left_out(encoder, world, seed)

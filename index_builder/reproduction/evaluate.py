@@ -147,7 +147,7 @@ def _spread(embeddings: Embeddings) -> Floats:
 
 
 def _of_similarity(searched: Searched, outliers: dict[str, Floats]) -> Result:
-    """What the plain similarity of the first result tells, for comparison."""
+    """Measure the plain similarity of the first result as a signal, for comparison."""
     doubt = 1 - searched.similarities[:, 0]
     aliens = {name: 1 - values for name, values in outliers.items()}
     nobody = np.empty(0)

@@ -79,7 +79,7 @@ def _bayesian_triplet(title: str, **fields: str) -> Method:
 
 
 def _choices(key: str) -> tuple[str, ...]:
-    """What the configuration allows for a key of the Laplace posterior."""
+    """Return the values that the configuration allows for a key of the Laplace posterior."""
     return get_args(LaplaceConfig.model_fields[key].annotation)
 
 

@@ -23,10 +23,10 @@ MAX_CLUSTERS = 1_000
 """Labels above which k-means takes longer than all the rest; NMI is then left out."""
 
 N_POINTS = 120
-"""Of a curve on the page."""
+"""Number of points of a curve on the page."""
 
 N_BINS = 40
-"""Of a histogram."""
+"""Number of bins of a histogram."""
 
 FALSE_ALARMS = (0.01, 0.1)
 
@@ -37,14 +37,14 @@ Result = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What a method says of B queries, and of outliers.
+    """The signals of a method for B queries, and for outliers.
 
     Attributes
     ----------
-    uncertainties : (B,) that the first result is wrong; None where the method has no say.
+    uncertainties : (B,) that the first result is wrong; None where the method gives none.
     alien : (B,) how unlike the gallery's world each query is; None likewise.
     alien_outliers : the same of each kind of outlier, by name.
-    confidences, outcomes : (B,) a probability, and what it is of; None likewise.
+    confidences, outcomes : (B,) a probability, and whether its event happened; None likewise.
     acceptance : (B,) by which queries are accepted in an open set: larger is surer.
     acceptance_outliers : the same of the first kind of outliers.
     """
@@ -59,7 +59,7 @@ class Signals:
 
 
 def of_ranking(searched: Searched, seed: int) -> Result:
-    """How good the lists are, and what the embedding looks like."""
+    """Measure the ranked lists and the structure of the embedding."""
     some = np.random.default_rng(seed).permutation(len(searched.found))
     full_rows = np.sort(some[:N_FULL])
     whole = full_matches(searched, full_rows)
@@ -85,7 +85,7 @@ def of_ranking(searched: Searched, seed: int) -> Result:
 
 
 def of_signals(signals: Signals, correct: Bools) -> Result:
-    """What the uncertainty is worth: errors, outliers, probabilities, the open set."""
+    """Measure the uncertainty against errors, outliers, probabilities and the open set."""
     result: Result = {}
     if signals.uncertainties is not None:
         result["error_auroc"] = metrics.error_auroc(signals.uncertainties, correct)

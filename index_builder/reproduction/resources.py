@@ -1,4 +1,4 @@
-"""What a part of the work costs, wall time and the peak of memory, and on which machine."""
+"""The cost of a part of the work: wall time, peak of memory, and the machine."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from model_store.installation import DISTRIBUTION, installed_versions
 
 _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 _RESET_PEAK = "5"
-"""What the kernel wants to read there (proc(5))."""
+"""The value that makes the kernel reset the peak of memory (proc(5), clear_refs)."""
 
 _LIBRARIES = (DISTRIBUTION, "torch", "torchvision", "numpy", "scikit-learn", "faiss-cpu")
 
 
 @dataclass(slots=True)
 class Cost:
-    """Of one part.
+    """The cost of one part of the work.
 
     Attributes
     ----------
     seconds : wall time.
-    peak_bytes : most memory that the process held meanwhile, what it held before included.
+    peak_bytes : most memory that the process held meanwhile, including the memory held before.
     peak_gpu_bytes : most that torch held on the GPU; None where there is none.
     """
 
@@ -66,7 +66,7 @@ def _peak_bytes() -> int:
 
 
 def machine() -> dict[str, Any]:
-    """What it is measured on, with the versions of what measures."""
+    """Describe the machine, with the versions of the libraries that compute."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "processor": _processor(),

@@ -57,7 +57,7 @@ class Searched:
 
     @property
     def correct(self) -> NDArray[np.bool_]:
-        """Whether each first result is a true match, (B,)."""
+        """A mask (B,) of the queries whose first result is a true match."""
         return self.matches[:, 0]
 
     @property
@@ -118,7 +118,7 @@ def _searched(
 
 
 def full_matches(searched: Searched, rows: Rows) -> NDArray[np.bool_]:
-    """Whether each place of the whole ranking of the queries ``rows`` (b,) is a true match."""
+    """Rank the whole gallery for queries ``rows`` (b,); return a mask of true matches (b, n)."""
     gallery = unit_direction(searched.gallery.mean)
     own = searched.task.own_rows()
     n = len(gallery) - (own is not None)

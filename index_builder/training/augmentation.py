@@ -12,7 +12,7 @@ from index_builder.configuration.build import TrainingConfig
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """What is done to each of B images.
+    """The augmentation of each of B images.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Augmentation:
         return cls(mirrored, offsets, config.shift)
 
     def of(self, positions: Tensor) -> Augmentation:
-        """What is done to some of the images."""
+        """Return the augmentation of the images at ``positions``."""
         return Augmentation(
             None if self.mirrored is None else self.mirrored[positions],
             None if self.offsets is None else self.offsets[:, positions],

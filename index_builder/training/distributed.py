@@ -38,7 +38,7 @@ class Group:
 
     @property
     def writes(self) -> bool:
-        """Whether this is the process that writes."""
+        """True in the one process that writes files."""
         return self.rank == 0
 
     def part(self, rows: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ PREPARED_BYTES = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What one pass over the training images came to."""
+    """The loss, learning rate and time of one pass over the training images."""
 
     loss: float
     learning_rate: float
@@ -44,11 +44,11 @@ class Epoch:
 
 
 def trunk_device(config: TrainingConfig) -> torch.device:
-    """Where the trunk is to be computed.
+    """Return the device that computes the trunk.
 
     Raises
     ------
-    ConfigError : a GPU is asked for, and torch finds none.
+    ConfigError : the configuration wants a GPU, and torch finds none.
     """
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
@@ -63,7 +63,7 @@ def place_for_training(encoder: MetricEncoder, config: TrainingConfig) -> None:
 
     Raises
     ------
-    ConfigError : a GPU is asked for, and torch finds none.
+    ConfigError : the configuration wants a GPU, and torch finds none.
     """
     device = trunk_device(config)
     mixed = config.precision == "mixed" or (config.precision == "auto" and device.type == "cuda")
@@ -192,7 +192,10 @@ def feature_source(
 def _parameter_groups(
     encoder: MetricEncoder, objective: Objective, weight_decay: float
 ) -> list[dict[str, Any]]:
-    """What is learned; a last layer whose prior is in the objective does not decay besides."""
+    """Return the learned parameters in two groups, with and without weight decay.
+
+    A last layer whose prior is in the objective gets no weight decay in addition.
+    """
     learned = [p for p in nn.ModuleList([encoder, objective]).parameters() if p.requires_grad]
     exempt = set(encoder.last_layer.parameters()) if objective.holds_prior else set()
     return [

@@ -1,12 +1,12 @@
-"""What a model is on disk.
+"""Bundles: models on disk.
 
 ::
 
-    manifest      what a bundle holds, with digests
+    manifest      the description of a bundle, with digests
     directory     bundles side by side; `CURRENT` and `PREVIOUS`
     publish       staged files → a bundle
     bundle        a bundle, opened
-    changes       where the log of a live gallery lies
+    changes       the place of a live gallery's log
     compaction    bundle and log → a new bundle
     backup        bundle and log → one archive, and back
 """

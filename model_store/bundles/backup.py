@@ -41,13 +41,13 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class BackupSummary:
-    """What an archive holds.
+    """The contents of an archive.
 
     Attributes
     ----------
-    bundle_id : of the bundle.
+    bundle_id : id of the bundle.
     n_items, version : of its gallery, changes included.
-    log_sha256 : of the log of changes; None where there were none.
+    log_sha256 : digest of the log of changes; None where there were none.
     """
 
     bundle_id: str

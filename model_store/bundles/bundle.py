@@ -41,7 +41,7 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """How many changes the gallery has seen; 0 of one that keeps no earlier state."""
+        """The number of changes the gallery has seen; 0 for one that keeps no earlier state."""
         gallery = self.retriever.gallery
         return gallery.version if isinstance(gallery, GallerySnapshot) else 0
 
@@ -52,11 +52,11 @@ class Bundle:
         return gallery.n_appended if isinstance(gallery, GallerySnapshot) else 0
 
     def require_live(self) -> Writable:
-        """What takes changes of the gallery.
+        """Return the gallery that takes changes.
 
         Raises
         ------
-        WriteRefused : nothing does.
+        WriteRefused : the bundle is served alone and never changes.
         """
         if self.live is None:
             raise WriteRefused(
@@ -66,11 +66,11 @@ class Bundle:
         return self.live
 
     def require_log(self) -> LiveGallery:
-        """What keeps changes beside the bundle, from where a compaction takes them.
+        """Return the gallery whose changes lie beside the bundle, to be compacted.
 
         Raises
         ------
-        WriteRefused : nothing does.
+        WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
         """
         live = self.require_live()
         if not isinstance(live, LiveGallery):

@@ -1,4 +1,4 @@
-"""Where the changes of a bundle's gallery lie, and who may write to them.
+"""The logs of changes beside bundles; only the current bundle's log may be written to.
 
 ::
 
@@ -8,9 +8,10 @@
       changes/
         <bundle id>.sqlite    what has changed since, see `model_store.gallery.live.log`
 
-Every bundle has changes of its own. A compaction makes a new bundle of an old one and its changes;
-the old ones stay as they are, so that whoever goes back to them finds the gallery of that moment.
-Of a gallery in Milvus there lies what Milvus has not heard of yet, and what came of requests.
+Every bundle has a log of its own. A compaction makes a new bundle from an old one and its log. The
+old bundle and its log stay as they are, so that a rollback finds the gallery of that moment. For a
+gallery in Milvus the log holds only the changes that Milvus has not applied yet, and the outcomes
+of requests.
 """
 
 from __future__ import annotations

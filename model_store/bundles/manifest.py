@@ -58,16 +58,16 @@ class SampleQuery:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the bundle holds.
+    """The description of a bundle.
 
     Attributes
     ----------
     gallery : name, description, n_items, how it is searched, the index and its recall.
     encoder : fingerprint, posterior, preprocessing, dim, n_features.
     calibration : a summary, or None where nothing is calibrated.
-    metrics : what evaluation measured on queries used for nothing else, or None.
+    metrics : measured by evaluation on queries used for nothing else, or None.
     samples : query images to try.
-    library_versions : what built it.
+    library_versions : versions of the libraries that built it.
     files : path → sha256 and bytes, of every file but the manifest.
     """
 

@@ -1,4 +1,4 @@
-"""How often a query has nothing to be found: the share of absent queries.
+"""The share of absent queries: queries without a true match in the gallery.
 
 Probabilities are shifted to it, and it is estimated from the queries that are served.
 """

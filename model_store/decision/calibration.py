@@ -102,7 +102,7 @@ class Calibration:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Where calibration queries come from; empty where nothing is known of it."""
+        """The names of the sources of calibration queries; empty where no source is known."""
         names = tuple(self.evidence.source_names)
         return () if names == ("",) else names
 
@@ -168,7 +168,7 @@ class Calibration:
         return 100 * below / len(self.uncertainties)
 
     def outlier_score(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """How alien B queries are, (B,)."""
+        """Compute outlier scores of B queries, (B,); larger is more alien."""
         return self.fusion(self.detector.signals(embeddings))
 
     def outlier_p_value(self, score: float) -> float:

@@ -37,11 +37,11 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class DriftState:
-    """What a test has to know to go on after a restart.
+    """The state that a drift test needs to go on after a restart.
 
     Attributes
     ----------
-    scores : (n,) of the queries served in this period.
+    scores : (n,) outlier scores of the queries served in this period.
     numbers : capital and its shares, how long the alarm lasts, the generator; as JSON has them.
     """
 
@@ -81,7 +81,7 @@ class DriftTest:
 
     @property
     def drifted(self) -> bool:
-        """Whether the test has fired lately; see `CALM`."""
+        """True if the test has fired lately; see `CALM`."""
         return self._alarmed_for > 0
 
     @property
@@ -151,7 +151,7 @@ class DriftTest:
 
 
 def _factors(p_value: float) -> list[float]:
-    """What each of `_BETS` multiplies its capital by."""
+    """Return the factor by which each of `_BETS` multiplies its capital."""
     z = _NORMAL.inv_cdf(min(max(p_value, _CLIP), 1 - _CLIP))
     return [
         math.exp(0.5 * (z * z - ((z - mean) / std) ** 2)) / std  # φ((z − μ) / σ) / (σ φ(z))

@@ -11,10 +11,10 @@ from scipy.special import betaln, xlog1py, xlogy
 from model_store.decision.betting import ALARM, Jumper
 
 CONFIDENCE = 0.95
-"""Of the interval of the error rate."""
+"""The confidence level of the interval of the error rate."""
 
 _ODDS = (1.5, 2.0, 3.0)
-"""How many times the accepted odds of an error each bet takes them to be."""
+"""The factors by which the bets take the odds of an error to exceed the accepted odds."""
 
 _JUMP = 0.001
 """Rate at which capital moves between the bets and a reserve, so that an error rate that rises late

@@ -1,4 +1,4 @@
-"""Where each label lies in the gallery, on average."""
+"""The mean direction of each label's items."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """What calling first items a match from some probability on leads to.
+    """The rates that follow from calling first items a match from some probability on.
 
     Attributes
     ----------
     threshold : on the match probability.
     coverage : share of all queries whose first item is called a match.
-    error : share of those that is wrong.
+    error : share of wrong ones among these matches.
     error_bound : upper confidence bound of ``error`` (Clopper & Pearson 1934).
     false_match_rate : FPIR, share of the absent queries whose first item is called a match.
     false_match_bound : upper confidence bound of it. Both are None where nothing is known of absent
@@ -194,7 +194,7 @@ class Stream:
 
     @property
     def n_absent_effective(self) -> float:
-        """How many independent queries the absent ones are worth."""
+        """The number of independent queries that the absent ones are worth."""
         return float((1 / self.design_effects[self.absent]).sum())
 
     def curve(self) -> list[OperatingPoint]:

@@ -1,4 +1,4 @@
-"""How alien a query is, at the cost of a few small matrix products."""
+"""The outlier score of a query, at the cost of a few small matrix products."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _LEAST = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True)
 class OutlierDetector:
-    """What tells alien images from the gallery's: distances, posterior variance, feature length.
+    """A detector of outliers, by distances, posterior variance and feature length.
 
-    With φ the features, averaged as `averaged_features` says, x = φ / ‖φ‖ and its coordinates
-    t = (x − c) U in the r leading principal directions of the gallery's features, what of x lies
-    outside their subspace is e² = ‖(x − c) − t Uᵀ‖², the residual of ViM (Wang et al. 2022). The
-    signals are logarithms of
+    φ are the features, averaged by `averaged_features`, and x = φ / ‖φ‖. Its coordinates in the r
+    leading principal directions of the gallery's features are t = (x − c) U. The part of x outside
+    their subspace has the squared length e² = ‖(x − c) − t Uᵀ‖², the residual of ViM (Wang et al.
+    2022). The signals are logarithms of
 
     - the distance to the nearest gallery features (after Sun et al. 2022),
       √(min_m ‖t − t_m‖² + e²);
@@ -47,9 +47,9 @@ class OutlierDetector:
       labels and σ² the variance outside the subspace;
     - the cosine distance to the nearest gallery embedding;
     - the spherical variance of the embedding;
-    - √(1 + z²), with z by how many standard deviations the log length of the features, log ‖φ‖,
-      lies from the gallery's mean: normalising drops it, and alien images are often too short or
-      too long.
+    - √(1 + z²), with z the number of standard deviations between the log length of the features,
+      log ‖φ‖, and the gallery's mean: normalising drops the length, and the features of alien
+      images are often too short or too long.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ class OutlierDetector:
 
     @cached_property
     def _compared(self) -> NDArray[np.float32]:
-        """What of (1, t) makes (1, t L), and after it the `_comparison` with the references."""
+        """The matrix from (1, t) to (1, t L), then the `_comparison` with the references."""
         rank = len(self.whitening)
         whitening = np.eye(1 + rank, dtype=np.float32)
         whitening[1:, 1:] = self.whitening
@@ -155,12 +155,12 @@ class OutlierDetector:
 
     @cached_property
     def _directions(self) -> NDArray[np.float32]:
-        """Of the gallery, (D, M): so laid out they are multiplied in half the time."""
+        """The gallery's directions, (D, M): products with this layout take half the time."""
         return np.ascontiguousarray(self.directions.T)
 
 
 def _comparison(points: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What of (1, t) makes ‖t − p‖² − ‖t‖² for each of M ``points`` p (M, r), (1 + r, M)."""
+    """Return the matrix (1 + r, M) from (1, t) to ‖t − p‖² − ‖t‖² for ``points`` p (M, r)."""
     return np.ascontiguousarray(np.vstack([np.vecdot(points, points), -2 * points.T]))
 
 

@@ -1,4 +1,4 @@
-"""What is promised of a stream of queries: thresholds on probabilities, and what is missing."""
+"""Promises for a stream of queries: thresholds on probabilities, and reasons where none holds."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ class Promises:
 
     @property
     def point(self) -> OperatingPoint:
-        """What calling first items a match leads to, all size classes together."""
+        """The rates that follow from calling first items a match, all size classes together."""
         accepted = self.stream.probabilities >= self._thresholds[self._first_classes]
         return self._told(self.stream.point_of(accepted, float(self._thresholds.min())))
 
     @property
     def gives_matches(self) -> bool:
-        """Whether any first item can be called a match."""
+        """True if some first item can be called a match."""
         return bool(np.isfinite(self._thresholds).any())
 
     def curve(self) -> list[OperatingPoint]:

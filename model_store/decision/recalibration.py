@@ -1,4 +1,4 @@
-"""What users said of earlier matches, as a correction of match probabilities."""
+"""A correction of match probabilities by users' feedback on earlier matches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Recalibration:
 
     @property
     def is_identity(self) -> bool:
-        """Whether nothing is corrected."""
+        """True if nothing is corrected."""
         return self.slope == 1 and self.intercept == 0
 
     def __call__(self, log_odds: NDArray[np.float64]) -> NDArray[np.float64]:

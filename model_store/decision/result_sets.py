@@ -63,7 +63,7 @@ class _ClassRule:
 
 @dataclass(frozen=True)
 class _Thresholds:
-    """What is chosen by at one coverage: None where nothing is promised to anybody."""
+    """The thresholds of one coverage; None where nothing is promised for any size class."""
 
     thresholds: Floats | None
     promised_for: tuple[str, ...]
@@ -71,7 +71,7 @@ class _Thresholds:
 
 
 class ResultSetRule:
-    """Which items belong in the set, for any coverage (Angelopoulos et al. 2021, Learn then Test).
+    """The rule for result sets of any coverage (Angelopoulos et al. 2021, Learn then Test).
 
     A set holds the likeliest label, and every label whose match probability reaches the threshold
     of its size class; such sets are the smallest on average that cover each class (Sadinle et al.

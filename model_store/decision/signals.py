@@ -1,4 +1,4 @@
-"""What a result list knows of each label in it being the true match."""
+"""The evidence that a result list holds for each of its labels being the true match."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ _OF_MEANS = 0.2
 """Bandwidth of the agreement of label means, in spans of the means that were found."""
 
 _SHARE_FLOOR = 1e-3
-"""Of the whole weight, added to either side of a share: no label is ruled out."""
+"""The share of the whole weight that is added to either side of a share: no label is ruled out."""
 
 _N_VOTES = 5
 """Ways to vote: of `_NEAREST`, and at `_BANDWIDTH`, `_NARROW` and `_WIDE`."""
 
 _HALF_VOTE = np.array([[0.5], [0.5], [0.5], [0.0], [0.0], [0.0]])
 _SHARE = np.array([[0.0], [0.0], [0.0], [_SHARE_FLOOR], [_SHARE_FLOOR], [_SHARE_FLOOR]])
-"""What is added to either side of these votes, and of the label means': half a vote where they are
-counted, a share of the whole where they are weighed. The first bandwidth is so small that its votes
-count too."""
+"""Added to either side of these votes, and of those of the label means: half a vote where votes are
+counted (`_HALF_VOTE`), a share of the whole weight where they are weighed. The first bandwidth is
+so small that its votes count too."""
 
 _TINY = 1e-12
 """Keeps the logarithm of a variance that is exactly zero finite, and the span of equal items."""
@@ -148,7 +148,7 @@ def _log_distance(similarity: float) -> float:
 
 
 def _weights(similarities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What each item's vote weighs (5, n): of the nearest 10 and 50, and at three bandwidths."""
+    """Return the weight of each item's vote (5, n): nearest 10 and 50, three bandwidths."""
     behind = similarities - similarities[0]
     span = float(_TINY - behind[-1])
     rates = np.array([1 / _BANDWIDTH, 1 / (_NARROW * span), 1 / (_WIDE * span)])
@@ -160,7 +160,7 @@ def _weights(similarities: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @cache
 def _counts(n: int) -> NDArray[np.float64]:
-    """Which of n items are among the nearest that are counted, and rows to be filled, (5, n)."""
+    """Return (5, n): ones for the 10 and the 50 nearest items, then three rows to be filled."""
     counts = np.zeros((_N_VOTES, n))
     for row, k in zip(counts, _NEAREST, strict=False):
         row[:k] = 1

@@ -1,4 +1,4 @@
-"""Whether a calibration still holds for the gallery that is searched."""
+"""The check that a calibration still holds for the gallery that is searched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from model_store.search import N_CANDIDATES
 
 
 def search_settings(gallery: Gallery) -> dict[str, Any]:
-    """What a calibration depends on beside the encoder: what is searched, and how."""
+    """Return the settings of the search that a calibration depends on, beside the encoder."""
     return {
         "index": gallery.index_type,
         "n_items": gallery.n_items,

@@ -38,9 +38,9 @@ class VennAbers:
 
     @cached_property
     def _bounds(self) -> NDArray[np.float64]:
-        """Of (2 m + 1, 2) places: before the first row, at it, between it and the next, and so on.
+        """The bounds (2 m + 1, 2): before the first row, at it, between it and the next, etc.
 
-        What lies between two rows is bounded by the lower of the one and the upper of the other.
+        Between two rows, the bounds are the lower of the one and the upper of the other.
         """
         bounds = np.empty((2 * len(self.log_odds) + 1, 2))
         bounds[1::2] = np.stack([self.lower, self.upper], axis=1)

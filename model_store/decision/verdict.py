@@ -33,7 +33,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What may be said of a query before any neighbour is looked at; None without calibration.
+    """The statistics of a query that need no neighbours; each is None without calibration.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """What a search found for one query.
+    """The items that a search found for one query.
 
     Attributes
     ----------
@@ -107,13 +107,13 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What may be said of one query. Without calibration every number is None.
+    """The verdict on one query and its numbers, each of them None without calibration.
 
     Attributes
     ----------
-    verdict : what a front end switches on.
+    verdict : the word that a front end switches on.
     assessment : of the query alone.
-    reason : why less is promised than was asked for; None where nothing is missing.
+    reason : why less is promised than the request wants; None where nothing is missing.
     absent_share : share of absent queries that the probabilities are for.
     match_log_odds : (k,) of the shown items, at that share, uncorrected by feedback.
     match_probabilities : (k,) P(item is a true match) of the shown items; items of one label share
@@ -121,8 +121,8 @@ class Decision:
     match_intervals : (k, 2) see `VennAbers`.
     no_match_probability : P(none of the items that may be found is a true match): 1 − Σ of the
         match probabilities of their labels.
-    assumed_no_match : the same of the whole gallery, at the share that was fitted with and
-        uncorrected: what the share of a stream is estimated from.
+    assumed_no_match : the same of the whole gallery, uncorrected and at the share of the fit; the
+        share of a stream is estimated from it.
     result_set : as few items as hold a true match with a stated probability.
     """
 

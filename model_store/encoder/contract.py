@@ -1,4 +1,4 @@
-"""What an encoder is: its protocol, metadata and embeddings, without ONNX Runtime."""
+"""The encoder's protocol, metadata and embeddings, without ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 @dataclass(frozen=True, slots=True)
 class EncoderMetadata:
-    """What the ONNX file says of itself.
+    """The metadata in an encoder's ONNX file.
 
     Attributes
     ----------
-    preprocessing : how an upright RGB image becomes the input.
+    preprocessing : the steps from an upright RGB image to the input.
     posterior : name of the distribution behind the variance, e.g. ``laplace_fixed_euclidean``.
     """
 
@@ -50,7 +50,7 @@ class EncoderMetadata:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """What the encoder says of B images.
+    """The encoder's outputs for B images.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class Embeddings:
 
     @cached_property
     def spherical_variances(self) -> NDArray[np.float64]:
-        """How uncertain each is, (B,); see `model_store.sphere.spherical_variance`."""
+        """The uncertainty of each embedding, (B,); see `model_store.sphere.spherical_variance`."""
         return spherical_variance(self.mean, self.variance)
 
     def at(self, images: NDArray[np.integer[Any]]) -> Embeddings:
@@ -110,7 +110,7 @@ class Encoder(Protocol):
 
     @property
     def placement(self) -> Placement | None:
-        """Which providers ran how many nodes; None where only the CPU could."""
+        """The number of nodes that each execution provider ran; None where only the CPU could."""
 
     @property
     def dim(self) -> int:

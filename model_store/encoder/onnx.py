@@ -125,7 +125,7 @@ def require_gpu(provider: str, placement: Placement | None) -> None:
 
 
 def _choose(provider: ProviderChoice) -> Literal["cpu", "cuda"]:
-    """What to start: nothing but what was asked for is taken silently."""
+    """Return the provider to start; raise `ProviderUnavailable` if CUDA is wanted and missing."""
     has_gpu = Path("/dev/nvidiactl").exists()
     if provider == "cpu" or (provider == "auto" and not has_gpu):
         return "cpu"
@@ -168,7 +168,7 @@ def _where_nodes_run(
 
 
 def _cuda_is_ready() -> bool:
-    """Whether this ONNX Runtime was built for CUDA; loads pip's NVIDIA libraries on the way."""
+    """Return whether this ONNX Runtime was built for CUDA, after loading pip's NVIDIA libraries."""
     if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
         return False
     onnxruntime.preload_dlls()

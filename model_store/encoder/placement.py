@@ -1,8 +1,8 @@
-"""Where the nodes of an encoder's graph really ran.
+"""The execution providers that really ran the nodes of an encoder's graph.
 
-ONNX Runtime takes a list of execution providers and gives each node to the first that can run it:
-a session that names CUDA first may still compute most of its graph on the CPU, and says nothing of
-it. Its profiler does: one profiled run tells which provider ran each node.
+ONNX Runtime takes a list of execution providers and gives each node to the first that can run it.
+A session that names CUDA first may compute most of its graph on the CPU without a message. The
+profiler shows it: one profiled run names the provider of each node.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 RUN_SUFFIX = "_kernel_time"
-"""Of the one event of a node that is its run; older releases write others for its fences."""
+"""The suffix of the one event of a node that is its run; older releases write others for its
+fences."""
 
 COPIES = {"MemcpyFromHost", "MemcpyToHost"}
-"""What ONNX Runtime adds between providers. Copying to a GPU is not computing on it."""
+"""The operators that ONNX Runtime adds between providers. Copying to a GPU is not computing on
+it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderShare:
-    """What one execution provider ran.
+    """The part of the graph that one execution provider ran.
 
     Attributes
     ----------
     nodes : nodes of the graph.
     share : of all nodes that ran.
-    seconds : in their kernels, as the host sees it: a GPU's are started and not waited for, so that
-        this is what they cost the host and not how long the GPU computed.
+    seconds : in their kernels, as the host sees it. A GPU's kernels are started and not waited for:
+        this is their cost to the host, not how long the GPU computed.
     """
 
     nodes: int
@@ -72,11 +74,11 @@ def run_profiled(
 
 
 def placement_of(events: Iterable[Mapping[str, Any]]) -> Placement:
-    """What each provider ran, by the events of a profile.
+    """Return the part that each provider ran, by the events of a profile.
 
     Raises
     ------
-    ValueError : no event tells of a node that ran, and where.
+    ValueError : no event names a node that ran, and its provider.
     """
     nodes: Counter[str] = Counter()
     microseconds: Counter[str] = Counter()

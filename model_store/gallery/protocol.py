@@ -102,11 +102,11 @@ class Gallery(Protocol):
 
     @property
     def index_type(self) -> str:
-        """How candidates are searched for, in the engine's own words."""
+        """The kind of search for candidates, in the engine's own words."""
 
     @property
     def n_items(self) -> int:
-        """How many items there are."""
+        """The number of items."""
 
     @property
     def n_rows(self) -> int:
@@ -114,7 +114,7 @@ class Gallery(Protocol):
 
     @property
     def n_changed(self) -> int:
-        """How many items were added, replaced or removed since the index builder built it."""
+        """The number of items added, replaced or removed since the gallery was built."""
 
     @property
     def dim(self) -> int:
@@ -137,7 +137,7 @@ class Gallery(Protocol):
         """
 
     def matching(self, part: Filter) -> NDArray[np.bool_]:
-        """Which rows a filter lets through, (N,), as `candidates` takes it; not to be written."""
+        """Return the mask (N,) of rows that pass a filter, read-only, as `candidates` takes it."""
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""
@@ -161,7 +161,7 @@ class Gallery(Protocol):
         """The items at ``rows`` (n,), in that order."""
 
     def row(self, item_id: str) -> int:
-        """Where the item of that id is, or `ItemNotFound`."""
+        """Return the row of an item, or raise `ItemNotFound`."""
 
     def item(self, item_id: str) -> Item:
         """The item of that id, or `ItemNotFound`."""

@@ -1,4 +1,4 @@
-"""What can be done to a live gallery, what its log says was done, and who does it."""
+"""The writes of a live gallery, the entries of its log, and the protocol of what applies them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Upsert:
 
     @property
     def id(self) -> str:
-        """Of the item."""
+        """The id of the item."""
         return self.item.id
 
 
@@ -48,7 +48,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a search needs to know of one line of the log; without ``vector``, a deletion."""
+    """One entry of the log as a search needs it; without ``vector``, a deletion."""
 
     sequence: int
     id: str
@@ -58,12 +58,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """What makes a request one that may be sent again.
+    """The identity of a request that may be sent again.
 
     Attributes
     ----------
-    key : of the request, whoever sends it made unique.
-    request : digest of what is asked; the same key with another is refused.
+    key : of the request; its sender made it unique.
+    request : digest of the request's content; the same key with another content is refused.
     """
 
     key: str
@@ -72,13 +72,13 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one write did.
+    """The result of one write.
 
     Attributes
     ----------
     id : of the item.
     existed : whether there was an item of that id before.
-    version : of the gallery since.
+    version : of the gallery after the write.
     """
 
     id: str
@@ -103,7 +103,7 @@ class Writable(Protocol):
         """See `ChangesFile.mark`: whether there is anything to hear of, in microseconds."""
 
     def outcome(self, retry: Retry) -> str | None:
-        """What came of a request, if it has been carried out; or `KeyReused`."""
+        """Return the outcome of a request that was carried out, else None; or raise `KeyReused`."""
 
     def commit(
         self,
@@ -135,7 +135,7 @@ class Writable(Protocol):
 def judged(
     writes: Sequence[Upsert | Delete], there: Callable[[str], bool], n_items: int, version: int
 ) -> list[Written]:
-    """What ``writes`` will do, one after another.
+    """Return the results that ``writes`` will have, one after another.
 
     Parameters
     ----------

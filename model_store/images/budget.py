@@ -1,4 +1,4 @@
-"""What the decoding of one image may cost, kept by the kernel, in a process that can be lost."""
+"""The cost limits of decoding one image, enforced by the kernel, in a process that can be lost."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MAPPED = Path("/proc/self/statm")
 
 @dataclass(frozen=True, slots=True)
 class DecodingBudget:
-    """What the decoding of one image may cost.
+    """The limits on the cost of decoding one image.
 
     Attributes
     ----------
-    cpu_s : seconds of computing. Not seconds on the clock, which on a busy machine would condemn
-        images for the company they are in.
+    cpu_s : seconds of computing. Not seconds on the clock: on a busy machine those would refuse
+        images because of other processes.
     memory_bytes : beyond what an idle decoder has mapped.
-    clock_s : seconds on the clock. Only a decoder that is stopped, or starved, takes so many.
+    clock_s : seconds on the clock. Only a decoder that is stopped or starved takes so many.
     """
 
     cpu_s: float = 5.0

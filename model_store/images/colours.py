@@ -27,7 +27,7 @@ _UPRIGHT: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
     8: np.rot90,
 }
-"""How to set upright what EXIF says was taken in this orientation."""
+"""The operation that turns an image of each EXIF orientation upright."""
 
 TRANSPOSED = frozenset({5, 6, 7, 8})
 """Orientations that exchange width and height."""
@@ -36,9 +36,9 @@ _Step = Callable[[Image.Image], Image.Image]
 
 
 def orientation(image: Image.Image) -> int | None:
-    """How EXIF says that the picture was taken, where that is not upright.
+    """Return the EXIF orientation of a picture; None where it is upright or unreadable.
 
-    What cannot be read is no reason to refuse the picture: cameras write broken EXIF too.
+    Unreadable EXIF is no reason to refuse the picture: cameras write broken EXIF too.
     """
     try:
         value = image.getexif().get(0x0112)
@@ -61,7 +61,7 @@ def upright_rgb(image: Image.Image) -> tuple[NDArray[np.uint8], list[str]]:
 
 
 def _steps(image: Image.Image, warnings: list[str]) -> list[_Step]:
-    """What turns strips of ``image`` to RGB, in order."""
+    """Return the steps that convert strips of ``image`` to RGB, in order."""
     steps: list[_Step] = []
     mode = image.mode
     profile = image.info.get("icc_profile")

@@ -1,4 +1,4 @@
-"""What an image file says of itself, found without decoding and at a bounded cost.
+"""The facts that an image file's structure tells, without decoding and at a bounded cost.
 
 Pillow answers some of these questions too, but only after it has read every frame (GIF, TIFF) or
 set aside the memory for the whole canvas (WebP).

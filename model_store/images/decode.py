@@ -1,4 +1,4 @@
-"""What is accepted as an image, within which limits, and the way from its bytes to pixels."""
+"""The accepted image formats, their limits, and the way from an image's bytes to pixels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 )
-"""What files of these formats are called; what they are is seen when they are decoded."""
+"""File name suffixes of these formats; the format itself is read from the content."""
 
 TOO_MUCH_MEMORY = (
     "Decoding the image takes more memory than one image may. Send a smaller image, or a plainer "
@@ -36,7 +36,7 @@ TOO_MUCH_MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What is refused before a single pixel is decoded.
+    """The limits that an image must keep before a single pixel is decoded.
 
     Attributes
     ----------

@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image, ImageCms
 
 MAX_PROFILE_BYTES = 4 * 2**20
-"""Of a profile that is looked at. Those of presses, the largest there are, have up to 3 MiB."""
+"""Bytes of a profile at most; a larger one counts as broken. Those of presses, the largest there
+are, have up to 3 MiB."""
 
 _COLOUR_SPACES = {"RGB": "RGB", "L": "GRAY", "CMYK": "CMYK", "LAB": "Lab"}
 
@@ -56,7 +57,7 @@ def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform:
 
 
 def _is_srgb(convert: Callable[[Image.Image], Image.Image], mode: str) -> bool:
-    """Whether colours all over the cube, or all greys, stay as they are."""
+    """Return whether a conversion leaves colours all over the cube, or all greys, as they are."""
     steps = np.arange(0, 256, 17, dtype=np.uint8)
     if mode == "L":
         probe = Image.fromarray(steps[None])

@@ -23,7 +23,7 @@ _FLAT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
-    """When a measure is poor, and what to do about it.
+    """A reason to call a picture poor, by one measure.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class _Reason:
     advice: str
 
     def applies(self, value: float, ordinary: float | None) -> bool:
-        """Whether ``value`` is beyond the limit, and beyond what is ordinary here, if known."""
+        """Return whether ``value`` is beyond the limit, and the ordinary one if known."""
         limits = [self.limit] if ordinary is None else [self.limit, ordinary]
         return value < min(limits) if self.below else value > max(limits)
 
@@ -100,7 +100,7 @@ def quality_measures(
 
 
 def _mean_squared_laplacian(image: Image.Image) -> float:
-    """Of grey values; beyond the edge they are those of the edge."""
+    """Return the mean squared Laplacian of grey values, whose border is repeated outside."""
     grey = np.asarray(image, dtype=np.int16)
     laplacian = -4 * grey
     laplacian[1:] += grey[:-1]
@@ -136,7 +136,7 @@ def quality_hints(
 
 
 def ordinary_limits(measures: NDArray[np.float64]) -> dict[str, float]:
-    """What one in a hundred of these queries is beyond, by the code of a reason.
+    """Return the value that 1 % of these queries are beyond, by the code of a reason.
 
     Parameters
     ----------

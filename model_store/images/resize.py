@@ -36,7 +36,7 @@ class Preprocessing:
 
     @property
     def smallest_side(self) -> int | None:
-        """How small `decode_image` may make an image; None for not at all.
+        """The pixels below which `decode_image` reduces no side of a JPEG; None for no reduction.
 
         Twice the input, so that resizing still averages over pixels, and twice a thumbnail.
         """
@@ -46,7 +46,7 @@ class Preprocessing:
 
     @property
     def n_bytes(self) -> int:
-        """Of one image at the encoder's input size."""
+        """The bytes of one image at the encoder's input size."""
         return 3 * self.height * self.width
 
     def __call__(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

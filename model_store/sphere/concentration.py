@@ -9,8 +9,9 @@ from model_store.sphere.normaliser import mean_resultant_length, mean_resultant_
 from model_store.sphere.vectors import FloatT, unit_direction
 
 MAX_CONCENTRATION = 1e10
-"""What a resultant length of 1, so a point, is reported as: a spread of 1e-5 radians along each
-axis, below what images differ by, and finite, so that it can be stored, averaged and sent as JSON.
+"""The concentration reported for a resultant length of 1, which is a point: a spread of 1e-5
+radians along each axis, below what images differ by, and finite, so that it can be stored, averaged
+and sent as JSON.
 """
 
 _ROUNDING = 1e-6

@@ -1,4 +1,4 @@
-"""Who may ask, and how often.
+"""Authentication, permission and rate limits.
 
 ::
 

@@ -1,6 +1,6 @@
-"""Who may ask: keys, what they allow, and how often.
+"""The caller of a request: its key, what the key allows, and how often.
 
-A route says what it needs, alone or for a whole router::
+A route names the scope that it needs, alone or for a whole router::
 
     router = APIRouter(route_class=GuardedRoute, dependencies=[Depends(requires("read"))])
 
@@ -39,21 +39,21 @@ SECURITY_SCHEMES = {
         "description": "The same key.",
     },
 }
-"""How a key may be sent, for the OpenAPI document."""
+"""The two ways to send a key, for the OpenAPI document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks.
+    """The caller of a request.
 
     Attributes
     ----------
-    id : of the key, or the address of a caller without one: what requests are counted under.
-    name : of the key; None for a caller without one.
+    id : the key's id, or the address of a caller without a key; requests are counted under it.
+    name : the key's name; None for a caller without a key.
     scope : what the caller may do.
-    rate : how often.
-    expected_absent : share of its queries without a match in a gallery; None where the key says
-        nothing of it.
+    rate : how often it may ask; None without a limit.
+    expected_absent : share of the caller's queries without a match in a gallery; None where the key
+        names none.
     """
 
     id: str
@@ -96,7 +96,7 @@ class Access:
         return said if self._keyring is None else f"keys; without a key {said}"
 
     async def admit(self, request: Request) -> Caller:
-        """Who asks, counted once a request.
+        """Return the caller, after counting the request once against its rate limit.
 
         Raises
         ------
@@ -244,11 +244,11 @@ class GuardedRoute(APIRoute):
 
 
 def open_access(settings: Settings) -> Access:
-    """What the settings say of who may ask.
+    """Create the access control that the settings describe.
 
     Raises
     ------
-    KeysRequired : others could reach a service that asks for no key, and nobody said they may.
+    KeysRequired : others could reach a service without keys, and `anonymous` is not set.
     KeysError : the file of keys cannot be used.
     """
     host = settings.published_host or settings.host
@@ -269,7 +269,10 @@ def open_access(settings: Settings) -> Access:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``; a name other than localhost may be anything."""
+    """Return whether only this machine can reach ``host``.
+
+    A name other than localhost may resolve to any address, so it counts as reachable by others.
+    """
     if host.lower() == "localhost":
         return True
     try:
@@ -287,7 +290,10 @@ def _presented_key(request: Request) -> str | None:
 
 
 def _address(request: Request) -> str:
-    """Who a caller without a key is; of IPv6 the network, for a host there has 2⁶⁴ addresses."""
+    """Return what identifies a caller without a key: its IPv4 address, or its /64 network in IPv6.
+
+    A host in an IPv6 network may use any of its 2⁶⁴ addresses, so the network is counted as one.
+    """
     host = request.client.host if request.client else ""
     try:
         address = _ip_of(host)

@@ -28,7 +28,7 @@ SCOPES: Final[tuple[KeyScope, ...]] = get_args(KeyScope)
 
 
 def allows(held: KeyScope, wanted: KeyScope) -> bool:
-    """Whether a holder of one scope may do what another is needed for."""
+    """Return whether a key of the scope ``held`` may do what needs the scope ``wanted``."""
     return SCOPES.index(wanted) <= SCOPES.index(held)
 
 
@@ -36,14 +36,15 @@ PREFIX = "vouch"
 SECRET_BYTES = 32
 MAX_NAME = 100
 LOOK_AFTER_S = 1.0
-"""How old what is known of the file may be: a key that was revoked is refused within a second."""
+"""Seconds after which the file is looked at again: a key that was revoked is refused within a
+second."""
 
 
 class ApiKey(BaseModel):
-    """What is kept of a key, which is not the key.
+    """A key as the file stores it: the hash of its secret, and what it allows.
 
-    The secret is 256 random bits: nobody can try them all, however fast the hash, so that SHA-256
-    does. A slow hash is for secrets that people choose, and would slow down every request here.
+    The secret is 256 random bits: nobody can try them all, however fast the hash, so SHA-256 is
+    enough. A slow hash is for secrets that people choose, and would slow down every request here.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,7 +62,7 @@ class ApiKey(BaseModel):
     )
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
-        """Whether it is good, and if not, why."""
+        """Return whether the key is active, expired or revoked at ``now``."""
         if self.revoked_at is not None:
             return "revoked"
         expired = self.expires_at is not None and self.expires_at <= now
@@ -118,7 +119,12 @@ def revoked(key: ApiKey) -> ApiKey:
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """What the file holds; an error that says what is wrong with it where it cannot be used."""
+    """Read the keys in the file at ``path``.
+
+    Raises
+    ------
+    KeysError : the file is missing, unreadable or damaged; the message says which.
+    """
     try:
         keys = _KeysFile.model_validate_json(path.read_bytes()).keys
     except FileNotFoundError:
@@ -245,7 +251,10 @@ def _digest(secret: str) -> str:
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:
-    """What changes whenever the file does; None where there is none."""
+    """Return modification time, size and inode of the file; None where it cannot be looked at.
+
+    The keys are read again when these change.
+    """
     try:
         found = path.stat()
     except OSError:

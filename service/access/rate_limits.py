@@ -1,4 +1,4 @@
-"""How often a caller may ask: counted in Redis by all replicas, and in this process besides."""
+"""Rate limits: requests counted in Redis for all replicas, and in this process as well."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MAX_CALLERS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a caller stands after a request.
+    """The number of a caller's requests in the current period, against its limit.
 
     Attributes
     ----------
-    limit : requests in a period.
-    count : requests in this one so far, this one among them.
+    limit : requests allowed in a period.
+    count : requests in this period so far, this one included.
     reset_s : seconds until the next period.
     """
 
@@ -41,7 +41,7 @@ class Standing:
 
     @property
     def exceeded(self) -> bool:
-        """Whether this request was one too many."""
+        """True if this request is beyond the limit."""
         return self.count > self.limit
 
     def headers(self) -> dict[str, str]:
@@ -56,7 +56,7 @@ class Standing:
 
 
 class Tally:
-    """What is known of one caller's requests in one period."""
+    """One caller's count in one period, kept here so that it survives a Redis that forgets."""
 
     def __init__(self, period: int) -> None:
         self.period = period
@@ -82,7 +82,7 @@ class Tally:
 
 
 class Tallies:
-    """Of the callers that asked last."""
+    """The tallies of the callers that asked last, ``max_callers`` at most."""
 
     def __init__(self, max_callers: int = MAX_CALLERS) -> None:
         self._max_callers = max_callers

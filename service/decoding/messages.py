@@ -61,11 +61,13 @@ _ANSWER: TypeAdapter[_Decoded | _Refused] = TypeAdapter(_Decoded | _Refused)
 def read_reply(
     said: bytes, pictures: SharedPixels, preprocessing: Preprocessing
 ) -> Prepared | ImageError:
-    """What a decoder answered.
+    """Read a decoder's reply.
+
+    The reply is validated strictly: the process parses hostile files and may have been compromised.
 
     Raises
     ------
-    EOFError : it says what no decoder says.
+    EOFError : it is not a decoder's reply.
     """
     try:
         answer = _ANSWER.validate_json(said)
@@ -85,5 +87,5 @@ def read_reply(
 
 
 def _thumbnail(data: bytes) -> Thumbnail:
-    """What a decoder says is a thumbnail; one that was taken over cannot make it another type."""
+    """Return a decoder's thumbnail; a compromised decoder cannot give it another media type."""
     return Thumbnail(data, "image/png" if data.startswith(b"\x89PNG") else "image/jpeg")

@@ -89,7 +89,7 @@ class DecoderPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the decoders, those that are just being started among them."""
+        """The process ids of the decoders, including those that are still starting."""
         return [decoder.pid for decoder in self._decoders]
 
     async def decode(
@@ -125,7 +125,7 @@ class DecoderPool:
     async def _decode(
         self, decoder: DecoderProcess, data: bytes, request: bytes, preprocessing: Preprocessing
     ) -> Prepared | ImageError | None:
-        """What became of an image; None where its decoder was killed from outside."""
+        """Decode an image; return None if its decoder was killed from outside."""
         try:
             async with asyncio.timeout(self._budget.clock_s):
                 said = await decoder.ask(request, data)
@@ -139,7 +139,7 @@ class DecoderPool:
         return outcome
 
     def _judged(self, exit_status: int) -> ImageError | None:
-        """What the end of its decoder says of an image."""
+        """Return the error of an image whose decoder has ended; None after a kill from outside."""
         if exit_status == -signal.SIGKILL:
             return None
         if exit_status == -signal.SIGPROF:

@@ -45,12 +45,12 @@ class DecoderProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The id of the decoder's process."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """True while the process runs."""
         return self._process.poll() is None
 
     async def ask(self, header: bytes, data: bytes) -> bytes:
@@ -88,7 +88,7 @@ class DecoderProcess:
         return await asyncio.to_thread(self._process.wait)
 
     async def _received(self, n_least: int) -> bytes:
-        """What the process sends next, ``n_least`` bytes or more."""
+        """Receive at least ``n_least`` bytes from the process."""
         loop = asyncio.get_running_loop()
         received = b""
         while len(received) < n_least:
@@ -100,7 +100,7 @@ class DecoderProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Of a decoder: where its imports are found, and none of the service's secrets."""
+    """Return a decoder's environment: its import paths, and none of the service's secrets."""
     # With another core type than the service's, sums would differ in their last digit.
     kept = ("LD_LIBRARY_PATH", "PYTHONHOME", "LANG", "OPENBLAS_CORETYPE")
     return {name: os.environ[name] for name in kept if name in os.environ} | {

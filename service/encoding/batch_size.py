@@ -17,7 +17,8 @@ BATCHES_IN_A_TURN = 16
 answers empties the processor's caches."""
 
 TURN_S = 0.25
-"""How long a turn may take: its first image waits for its last, and nobody is given up."""
+"""Seconds that a turn may take at most: its first image waits for its last, and a batch that has
+begun is not given up."""
 
 _REPETITIONS = 5
 

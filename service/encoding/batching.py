@@ -130,7 +130,7 @@ class MicroBatcher:
                 await self._recover()
 
     def _next(self) -> list[_Waiting]:
-        """Whom the encoder is given next."""
+        """Take the images of the next batches from the queue, without cancelled ones."""
         taken: list[_Waiting] = []
         while self._queue and len(taken) < self._turn * self._size:
             if self._queue[0].alone and taken:

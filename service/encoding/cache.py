@@ -32,7 +32,7 @@ _HEADER = struct.Struct("<II")
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """What is known of an uploaded image once it has been encoded."""
+    """An encoded image: its description and its predictive distribution."""
 
     image: QueryImage
     predictive: Predictive
@@ -59,10 +59,10 @@ class CacheEntry:
 
 
 class Cache(Protocol):
-    """Where entries are kept.
+    """A store of encoded images.
 
-    Laws: what `get` returns was `put` under that key, whole, or is None; neither method ever raises
-    because the store is gone.
+    Laws: `get` returns either the whole entry that was `put` under that key, or None; neither
+    method raises because the store is unreachable.
     """
 
     @property
@@ -173,13 +173,14 @@ def open_cache(settings: Settings) -> Cache:
 
 
 KEY_VERSION = 7
-"""Of the layout of cache entries, and of how their numbers are computed; another is another key."""
+"""The version of the entries' layout and of how their numbers are computed; it is part of every
+key."""
 
 
 def key_prefix(retriever: Retriever) -> str:
-    """Of the keys of one encoder and one outlier detector.
+    """Return what the keys of one encoder and one outlier detector begin with.
 
-    A gallery may change, and be compacted: what is known of an image stays.
+    A gallery may change, and be compacted: cached images stay valid.
     """
     digest = hashlib.sha256(retriever.encoder.fingerprint.encode())
     if retriever.calibration is not None:

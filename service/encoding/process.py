@@ -64,7 +64,7 @@ class EncoderProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child."""
+        """The id of the encoder's process."""
         return self._process.pid
 
     def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:

@@ -1,4 +1,4 @@
-"""Who is let in, and for how long: what keeps an overloaded service answering."""
+"""Admission control and deadlines: what keeps an overloaded service answering."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from model_store.errors import DeadlineExceeded, Overloaded
 from service.observability.metrics import Telemetry
 
 COUNTED_METHODS = {"POST", "PUT", "PATCH", "DELETE"}
-"""What computes. Reading is cheap, and health must be heard above all when much goes on."""
+"""The methods that admission counts, because they compute. Reading is cheap, and health must be
+answered above all when the service is busy."""
 
 
 class ClientGone(Exception):

@@ -93,7 +93,7 @@ REFERENCES = "#/components/schemas/"
 
 
 def form_body(model: type[BaseModel]) -> dict[str, Any]:
-    """What the OpenAPI document says of a path that reads ``model`` with `form_of`."""
+    """Return the OpenAPI request body of a path that reads ``model`` with `form_of`."""
     schema = {"$ref": f"{REFERENCES}{model.__name__}"}
     return {"requestBody": {"required": True, "content": {MULTIPART: {"schema": schema}}}}
 

@@ -29,9 +29,9 @@ MAX_ITEMS_LENGTH = 1024
 
 
 class ItemsCursor(BaseModel):
-    """Where a list of items goes on: with the item whose id comes after that at row ``after``.
+    """The place in a list of items after which the next page begins: the item at row ``after``.
 
-    In a live gallery too a row stays what it is, even of an item that has gone.
+    The row of an item never changes, even in a live gallery and after the item was deleted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,10 +42,11 @@ class ItemsCursor(BaseModel):
 
 
 class SearchCursor(BaseModel):
-    """Where the results of a query go on: after the first ``start`` of them.
+    """The place in a query's results where the next page begins: after the first ``start``.
 
-    ``version`` is of the gallery when it was first asked: the list goes on as it was then.
-    ``options.expected_absent`` is the share of the first page, and ``share_origin`` who named it.
+    ``version`` is that of the gallery at the first page: later pages show the gallery as it was
+    then. ``options.expected_absent`` is the share used for the first page, ``share_origin`` its
+    origin.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,7 +70,7 @@ def write(cursor: ItemsCursor | SearchCursor) -> str:
 
 
 def read(text: str, kind: type[CursorT], bundle: str) -> CursorT:
-    """What `write` made for a list of this kind and of the bundle that is served.
+    """Read a cursor that `write` made for a list of this kind and of the served bundle.
 
     Raises
     ------

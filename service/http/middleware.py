@@ -138,7 +138,7 @@ class RequestContext:
             end_trace()
 
     def _bound(self, path: str) -> _BodyBound:
-        """What a body may hold, by where it is sent to."""
+        """Return the size limit of a body sent to ``path``."""
         if path.endswith("/search/batch") or _PATH_OF_ITEMS.fullmatch(path):
             return _BodyBound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
         image = self._max_image_bytes
@@ -153,12 +153,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _BodyBound:
-    """How many bytes a body may have, beside those of its form.
+    """The size limit of a body, without the overhead of its form.
 
     Attributes
     ----------
-    n_bytes : of the body.
-    held, n_bytes_held : what the body holds, and how many bytes that may have.
+    n_bytes : limit of the body.
+    held, n_bytes_held : name of what the body holds, and the limit of that in bytes.
     """
 
     n_bytes: int
@@ -207,7 +207,7 @@ def _add_headers(headers: MutableHeaders, path: str, request_id: str) -> None:
 
 
 def _add_headers_of_access(headers: MutableHeaders, said: Mapping[str, str]) -> None:
-    """What follows from who asked; see `service.access.access`."""
+    """Add the headers that access control has set, see `service.access.access`."""
     for name, value in said.items():
         if name == "Vary":
             headers.add_vary_header(value)

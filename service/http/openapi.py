@@ -24,12 +24,12 @@ from service.schemas import Problem
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """What FastAPI writes, with some things put right.
+    """Return the OpenAPI document that FastAPI writes, corrected.
 
-    Errors are problem documents and nothing else; FastAPI's own validation error, which no path
-    answers with, is gone; an upload is typed for generators that know OpenAPI 3.0's ``format`` as
-    well as for those that know 3.1's ``contentMediaType``; whoever needs a key is told what may
-    happen without one.
+    Errors are problem documents alone; FastAPI's own validation error, which no path answers with,
+    is removed. An upload is typed for generators that know OpenAPI 3.0's ``format`` as well as for
+    those that know 3.1's ``contentMediaType``. Paths that need a key document the answers to a
+    request without one.
     """
     if app.openapi_schema:
         return app.openapi_schema

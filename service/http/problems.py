@@ -122,7 +122,7 @@ def problem_response(
 def problem_document(
     request: Request, error: Exception, errors: list[FieldError] | None = None
 ) -> Problem:
-    """What a client is told of an error; one that nobody foresaw is logged, and tells nothing."""
+    """Return the problem document of an error; of an unforeseen one, details are only logged."""
     if not isinstance(error, VouchError):
         request_id = request.state.request_id
         logger.error("unhandled", exc_info=error, extra={"fields": {"request_id": request_id}})
@@ -170,7 +170,7 @@ def add_problem_handlers(app: FastAPI) -> None:
 
 
 def internal_error(request_id: str) -> InternalError:
-    """What a client hears of an error nobody foresaw: nothing of the inside."""
+    """Return the error that a client is sent in place of an unforeseen one, without internals."""
     return InternalError(
         "Something went wrong in the service; the request may be sent again. "
         f"Its operator finds the reason in the log under {request_id}."
@@ -198,7 +198,7 @@ def responses(*errors: type[VouchError]) -> dict[int | str, dict[str, Any]]:
 
 
 def _as_family(request: Request, error: HTTPException) -> VouchError:
-    """What Starlette raises by itself, in our words."""
+    """Convert an error that Starlette raises by itself to one of Vouch's."""
     if error.status_code == 404:
         return PathNotFound(f"There is nothing at {request.url.path}. See /docs for what there is.")
     if error.status_code == 405:

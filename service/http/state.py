@@ -1,4 +1,4 @@
-"""What the application holds while it runs."""
+"""The state that the application holds while it runs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What operators see.
+"""Records, metrics, logs and traces for operators.
 
 ::
 
-    records    what is known of one request while it is answered
+    records    one request's facts, collected while it is answered
     metrics    counters and histograms for Prometheus
     logs       one JSON object a line
     tracing    OpenTelemetry spans

@@ -45,7 +45,7 @@ def log_as_json(level: int = logging.INFO) -> None:
 
 
 def _described(value: object) -> str:
-    """What JSON does not know, as text; of binary data (pixels, uploads) only the size."""
+    """Describe a value that JSON has no type for; binary data and arrays by their size only."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return f"{len(value)} bytes"
     shape = getattr(value, "shape", None)

@@ -60,7 +60,7 @@ class Telemetry:
             self.outliers.labels(gallery).inc()
 
     def batches(self, gallery: str) -> Callable[[BatchRecord], None]:
-        """What records the batches of a gallery."""
+        """Return a callback that records the batches of a gallery."""
 
         def observe(batch: BatchRecord) -> None:
             self.batch_size.labels(gallery).observe(batch.size)

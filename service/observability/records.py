@@ -1,4 +1,4 @@
-"""What is known of a request: its log line, metrics and trace are all made from this."""
+"""The facts of a request, from which its log line, metrics and trace are made."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class RequestRecord:
     searches: list[SearchRecord] = field(default_factory=list)
 
     def ids(self) -> dict[str, str]:
-        """What ties every log line of the request together."""
+        """Return the ids that every log line of the request carries."""
         ids = {"request_id": self.request_id}
         return ids if self.trace_id is None else ids | {"trace_id": self.trace_id}
 
     def fields(self) -> dict[str, Any]:
-        """Of its access line; what is not known is left out."""
+        """Return the fields of the request's access line, without those that are unknown."""
         fields: dict[str, Any] = {
             **self.ids(),
             "method": self.method,
@@ -93,7 +93,10 @@ class RequestRecord:
 
 
 class Tracing(Protocol):
-    """Where traces go. Laws: neither method waits for a collector, `close` at most for a while."""
+    """A destination of traces.
+
+    Laws: no method waits for a collector, except that `close` waits for a bounded time.
+    """
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Callable[[], None]:
         """Begin the trace of a request, in the trace of its caller; call the result at its end."""
@@ -122,7 +125,7 @@ def recorded(record: RequestRecord) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """What one batch came to, for metrics.
+    """The facts of one batch, for metrics.
 
     Attributes
     ----------

@@ -131,7 +131,7 @@ def stage_times(search: SearchRecord) -> Iterator[tuple[str, int, int]]:
 
 
 def _attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    """What a span says of a request; nothing that a client made up."""
+    """Return the attributes of a request's span; none of them holds text that a client made up."""
     known: dict[str, AttributeValue | None] = {
         "http.request.method": record.method,
         "http.route": None if record.route == UNMATCHED else record.route,

@@ -1,4 +1,4 @@
-"""What the service's child processes share with it.
+"""The parts that the service and its child processes share.
 
 ::
 

@@ -1,4 +1,4 @@
-"""How the process keeps the memory that it has freed."""
+"""Settings of the allocator, by which the process keeps the memory that it has freed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEPT_BLOCK_BYTES = 8 * 2**20
 are a twentieth of it."""
 
 KEPT_BYTES = 32 * 2**20
-"""How much freed memory a process keeps."""
+"""Bytes of freed memory that a process keeps."""
 
 GARBAGE_THRESHOLD = 10_000
 """New objects after which the youngest are looked through."""
@@ -20,7 +20,7 @@ GARBAGE_THRESHOLD = 10_000
 _LARGE_PAGES = "glibc.malloc.hugetlb=1"
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's malloc.h."""
+"""Constants of glibc's malloc.h."""
 
 
 def keep_freed_memory() -> None:
@@ -53,11 +53,11 @@ def kept_freed_memory() -> dict[str, str]:
 
 
 def large_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """What has a process that is started in ``environment`` keep its memory in large pages.
+    """Return variables that make a process started in ``environment`` use large pages.
 
-    An encoder reads all its weights for every image, and so spends 3 to 5 % of its time on finding
-    them. Where the system has no large pages to give, or another C library than glibc, nothing
-    changes.
+    An encoder reads all its weights for every image, and spends 3 to 5 % of its time on looking up
+    their pages. Where the system has no large pages to give, or another C library than glibc,
+    nothing changes.
     """
     tunables = [_LARGE_PAGES, environment.get("GLIBC_TUNABLES")]  # of two, the last counts
     return {"GLIBC_TUNABLES": ":".join(filter(None, tunables))}

@@ -1,14 +1,14 @@
-"""What the service answers, as JSON; the client reads the same models.
+"""The JSON that the service answers and reads; the client uses the same models.
 
 ::
 
-    bundles      which bundle answers, and whether its calibration holds
-    searching    what is said of an uploaded image, and of what it is like
+    bundles      the bundle that answers, and whether its calibration holds
+    search       queries, results and verdicts
     items        the items of a gallery
     changes      changes of a gallery
-    galleries    galleries, and what their probabilities rest on
-    feedback     what users say of matches
-    operations   whether the service lives, and answers
+    galleries    galleries and their calibration reports
+    feedback     users' feedback on matches
+    operations   liveness and readiness
     problems     errors, as RFC 9457 has them
 """
 

@@ -1,4 +1,4 @@
-"""Which bundle answers, and whether its calibration holds."""
+"""Schemas of bundles and of the state of their calibration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ come in; its numbers are shown, and are no promise."""
 
 
 class CalibrationState(BaseModel):
-    """Whether probabilities are given at all."""
+    """The state of a bundle's calibration.
+
+    A stale calibration still gives probabilities, but no verdict `match` and no promise. A missing
+    one gives no probabilities.
+    """
 
     status: CalibrationStatus
     n_queries: int
@@ -20,7 +24,7 @@ class CalibrationState(BaseModel):
 
 
 class BundleState(BaseModel):
-    """Which bundle answered."""
+    """The bundle that answered."""
 
     id: str
     calibration: CalibrationState

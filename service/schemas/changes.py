@@ -46,7 +46,7 @@ Metadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
 
 
 class ItemOptions(BaseModel):
-    """What is known of an item beside its image."""
+    """The label and metadata of an item."""
 
     label: Label = None
     metadata: Json[Metadata] = Field(
@@ -89,7 +89,7 @@ class ItemWritten(BaseModel):
 
 
 class BatchItemWritten(BaseModel):
-    """What became of one item of a batch: written, or a problem."""
+    """The outcome of one item of a batch: written, or a problem."""
 
     index: int = Field(description="Its place in the batch, from 0.")
     id: str
@@ -99,7 +99,7 @@ class BatchItemWritten(BaseModel):
 
 
 class BatchWritten(BaseModel):
-    """What became of a batch: items without a problem were written together."""
+    """The outcome of a batch: items without a problem were written together."""
 
     request_id: str = Field(description="Of the request that made it.")
     gallery: str

@@ -1,4 +1,4 @@
-"""What users say of matches."""
+"""Schemas of users' feedback on matches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class FeedbackRequest(BaseModel):
-    """Whether an item is a true match of a query that was searched with before."""
+    """A user's judgement whether an item is a true match of an earlier query."""
 
     query_id: str = Field(pattern="^[0-9a-f]{64}$", description="`query.id` of an answer.")
     item_id: str = Field(min_length=1, max_length=4096)
@@ -14,7 +14,7 @@ class FeedbackRequest(BaseModel):
 
 
 class FeedbackAnswer(BaseModel):
-    """What was kept: with it, how true probabilities are can be seen, and fitted anew."""
+    """The feedback that was stored, for checking probabilities and for the next calibration."""
 
     query_id: str
     item_id: str
@@ -28,7 +28,7 @@ class FeedbackAnswer(BaseModel):
 
 
 class FeedbackSummary(BaseModel):
-    """How served probabilities compare with what users said of them."""
+    """The served probabilities compared with users' feedback on them."""
 
     n: int
     probability: float = Field(description="Mean of the probabilities.")
@@ -36,10 +36,10 @@ class FeedbackSummary(BaseModel):
 
 
 class ErrorsOverTime(BaseModel):
-    """How often verdict `match` is wrong, from reviews of answers that were drawn at random.
+    """The error rate of verdict `match`, from reviews of answers that were drawn at random.
 
-    Valid however often one looks, as long as whether somebody reviews does not depend on whether
-    the match is right: compare `n_reviewed` with `n_asked`.
+    It is valid however often it is read, if the decision to review an answer does not depend on
+    whether the match is right: compare `n_reviewed` with `n_asked`.
     """
 
     max_error: float = Field(description="Share of matches that may be wrong.")
@@ -61,7 +61,7 @@ class ErrorsOverTime(BaseModel):
 
 
 class FeedbackCorrection(BaseModel):
-    """What users' words of earlier matches changed about match probabilities."""
+    """The change of match probabilities that users' feedback on earlier matches made."""
 
     n: int = Field(description="Pairs that users had spoken of.")
     confirmed: int

@@ -44,7 +44,7 @@ class Sample(BaseModel):
 
 
 class OperatingPoint(BaseModel):
-    """What comes of calling a first result a match from some probability on."""
+    """The rates that follow from calling first results a match from some probability on."""
 
     threshold: float = Field(description="Match probability from which a first result is a match.")
     coverage: float = Field(description="Share of queries that get a match.")
@@ -71,7 +71,7 @@ class MatchPromise(BaseModel):
 
 
 class AbsentState(BaseModel):
-    """How often a query has no match in the gallery, and how that is known."""
+    """The share of queries without a match in the gallery, and the source of that share."""
 
     assumed: float = Field(description="What probabilities were fitted with.")
     expected: float | None = Field(description="What the gallery's owner expects.")
@@ -101,7 +101,7 @@ class ReliabilityBin(BaseModel):
 
 
 class ResultSetOutcome(BaseModel):
-    """What result sets of one coverage come to on held-out queries."""
+    """The performance of result sets of one coverage on held-out queries."""
 
     coverage: float
     promised: bool = Field(description="Whether it is promised for every label.")
@@ -113,7 +113,7 @@ class ResultSetOutcome(BaseModel):
 
 
 class CalibrationReport(BaseModel):
-    """What the gallery's probabilities rest on, and what each threshold on them would cost."""
+    """The evidence behind the gallery's probabilities, and the cost of each threshold."""
 
     status: CalibrationStatus
     n_queries: int

@@ -1,4 +1,4 @@
-"""Whether the service lives, and answers."""
+"""Schemas of liveness and readiness."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Live(BaseModel):
 
 
 class ProviderShare(BaseModel):
-    """What one execution provider ran of the encoder, in a profiled run at the start."""
+    """The part of the encoder that one execution provider ran, in a profiled run at the start."""
 
     nodes: int
     share: float = Field(description="Of all nodes that ran.")

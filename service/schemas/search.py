@@ -1,4 +1,4 @@
-"""What is said of an uploaded image, and of what it is like."""
+"""Schemas of queries: options, results, verdicts and assessments."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from service.schemas.items import ItemDetail
 from service.schemas.problems import Problem
 
 ShareOrigin = Literal["request", "key", "bundle", "estimated"]
-"""Who named a share of absent queries: the request, the caller's key, the gallery's owner, or
-nobody, so that it was estimated from the queries that were served."""
+"""The origin of a share of absent queries: the request, the caller's key, the gallery's owner, or
+an estimate from the queries that were served."""
 
 OnUncertain = Literal["answer", "refuse"]
-"""Whether results are shown whatever the verdict, or only with verdict `match`."""
+"""The condition for showing results: `answer` always, `refuse` only with verdict `match`."""
 
 Alpha = Annotated[
     float | None,
@@ -49,7 +49,7 @@ FILTER_DESCRIPTION = (
 
 
 class ListOptions(BaseModel):
-    """Which items to list."""
+    """The options of a list of items."""
 
     limit: int = Field(10, ge=1, le=100, description="How many neighbours to return.")
     filter: FilterText = Field(
@@ -71,7 +71,7 @@ class ListOptions(BaseModel):
 
 
 class SearchOptions(ListOptions):
-    """How to search."""
+    """The options of a search."""
 
     alpha: Alpha = None
     coverage: float | None = Field(
@@ -139,7 +139,7 @@ class SearchRequest(SearchOptions):
 
 
 class Uncertainty(BaseModel):
-    """How spread the query's embedding is."""
+    """The spread of the query's embedding."""
 
     value: float = Field(description="Spherical variance of the embedding, 0 (certain) to 1.")
     percentile: float | None = Field(
@@ -150,7 +150,7 @@ class Uncertainty(BaseModel):
 
 
 class OutOfDistribution(BaseModel):
-    """Whether the query belongs to the world the encoder knows."""
+    """The outlier test of a query against the images that the gallery was calibrated with."""
 
     flag: bool | None = Field(
         description="p_value ≤ alpha; null where nothing is calibrated, or where no query could be "
@@ -165,7 +165,7 @@ class OutOfDistribution(BaseModel):
 
 
 class QueryImage(BaseModel):
-    """What was received."""
+    """The image that was received."""
 
     format: str
     width: int
@@ -300,14 +300,14 @@ class QualityHint(BaseModel):
 
 
 class Quality(BaseModel):
-    """How good a picture it is, whatever it shows."""
+    """The technical quality of an image, independent of what it shows."""
 
     hints: list[QualityHint] = Field(description="Only what is unusual for this gallery's queries.")
     measures: dict[str, float]
 
 
 class AssessmentAnswer(BaseModel):
-    """What is said of a picture before anything is searched."""
+    """The assessment of an image that nothing was searched with."""
 
     request_id: str
     gallery: str
@@ -317,7 +317,7 @@ class AssessmentAnswer(BaseModel):
 
 
 class BatchItem(BaseModel):
-    """What became of one file of a batch: an answer, or a problem."""
+    """The outcome of one file of a batch: an answer, or a problem."""
 
     index: int = Field(description="Its place among the files, from 0.")
     file_name: str | None
@@ -335,7 +335,7 @@ class BatchAnswer(BaseModel):
 
 
 class SimilarAnswer(BaseModel):
-    """What is like an item of the gallery; the item itself is left out."""
+    """The items most similar to an item of the gallery, without the item itself."""
 
     request_id: str
     gallery: str

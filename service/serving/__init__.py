@@ -1,17 +1,17 @@
-"""Which bundle answers, and how.
+"""The bundles that are served, and the engines that answer with them.
 
 ::
 
     registry          galleries by name: leases, hot swap, compaction
     engine            one gallery at work
-    queries           what is asked of an engine, and its results
-    resources         what engines share
+    queries           the parameters and results of an engine
+    resources         the parts that engines share
     writer            live writes
     current_bundle    the file `CURRENT` as the service reads and writes it
     health            canaries
     watch             drift, errors and shares over time, kept across restarts
     drift             the drift test of a served stream
-    audit             which answers ask for feedback
-    absent_share      how many of the served queries have nothing to be found
+    audit             the random choice of answers that ask for feedback
+    absent_share      the share of served queries without a match in the gallery
     metrics           gauges of a gallery
 """

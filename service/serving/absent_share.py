@@ -1,4 +1,4 @@
-"""How often served queries have no match in the gallery: estimated, and which share is used."""
+"""The share of served queries without a match: its estimate, and the share in use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIGITS = 2
 
 @dataclass(frozen=True, slots=True)
 class AbsentState:
-    """What is known of the share of absent queries; see `service.schemas.AbsentState`."""
+    """The share of absent queries and its sources; see `service.schemas.AbsentState`."""
 
     assumed: float
     expected: float | None
@@ -46,7 +46,7 @@ class AbsentShareWatch:
 
     @property
     def state(self) -> AbsentState:
-        """What is known now."""
+        """The current share of absent queries and its sources."""
         calibration, estimate = self._calibration, self._estimate
         is_hint = calibration.evidence.absence in STAND_INS_ONLY
         used = calibration.default_share

@@ -1,4 +1,4 @@
-"""How often verdict `match` is wrong, from reviews of a random share of the answers."""
+"""The error rate of verdict `match`, from reviews of a random share of the answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Audit:
 
     @property
     def watches(self) -> bool:
-        """Whether matches are drawn, and reviews of them heard."""
+        """True if matches are drawn for review and the reviews counted."""
         return self._log is not None
 
     @property

@@ -1,4 +1,4 @@
-"""What `CURRENT` names, in a directory that may be mounted for reading, or away for a moment."""
+"""The file `CURRENT`, in a directory that may be read-only or unreachable for a moment."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """What an activation did.
+    """The result of an activation.
 
     Attributes
     ----------
-    bundle_id, previous_id : what is served now, and what was before.
-    persisted : whether `CURRENT` could be written, so that a restart serves the same.
+    bundle_id, previous_id : the bundle that is served now, and the one before.
+    persisted : whether `CURRENT` could be written, so that a restart serves the same bundle.
     """
 
     bundle_id: str
@@ -27,7 +27,7 @@ class Switched:
 
 
 def named_by(root: Path) -> str | None:
-    """What `CURRENT` names; None too where it cannot be read at the moment."""
+    """Return the bundle id that `CURRENT` names; None where it is missing or unreadable now."""
     try:
         return current_id(root)
     except OSError:

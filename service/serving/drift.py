@@ -1,4 +1,4 @@
-"""Whether the queries of a gallery are still such as it was calibrated with."""
+"""The drift test of a gallery's queries against those that it was calibrated with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DRIFTED = (
 )
 
 _KEY_DIGITS = 16
-"""Of a query's id in hexadecimal: 64 bits tell 10,000 queries apart."""
+"""Hexadecimal digits of a query's id that are kept: 64 bits tell 10,000 queries apart."""
 
 
 class DriftWatch:

@@ -164,7 +164,7 @@ class SearchEngine:
 
     @property
     def running(self) -> bool:
-        """Whether the encoder is not being started again at the moment."""
+        """True unless the encoder is being started again at the moment."""
         return self._batcher.running
 
     @property
@@ -179,7 +179,7 @@ class SearchEngine:
 
     @property
     def absent_share(self) -> AbsentState | None:
-        """What is known of the share of queries without a match; None without calibration."""
+        """The share of queries without a match, and its sources; None without calibration."""
         return None if self.watch.absent is None else self.watch.absent.state
 
     def _with_share(self, asked: Asked) -> tuple[Asked, ShareOrigin]:
@@ -252,7 +252,7 @@ class SearchEngine:
         return replace(encoded, seconds=looked_up | encoded.seconds)
 
     async def said(self, query_id: str, item_id: str, *, correct: bool) -> Feedback:
-        """What a user says of an item that a query found, with what was served then.
+        """Return a user's feedback on an item that a query found, with the probability served then.
 
         Raises
         ------
@@ -314,7 +314,7 @@ class SearchEngine:
         )
 
     async def similar(self, item_id: str, asked: Asked) -> Similar:
-        """What is like an item of the gallery; nothing is encoded.
+        """Find the items most similar to an item of the gallery; nothing is encoded.
 
         Raises
         ------
@@ -337,7 +337,7 @@ class SearchEngine:
         return Vector(embeddings.mean[0], embeddings.variance[0]), prepared.thumbnail
 
     async def _known(self, query_id: str) -> CacheEntry:
-        """What is cached of a query."""
+        """Return the cached entry of a query, or raise `QueryNotFound`."""
         entry = await self._cache.get(self._key(query_id))
         if entry is None:
             raise QueryNotFound(

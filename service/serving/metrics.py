@@ -1,4 +1,4 @@
-"""What Prometheus is told of the galleries as they are at the moment it asks."""
+"""Gauges of the galleries, computed when Prometheus asks for them."""
 
 from __future__ import annotations
 

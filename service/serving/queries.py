@@ -1,4 +1,4 @@
-"""What is asked of an engine, and what comes of it."""
+"""The parameters of a search, and the results of an engine."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from service.schemas import QueryImage, ShareOrigin
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a search is to answer; None for what the gallery was calibrated with.
+    """The parameters of a search; None takes the value that the gallery was calibrated with.
 
     Attributes
     ----------
     limit : items to describe.
     alpha : rate of false alarms of the outlier flag.
     coverage : of the result set.
-    where : which items may be found.
-    diversity : which are not listed because a nearer one stands for them.
-    expected_absent : share of queries without a match among the caller's, as the request says.
-    of_key : the same as the caller's key says.
+    where : filter on the items that may be found; None for all.
+    diversity : items that are not listed because a nearer one stands for them.
+    expected_absent : share of the caller's queries without a match, as the request states it.
+    of_key : the same share as the caller's key states it.
     source : where the query comes from.
-    filter_means : whether the caller knows that a true match passes ``where``.
+    filter_means : ``known`` if the caller knows that a true match passes ``where``.
     """
 
     limit: int
@@ -115,7 +115,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Similar:
-    """What is like an item, and how long it took."""
+    """The items similar to an item, and how long finding them took."""
 
     item: Item
     answer: Answer

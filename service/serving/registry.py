@@ -86,7 +86,7 @@ class Galleries:
         self._served[bundle.name] = _Served(await self._start(bundle))
 
     def engines(self) -> list[SearchEngine]:
-        """What is served now, by name."""
+        """Return the engines that are served now, sorted by name."""
         return [self._served[name].engine for name in sorted(self._served)]
 
     @asynccontextmanager

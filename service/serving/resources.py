@@ -1,4 +1,4 @@
-"""What all engines of a service share."""
+"""The parts that all engines of a service share."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from service.observability.metrics import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """What all engines of a service share.
+    """The parts that all engines of a service share.
 
     Attributes
     ----------
-    cache : of predictive distributions.
-    decoder : turns uploads into the encoder's input, where they harm nothing else.
+    cache : keeps predictive distributions.
+    decoder : turns uploads into the encoder's input, in processes that can be lost.
     executor : threads that search and decide.
-    telemetry : where numbers go.
+    telemetry : metrics of all galleries.
     max_batch : images encoded at once at most.
     max_batch_pixels : their pixels at most, at the encoder's input size.
     pad_batches : see `MicroBatcher`.
-    feedback : keeps what users say of matches, and what is watched.
-    audit_share : of matches to draw for review, where feedback is kept.
+    feedback : keeps users' feedback, and the state of drift tests.
+    audit_share : share of matches to draw for review, where feedback is kept.
     """
 
     cache: Cache

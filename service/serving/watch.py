@@ -1,6 +1,6 @@
-"""What a gallery's engine watches while it answers.
+"""The statistics that a gallery's engine updates while it answers.
 
-Drift of queries, errors of matches, and the share of queries that have none.
+They are the drift of queries, the error rate of matches, and the share of absent queries.
 """
 
 from __future__ import annotations

@@ -39,20 +39,20 @@ class Upload:
 
     @property
     def digest(self) -> str:
-        """What tells it from another."""
+        """A hash of id, label, metadata and image; equal uploads have equal digests."""
         known = json.dumps([self.id, self.label, self.metadata], sort_keys=True)
         return hashlib.sha256(known.encode() + hashlib.sha256(self.data).digest()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Who asks for a change.
+    """The origin of a change.
 
     Attributes
     ----------
-    gallery : its name.
-    request_id : of this request.
-    caller : whose Idempotency-Key it is.
+    gallery : name of the gallery.
+    request_id : id of this request.
+    caller : id of the caller that the Idempotency-Key belongs to.
     key : the Idempotency-Key, if one was sent.
     """
 
@@ -62,7 +62,7 @@ class Asked:
     key: str | None
 
     async def retry(self, operation: str, uploads: Sequence[Upload]) -> Retry | None:
-        """What makes a request one that may be sent again; None without a key."""
+        """Return the identity under which the request may be sent again; None without a key."""
         if self.key is None:
             return None
         named = hashlib.sha256(json.dumps([self.caller, self.key]).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Where a collection comes from: a folder, a manifest, or an archive; `open_source` tells which.
+"""The sources of a collection: a folder, a manifest, or an archive, opened by `open_source`.
 
 Each gives its entries in an order of its own that is always the same, and looks at no pixel.
 """
@@ -64,7 +64,7 @@ def open_source(path: Path, root: Path | None = None, *, labelled: bool = True) 
 
 
 def name_of(path: Path) -> str:
-    """What a gallery of the source is called where nobody says."""
+    """Return the default name of a source's gallery."""
     name = path.expanduser().absolute().name
     suffixes = (*ARCHIVE_SUFFIXES, *MANIFEST_SUFFIXES)
     return next((name[: -len(one)] for one in suffixes if name.lower().endswith(one)), name)

@@ -19,13 +19,13 @@ from model_store.installation import how_to_install
 
 MANIFEST_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet")
 COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source"})
-"""What a column of this name says; any other is metadata."""
+"""Columns with a meaning of their own; every other column is metadata."""
 
 _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
 """Text that is written as people write numbers; 007 and 1E5 are more likely names."""
 
 Line = tuple[str, Mapping[str, Any]]
-"""Where it stands, for people, and its fields."""
+"""A line's place in the file, for messages, and its fields."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where files are, and that they are where they may be."""
+"""The folder that images must lie in, and the places of files inside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which curvature is asked for, and the diagonal of it that may be kept."""
+"""Kinds of curvature, and the diagonal one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from torch import Tensor
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 
 Structure = Literal["kronecker", "diagonal"]
-"""What is kept of a curvature: two factors (see `kronecker`), or its diagonal (Warburg et al.)."""
+"""The structure that a curvature is kept in: two factors (see `kronecker`), or its diagonal
+(Warburg et al.)."""
 
 Approximation = Literal["full", "positives", "fixed"]
-"""How a curvature that negatives make indefinite is kept positive (Warburg et al. 2023, App. F.3).
+"""The way to keep a curvature positive that negatives make indefinite (Warburg et al. 2023, App.
+F.3).
 
 `full` keeps every term and cuts the sum off at zero (Eq. 98), `positives` drops the negative pairs
 (Eq. 99), `fixed` moves one image of a pair at a time (Eq. 100-102, corrected)."""
 
 Split = Literal["euclidean", "arccos"]
-"""Where the l2-normalisation goes in the Gauss-Newton split (Warburg et al. 2023, Eq. 80-93).
+"""The place of the l2-normalisation in the Gauss-Newton split (Warburg et al. 2023, Eq. 80-93).
 
 `euclidean` counts it to the network, `arccos` to the loss."""
 

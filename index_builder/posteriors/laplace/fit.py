@@ -38,7 +38,7 @@ from index_builder.posteriors.laplace.prior import (
 from index_builder.posteriors.laplace.targets import AnchorTargets, TargetScaling, anchor_targets
 
 PriorChoice = Literal["caller", "curvature", "marginal_likelihood", "validation"]
-"""What decided on a prior precision."""
+"""The criterion that chose a prior precision."""
 
 LaplacePosterior = LastLayerPosterior | KroneckerPosterior
 
@@ -77,7 +77,7 @@ class LaplaceFit:
 
     @property
     def structure(self) -> Structure:
-        """What is kept of the curvature."""
+        """The structure that the curvature is kept in."""
         return "diagonal" if isinstance(self.curvature, Curvature) else "kronecker"
 
     @property

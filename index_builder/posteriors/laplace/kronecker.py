@@ -52,12 +52,12 @@ _JOINED_RANK = 256
 """Likewise where bases are added up at each step of training, which costs their square."""
 
 PriorScale = Literal["features", "isotropic"]
-"""Whether the prior precision of a weight is in units of its feature's curvature, or the same."""
+"""The unit of a weight's prior precision: the curvature of its feature, or one unit for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialTraces:
-    """What is kept of a curvature G: linear in it, and not cut off at zero.
+    """The partial traces of a curvature G: linear in G, and not cut off at zero.
 
     Attributes
     ----------
@@ -253,7 +253,7 @@ class KroneckerCurvature:
         return float(layer.square().sum())
 
     def _kept(self, prior_precision: float) -> int:
-        """How many eigenvectors the posterior needs, see `posterior`."""
+        """Return the number of eigenvectors that the posterior needs, see `posterior`."""
         values = self.values + prior_precision
         if self.n_left:
             values = torch.cat([values, values.new_full((1,), self.rest + prior_precision)])

@@ -138,7 +138,7 @@ class KroneckerPosterior:
 
 
 _COLUMNS = 16
-"""Of a product of matrices that takes the place of one with a vector."""
+"""Columns of the product of matrices that takes the place of a product with a vector."""
 
 
 def _weighted_sums(values: Tensor, weights: Tensor) -> Tensor:

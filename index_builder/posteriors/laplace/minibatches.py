@@ -19,12 +19,12 @@ from index_builder.posteriors.laplace.pairs import pair_curvature
 from index_builder.posteriors.laplace.targets import AnchorTargets, minibatch_targets
 
 Sum = TypeVar("Sum", Curvature, PartialTraces)
-"""What is kept of a curvature while it is summed."""
+"""The form in which curvatures are summed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MinibatchPlan:
-    """How minibatches are drawn: some labels uniformly, then some images of each.
+    """The plan of minibatches: some labels drawn uniformly, then some images of each.
 
     Attributes
     ----------
@@ -248,6 +248,6 @@ def _distinct_pairs(n_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _is_inside(h: Tensor, first: Tensor, second: Tensor, margin: float) -> Tensor:
-    """Whether ‖z_i - z_j‖ ≤ m, which is z_iᵀ z_j ≥ 1 - m² / 2."""
+    """Return whether ‖z_i - z_j‖ ≤ m, which is z_iᵀ z_j ≥ 1 - m² / 2."""
     z = torch.nn.functional.normalize(h)
     return (z @ z.T)[first, second] >= 1 - margin**2 / 2

@@ -27,7 +27,7 @@ from index_builder.posteriors.laplace.prior import FeltCurvature
 
 @dataclass(frozen=True, slots=True)
 class OnlineLaplace(Generic[Sum]):
-    """What the training loop carries from step to step.
+    """The state of an online Laplace posterior between training steps.
 
     Warburg et al. 2023, Eq. 66-70, corrected: H ← (1 - α) H + α data_scale G with G the curvature
     of a minibatch, so that H converges to the curvature of the data and not to G / α; the prior is
@@ -39,7 +39,7 @@ class OnlineLaplace(Generic[Sum]):
     ----------
     decayed : H, as in the recursion: a diagonal, or the partial traces of a Kronecker product.
     n_steps : t.
-    data_scale : what G, whose targets sum to one, is multiplied by: the number of images.
+    data_scale : the number of images, a factor on G, whose targets sum to one.
     prior_precision : inverse variance of each weight before data, > 0.
     memory_factor : α in (0, 1]; about the last 1 / α minibatches are remembered.
     initial_precision : ≥ 0, added where layers are drawn, and forgotten with (1 - α)^t. The entries
@@ -83,7 +83,10 @@ class OnlineLaplace(Generic[Sum]):
 
     @property
     def curvature(self) -> FeltCurvature:
-        """Of the data, ≥ 0, data scale included. Features count alike, as in the training prior."""
+        """The curvature of the data, ≥ 0, with the data scale.
+
+        All features count alike, as in the training prior.
+        """
         average = self.average
         if isinstance(average, PartialTraces):
             return average.rectified("isotropic")
@@ -94,7 +97,10 @@ class OnlineLaplace(Generic[Sum]):
         return self.curvature.posterior(weight, bias, self.prior_precision)
 
     def drawn_from(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior | KroneckerPosterior:
-        """What layers are drawn from: `posterior`, narrower while the initial precision lasts."""
+        """Return the posterior that layers are drawn from.
+
+        It is `posterior`, narrower while the initial precision lasts.
+        """
         left = self.initial_precision * (1 - self.memory_factor) ** self.n_steps
         return self.curvature.posterior(weight, bias, self.prior_precision + left)
 

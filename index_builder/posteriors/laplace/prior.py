@@ -1,4 +1,4 @@
-"""How strong the prior is: the inverse variance that the weights have without data."""
+"""The prior precision: the inverse variance of the weights before data, and ways to choose it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DECADES = 4
 
 @dataclass(frozen=True, slots=True)
 class PriorSearch:
-    """What was tried, and what it came to.
+    """The candidates of a search and their values.
 
     Attributes
     ----------

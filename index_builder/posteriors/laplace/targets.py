@@ -11,7 +11,7 @@ from torch import Tensor
 from model_store.errors import DatasetError
 
 TargetScaling = Literal["per_anchor", "global"]
-"""How the pairs of a data set are weighted against each other.
+"""The weighting of a data set's pairs against each other.
 
 `per_anchor`: each anchor's positives weigh 1 / |A| together, its negatives -1 / |A|, with A the
 anchors that have a positive. This is what the proof of Prop. F.3 of Warburg et al. 2023 uses, and

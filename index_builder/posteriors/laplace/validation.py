@@ -15,7 +15,7 @@ from index_builder.posteriors.laplace.prior import PriorSearch, log_marginal_lik
 from model_store.errors import CalibrationError
 
 Criterion = Callable[[LaplacePosterior], float]
-"""How good a posterior is; larger is better."""
+"""A measure of the quality of a posterior; larger is better."""
 
 
 def select_by_validation(

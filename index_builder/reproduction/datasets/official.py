@@ -1,4 +1,4 @@
-"""What all readers of published data sets share: where to look, and whether all is there."""
+"""The parts that all readers of published data sets share: place and completeness of data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where data sets come from.
+    """The place of data sets.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Publication:
         return path
 
     def how_to_get(self, origin: Origin) -> str:
-        """What to put where, for an error message."""
+        """Return the part of an error message that says which files to put where."""
         return f"Wanted in {origin.root / self.folder}: {self.layout}. Get it from {self.url}."
 
     def checked(self, origin: Origin, parts: Mapping[str, LabelledImages]) -> Official:

@@ -27,7 +27,7 @@ HELD_OUT_GALLERY = 12_500
 """Images held out where the test is asked among itself: 10,000 of them, as it has, are asked."""
 
 WITHHELD_DIGITS = frozenset({"3", "8"})
-"""Of scikit-learn's: in no gallery, so that they are near outliers."""
+"""Digits of scikit-learn's that are in no gallery, so that they are near outliers."""
 
 
 def load_fashion_mnist(

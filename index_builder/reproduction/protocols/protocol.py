@@ -1,4 +1,4 @@
-"""What a protocol of the literature is: which images learn, which ask, and what counts as found."""
+"""The parts of a published protocol: training images, queries, and the rule for true matches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from index_builder.datasets.splits import QuerySet, Splits, stratified, with_lab
 from index_builder.reproduction.datasets import Origin
 
 Positions = Callable[[LabelledImages], NDArray[np.float64]]
-"""Where each of N images was taken, (N, 2) metres."""
+"""A function that returns the positions of N images, (N, 2) metres."""
 
 MATCH_DISTANCE = 25.0
 """Metres between two images of the same place."""
 
 QUERY_SHARE = 0.2
-"""Of the images held out of training: they ask, the others are asked, where both are held out."""
+"""Share of the held-out images that are queries, where the gallery is held out of training too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Task:
         return np.array([row_of[name] for name in self.queries.ids])
 
     def n_relevant(self) -> NDArray[np.int64]:
-        """How many true matches the gallery holds of each query, (B,)."""
+        """Return the number of true matches that the gallery holds of each query, (B,)."""
         if self.positions is None:
             names, counts = np.unique(np.array(self.gallery.labels), return_counts=True)
             count_of = dict(zip(names.tolist(), counts.tolist(), strict=True))
@@ -63,7 +63,7 @@ class Task:
         return found - self.leave_one_out
 
     def matches(self, found: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether gallery items ``found`` (b, n) are true matches of the queries ``rows`` (b,)."""
+        """Return a mask (b, n) of true matches among items ``found`` for queries ``rows`` (b,)."""
         if self.positions is None:
             names = {name: code for code, name in enumerate(sorted(set(self.gallery.labels)))}
             of_items = np.array([names[label] for label in self.gallery.labels])

@@ -40,11 +40,12 @@ _INTERIM = (
 )
 
 EXPECTED_ABSENT = 0.001
-"""Of the queries that probabilities are to hold for. In every protocol each query of the test has a
-match; this much is left, so that the absence of one has a probability at all."""
+"""Share of absent queries that probabilities are fitted for. In every protocol each query of the
+test has a match; this small share keeps the probability of an absent match above zero."""
 
 _LAPLACE = LaplaceConfig(structure="diagonal", prior_precision=1.0, temperature="validation")
-"""Of the papers' Laplace posteriors: their own prior, and how far it spreads by held-out images."""
+"""Configuration of the papers' Laplace posteriors: their own prior, and a temperature chosen on
+held-out images."""
 
 _PHOTOGRAPHS: Mapping[str, Any] = {
     "network": {

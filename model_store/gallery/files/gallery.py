@@ -85,7 +85,7 @@ class FaissGallery:
         return rows[order], similarities[order]
 
     def matching(self, part: Filter) -> NDArray[np.bool_]:
-        """Which rows a filter lets through, (N,), as `candidates` takes it; not to be written."""
+        """Return the mask (N,) of rows that pass a filter, read-only, as `candidates` takes it."""
         return self._items.matching(part, self.n_items)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -105,7 +105,7 @@ class FaissGallery:
         return np.asarray(self._label_codes[rows])
 
     def embeddings(self, rows: NDArray[np.int64]) -> Embeddings:
-        """What a gallery was written with of ``rows`` (n,), to rounding; without features."""
+        """Return the embeddings stored at ``rows`` (n,), to rounding and without features."""
         norms = self._variances.norms(rows)[:, None]
         mean, variance = self._directions[rows] * norms, self._variances.relative(rows) * norms**2
         return Embeddings(mean, variance, np.empty((len(rows), 0), dtype=np.float32))
@@ -125,7 +125,7 @@ class FaissGallery:
         return self._items.at(rows.tolist())
 
     def row(self, item_id: str) -> int:
-        """Where the item of that id is, or `ItemNotFound`."""
+        """Return the row of an item, or raise `ItemNotFound`."""
         return self._items.row(item_id)
 
     def item(self, item_id: str) -> Item:

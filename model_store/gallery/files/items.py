@@ -89,7 +89,8 @@ class ItemsWriter:
 
 
 REMEMBERED_FILTERS = 16
-"""Whose rows are kept: a byte an item each. A filter looks at every item, and pages ask again."""
+"""Number of filters whose rows are cached, a byte an item each. A filter reads every item, and
+pages use the same filter again."""
 
 
 class Items:
@@ -119,7 +120,7 @@ class Items:
         return sorted(label for (label,) in found)
 
     def count(self) -> int:
-        """How many rows there are: they are numbered from 0."""
+        """Return the number of rows; they are numbered from 0."""
         return int(
             self._connection.execute("SELECT coalesce(max(row) + 1, 0) FROM items").fetchone()[0]
         )
@@ -153,7 +154,7 @@ class Items:
         return Thumbnail(data, media_type)
 
     def matching(self, part: Filter, n_items: int) -> NDArray[np.bool_]:
-        """Which of the ``n_items`` rows the filter lets through, (n_items,), not to be written."""
+        """Return the mask (n_items,) of rows that pass the filter, read-only."""
         text, values = to_sql(part)
         key = (text, tuple(values))
         with self._lock:

@@ -53,7 +53,7 @@ class VarianceWriter(ExitStack):
 
 
 class Variances:
-    """What `VarianceWriter` wrote into ``directory``, memory-mapped."""
+    """The files that `VarianceWriter` wrote into ``directory``, memory-mapped."""
 
     def __init__(self, directory: Path) -> None:
         self._norms = np.load(directory / NORMS_FILE, mmap_mode="r")
@@ -62,7 +62,7 @@ class Variances:
         self._scales = np.load(directory / SCALES_FILE, mmap_mode="r") if half else None
 
     def lengths(self) -> dict[str, int]:
-        """How many items each file holds."""
+        """Return the number of items in each file, by its name."""
         files = {NORMS_FILE: self._norms, VARIANCES_FILE: self._stored, SCALES_FILE: self._scales}
         return {name: len(file) for name, file in files.items() if file is not None}
 

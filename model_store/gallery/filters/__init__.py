@@ -1,4 +1,4 @@
-"""Which items a search may find.
+"""Filters: conditions on the items that a search may find.
 
 ::
 

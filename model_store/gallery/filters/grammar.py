@@ -32,7 +32,8 @@ Scalar: TypeAlias = str | int | float | bool | None
 Comparison = Literal["eq", "ne", "in", "gt", "gte", "lt", "lte", "has", "exists"]
 
 MAX_BYTES = 1_500
-"""Of a filter's text: room for a hundred ids, and a cursor that carries it still fits a URL."""
+"""Bytes of a filter's text at most: room for a hundred ids, and a cursor that carries it still fits
+a URL."""
 
 MAX_DEPTH = 8
 MAX_CONDITIONS = 32
@@ -45,7 +46,7 @@ _UNNAMEABLE = frozenset('"\\') | {chr(code) for code in range(32)}
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where a value is: ``id``, ``label``, or a path of keys into the metadata."""
+    """A field of an item: ``id``, ``label``, or a path of keys into the metadata."""
 
     column: Literal["id", "label", "metadata"]
     path: tuple[str, ...] = ()

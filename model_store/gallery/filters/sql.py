@@ -83,7 +83,7 @@ def _condition_sql(condition: Condition) -> tuple[str, list[Scalar]]:
 
 
 def _exists(field: Field, source: _Source, *, wanted: bool) -> tuple[str, list[Scalar]]:
-    """Whether there is such a field: an item without a label has none to speak of."""
+    """Return the condition that an item has the field, or with ``wanted`` false lacks it."""
     text = "label IS NULL" if field.column == "label" else f"{source.kind} IS NULL"
     values = [] if field.column == "label" else list[Scalar](source.marks)
     return (f"NOT ({text})" if wanted else f"({text})"), values
@@ -111,7 +111,7 @@ def _equal(source: _Source, wanted: Scalar) -> tuple[str, list[Scalar]]:
 
 
 def _compare(source: _Source, operator: str, wanted: Scalar) -> tuple[str, list[Scalar]]:
-    """Of one kind; a number is read as those of the metadata are, to the last bit."""
+    """Return a comparison within one kind; numbers are read as the metadata's are."""
     if isinstance(wanted, str):
         of_kind, mark, value = f"{source.kind} IS 'text'", "?", wanted
         marks = source.marks

@@ -1,7 +1,7 @@
-"""Which index a gallery gets: exact while small, then approximate, as small as memory asks for.
+"""The choice of a gallery's index: exact while small, then approximate, as small as memory demands.
 
-All arithmetic is of what stays in memory: codes, ids, links and centroids. Directions that
-candidates are ranked by again, variances and items lie in memory-mapped files beside it.
+All sizes here are of the parts that stay in memory: codes, ids, links and centroids. The directions
+by which candidates are ranked again, variances and items lie in memory-mapped files beside them.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from model_store.errors import ConfigError
 IndexKind: TypeAlias = Literal["flat", "hnsw", "ivf_sq8", "ivf_pq"]
 
 EXACT_BYTES = 2**25
-"""Of float32 directions that are searched one by one: about a millisecond's worth of reading."""
+"""Bytes of float32 directions that are still searched exactly: reading them takes about a
+millisecond."""
 
 HNSW_LINKS = 32
 
 _ID_BYTES = 8
 _FLOAT_BYTES = 4
 _HNSW_BYTES = 2 * HNSW_LINKS * _FLOAT_BYTES + 16
-"""Of an item's links on the lowest level, and of its place, its level and the levels above."""
+"""Bytes of an item's links on the lowest level, and of its place, its level and the levels
+above."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexSettings:
-    """What is asked of an index.
+    """The settings of an index.
 
     Attributes
     ----------
     kind : auto takes the first of flat, ivf_sq8, ivf_pq that suits size and budget.
-    memory_budget_bytes : of what stays in memory.
+    memory_budget_bytes : limit of what stays in memory.
     min_recall : recall at 10 against exact search, from which search parameters are good enough.
     seed : of centroids, and of the queries that recall is measured with.
     """

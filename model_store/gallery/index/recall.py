@@ -12,7 +12,8 @@ what a search asks for by itself."""
 
 N_NEIGHBOURS = 10
 EFFORTS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
-"""Of lists, or of an HNSW's queue: each about a half more than the one before."""
+"""The numbers of lists to probe, or lengths of an HNSW's queue; each about a half more than the one
+before."""
 
 _TIE = 1e-7
 """Similarities closer than float32 tells apart are of equal neighbours."""

@@ -78,7 +78,7 @@ class LiveGallery:
         return self.log.mark()
 
     def outcome(self, retry: Retry) -> str | None:
-        """What came of a request, if it has been carried out; or `KeyReused`."""
+        """Return the outcome of a request that was carried out, else None; or raise `KeyReused`."""
         return self.log.outcome(retry)
 
     def commit(
@@ -161,7 +161,7 @@ class LiveGallery:
         return self._row(item_id) is not None
 
     def _row(self, item_id: str) -> int | None:
-        """Where the item of that id is now; None where there is none."""
+        """Return the current row of an item; None where there is no such item."""
         if item_id in self._rows:
             return self._rows[item_id]
         return self._row_in_base(item_id)
@@ -214,7 +214,7 @@ class _Column:
 
 
 class _Columns:
-    """What a search needs of the items that came after the base; see `Appended`."""
+    """The columns that a search needs of the items that came after the base; see `Appended`."""
 
     def __init__(self, dim: int) -> None:
         self.sequences = _Column(np.int64)

@@ -1,8 +1,8 @@
-"""What has changed in a gallery since its bundle was built: a log in one SQLite file.
+"""The log of changes since a gallery's bundle was built, in one SQLite file.
 
-Nothing in the log is ever altered; where Milvus keeps what it says, it is emptied of that
-(`Transaction.settle`). A change has a sequence number; whoever has read up to one reads on from
-there, and what the gallery was at any earlier number can still be told. A transaction is on
+The log is append-only. For a gallery in Milvus, entries are deleted once Milvus has applied them
+(`Transaction.settle`). Every change has a sequence number: a reader goes on from the last number
+that it has read, and the gallery at any earlier number can be reconstructed. A transaction is on
 the disk, whole, before it is acknowledged (write-ahead log, ``synchronous=FULL``); the writers of
 all processes take turns.
 """
@@ -34,7 +34,7 @@ T = TypeVar("T")
 SCHEMA_VERSION = "1"
 
 OUTCOME_LIFE_S = 24 * 3600.0
-"""How long the outcome of a request is remembered by its Idempotency-Key."""
+"""Seconds for which the outcome of a request is remembered by its Idempotency-Key."""
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -91,10 +91,10 @@ class ChangesFile:
         self._n_watchers = 0
 
     def mark(self) -> tuple[int, int] | None:
-        """What is another as soon as any process has written; (0, 0) before the first change.
+        """Return a token that changes when any process commits; (0, 0) before the first change.
 
-        Read in microseconds from memory that the processes share, before every request. None where
-        it cannot be told, as on a disk that is mounted for reading.
+        It is read before every request, in microseconds, from memory that the processes share. None
+        where it cannot be read, for example on a disk that is mounted read-only.
         """
         with self._watching:
             if self._watcher is None and not self.path.exists():
@@ -139,7 +139,7 @@ class ChangesFile:
         return Thumbnail(data, media_type)
 
     def matching(self, part: Filter, until: int) -> list[int]:
-        """Where items were written, up to ``until``, that a filter lets through."""
+        """Return the sequence numbers, up to ``until``, of writes whose items pass a filter."""
         condition, values = to_sql(part)
         query = (
             "SELECT sequence FROM changes WHERE mean IS NOT NULL AND sequence <= ? "  # noqa: S608
@@ -148,7 +148,7 @@ class ChangesFile:
         return [sequence for (sequence,) in self._rows(query, [until, *values])]
 
     def upserts(self, sequences: Sequence[int]) -> Iterator[Upsert]:
-        """What was written at ``sequences``, whole, one after another."""
+        """Read the whole writes at ``sequences``, one after another."""
         query = (
             "SELECT id, label, metadata, media_type, thumbnail, mean, variance FROM changes "
             "WHERE sequence = ?"
@@ -160,21 +160,21 @@ class ChangesFile:
             yield Upsert(item, _vector(mean, variance))
 
     def outcome(self, retry: Retry) -> str | None:
-        """What came of a request, if it has been answered.
+        """Return the outcome of a request that was answered, else None.
 
         Raises
         ------
-        KeyReused
+        KeyReused : the key was used for another request.
         """
         return self._read(partial(_outcome, retry=retry), None)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """What is written inside is kept whole, or not at all where the block is left by an error.
+        """Open a transaction: its writes are kept whole, or not at all after an error.
 
         Raises
         ------
-        WriteError : it could not be kept, or this is not a place to write.
+        WriteError : the writes could not be stored, or the log cannot be written to.
         """
         with self._writing, errors_in_words(self.path):
             if self._writer is None:
@@ -296,7 +296,7 @@ class Transaction:
         self._connection.execute("UPDATE meta SET value = ? WHERE key = 'start'", (str(sequence),))
 
     def outcome(self, retry: Retry) -> str | None:
-        """What came of a request, if it has been answered; or `KeyReused`."""
+        """Return the outcome of a request that was answered, else None; or raise `KeyReused`."""
         return _outcome(self._connection, retry)
 
     def add(self, writes: Sequence[Upsert | Delete]) -> list[Change]:

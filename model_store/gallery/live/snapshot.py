@@ -92,7 +92,7 @@ class GallerySnapshot:
 
     @property
     def n_appended(self) -> int:
-        """What a search goes through one by one: rows that came after the base."""
+        """The number of rows that came after the base, which a search compares one by one."""
         return self.n_rows - self._base.n_rows
 
     def candidates(
@@ -155,7 +155,7 @@ class GallerySnapshot:
         return ordered
 
     def matching(self, part: Filter) -> NDArray[np.bool_]:
-        """Which rows a filter lets through, (N,), as `candidates` takes it; not to be written."""
+        """Return the mask (N,) of rows that pass a filter, read-only, as `candidates` takes it."""
         wanted = self._log.matching(part, self.version)
         since = np.isin(self._appended.sequences, wanted)
         found: NDArray[np.bool_] = np.concatenate([self._base.matching(part), since])
@@ -183,7 +183,7 @@ class GallerySnapshot:
         of_base: Callable[[NDArray[np.int64]], NDArray[NumberT]],
         appended: NDArray[NumberT],
     ) -> NDArray[NumberT]:
-        """What is known of ``rows``, each from where it lies."""
+        """Return the values at ``rows``, each from the base or from the appended ones."""
         in_base = rows < self._base.n_rows
         if in_base.all():
             return of_base(rows)
@@ -232,7 +232,7 @@ class GallerySnapshot:
         return [next(of_base if known else since) for known in in_base]
 
     def row(self, item_id: str) -> int:
-        """Where the item of that id is, or `ItemNotFound`."""
+        """Return the row of an item, or raise `ItemNotFound`."""
         held = self._appended.rows_of.get(item_id, ())
         row = next((row for row in reversed(held) if row < self.n_rows), None)
         if row is None:

@@ -12,8 +12,8 @@ from typing import Literal
 from model_store.errors import StorageBusy, StorageFailed, StorageFull, WriteError, WriteRefused
 
 BUSY_S = 5.0
-"""How long a writer waits for its turn; a transaction takes milliseconds, a copy at the end of a
-compaction a second."""
+"""Seconds that a writer waits for its turn; a transaction takes milliseconds, the copy at the end
+of a compaction a second."""
 
 
 def connect(
@@ -43,7 +43,7 @@ def errors_in_words(path: Path, doing: Literal["read", "written"] = "written") -
 
 
 def of_the_system(error: OSError) -> WriteError:
-    """What the system says of a directory, as a `WriteError`."""
+    """Convert an error of the file system at the directory of changes to a `WriteError`."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return StorageFull(_FULL)
     if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
@@ -76,4 +76,4 @@ _MEANING: dict[int, tuple[type[WriteError], str]] = {
     sqlite3.SQLITE_CANTOPEN: (WriteRefused, _READ_ONLY),
     sqlite3.SQLITE_PERM: (WriteRefused, _READ_ONLY),
 }
-"""What SQLite says of a write, by its primary result code."""
+"""The error and message for each primary result code of SQLite that a write can end with."""

@@ -34,7 +34,7 @@ from model_store.installation import how_to_install
 MILVUS_FILE = "milvus.json"
 
 TEXT_BYTES = 65_535
-"""Of a text that Milvus takes, and about that of JSON."""
+"""Bytes of a text that Milvus takes; its limit for JSON is about the same."""
 
 MOST_FACTS = 4_096
 """Elements of an array that Milvus takes."""
@@ -48,14 +48,14 @@ _OUR_MISTAKE = 1100
 
 @dataclass(frozen=True, slots=True)
 class MilvusAccess:
-    """How to reach Milvus.
+    """The address of Milvus, and the token for it.
 
     Attributes
     ----------
     uri : ``http://host:19530``, or the path of a file that ends in ``.db`` for milvus-lite; None
-        for what the bundle says.
+        for the address in the bundle.
     token : ``user:password`` or an API key; never written down.
-    timeout_s : after which an answer is not waited for.
+    timeout_s : seconds to wait for an answer.
     """
 
     uri: str | None = None
@@ -64,17 +64,17 @@ class MilvusAccess:
 
 
 NO_ACCESS = MilvusAccess()
-"""What a bundle names, without a token."""
+"""The access that takes the address from the bundle and sends no token."""
 
 
 @dataclass(frozen=True, slots=True)
 class MilvusDescription:
-    """What a bundle knows of its collection.
+    """A bundle's description of its Milvus collection.
 
     Attributes
     ----------
-    uri : where it was written; without a user or a password.
-    collection : its name, which is made of what was written.
+    uri : address that it was written to, without user and password.
+    collection : its name, derived from its content.
     encoder : fingerprint.
     n_items, dim, labels : as it was built.
     index : ``type``, ``parameters`` of a search, ``recall_at_10`` and with how many ``n_queries``.
@@ -123,7 +123,7 @@ class Collection:
         self.client.close()
 
     def ask(self, call: str, *values: Any, **options: Any) -> Any:  # noqa: ANN401 - has no types
-        """What the client's ``call`` says of this collection, within the time that is given it."""
+        """Make the client's ``call`` on this collection and return its answer."""
         options = {"timeout": self.timeout_s} | options
         with self._asking():
             try:
@@ -136,7 +136,7 @@ class Collection:
             return getattr(self.client, call)(self.name, *values, **options)
 
     def properties(self) -> dict[str, str]:
-        """What is written on the collection."""
+        """Return the properties stored with the collection."""
         return dict(self.ask("describe_collection").get("properties", {}))
 
     def require(self, described: MilvusDescription) -> None:

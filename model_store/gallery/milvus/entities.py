@@ -19,7 +19,7 @@ from model_store.gallery.protocol import Item, NewItem
 from model_store.sphere import unit_direction
 
 ENTITY_FIELDS = ["id", "label", "direction", "dispersion", "metadata", "version"]
-"""Of an `Entity`."""
+"""The fields of which an `Entity` is made."""
 
 _INTEGERS = range(-(2**63), 2**64)
 """That JSON in Milvus keeps whole."""
@@ -27,13 +27,13 @@ _INTEGERS = range(-(2**63), 2**64)
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """What is remembered of an item that was found.
+    """An item that was found, as the cache keeps it.
 
     Attributes
     ----------
     direction : (D,) float32, unit.
     dispersion : Σ_d v_d / ‖m‖².
-    version : of the item; another one may have other content.
+    version : of the item; another version may have other content.
     """
 
     item: Item
@@ -43,7 +43,7 @@ class Entity:
 
 
 def read_entity(found: Mapping[str, Any]) -> Entity:
-    """Of `ENTITY_FIELDS`."""
+    """Create an entity from its `ENTITY_FIELDS`."""
     item = Item(found["id"], found["label"], found["metadata"])
     direction = np.array(found["direction"], dtype=np.float32)
     return Entity(item, direction, found["dispersion"], found["version"])

@@ -28,7 +28,7 @@ _Path = tuple[str, ...]
 
 
 def facts(item_id: str, label: str | None, metadata: Mapping[str, Any]) -> list[str]:
-    """What can be asked of an item by equality, sorted; ``metadata`` as JSON gives it back."""
+    """List the equalities that hold for an item, sorted; ``metadata`` is as JSON gives it back."""
     found = {*_facts(("id",), item_id), *_facts(("metadata",), metadata)}
     if label is None:
         found.add(_equals(("label",), None))

@@ -52,7 +52,7 @@ _SEARCHED_AT_ONCE = 32
 """Queries."""
 
 _ROWS_AT_ONCE = 100_000
-"""Of which a filter is asked at once."""
+"""Number of rows that one request to Milvus filters."""
 
 
 class _Matching(np.ndarray[Any, np.dtype[np.bool_]]):
@@ -204,7 +204,7 @@ class MilvusGallery:
         return np.array([entities[place][0] for place in order]), similarities[order]
 
     def matching(self, part: Filter) -> NDArray[np.bool_]:
-        """Which rows a filter lets through, (N,), as `candidates` takes it; not to be written."""
+        """Return the mask (N,) of rows that pass a filter, read-only, as `candidates` takes it."""
         expression = to_expression(part)
         mask = np.zeros(self.n_rows, dtype=bool).view(_Matching)
         for start in range(0, self.n_rows, _ROWS_AT_ONCE):
@@ -258,7 +258,7 @@ class MilvusGallery:
         return np.array(found[:limit], dtype=np.int64)
 
     def row(self, item_id: str) -> int:
-        """Where the item of that id is, or `ItemNotFound`."""
+        """Return the row of an item, or raise `ItemNotFound`."""
         return int(self._rows.by_id(item_id, [])["row"])
 
     def item(self, item_id: str) -> Item:
@@ -322,7 +322,7 @@ class MilvusGallery:
                 self._forget(rows.values())
 
     def existing(self, item_ids: Sequence[str]) -> set[str]:
-        """Which of these ids there are, whoever wrote them."""
+        """Return the ids among ``item_ids`` that the collection holds, whoever wrote them."""
         return set(self._rows.of(item_ids))
 
     def close(self) -> None:

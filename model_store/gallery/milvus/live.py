@@ -62,7 +62,7 @@ class MilvusLive:
         return self._log.mark()
 
     def outcome(self, retry: Retry) -> str | None:
-        """What came of a request, if it has been carried out; or `KeyReused`."""
+        """Return the outcome of a request that was carried out, else None; or raise `KeyReused`."""
         before = self._log.outcome(retry)
         if before is not None:
             self.refresh()

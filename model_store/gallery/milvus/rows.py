@@ -1,4 +1,4 @@
-"""Which rows of a collection of Milvus hold items, and where an item is."""
+"""The rows of a Milvus collection: which hold items, and where an item is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ_AT_ONCE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What there is; see `model_store.gallery.Gallery`."""
+    """The numbers of items, rows and changes; see `model_store.gallery.Gallery`."""
 
     n_items: int
     n_rows: int
@@ -58,7 +58,7 @@ class MilvusRows:
         return high
 
     def of(self, item_ids: Sequence[str]) -> dict[str, int]:
-        """Where the items of these ids are, those that there are."""
+        """Return the rows of the items with these ids, without ids that do not exist."""
         rows: dict[str, int] = {}
         for start in range(0, len(item_ids), READ_AT_ONCE):
             listed = ", ".join(map(literal, item_ids[start : start + READ_AT_ONCE]))

@@ -1,4 +1,4 @@
-"""Which bundle answers, with which encoder, and which others could."""
+"""Answers about bundles: the one that is served, its encoder, and the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.serving.registry import Galleries
 
 
 def bundle_state(engine: SearchEngine) -> schemas.BundleState:
-    """Which bundle answers, and whether its calibration holds."""
+    """Describe the bundle that answers, and whether its calibration holds."""
     bundle, stale = engine.bundle, engine.stale
     calibration = bundle.retriever.calibration
     status: schemas.CalibrationStatus = "valid" if stale is None else "stale"
@@ -34,7 +34,7 @@ def bundle_list(bundle: Bundle, galleries: Galleries) -> schemas.BundleList:
 
 
 def activation(gallery: str, switched: Switched) -> schemas.Activation:
-    """What an activation did."""
+    """Describe what an activation did."""
     return schemas.Activation(
         gallery=gallery,
         bundle_id=switched.bundle_id,
@@ -44,7 +44,7 @@ def activation(gallery: str, switched: Switched) -> schemas.Activation:
 
 
 def encoder_state(bundle: Bundle) -> schemas.EncoderState:
-    """Which encoder answers."""
+    """Describe the encoder of a bundle."""
     encoder = bundle.retriever.encoder
     return schemas.EncoderState(
         fingerprint=encoder.fingerprint,

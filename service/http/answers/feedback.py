@@ -1,4 +1,4 @@
-"""What users say of matches."""
+"""Answers to feedback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from service import schemas
 
 
 def feedback_answer(feedback: Feedback, *, audited: bool) -> schemas.FeedbackAnswer:
-    """What was kept of a user's word."""
+    """Describe the feedback that was stored."""
     return schemas.FeedbackAnswer(
         query_id=feedback.query_id,
         item_id=feedback.item_id,

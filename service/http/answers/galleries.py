@@ -78,7 +78,7 @@ def label_list(engine: SearchEngine, after: str | None, limit: int) -> schemas.L
 def calibration_report(
     engine: SearchEngine, said: FeedbackSummary | None
 ) -> schemas.CalibrationReport:
-    """What the gallery's probabilities rest on."""
+    """Describe the gallery's calibration, with the feedback ``said`` on it if there is any."""
     calibration = engine.bundle.retriever.calibration
     state = bundle_state(engine).calibration
     share = engine.absent_share
@@ -161,7 +161,7 @@ def operating_point(
 
 
 def _errors_over_time(audit: Audit) -> schemas.ErrorsOverTime | None:
-    """How often matches are wrong, where anybody is asked."""
+    """Describe how often matches are wrong; None where no answers are drawn for review."""
     if not audit.watches:
         return None
     test = audit.test

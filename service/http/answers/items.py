@@ -35,5 +35,5 @@ def item_list(engine: SearchEngine, page: Page) -> schemas.ItemList:
 
 
 def thumbnail_url(gallery: str, item_id: str) -> str:
-    """Where the picture of an item is."""
+    """Return the path of an item's thumbnail."""
     return f"/v1/galleries/{quote(gallery)}/items/{quote(item_id)}/thumbnail"

@@ -1,4 +1,4 @@
-"""Whether queries are answered."""
+"""Answers about readiness."""
 
 from __future__ import annotations
 

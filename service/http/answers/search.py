@@ -1,4 +1,4 @@
-"""What is said of an uploaded image."""
+"""Answers to queries: searches, similar items, assessments and embeddings."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def search_answer(
 def similar_answer(
     engine: SearchEngine, similar: Similar, request_id: str
 ) -> schemas.SimilarAnswer:
-    """What is like an item."""
+    """Describe the items that are similar to an item."""
     bundle, answer = engine.bundle, similar.answer
     decision = answer.decision
     return schemas.SimilarAnswer(
@@ -109,7 +109,7 @@ def similar_answer(
 def assessment_answer(
     engine: SearchEngine, assessed: Assessed, request_id: str
 ) -> schemas.AssessmentAnswer:
-    """What is said of a picture before anything is searched."""
+    """Describe an image that was encoded and not searched with."""
     bundle = engine.bundle
     measured = dict(zip(MEASURES, assessed.measures.tolist(), strict=True))
     return schemas.AssessmentAnswer(

@@ -2,14 +2,14 @@
 
 ::
 
-    search     what is said of an uploaded image
+    search        search with an image, assess it, embed it
     items         the items of a gallery, and its sample queries
     changes       changing a gallery while it is served
-    galleries     galleries, and what their probabilities rest on
-    feedback      what users say of matches
-    bundles       which bundle of a gallery is served
-    operations    whether the service lives, and answers
-    dependencies  what routes work on
+    galleries     galleries and their calibration reports
+    feedback      users' feedback on matches
+    bundles       the bundles of a gallery, and the one that is served
+    operations    liveness, readiness and metrics
+    dependencies  the application's state, and the gallery in the path
 """
 
 from service.http.routes import bundles, changes, feedback, galleries, items, operations, search
@@ -21,6 +21,6 @@ ROUTERS = tuple(
 """The busiest first: a path is looked for in one after the other."""
 
 FORMS = (SearchForm,)
-"""What paths read with `service.http.bodies.form_of`."""
+"""The forms that paths read with `service.http.bodies.form_of`."""
 
 __all__ = ["FORMS", "ROUTERS"]

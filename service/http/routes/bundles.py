@@ -1,4 +1,4 @@
-"""Which bundle of a gallery is served, and changing over to another."""
+"""The paths of bundles: list them, activate one, roll back."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class ItemBatchForm(BatchOptions):
 
 
 async def asked_for(request: Request, engine: EngineOf, key: IdempotencyKey = None) -> Asked:
-    """Who asks for a change of the gallery in the path."""
+    """Return the origin of a change: gallery, request, caller and Idempotency-Key."""
     caller: Caller = request.state.caller
     return Asked(engine.bundle.name, request.state.request_id, caller.id, key)
 

@@ -1,4 +1,4 @@
-"""What routes work on: the application's state, and the gallery in the path."""
+"""The dependencies of routes: the application's state, and the gallery in the path."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gallery_router(tag: str) -> APIRouter:
 
 
 async def state_of(request: Request) -> State:
-    """What the application was created with."""
+    """Return the state that the application was created with."""
     state: State = request.app.state.vouch
     return state
 
@@ -57,15 +57,15 @@ async def engine_of(gallery: str, state: StateOf) -> AsyncIterator[SearchEngine]
 
 
 def asked_of(options: schemas.ListOptions, request: Request | None = None) -> Asked:
-    """What the options of a request ask of an engine.
+    """Convert the options of a request to the parameters of a search.
 
     Parameters
     ----------
-    request : whose caller may have a key that says something of its queries.
+    request : its caller's key may name a share of absent queries.
 
     Raises
     ------
-    InvalidFilter : the filter is not one.
+    InvalidFilter : the filter cannot be read.
     """
     where = None if options.filter is None else read_filter(options.filter)
     diversity = Diversity(options.group_by == "label", options.duplicate_similarity)

@@ -1,4 +1,4 @@
-"""What users say of matches."""
+"""The path that takes users' feedback on matches."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ router = gallery_router("galleries")
 
 @router.get("", operation_id="list_galleries")
 async def list_galleries(state: StateOf) -> schemas.GalleryList:
-    """Which galleries are served."""
+    """List the galleries that are served."""
     return answers.gallery_list(state.galleries.engines())
 
 
@@ -45,7 +45,7 @@ async def list_labels(
     responses=responses(GalleryNotFound),
 )
 async def get_calibration(engine: EngineOf, state: StateOf) -> schemas.CalibrationReport:
-    """How true the probabilities are, and what each threshold on them would cost."""
+    """Report how well the probabilities hold, and what each threshold on them would cost."""
     kept, bundle_id = state.feedback, engine.bundle.manifest.id
     said = None if kept is None else await engine.compute(lambda: kept.summary(bundle_id))
     return answers.calibration_report(engine, said)
@@ -69,5 +69,5 @@ async def get_operating_point(
         str | None, Query(max_length=200, description="Where the queries come from.")
     ] = None,
 ) -> schemas.OperatingPointAnswer:
-    """How many queries could be answered if at most so many matches may be wrong."""
+    """Report the largest share of queries that can get a match within the error `max_error`."""
     return answers.operating_point(engine, max_error, expected_absent, source)

@@ -67,10 +67,10 @@ async def get_similar(
     item_id: str,
     options: Annotated[schemas.ListOptions, Query()],
 ) -> schemas.SimilarAnswer:
-    """What is like an item of the gallery, itself left out; nothing is encoded.
+    """List the items most similar to an item of the gallery, without the item itself.
 
-    Without probabilities and with verdict `not_calibrated`: a calibration holds for queries that
-    are not in the gallery.
+    Nothing is encoded. There are no probabilities and the verdict is `not_calibrated`: a
+    calibration holds for queries that are not in the gallery.
     """
     similar = await engine.similar(item_id, asked_of(options))
     return answers.similar_answer(engine, similar, request.state.request_id)

@@ -1,4 +1,4 @@
-"""Whether the service lives, and answers."""
+"""The paths of liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ router = APIRouter(tags=["operations"], route_class=GuardedRoute)
 
 @router.get("/livez", operation_id="livez")
 async def livez() -> schemas.Live:
-    """Whether the process runs."""
+    """Answer while the process runs."""
     return schemas.Live()
 
 
 @router.get("/readyz", operation_id="readyz", responses=responses(NotReady, InternalError))
 async def readyz(state: StateOf) -> schemas.Ready:
-    """Whether queries are answered: every gallery has encoded and searched a canary lately."""
+    """Answer 200 if every gallery has encoded and searched a canary lately."""
     state.galleries.require_ready()
     await state.cache.get("readyz")  # its state is that of the last attempt: make one
     return answers.ready(state.galleries, state.cache.state)

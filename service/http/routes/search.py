@@ -1,4 +1,4 @@
-"""What is said of an uploaded image: three ways in, many at once, and page by page."""
+"""The paths that take an image: search (three forms, batches, pages), assess and embed."""
 
 from __future__ import annotations
 
