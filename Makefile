@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
-.PHONY: install demo test lint bench bench-promises bench-outliers bench-posteriors bench-zero-shot bench-decision \
+.PHONY: install demo check test lint bench bench-promises bench-outliers bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images crash-indexing \
-  crash-writes ray-indexing soak try-compose clean
+  crash-writes ray-indexing soak try-compose pictures clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      install, build the demo bundle, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
+	@echo "make check     install, lint, run the tests that need no bundle and no process; a minute"
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make bench     measure, and write build/bench.json"
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
@@ -25,10 +26,13 @@ help:
 	@echo "make crash-writes  a service killed 50 times while it is written to; ten minutes"
 	@echo "make try-compose   three replicas in Docker: written to, killed, exchanged; some minutes"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
+	@echo "make pictures  the pictures of the README"
 	@echo "make install   make .venv with everything for development"
 	@echo "make lint      format, lint, types, import contracts"
 
 install: .venv/.installed-dev
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal -m "not bundle and not process"
 # Two processes, each file in one of them, and in these one thread each.
 test: lint .venv/.browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -76,6 +80,9 @@ soak: install bundles/digits/CURRENT
 
 crash-writes: install bundles/digits/CURRENT
 	PYTHONPATH=. $(BIN)/python tests/crash_writes.py bundles/digits
+
+pictures: install bundles/digits/CURRENT
+	PYTHONPATH=.:tests $(BIN)/python tests/pictures.py bundles/digits .github/pictures
 
 try-compose: install
 	PYTHONPATH=. $(BIN)/python tests/try_compose.py

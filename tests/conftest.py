@@ -1,14 +1,18 @@
-"""What all tests share: a real bundle, built once, and the place of the real data.
+"""What all tests share: their tiers, a real bundle, built once, and the place of the real data.
 
-Nothing here imports torch before a test needs it: most tests need neither torch nor a bundle.
+A test is `bundle` if it needs a bundle that is trained and built, and `process` if it starts a
+process; all others are unit tests, which `make check` runs. Nothing here imports torch before a
+test needs it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing.process
 import os
 import shutil
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,7 +29,36 @@ ROOT = Path(__file__).parents[1]
 BUILT = ROOT / "build" / "tests"
 """What earlier runs of the suite have built, by what it was built from."""
 
+STARTED_BY = {"redis_server", "page", "chromium"}
+"""Fixtures that start a process."""
+
 LIBRARIES = ("torch", "onnx", "numpy", "scipy", "scikit-learn", "faiss-cpu", "pillow")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they ask for; see `pyproject.toml` for the marks."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if "built_digits" in fixtures:
+            item.add_marker(pytest.mark.bundle)
+        if fixtures & STARTED_BY or "end_to_end" in item.path.parts:
+            item.add_marker(pytest.mark.process)
+
+
+@pytest.fixture(autouse=True)
+def _unit_tests_start_no_process(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fail a test that starts a process and does not say so: it would slow down `make check`."""
+    marks = {mark.name for mark in request.node.iter_markers()}
+    if marks & {"process", "bundle"}:
+        return
+
+    def refused(*_: object, **__: object) -> None:
+        pytest.fail("This test starts a process: mark it with @pytest.mark.process.")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refused)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refused)
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,8 @@ from model_store import open_bundle
 from model_store.bundles.manifest import read_manifest
 from model_store.errors import ConfigError, DatasetError, StepNotReady
 
+pytestmark = pytest.mark.bundle
+
 CONFIG = """
 name = "folder"
 description = "digits in folders"

@@ -297,6 +297,7 @@ def crash_at(root: Path, name: str, n_calls: int) -> None:
 
 
 @pytest.mark.parametrize("name", STOPS)
+@pytest.mark.process
 def test_a_crash_leaves_the_old_gallery_whole(root: Path, name: str) -> None:
     live, old = opened(root), str(current_id(root))
     change(live)

@@ -58,6 +58,7 @@ with lock_between_processes(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.process
 def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     command = [sys.executable, "-c", HOLD, str(path)]

@@ -193,6 +193,7 @@ for kind in APPROXIMATE:
 """
 
 
+@pytest.mark.process
 def test_same_input_same_bytes_with_any_number_of_threads(tmp_path: Path) -> None:
     for threads in ("1", "2"):
         environment = {"OMP_NUM_THREADS": threads, "PYTHONPATH": "."}

@@ -115,6 +115,7 @@ def crash_at(folder: Path, uri: str, name: str) -> None:
         "live.log.Transaction.settle",  # Milvus has it, the log does not know
     ],
 )
+@pytest.mark.process
 def test_what_a_crash_kept_from_milvus_is_told_it_afterwards(tmp_path: Path, name: str) -> None:
     uri, folder = str(tmp_path / "crash.db"), tmp_path / "bundle"
     run_and_crash(crash_at, folder, uri, name)

@@ -36,7 +36,7 @@ from service.decoding.decoder import Prepared
 from service.decoding.pool import DecoderPool
 from service.decoding.process import DecoderProcess
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 PREPROCESSING = Preprocessing(20, 24, "cover", "bicubic")
 GOOD = encoded(picture())

@@ -125,6 +125,7 @@ def test_signals_to_the_whole_group_do_not_end_it(encoder: EncoderProcess) -> No
     assert encoder.pid == pid
 
 
+@pytest.mark.process
 def test_what_cannot_be_opened_is_said_as_if_it_were_here(tmp_path: Path) -> None:
     from onnx import TensorProto, helper, save
 

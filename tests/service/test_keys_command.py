@@ -157,6 +157,7 @@ def test_damage_is_not_made_worse(capsys: pytest.CaptureFixture[str], path: Path
     assert path.read_text() == "{"
 
 
+@pytest.mark.process
 def test_it_runs_as_a_command(path: Path) -> None:
     command = [
         sys.executable,

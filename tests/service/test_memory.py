@@ -31,6 +31,7 @@ print(fault_count() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is tuned")
+@pytest.mark.process
 def test_blocks_of_a_query_are_not_fetched_anew() -> None:
     faults = {
         way: int(
@@ -54,6 +55,7 @@ print(re.search(r"AnonHugePages:\\s+(\\d+)", open("/proc/self/smaps_rollup").rea
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is tuned")
+@pytest.mark.process
 def test_an_encoder_keeps_its_memory_in_large_pages() -> None:
     offered = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not offered.exists() or "[madvise]" not in offered.read_text(encoding="ascii"):

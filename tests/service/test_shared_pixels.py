@@ -13,6 +13,7 @@ from service.processes.shared_pixels import SharedPixels
 SMALL = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
 
 
+@pytest.mark.process
 def test_another_process_reads_and_overwrites_what_was_written() -> None:
     program = (
         "import sys; from service.processes.shared_pixels import SharedPixels\n"

@@ -311,6 +311,7 @@ sys.exit(f"imported: {found}" if found else 0)
 """
 
 
+@pytest.mark.process
 def test_by_default_nothing_of_it_is_imported() -> None:
     done = subprocess.run(
         [sys.executable, "-c", NOTHING_IMPORTED], capture_output=True, text=True, check=False
