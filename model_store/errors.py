@@ -53,6 +53,7 @@ nothing that a client of the service may not see.
     ├── ArchiveError             a backup cannot be made, or cannot be restored
     ├── BundleError              the bundle cannot be served
     │   ├── BundleNotFound       nothing there
+    │   ├── PointerUnreadable    `CURRENT` names no bundle, or cannot be read
     │   ├── BundleTampered       a file differs from the manifest
     │   └── BundleMismatch       parts that do not belong together
     ├── InternalError            a mistake of ours; says nothing of the inside
@@ -257,6 +258,10 @@ class BundleError(VouchError):
 
 class BundleNotFound(BundleError):
     """There is no bundle at that path."""
+
+
+class PointerUnreadable(BundleError):
+    """`CURRENT` or `PREVIOUS` names no bundle, or cannot be read."""
 
 
 class BundleTampered(BundleError):

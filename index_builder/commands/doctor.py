@@ -20,7 +20,7 @@ from index_builder.configuration.milvus import milvus_access
 from index_builder.indexing.shards import ShardStore
 from index_builder.indexing.workdir import Work
 from model_store.bundles.bundle import open_bundle
-from model_store.bundles.directory import CURRENT_FILE, bundle_ids, current_id
+from model_store.bundles.directory import CURRENT_FILE, bundle_directory, bundle_ids, current_id
 from model_store.bundles.manifest import MANIFEST_FILE
 from model_store.errors import VouchError
 from model_store.installation import how_to_install
@@ -204,7 +204,7 @@ def _bundles(root: Path) -> Iterator[Finding]:
             f"vouch-build activate {root} with one of: {', '.join(ids) or 'none there'}",
         )
     for bundle_id in ids:
-        yield from _bundle(root / bundle_id)
+        yield from _bundle(bundle_directory(root, bundle_id))
     for partial in sorted(root.glob(".*.partial")):
         yield Finding(
             "note",

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from model_store.bundles.changes import changes_path, require_current
-from model_store.bundles.directory import activate, current_id
+from model_store.bundles.directory import activate, bundle_directory, current_id, is_bundle_id
 from model_store.bundles.manifest import MANIFEST_FILE, Manifest
 from model_store.bundles.publish import become_bundle, described
 from model_store.decision import Calibration, label_means
@@ -161,14 +161,14 @@ class Compaction:
         """Take away what a compaction left behind that did not come to its end."""
         for leftover in self._root.glob(".*.compacting"):
             shutil.rmtree(leftover, ignore_errors=True)
-        prepared = (self._root / LOCK_FILE).read_text(encoding="ascii")
+        prepared = (self._root / LOCK_FILE).read_text(encoding="ascii", errors="replace")
         # One that took over has a log, though it may be empty.
         if (
-            prepared
+            is_bundle_id(prepared)
             and prepared != current_id(self._root)
             and not changes_path(self._root, prepared).exists()
         ):
-            shutil.rmtree(self._root / prepared, ignore_errors=True)
+            shutil.rmtree(bundle_directory(self._root, prepared), ignore_errors=True)
 
     def _unlock(self) -> None:
         if self._lock is not None:

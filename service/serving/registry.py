@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.compaction import Compaction
-from model_store.bundles.directory import bundle_ids, previous_id
+from model_store.bundles.directory import bundle_directory, bundle_ids, previous_id
 from model_store.errors import (
     ActivationRefused,
     BundleNotFound,
@@ -374,7 +374,7 @@ class Galleries:
                 f"There is no bundle {bundle_id!r} of the gallery {now.name!r} here. Publish it "
                 "with `vouch-build publish`."
             )
-        return now.root / bundle_id
+        return bundle_directory(now.root, bundle_id)
 
     def _close_if_done_with(self, served: _Served) -> None:
         if served.retired and served.leases == 0:

@@ -83,6 +83,7 @@ STATUSES = {
     "ProviderUnavailable": 503,
     "BundleError": 503,
     "BundleNotFound": 404,
+    "PointerUnreadable": 503,
     "ActivationRefused": 409,
     "ArchiveError": 500,
     "WriteError": 503,
