@@ -5,7 +5,7 @@ export VOUCH_PORT ?= 8080
 
 .PHONY: install demo test lint bench bench-promises bench-outliers bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images crash-indexing \
-  crash-writes ray-indexing soak try-compose clean
+  crash-writes linearizability ray-indexing soak try-compose clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make bench-poison  good requests lost to a bad neighbour: here, and with LitServe; a minute"
 	@echo "make soak      a quarter of an hour of load, hot swaps and Redis restarts"
 	@echo "make crash-writes  a service killed 50 times while it is written to; ten minutes"
+	@echo "make linearizability  two services on one gallery, written to, compacted, killed; ten minutes"
 	@echo "make try-compose   three replicas in Docker: written to, killed, exchanged; some minutes"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make install   make .venv with everything for development"
@@ -76,6 +77,9 @@ soak: install bundles/digits/CURRENT
 
 crash-writes: install bundles/digits/CURRENT
 	PYTHONPATH=. $(BIN)/python tests/crash_writes.py bundles/digits
+
+linearizability: install bundles/digits/CURRENT
+	PYTHONPATH=. $(BIN)/python tests/linearizability.py bundles/digits
 
 try-compose: install
 	PYTHONPATH=. $(BIN)/python tests/try_compose.py

@@ -1,14 +1,11 @@
-"""What `CURRENT` names, in a directory that may be mounted for reading, or away for a moment."""
+"""Having `CURRENT` name a bundle, in a directory that may be mounted for reading."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_store.bundles.directory import activate, current_id
-
-logger = logging.getLogger(__name__)
+from model_store.bundles.directory import activate
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +21,6 @@ class Switched:
     bundle_id: str
     previous_id: str
     persisted: bool
-
-
-def named_by(root: Path) -> str | None:
-    """What `CURRENT` names; None too where it cannot be read at the moment."""
-    try:
-        return current_id(root)
-    except OSError:
-        logger.exception("CURRENT cannot be read")
-        return None
 
 
 def persist(directory: Path) -> bool:

@@ -71,7 +71,7 @@ class SearchEngine:
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
         self.watch = Watch(bundle, workplace.feedback, workplace.audit_share)
         self._key_prefix = key_prefix(bundle.retriever)
-        self._heard = (0, 0)
+        self._heard: tuple[int, int] | None = (0, 0)
         self.canary_at = -math.inf
         self.canary_s = math.nan
 
@@ -133,13 +133,17 @@ class SearchEngine:
     async def catch_up(self) -> None:
         """Find what any process has written to the gallery until now; microseconds if nothing.
 
+        Where the log does not tell whether there is anything, it is read.
+
         Raises
         ------
         StorageFailed : what was written cannot be read.
         """
         live = self.bundle.live
-        mark = None if live is None else live.mark()
-        if mark is not None and mark != self._heard:
+        if live is None:
+            return
+        mark = live.mark()
+        if mark is None or mark != self._heard:
             await self.renew()
             self._heard = mark  # not sooner: whoever comes meanwhile waits for it as well
 
