@@ -8,5 +8,6 @@
     bundle        a bundle, opened
     changes       where the log of a live gallery lies
     compaction    bundle and log → a new bundle
+    secret        what services on one directory sign with
     backup        bundle and log → one archive, and back
 """

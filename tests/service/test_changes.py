@@ -25,6 +25,7 @@ from model_store.gallery import ChangesFile
 StartClient = Callable[..., TestClient]
 
 ITEMS = "/v1/galleries/digits/items"
+NEXT = "/v1/galleries/digits/search/next"
 
 
 @pytest.fixture
@@ -413,6 +414,7 @@ class TestSeveralServices:
         put(one, "before", stranger)
         compact(one)
         assert put(one, "after", digit).status_code == 200
+        assert other.get(f"{ITEMS}/after").status_code == 200
         one.post("/v1/galleries/digits/bundles/rollback").raise_for_status()
         assert other.get(f"{ITEMS}/after").status_code == 404
         assert other.get(f"{ITEMS}/before").status_code == 200
@@ -494,13 +496,37 @@ class TestLists:
     ) -> None:
         page = search(live, stranger, limit=3).json()
         put(live, "new", stranger)
-        following = live.get(
-            "/v1/galleries/digits/search/next", params={"cursor": page["next_cursor"]}
-        ).json()
+        following = live.get(NEXT, params={"cursor": page["next_cursor"]}).json()
         ids = [result["id"] for result in page["results"] + following["results"]]
         assert "new" not in ids
         delete(live, "new")
         assert ids == [r["id"] for r in search(live, stranger, limit=6).json()["results"]]
+
+    def test_its_further_pages_show_nothing_that_is_there_no_more(
+        self, root: Path, start: StartClient, stranger: bytes, digit: bytes
+    ) -> None:
+        """Also to a service that was started since; what is still there keeps its rank."""
+        client = start(open_bundle(root, "cpu", threads=1))
+        everything = search(client, stranger, limit=30).json()["results"]
+        page = search(client, stranger, limit=3).json()
+        gone, replaced = (everything[i]["id"] for i in (4, 6))
+        delete(client, gone)
+        put(client, replaced, digit, label="secret before")
+        page_of_now = search(client, stranger, limit=3).json()
+        put(client, replaced, digit, label="now")
+        following: list[dict[str, Any]] = []
+        for service in (client, start(open_bundle(root, "cpu", threads=1))):
+            search(service, stranger)  # the query must be known there
+            for answer in (page, page_of_now):
+                while (cursor := {"cursor": answer["next_cursor"]})["cursor"] is not None:
+                    answer = service.get(NEXT, params=cursor).json()  # noqa: PLW2901
+                    following.append(answer)
+        said = json.dumps(following)
+        assert f'"{gone}"' not in said
+        assert "secret before" not in said
+        shown = [(r["rank"], r["id"]) for answer in following[:9] for r in answer["results"]]
+        still = [(r["rank"], r["id"]) for r in everything[3:] if r["id"] not in {gone, replaced}]
+        assert shown[: len(still)] == still
 
     def test_a_list_of_items_goes_on_whatever_is_written(
         self, live: TestClient, stranger: bytes
