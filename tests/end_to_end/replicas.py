@@ -10,8 +10,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import numpy as np
@@ -22,11 +23,17 @@ from end_to_end.writes import GALLERY
 
 from model_store.bundles.bundle import open_bundle
 
+Kind = Literal["put", "delete", "get", "search"]
+KINDS: tuple[Kind, ...] = ("put", "delete", "get", "search")
+
 N_CLIENTS = 6
 N_ITEMS = 3
 """Written to at the same time: so few that operations on one overlap."""
 
-TIMES_AN_ITEM = 120
+REFUSED = 503
+"""Nothing was changed, the service says; of any other failure nobody knows."""
+
+TIMES_AN_ITEM = 60
 """Operations after which other items take the place of these, so that histories stay short."""
 
 SETTINGS = {"VOUCH_DECODERS": "1", "VOUCH_COMPACT_AFTER": "0"}
@@ -103,26 +110,26 @@ class Replicas:
                 http.base_url = f"http://127.0.0.1:{self._services[which].port}"
                 generation = next(self._turns) // (N_ITEMS * TIMES_AN_ITEM)
                 item = f"g{generation}-{rng.integers(N_ITEMS)}"
-                kind = rng.choice(["put", "delete", "get", "search"], p=[0.25, 0.15, 0.5, 0.1])
+                kind = KINDS[rng.choice(4, p=[0.25, 0.15, 0.5, 0.1])]
                 picture = self._pictures[int(rng.integers(len(self._pictures)))]
-                self._ask(http, str(kind), item, picture, f"service {which}")
+                self._ask(http, kind, item, picture, f"service {which}")
 
-    def _ask(self, http: httpx2.Client, kind: str, item: str, picture: bytes, by: str) -> None:
+    def _ask(self, http: httpx2.Client, kind: Kind, item: str, picture: bytes, by: str) -> None:
         value, began = next(self._numbers), time.monotonic()
         response = _send(http, kind, item, value, picture)
         ended = time.monotonic()
         status = 0 if response is None else response.status_code
         self.counts[f"{kind} {status or 'broken off'}"] += 1
-        if kind == "put":
-            known = status == 200
-            existed = bool(_told(response)["existed"]) if known else None
-            end = ended if known else math.inf
-            self._histories[item].append(Operation("put", value, existed, began, end, by))
-        elif kind == "delete":
+        if kind in ("put", "delete") and status != REFUSED:
             known = status in {200, 404}
-            existed, end = (status == 200, ended) if known else (None, math.inf)
-            self._histories[item].append(Operation("delete", None, existed, began, end, by))
-        else:
+            end = ended if known else math.inf
+            write = Operation(kind, value, None, began, end, by)
+            if kind == "put":
+                write = replace(write, existed=_told(response)["existed"] if known else None)
+            else:
+                write = replace(write, value=None, existed=status == 200 if known else None)
+            self._histories[item].append(write)
+        elif kind not in {"put", "delete"}:
             for seen, found in _seen(kind, item, status, response):
                 self._histories[seen].append(Operation("get", found, None, began, ended, by))
         if status not in {200, 404}:
