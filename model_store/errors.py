@@ -43,6 +43,7 @@ nothing that a client of the service may not see.
     │   ├── StorageBusy          another process is writing
     │   ├── StorageFull          there is no room for it
     │   └── StorageFailed        the disk does not take it, or does not give it back
+    │       └── LogDamaged       the changes are not those that were acknowledged
     ├── KeysError                the file of API keys cannot be used
     │   └── KeysRequired         others could reach a service that asks for no key
     ├── EncoderError             the encoder cannot be used
@@ -198,6 +199,10 @@ class StorageFull(WriteError):
 
 class StorageFailed(WriteError):
     """The disk does not take the change, or does not give it back."""
+
+
+class LogDamaged(StorageFailed):
+    """The log of a gallery's changes is not what was written to it."""
 
 
 class KeysError(VouchError):

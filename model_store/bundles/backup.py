@@ -30,6 +30,7 @@ from model_store.bundles.manifest import read_manifest
 from model_store.errors import ArchiveError
 from model_store.files import flush
 from model_store.gallery import ChangesFile, FaissGallery, LiveGallery
+from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import connect
 from model_store.gallery.milvus.collection import MILVUS_FILE
 
@@ -129,6 +130,8 @@ def restore(archive: Path, root: Path) -> BackupSummary:
         partial.mkdir()
         summary = _unpack(archive, partial)
         _verify(partial, summary)
+        if summary.log_sha256 is not None:
+            HighWater(changes_path(partial, summary.bundle_id)).make(summary.version)
         for path in [partial, *partial.rglob("*")]:
             flush(path)
         partial.rename(root)

@@ -39,6 +39,7 @@ from model_store.gallery import (
 )
 from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.gallery.index.plan import IndexKind
+from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import of_the_system
 
 LOCK_FILE = ".compacting"
@@ -139,6 +140,7 @@ class Compaction:
                 turn.hand_over(partial, self._prepared.name, self._until)
                 flush(partial)
                 partial.rename(path)
+                HighWater(path).make(turn.last())
                 flush(path.parent)
                 activate(self._root, self._prepared.name)
             except OSError as error:
@@ -208,5 +210,5 @@ def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:
 
 def _remove(path: Path) -> None:
     """A log that is not used yet, and what SQLite keeps beside it."""
-    for end in ("", "-wal", "-shm"):
+    for end in ("", "-wal", "-shm", ".high"):
         path.with_name(path.name + end).unlink(missing_ok=True)

@@ -94,6 +94,7 @@ STATUSES = {
     "StorageBusy": 503,
     "StorageFull": 507,
     "StorageFailed": 503,
+    "LogDamaged": 503,
     "Overloaded": 503,
     "NotReady": 503,
     "DeadlineExceeded": 504,
