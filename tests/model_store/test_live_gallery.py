@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
-from laws.writable_laws import DIM, Reopen, WritableLaws, some_upsert, upserts
+from laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import (
@@ -36,6 +37,7 @@ from model_store.gallery import (
     Upsert,
     write_faiss_gallery,
 )
+from model_store.gallery.live import log
 from model_store.gallery.live.high_water import HighWater
 
 
@@ -172,10 +174,36 @@ class TestWriting(WritableLaws):
     def test_a_key_is_forgotten_in_the_end(
         self, live: LiveGallery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        started = time.time()
         live.commit([some_upsert("a")], Retry("key", "request"))
-        monkeypatch.setattr("model_store.gallery.live.log.OUTCOME_LIFE_S", -1.0)
+        for hour in range(1, 25):
+            monkeypatch.setattr(log.time, "time", lambda hour=hour: started + hour * 3600)
+            live.commit([some_upsert("a")], Retry(f"key {hour}", "request"))
+            assert live.outcome(Retry("key", "request")) is not None
+        monkeypatch.setattr(log.time, "time", lambda: started + 24 * 3600 + 60)
         live.commit([some_upsert("b")], Retry("key", "another"))
-        assert live.snapshot().version == 2
+        assert live.snapshot().version == 26
+        ((n_kept,),) = sqlite3.connect(live.log.path).execute("SELECT count(*) FROM outcomes")
+        assert n_kept == 25
+
+    @pytest.mark.parametrize("jump_s", [25 * 3600.0, 1e9, -25 * 3600.0, -1e9])
+    def test_a_clock_that_jumps_makes_no_key_forgotten(
+        self,
+        live: LiveGallery,
+        reopen: Reopen,
+        monkeypatch: pytest.MonkeyPatch,
+        jump_s: float,
+    ) -> None:
+        """Or the retry of a request would bring back what has been deleted since."""
+        started = time.time()
+        live.commit([some_upsert("a")], Retry("put", "request"))
+        live.commit([Delete("a")], Retry("delete", "request"))
+        for clock in (started + jump_s, started + 1):
+            monkeypatch.setattr(log.time, "time", lambda clock=clock: clock)
+            live.commit([some_upsert("b")], Retry(f"at {clock}", "request"))
+            for gallery in (live, reopen()):
+                gallery.commit([some_upsert("a")], Retry("put", "request"))
+                assert "a" not in ids_of(gallery.snapshot())
 
 
 class TestSeveralWriters:

@@ -33,7 +33,10 @@ T = TypeVar("T")
 SCHEMA_VERSION = "2"
 
 OUTCOME_LIFE_S = 24 * 3600.0
-"""How long the outcome of a request is remembered by its Idempotency-Key."""
+"""How long the outcome of a request is remembered by its Idempotency-Key, by the log's clock."""
+
+LONGEST_STEP_S = 3600.0
+"""By which the log's clock goes forward at once; where nobody writes, outcomes live longer."""
 
 
 class ChangesFile:
@@ -323,7 +326,8 @@ class Transaction:
 
     def remember(self, retry: Retry, outcome: str) -> None:
         """Keep what came of a request, and forget what came of old ones."""
-        now = time.time()
+        now = _now(self._connection)
+        rows.set_clock(self._connection, time.time(), now)
         self._connection.execute("DELETE FROM outcomes WHERE at < ?", (now - OUTCOME_LIFE_S,))
         self._connection.execute(
             "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?)", rows.outcome_row(retry, outcome, now)
@@ -337,14 +341,26 @@ class Transaction:
             identity = {key: meta[key] for key in ("schema", "encoder")}
             rows.make(target, {**identity, "bundle": bundle_id}, after)
             target.execute("BEGIN")
-            rows.copy_rows(self._connection, target, after, time.time() - OUTCOME_LIFE_S)
+            now = _now(self._connection)
+            rows.set_clock(target, time.time(), now)
+            rows.copy_rows(self._connection, target, after, now - OUTCOME_LIFE_S)
             rows.verify_all(target)  # what goes along is to be what was acknowledged
             target.execute("COMMIT")
             target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _outcome(connection: sqlite3.Connection, retry: Retry) -> str | None:
-    return rows.outcome_of(connection, retry, time.time() - OUTCOME_LIFE_S)
+    return rows.outcome_of(connection, retry, _now(connection) - OUTCOME_LIFE_S)
+
+
+def _now(connection: sqlite3.Connection) -> float:
+    """Return the time by the log's own clock, seconds.
+
+    It goes with the system's, but never back, and forward by `LONGEST_STEP_S` at most between two
+    requests that are remembered: a system clock that jumps makes no outcome forgotten.
+    """
+    system, own = rows.clock(connection)
+    return own + min(max(time.time() - system, 0.0), LONGEST_STEP_S)
 
 
 def _back_up(connection: sqlite3.Connection, target: sqlite3.Connection) -> None:

@@ -71,6 +71,20 @@ def meta(connection: sqlite3.Connection) -> dict[str, str]:
     return dict(fetched(connection, "SELECT key, value FROM meta"))
 
 
+def clock(connection: sqlite3.Connection) -> tuple[float, float]:
+    """Return the system's clock and the log's own as they were last set; 0 and 0 at first."""
+    try:
+        system, own = map(float, meta(connection).get("clock", "0 0").split())
+    except ValueError:
+        raise LogDamaged("its clock shows no time") from None
+    return system, own
+
+
+def set_clock(connection: sqlite3.Connection, system: float, own: float) -> None:
+    """Keep what `clock` returns."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('clock', ?)", (f"{system!r} {own!r}",))
+
+
 def first_sequence(connection: sqlite3.Connection) -> int:
     """Return the sequence number at which the log begins."""
     said = meta(connection).get("start", "")
