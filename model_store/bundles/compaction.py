@@ -13,9 +13,11 @@ taken away by the next compaction.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import sqlite3
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +26,7 @@ from typing import Literal, Self
 
 from model_store.bundles.changes import changes_path, require_current
 from model_store.bundles.directory import activate, bundle_directory, current_id, is_bundle_id
-from model_store.bundles.manifest import MANIFEST_FILE, Manifest
+from model_store.bundles.manifest import MANIFEST_FILE, Manifest, file_names
 from model_store.bundles.publish import become_bundle, described
 from model_store.decision import Calibration, label_means
 from model_store.decision.staleness import search_settings
@@ -41,6 +43,9 @@ from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.gallery.index.plan import IndexKind
 from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import of_the_system
+
+_N_FREE_BYTES = 2**20
+"""With less than that a disk is full, whatever a library says that could not write."""
 
 LOCK_FILE = ".compacting"
 """Held by the compaction that goes on; names the bundle that it has prepared."""
@@ -105,17 +110,18 @@ class Compaction:
         """
         snapshot = self._live.snapshot()
         try:
-            shutil.copytree(
-                self._root / self._manifest.id,
-                self._staging,
-                ignore=shutil.ignore_patterns(MANIFEST_FILE, *GALLERY_FILES),
-            )
+            _copy_rest(self._root / self._manifest.id, self._staging)
             manifest = _write(self._staging, self._manifest, snapshot)
             self._note(manifest.id)
             self._prepared = become_bundle(self._staging, manifest)
         except OSError as error:
             self._clean_up()
             raise of_the_system(error) from error
+        except (sqlite3.OperationalError, RuntimeError) as error:  # SQLite's, and FAISS's
+            if shutil.disk_usage(self._root).free > _N_FREE_BYTES:
+                raise
+            self._clean_up()
+            raise of_the_system(OSError(errno.ENOSPC, "No space left on device")) from error
         self._until = snapshot.version
         return self._prepared
 
@@ -201,6 +207,19 @@ def _write(staging: Path, manifest: Manifest, snapshot: GallerySnapshot) -> Mani
         "compacted_at": datetime.now(UTC).isoformat(),  # the like of it may have been served before
     }
     return described(staging, replace(manifest, gallery={**manifest.gallery, **said}))
+
+
+def _copy_rest(bundle: Path, staging: Path) -> None:
+    """Copy what a compaction does not write anew; an `OSError` says what kept it from that.
+
+    Not by `shutil.copytree`, which gathers what went wrong into an error of its own.
+    """
+    anew = {MANIFEST_FILE, *GALLERY_FILES}
+    for name in file_names(bundle):
+        if name not in anew:
+            target = staging / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(bundle / name, target)
 
 
 def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:

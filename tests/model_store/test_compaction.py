@@ -300,6 +300,41 @@ def test_no_room_is_said_and_nothing_is_left(root: Path, monkeypatch: pytest.Mon
     live.commit([upsert("after", 9)])
 
 
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("shutil.copy2", OSError(28, "No space left on device")),
+        ("model_store.bundles.compaction.write_faiss_parts", RuntimeError("write error in f")),
+        (
+            "model_store.bundles.compaction.write_faiss_parts",
+            sqlite3.OperationalError("database or disk is full"),
+        ),
+    ],
+)
+def test_no_room_is_said_whoever_finds_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
+) -> None:
+    live, old = opened(root), str(current_id(root))
+    change(live)
+
+    def full(*arguments: object) -> None:
+        raise error
+
+    usage = shutil.disk_usage(root)
+    with monkeypatch.context() as patch, compaction(root, live) as one:
+        patch.setattr(place, full)
+        patch.setattr("shutil.disk_usage", lambda _: usage._replace(free=4096))
+        with pytest.raises(StorageFull, match="no room"):
+            one.prepare()
+    assert bundle_ids(root) == [old]
+    assert not list(root.glob(".*.compacting"))
+    if not isinstance(error, OSError):  # with room, it is something else
+        with monkeypatch.context() as patch, compaction(root, live) as one:
+            patch.setattr(place, full)
+            with pytest.raises(type(error)):
+                one.prepare()
+
+
 STOPS = {
     "model_store.bundles.compaction.become_bundle": 1,
     "model_store.bundles.compaction.changes_path": 1,  # the bundle is there, its log is not
