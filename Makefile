@@ -5,7 +5,7 @@ export VOUCH_PORT ?= 8080
 
 .PHONY: install demo check test lint bench bench-promises bench-outliers bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images crash-indexing \
-  crash-writes ray-indexing soak try-compose pictures clean
+  crash-writes linearizability ray-indexing soak try-compose pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make bench-poison  good requests lost to a bad neighbour: here, and with LitServe; a minute"
 	@echo "make soak      a quarter of an hour of load, hot swaps and Redis restarts"
 	@echo "make crash-writes  a service killed 50 times while it is written to; ten minutes"
+	@echo "make linearizability  two services on one gallery, written to, compacted, killed; ten minutes"
 	@echo "make try-compose   three replicas in Docker: written to, killed, exchanged; some minutes"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make pictures  the pictures of the README"
@@ -83,6 +84,9 @@ crash-writes: install bundles/digits/CURRENT
 
 pictures: install bundles/digits/CURRENT
 	PYTHONPATH=.:tests $(BIN)/python tests/pictures.py bundles/digits .github/pictures
+
+linearizability: install bundles/digits/CURRENT
+	PYTHONPATH=. $(BIN)/python tests/linearizability.py bundles/digits
 
 try-compose: install
 	PYTHONPATH=. $(BIN)/python tests/try_compose.py

@@ -43,6 +43,7 @@ nothing that a client of the service may not see.
     │   ├── StorageBusy          another process is writing
     │   ├── StorageFull          there is no room for it
     │   └── StorageFailed        the disk does not take it, or does not give it back
+    │       └── LogDamaged       the changes are not those that were acknowledged
     ├── KeysError                the file of API keys cannot be used
     │   └── KeysRequired         others could reach a service that asks for no key
     ├── EncoderError             the encoder cannot be used
@@ -53,6 +54,7 @@ nothing that a client of the service may not see.
     ├── ArchiveError             a backup cannot be made, or cannot be restored
     ├── BundleError              the bundle cannot be served
     │   ├── BundleNotFound       nothing there
+    │   ├── PointerUnreadable    `CURRENT` names no bundle, or cannot be read
     │   ├── BundleTampered       a file differs from the manifest
     │   └── BundleMismatch       parts that do not belong together
     ├── InternalError            a mistake of ours; says nothing of the inside
@@ -199,6 +201,10 @@ class StorageFailed(WriteError):
     """The disk does not take the change, or does not give it back."""
 
 
+class LogDamaged(StorageFailed):
+    """The log of a gallery's changes is not what was written to it."""
+
+
 class KeysError(VouchError):
     """The file of API keys cannot be used."""
 
@@ -257,6 +263,10 @@ class BundleError(VouchError):
 
 class BundleNotFound(BundleError):
     """There is no bundle at that path."""
+
+
+class PointerUnreadable(BundleError):
+    """`CURRENT` or `PREVIOUS` names no bundle, or cannot be read."""
 
 
 class BundleTampered(BundleError):

@@ -8,7 +8,13 @@ from typing import Annotated
 
 import typer
 
-from model_store.bundles.directory import activate, bundle_ids, current_id, previous_id
+from model_store.bundles.directory import (
+    activate,
+    bundle_directory,
+    bundle_ids,
+    current_id,
+    previous_id,
+)
 from model_store.bundles.manifest import read_manifest
 from model_store.errors import BundleNotFound
 
@@ -32,7 +38,7 @@ def activate_command(
             f"There is no bundle {bundle_id!r} in {directory}. `vouch-build bundles {directory}` "
             "lists those there are."
         )
-    read_manifest(directory / bundle_id)
+    read_manifest(bundle_directory(directory, bundle_id))
     activate(directory, bundle_id)
 
 

@@ -20,10 +20,12 @@ from index_builder.configuration.milvus import milvus_access
 from index_builder.indexing.shards import ShardStore
 from index_builder.indexing.workdir import LOCK_FILE, Work
 from model_store.bundles.bundle import open_bundle
-from model_store.bundles.directory import CURRENT_FILE, bundle_ids, current_id
-from model_store.bundles.manifest import MANIFEST_FILE
-from model_store.errors import VouchError
+from model_store.bundles.changes import changes_path
+from model_store.bundles.directory import CURRENT_FILE, bundle_directory, bundle_ids, current_id
+from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
+from model_store.errors import PointerUnreadable, VouchError
 from model_store.files import lock_between_processes
+from model_store.gallery import ChangesFile
 from model_store.installation import how_to_install
 from model_store.processors import usable_processors
 
@@ -193,25 +195,55 @@ def _bundle(directory: Path) -> Iterator[Finding]:
 
 def _bundles(root: Path) -> Iterator[Finding]:
     ids = bundle_ids(root)
-    current = current_id(root)
-    if current is None:
-        yield Finding(
-            "wrong", f"{root} names no current bundle", f"vouch-build activate {root} BUNDLE"
-        )
-    elif current not in ids:
-        yield Finding(
-            "wrong",
-            f"{root / CURRENT_FILE} names {current}, which is not there",
-            f"vouch-build activate {root} with one of: {', '.join(ids) or 'none there'}",
-        )
+    yield from _pointer(root, ids)
     for bundle_id in ids:
-        yield from _bundle(root / bundle_id)
+        yield from _bundle(bundle_directory(root, bundle_id))
+        yield from _changes(root, bundle_id)
     for partial in sorted(root.glob(".*.partial")):
         yield Finding(
             "note",
             f"{partial} is a bundle that was never finished",
             "Remove it, unless a build is publishing at this moment.",
         )
+
+
+def _pointer(root: Path, ids: list[str]) -> Iterator[Finding]:
+    """Check that `CURRENT` names a bundle that is there."""
+    advice = f"vouch-build activate {root} with one of: {', '.join(ids) or 'none there'}"
+    try:
+        current = current_id(root)
+    except PointerUnreadable as error:
+        yield Finding("wrong", str(error), advice)
+        return
+    if current is None:
+        yield Finding(
+            "wrong", f"{root} names no current bundle", f"vouch-build activate {root} BUNDLE"
+        )
+    elif current not in ids:
+        yield Finding("wrong", f"{root / CURRENT_FILE} names {current}, which is not there", advice)
+
+
+def _changes(root: Path, bundle_id: str) -> Iterator[Finding]:
+    """Check that the log of a bundle's changes is what was acknowledged."""
+    path = changes_path(root, bundle_id)
+    beside = sorted(one.name for one in path.parent.glob(f"{path.name}*"))
+    if not beside:
+        return
+    fingerprint = read_manifest(bundle_directory(root, bundle_id)).encoder["fingerprint"]
+    log = ChangesFile(path, bundle_id, str(fingerprint))
+    try:
+        log.verify()
+        yield Finding("good", f"changes of {bundle_id}: whole, up to change {log.last()}")
+    except VouchError as error:
+        yield Finding(
+            "wrong",
+            f"changes of {bundle_id}: {error}",
+            "Look at the disk. Stop the services, and restore the last backup (`vouch-build "
+            f"restore`); or, to go on without these changes, move {', '.join(beside)} out of "
+            f"{path.parent}.",
+        )
+    finally:
+        log.close()
 
 
 def _indexing_run(path: Path) -> Work | None:

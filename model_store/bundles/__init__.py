@@ -8,5 +8,6 @@
     bundle        a bundle, opened
     changes       the place of a live gallery's log
     compaction    bundle and log → a new bundle
+    secret        what services on one directory sign with
     backup        bundle and log → one archive, and back
 """

@@ -25,11 +25,12 @@ from io import BytesIO
 from pathlib import Path
 
 from model_store.bundles.changes import changes_path, open_live
-from model_store.bundles.directory import activate, locate
+from model_store.bundles.directory import activate, bundle_directory, is_bundle_id, locate
 from model_store.bundles.manifest import read_manifest
 from model_store.errors import ArchiveError
 from model_store.files import flush
 from model_store.gallery import ChangesFile, FaissGallery, LiveGallery
+from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import connect
 from model_store.gallery.milvus.collection import MILVUS_FILE
 
@@ -37,6 +38,8 @@ SUMMARY_FILE = "vouch-backup.json"
 BUNDLE_FOLDER = "bundle"
 LOG_FILE = "changes.sqlite"
 FORMAT = 1
+_MOST_SUMMARY_BYTES = 2**16
+"""Far more than any summary has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,8 @@ def restore(archive: Path, root: Path) -> BackupSummary:
         partial.mkdir()
         summary = _unpack(archive, partial)
         _verify(partial, summary)
+        if summary.log_sha256 is not None:
+            HighWater(changes_path(partial, summary.bundle_id)).make(summary.version)
         for path in [partial, *partial.rglob("*")]:
             flush(path)
         partial.rename(root)
@@ -139,11 +144,11 @@ def restore(archive: Path, root: Path) -> BackupSummary:
 
 
 def _unpack(archive: Path, root: Path) -> BackupSummary:
-    with tarfile.open(archive) as tar:
+    with tarfile.open(archive, "r:") as tar:  # uncompressed, as it is written: nothing swells
         summary = _read_summary(tar, archive)
-        tar.extractall(root, filter="data")
+        tar.extractall(root, [_wanted(member) for member in tar], filter="data")
     (root / SUMMARY_FILE).unlink()
-    (root / BUNDLE_FOLDER).rename(root / summary.bundle_id)
+    (root / BUNDLE_FOLDER).rename(bundle_directory(root, summary.bundle_id))
     if summary.log_sha256 is not None:
         path = changes_path(root, summary.bundle_id)
         path.parent.mkdir()
@@ -152,17 +157,38 @@ def _unpack(archive: Path, root: Path) -> BackupSummary:
     return summary
 
 
+def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return a member of an archive, if it is of those that a backup is made of."""
+    folder = member.name.partition("/")[0]
+    if (member.isdir() and folder == BUNDLE_FOLDER) or (
+        member.isreg()
+        and not member.issparse()
+        and (member.name in {SUMMARY_FILE, LOG_FILE} or folder == BUNDLE_FOLDER)
+    ):
+        return member
+    raise ArchiveError(
+        f"The archive is not restored: it holds {member.name[:80]!r}, which no backup of Vouch "
+        "does. Take another backup."
+    )
+
+
 def _read_summary(tar: tarfile.TarFile, archive: Path) -> BackupSummary:
     try:
         file = tar.extractfile(SUMMARY_FILE)
-        fields = json.loads(file.read() if file else b"")
+        fields = json.loads(file.read(_MOST_SUMMARY_BYTES) if file else b"")
         if fields["format"] != FORMAT:
             raise ArchiveError(
                 f"{archive} is a backup of format {fields['format']}; this release reads {FORMAT}."
             )
-        return BackupSummary(**fields)
-    except (KeyError, TypeError, ValueError) as error:
+        summary = BackupSummary(**fields)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ArchiveError(f"{archive} is not a backup that Vouch made.") from error
+    if not is_bundle_id(summary.bundle_id):
+        raise ArchiveError(
+            f"{archive} is not a backup that Vouch made: it says that its bundle is called "
+            f"{str(summary.bundle_id)[:80]!r}, which no bundle is."
+        )
+    return summary
 
 
 def _verify(root: Path, summary: BackupSummary) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from model_store.bundles.directory import current_id
+from model_store.bundles.directory import bundle_directory, current_id
 from model_store.errors import GallerySuperseded
 from model_store.gallery import (
     ChangesFile,
@@ -36,8 +36,13 @@ CHANGES_FOLDER = "changes"
 
 
 def changes_path(root: Path, bundle_id: str) -> Path:
-    """The file that the changes of a bundle's gallery lie in, once there are any."""
-    return root / CHANGES_FOLDER / f"{bundle_id}.sqlite"
+    """Return the file that the changes of a bundle's gallery lie in, once there are any.
+
+    Raises
+    ------
+    BundleNotFound : no bundle can be called that.
+    """
+    return root / CHANGES_FOLDER / f"{bundle_directory(root, bundle_id).name}.sqlite"
 
 
 def open_live(root: Path, directory: Path, base: FaissGallery | None = None) -> LiveGallery:

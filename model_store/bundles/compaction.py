@@ -13,9 +13,11 @@ taken away by the next compaction.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import sqlite3
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +25,8 @@ from types import TracebackType
 from typing import Literal, Self
 
 from model_store.bundles.changes import changes_path, require_current
-from model_store.bundles.directory import activate, current_id
-from model_store.bundles.manifest import MANIFEST_FILE, Manifest
+from model_store.bundles.directory import activate, bundle_directory, current_id, is_bundle_id
+from model_store.bundles.manifest import MANIFEST_FILE, Manifest, file_names
 from model_store.bundles.publish import become_bundle, described
 from model_store.decision import Calibration, label_means
 from model_store.decision.staleness import search_settings
@@ -39,7 +41,11 @@ from model_store.gallery import (
 )
 from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.gallery.index.plan import IndexKind
+from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import of_the_system
+
+_N_FREE_BYTES = 2**20
+"""With less than that a disk is full, whatever a library says that could not write."""
 
 LOCK_FILE = ".compacting"
 """Held by the compaction that goes on; names the bundle that it has prepared."""
@@ -104,17 +110,18 @@ class Compaction:
         """
         snapshot = self._live.snapshot()
         try:
-            shutil.copytree(
-                self._root / self._manifest.id,
-                self._staging,
-                ignore=shutil.ignore_patterns(MANIFEST_FILE, *GALLERY_FILES),
-            )
+            _copy_rest(self._root / self._manifest.id, self._staging)
             manifest = _write(self._staging, self._manifest, snapshot)
             self._note(manifest.id)
             self._prepared = become_bundle(self._staging, manifest)
         except OSError as error:
             self._clean_up()
             raise of_the_system(error) from error
+        except (sqlite3.OperationalError, RuntimeError) as error:  # SQLite's, and FAISS's
+            if shutil.disk_usage(self._root).free > _N_FREE_BYTES:
+                raise
+            self._clean_up()
+            raise of_the_system(OSError(errno.ENOSPC, "No space left on device")) from error
         self._until = snapshot.version
         return self._prepared
 
@@ -139,6 +146,7 @@ class Compaction:
                 turn.hand_over(partial, self._prepared.name, self._until)
                 flush(partial)
                 partial.rename(path)
+                HighWater(path).make(turn.last())
                 flush(path.parent)
                 activate(self._root, self._prepared.name)
             except OSError as error:
@@ -161,14 +169,14 @@ class Compaction:
         """Take away what a compaction left behind that did not come to its end."""
         for leftover in self._root.glob(".*.compacting"):
             shutil.rmtree(leftover, ignore_errors=True)
-        prepared = (self._root / LOCK_FILE).read_text(encoding="ascii")
+        prepared = (self._root / LOCK_FILE).read_text(encoding="ascii", errors="replace")
         # One that took over has a log, though it may be empty.
         if (
-            prepared
+            is_bundle_id(prepared)
             and prepared != current_id(self._root)
             and not changes_path(self._root, prepared).exists()
         ):
-            shutil.rmtree(self._root / prepared, ignore_errors=True)
+            shutil.rmtree(bundle_directory(self._root, prepared), ignore_errors=True)
 
     def _unlock(self) -> None:
         if self._lock is not None:
@@ -201,6 +209,19 @@ def _write(staging: Path, manifest: Manifest, snapshot: GallerySnapshot) -> Mani
     return described(staging, replace(manifest, gallery={**manifest.gallery, **said}))
 
 
+def _copy_rest(bundle: Path, staging: Path) -> None:
+    """Copy what a compaction does not write anew; an `OSError` says what kept it from that.
+
+    Not by `shutil.copytree`, which gathers what went wrong into an error of its own.
+    """
+    anew = {MANIFEST_FILE, *GALLERY_FILES}
+    for name in file_names(bundle):
+        if name not in anew:
+            target = staging / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(bundle / name, target)
+
+
 def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:
     """An approximate index stays of its kind; an exact one may have grown too large to be exact."""
     return "auto" if kind == "flat" else kind
@@ -208,5 +229,5 @@ def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:
 
 def _remove(path: Path) -> None:
     """A log that is not used yet, and what SQLite keeps beside it."""
-    for end in ("", "-wal", "-shm"):
+    for end in ("", "-wal", "-shm", ".high"):
         path.with_name(path.name + end).unlink(missing_ok=True)

@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from model_store.bundles.manifest import MANIFEST_FILE
-from model_store.errors import BundleNotFound
+from model_store.bundles.manifest import ID_LENGTH, MANIFEST_FILE
+from model_store.errors import BundleNotFound, PointerUnreadable
 from model_store.files import replacing
 
 CURRENT_FILE = "CURRENT"
 PREVIOUS_FILE = "PREVIOUS"
+
+_MOST_POINTER_BYTES = 1024
+"""Read of a pointer at most: an id, and whatever an editor put around it."""
+
+_BUNDLE_ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
+
+
+def is_bundle_id(name: object) -> bool:
+    """Return whether ``name`` is what a bundle can be called."""
+    return isinstance(name, str) and _BUNDLE_ID.fullmatch(name) is not None
+
+
+def bundle_directory(root: Path, bundle_id: str) -> Path:
+    """Return where the bundle of that id lies in ``root``, whether it is there or not.
+
+    The only way from an id to a path: ids come from requests, archives and pointers, and one that
+    was believed could lead anywhere.
+
+    Raises
+    ------
+    BundleNotFound : no bundle can be called that.
+    """
+    return root / _checked(bundle_id)
+
+
+def _checked(bundle_id: str) -> str:
+    """Return ``bundle_id``, if it is one."""
+    if not is_bundle_id(bundle_id):
+        raise BundleNotFound(
+            f"There is no bundle {str(bundle_id)[:80]!r}: the id of a bundle has {ID_LENGTH} "
+            "hexadecimal digits. `vouch-build bundles` lists those there are."
+        )
+    return bundle_id
 
 
 def activate(root: Path, bundle_id: str) -> None:
     """Point ``root/CURRENT`` at a bundle, atomically; ``root/PREVIOUS`` names the one before.
 
     A running service that serves ``root`` changes over to it by itself.
+
+    Raises
+    ------
+    BundleNotFound : no bundle can be called that.
     """
-    before = current_id(root)
+    bundle_id = _checked(bundle_id)
+    try:
+        before = current_id(root)
+    except PointerUnreadable:  # this is how it is repaired
+        before = None
     if before == bundle_id:
         return
     if before is not None:
@@ -26,19 +68,29 @@ def activate(root: Path, bundle_id: str) -> None:
 
 
 def current_id(root: Path) -> str | None:
-    """The bundle that ``root/CURRENT`` names; None where there is no such file."""
+    """Return the bundle that ``root/CURRENT`` names; None where there is no such file.
+
+    Raises
+    ------
+    PointerUnreadable : it names no bundle, or cannot be read.
+    """
     return _read_pointer(root / CURRENT_FILE)
 
 
 def previous_id(root: Path) -> str | None:
-    """The bundle that was current before; None where there was none."""
+    """Return the bundle that was current before; None where there was none.
+
+    Raises
+    ------
+    PointerUnreadable : see `current_id`.
+    """
     return _read_pointer(root / PREVIOUS_FILE)
 
 
 def bundle_ids(root: Path) -> list[str]:
     """The bundles in ``root``, oldest first."""
     found = [path.parent for path in root.glob(f"*/{MANIFEST_FILE}")]
-    complete = [path for path in found if not path.name.startswith(".")]
+    complete = [path for path in found if is_bundle_id(path.name)]
     return [path.name for path in sorted(complete, key=lambda path: path.stat().st_mtime)]
 
 
@@ -48,13 +100,15 @@ def locate(path: Path) -> Path:
     Raises
     ------
     BundleNotFound : neither is there.
+    PointerUnreadable : see `current_id`.
     """
     if (path / MANIFEST_FILE).is_file():
         return path
     named = current_id(path)
     if named is not None:
-        if (path / named / MANIFEST_FILE).is_file():
-            return path / named
+        directory = bundle_directory(path, named)
+        if (directory / MANIFEST_FILE).is_file():
+            return directory
         raise BundleNotFound(f"{path / CURRENT_FILE} names {named!r}, but there is no such bundle.")
     raise BundleNotFound(
         f"No bundle at {path}: wanted a directory with {MANIFEST_FILE}, or one whose "
@@ -64,9 +118,23 @@ def locate(path: Path) -> Path:
 
 def _read_pointer(pointer: Path) -> str | None:
     try:
-        return pointer.read_text(encoding="ascii").strip()
+        with pointer.open("rb") as file:
+            content = file.read(_MOST_POINTER_BYTES)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise PointerUnreadable(
+            f"{pointer.name} cannot be read ({error.strerror}). Its operator looks at the "
+            "directory of bundles."
+        ) from error
+    named = content.decode("ascii", errors="replace").strip()
+    if not is_bundle_id(named):
+        raise PointerUnreadable(
+            f"{pointer.name} names no bundle: wanted the {ID_LENGTH} hexadecimal digits of an id, "
+            f"it holds {len(content)} bytes of something else. Its operator lets `vouch-build "
+            "doctor` list the bundles, and `vouch-build activate` write it anew."
+        )
+    return named
 
 
 def _write_pointer(pointer: Path, bundle_id: str) -> None:

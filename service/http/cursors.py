@@ -1,8 +1,8 @@
 """Cursors: where a list goes on, bound to the bundle that the list is of.
 
-A cursor is opaque to clients: URL-safe base64 of a few fields and a checksum of them. It holds
-nothing secret and opens nothing: whoever made one up could ask for the same with the parameters of
-the first page, and every field is checked as those are. The checksum finds damage and guessing.
+A cursor is opaque to clients: URL-safe base64 of a few fields and a signature of them (HMAC). A
+cursor into the results of a query names an earlier state of the gallery, which nobody but the
+service may choose; and it is taken for a while only. It holds nothing secret.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import hmac
+import time
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,7 +20,10 @@ from model_store.errors import InvalidCursor, OutdatedCursor
 from model_store.search import N_CANDIDATES
 from service.schemas import SearchOptions, ShareOrigin
 
-_CHECKSUM_BYTES = 12
+_SIGNATURE_BYTES = 16
+
+LIFE_S = 3600
+"""Seconds that a cursor is taken for: whoever reads a list asks for its next page sooner."""
 
 MAX_LENGTH = 5_000
 """Characters of a cursor; those of the service are shorter, whatever filter they carry. Of any
@@ -39,6 +44,7 @@ class ItemsCursor(BaseModel):
     of: Literal["items"] = "items"
     bundle: str
     after: int = Field(ge=0, le=2**40)
+    at: int = Field(default_factory=lambda: int(time.time()))
 
 
 class SearchCursor(BaseModel):
@@ -58,29 +64,30 @@ class SearchCursor(BaseModel):
     start: int = Field(ge=1, lt=N_CANDIDATES)
     options: SearchOptions
     share_origin: ShareOrigin = "request"
+    at: int = Field(default_factory=lambda: int(time.time()))
 
 
 CursorT = TypeVar("CursorT", ItemsCursor, SearchCursor)
 
 
-def write(cursor: ItemsCursor | SearchCursor) -> str:
-    """Serialise for a client."""
+def write(cursor: ItemsCursor | SearchCursor, secret: bytes) -> str:
+    """Serialise for a client, signed with the secret of the directory of bundles."""
     fields = cursor.model_dump_json(exclude_none=True).encode()
-    return base64.urlsafe_b64encode(_checksum(fields) + fields).decode().rstrip("=")
+    return base64.urlsafe_b64encode(_signature(fields, secret) + fields).decode().rstrip("=")
 
 
-def read(text: str, kind: type[CursorT], bundle: str) -> CursorT:
+def read(text: str, kind: type[CursorT], bundle: str, secret: bytes) -> CursorT:
     """Read a cursor that `write` made for a list of this kind and of the served bundle.
 
     Raises
     ------
     InvalidCursor : the text is anything else.
-    OutdatedCursor : the list was one of another bundle.
+    OutdatedCursor : the list was one of another bundle, or the cursor is too old.
     """
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        checksum, fields = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
-        if checksum != _checksum(fields):
+        signature, fields = data[:_SIGNATURE_BYTES], data[_SIGNATURE_BYTES:]
+        if not hmac.compare_digest(signature, _signature(fields, secret)):
             raise InvalidCursor(_NOT_OURS)
         cursor = kind.model_validate_json(fields)
     except (binascii.Error, ValidationError, ValueError):
@@ -89,6 +96,11 @@ def read(text: str, kind: type[CursorT], bundle: str) -> CursorT:
         raise OutdatedCursor(
             f"The cursor is of bundle {cursor.bundle[:12]}, served is {bundle[:12]}: the list may "
             "be another now. Ask for its first page again."
+        )
+    if time.time() - cursor.at > LIFE_S:
+        raise OutdatedCursor(
+            f"The cursor is more than {LIFE_S // 60} minutes old. Ask for the first page of the "
+            "list again."
         )
     return cursor
 
@@ -99,5 +111,5 @@ _NOT_OURS = (
 )
 
 
-def _checksum(fields: bytes) -> bytes:
-    return hashlib.blake2b(fields, digest_size=_CHECKSUM_BYTES, person=b"vouch cursor").digest()
+def _signature(fields: bytes, secret: bytes) -> bytes:
+    return hmac.new(secret, b"cursor" + fields, hashlib.sha256).digest()[:_SIGNATURE_BYTES]

@@ -7,7 +7,8 @@
     queries           the parameters and results of an engine
     resources         the parts that engines share
     writer            live writes
-    current_bundle    the file `CURRENT` as the service reads and writes it
+    following         what a replica may answer with: `CURRENT`, followed
+    current_bundle    what an activation did, and having `CURRENT` say so
     health            canaries
     watch             drift, errors and shares over time, kept across restarts
     drift             the drift test of a served stream

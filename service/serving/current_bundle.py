@@ -1,14 +1,11 @@
-"""The file `CURRENT`, in a directory that may be read-only or unreachable for a moment."""
+"""The file `CURRENT`, in a directory that may be mounted for reading."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_store.bundles.directory import activate, current_id
-
-logger = logging.getLogger(__name__)
+from model_store.bundles.directory import activate
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +21,6 @@ class Switched:
     bundle_id: str
     previous_id: str
     persisted: bool
-
-
-def named_by(root: Path) -> str | None:
-    """Return the bundle id that `CURRENT` names; None where it is missing or unreadable now."""
-    try:
-        return current_id(root)
-    except OSError:
-        logger.exception("CURRENT cannot be read")
-        return None
 
 
 def persist(directory: Path) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.bundles.bundle import Bundle
+from model_store.bundles.secret import secret_of
 from model_store.decision import assess
 from model_store.encoder.contract import PROVIDERS
 from model_store.errors import FeedbackNotKept, InternalError, ItemNotFound, QueryNotFound
@@ -33,7 +34,15 @@ from service.encoding.cache import CacheEntry, key_prefix
 from service.encoding.single_flight import SingleFlight
 from service.schemas import QueryImage, ShareOrigin
 from service.serving.absent_share import AbsentState
-from service.serving.queries import Asked, Assessed, Embedded, Encoded, Found, Similar
+from service.serving.queries import (
+    Asked,
+    Assessed,
+    Embedded,
+    Encoded,
+    Found,
+    Similar,
+    changed_since,
+)
 from service.serving.resources import Workplace
 from service.serving.watch import Watch
 
@@ -70,8 +79,9 @@ class SearchEngine:
         joined = workplace.telemetry.single_flight_joins.labels(bundle.name)
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
         self.watch = Watch(bundle, workplace.feedback, workplace.audit_share)
+        self.secret = secret_of(bundle.root, bundle.manifest)
         self._key_prefix = key_prefix(bundle.retriever)
-        self._heard = (0, 0)
+        self._heard: tuple[int, int] | None = (0, 0)
         self.canary_at = -math.inf
         self.canary_s = math.nan
 
@@ -133,13 +143,17 @@ class SearchEngine:
     async def catch_up(self) -> None:
         """Find what any process has written to the gallery until now; microseconds if nothing.
 
+        Where the log does not tell whether there is anything, it is read.
+
         Raises
         ------
         StorageFailed : what was written cannot be read.
         """
         live = self.bundle.live
-        mark = None if live is None else live.mark()
-        if mark is not None and mark != self._heard:
+        if live is None:
+            return
+        mark = live.mark()
+        if mark is None or mark != self._heard:
             await self.renew()
             self._heard = mark  # not sooner: whoever comes meanwhile waits for it as well
 
@@ -295,7 +309,10 @@ class SearchEngine:
         answer = await self.compute(lambda: self._find(entry.predictive, asked))
         stages |= answer.seconds | {"total": time.perf_counter() - started}
         audit = self.watch.answered(query_id, answer)
-        return Found(query_id, entry.image, answer, origin, "hit", stages, audit)
+        live, searched = self.bundle.live, self._retriever.gallery
+        now = searched if live is None else live.snapshot()
+        gone = await self.compute(lambda: changed_since(answer, searched, now))
+        return Found(query_id, entry.image, answer, origin, "hit", stages, audit, gone)
 
     async def embed(self, data: bytes, alpha: float | None) -> Embedded:
         """The embedding of an uploaded image; cached for a search, and taken from the cache.

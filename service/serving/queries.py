@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Assessment, FilterMeans
-from model_store.gallery import Filter, Item
+from model_store.errors import ItemNotFound
+from model_store.gallery import Filter, Gallery, Item
 from model_store.images.quality import QualityHint
 from model_store.predictive import Predictive
 from model_store.retriever import Answer
@@ -76,6 +77,8 @@ class Found:
     share_origin : who named the share of absent queries that the probabilities are for.
     seconds : of each stage, in their order, and ``total``.
     audit : whether the answer was drawn at random for review.
+    gone : ids of items that were deleted or replaced since the state of the gallery that was
+        searched, of which nothing is to be shown.
     at_ns : when the answer was there, nanoseconds since 1970.
     """
 
@@ -86,6 +89,7 @@ class Found:
     cache: Literal["hit", "miss"]
     seconds: dict[str, float]
     audit: bool = False
+    gone: frozenset[str] = frozenset()
     at_ns: int = field(default_factory=time.time_ns)
 
 
@@ -145,3 +149,24 @@ def page_of(bundle: Bundle, after: int | None, limit: int) -> Page:
     rows = gallery.page(after, limit + 1)  # one more, to see whether there is one
     shown = rows[:limit]
     return Page(gallery.items(shown), int(shown[-1]) if len(rows) > limit else None)
+
+
+def changed_since(answer: Answer, searched: Gallery, now: Gallery) -> frozenset[str]:
+    """Return the ids in an answer whose items have been deleted or replaced since it was searched.
+
+    Parameters
+    ----------
+    searched, now : two states of a gallery.
+    """
+    if now is searched:
+        return frozenset()
+    ids = {match.item.id for match in answer.matches} | {item.id for item in answer.result_set}
+    return frozenset(one for one in ids if _row(now, one) != searched.row(one))
+
+
+def _row(gallery: Gallery, item_id: str) -> int | None:
+    """Return where the item of that id is; None where there is none."""
+    try:
+        return gallery.row(item_id)
+    except ItemNotFound:
+        return None

@@ -8,12 +8,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.compaction import Compaction
-from model_store.bundles.directory import bundle_ids, previous_id
+from model_store.bundles.directory import bundle_directory, bundle_ids, previous_id
 from model_store.errors import (
     ActivationRefused,
     BundleNotFound,
@@ -24,8 +25,9 @@ from model_store.errors import (
     VouchError,
 )
 from model_store.gallery import Delete, Retry, Upsert, Written
-from service.serving.current_bundle import Switched, named_by, persist
+from service.serving.current_bundle import Switched, persist
 from service.serving.engine import SearchEngine
+from service.serving.following import Following
 from service.serving.health import STALE_AFTER_PERIODS, send_canary
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,9 @@ T = TypeVar("T")
 
 OpenBundle = Callable[[Path], Bundle]
 StartEngine = Callable[[Bundle], Awaitable[SearchEngine]]
+
+SWITCH_PATIENCE_S = 5.0
+"""How long a request waits for a bundle that is just being opened; half of what it may take."""
 
 
 @dataclass(eq=False, slots=True)
@@ -78,8 +83,7 @@ class Galleries:
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._passed_over: dict[str, str | None] = {}  # what `CURRENT` names, and is not followed
-        self.refused: dict[str, str] = {}
+        self._following = Following(partial(self.activate, follow=True))
 
     async def add(self, bundle: Bundle) -> None:
         """Serve a bundle."""
@@ -98,9 +102,10 @@ class Galleries:
         Raises
         ------
         GalleryNotFound
+        NotReady : the gallery goes on in another bundle, which is not open yet; see `Following`.
         StorageFailed : what was written to the gallery cannot be read.
         """
-        served = self._find(name)
+        served = await self._answering(name)
         served.leases += 1
         try:
             await served.engine.catch_up()
@@ -108,6 +113,24 @@ class Galleries:
         finally:
             served.leases -= 1
             self._close_if_done_with(served)
+
+    async def _answering(self, name: str) -> _Served:
+        """Return what may answer; it waits for a bundle that is just being opened."""
+        until = time.monotonic() + SWITCH_PATIENCE_S
+        while True:
+            served = self._find(name)
+            ahead = await self._following.ahead(served.engine.bundle)
+            if self._find(name) is not served:  # exchanged meanwhile, and closed perhaps
+                continue
+            if ahead is None:
+                return served
+            if not await self._following.changed_over(name, until - time.monotonic()):
+                raise self._following.not_ready(name, ahead)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why what `CURRENT` names is not served, by gallery."""
+        return self._following.refused
 
     def bundles(self, name: str) -> list[str]:
         """Ids of the bundles that could be activated, oldest first; the one served is among them.
@@ -139,10 +162,7 @@ class Galleries:
         async with self._switching:
             served = self._find(name)
             now = served.engine.bundle
-            root = now.root
-            if follow and root and await asyncio.to_thread(named_by, root) != bundle_id:
-                if self._passed_over.get(name) == bundle_id:  # it was not tried
-                    del self._passed_over[name]
+            if follow and await self._following.named(now) != bundle_id:
                 return Switched(now.manifest.id, now.manifest.id, persisted=True)
             try:
                 directory = self._directory(now, bundle_id)
@@ -152,7 +172,7 @@ class Galleries:
                 raise
             persisted = follow or await asyncio.to_thread(persist, directory)
             if not persisted:  # then `CURRENT` is overruled, not followed
-                self._passed_over[name] = await asyncio.to_thread(named_by, directory.parent)
+                await self._following.overrule(now)
             if opened is not None:
                 self._exchange(name, opened)
             return Switched(bundle_id, now.manifest.id, persisted)
@@ -200,11 +220,8 @@ class Galleries:
             async with served.writing:  # not on a thread: they are few
                 outcome = await asyncio.to_thread(live.commit, writes, retry, told)
         except GallerySuperseded:
-            root = bundle.root
-            if root is not None and self._find(name) is served and name not in self.refused:
-                named = await asyncio.to_thread(named_by, root)
-                if named is not None:  # the first of several opens it, the others wait for that
-                    await self._follow(name, named)
+            await self._following.ahead(bundle)  # the first of several opens it,
+            await self._following.changed_over(name)  # and all of them wait for that
             raise
         await served.engine.renew()
         return outcome
@@ -257,15 +274,14 @@ class Galleries:
         return await self.activate(name, before)
 
     async def watch(self) -> None:
-        """Send canaries and follow each `CURRENT`, for ever."""
+        """Send canaries and follow each `CURRENT`, for ever, whatever is met."""
         while True:
             await asyncio.sleep(self._period_s)
             for engine in self.engines():
                 self._spawn(send_canary(engine, STALE_AFTER_PERIODS * self._period_s))
                 self._spawn(engine.watch.keep())
                 if engine.bundle.root is not None:
-                    named = await asyncio.to_thread(named_by, engine.bundle.root)
-                    self._consider(engine.bundle.name, named)
+                    self._spawn(self._following.ahead(engine.bundle))
                     self._spawn(self._look_after(engine))
 
     async def _look_after(self, engine: SearchEngine) -> None:
@@ -281,6 +297,22 @@ class Galleries:
         except VouchError as error:
             fields = {"gallery": name, "reason": str(error)}
             logger.error("changes not looked after", extra={"fields": fields})  # noqa: TRY400
+        except Exception:
+            logger.exception("changes not looked after", extra={"fields": {"gallery": name}})
+
+    async def require_current(self) -> None:
+        """Raise `NotReady` where changes may have been acknowledged that are not found here.
+
+        Raises
+        ------
+        NotReady
+        StorageFailed : what was written to a gallery cannot be read.
+        """
+        for engine in self.engines():
+            ahead = await self._following.ahead(engine.bundle)
+            if ahead is not None:
+                raise self._following.not_ready(engine.bundle.name, ahead)
+            await engine.catch_up()
 
     def require_ready(self) -> None:
         """Raise `NotReady` unless every gallery has answered a canary lately."""
@@ -301,6 +333,7 @@ class Galleries:
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._following.close()
         for served in self._served.values():
             await served.engine.close()
 
@@ -310,27 +343,6 @@ class Galleries:
             names = ", ".join(sorted(self._served))
             raise GalleryNotFound(f"There is no gallery {name!r} here. Served: {names}.")
         return found
-
-    def _consider(self, name: str, named: str | None) -> None:
-        """Follow `CURRENT` to the bundle that it names, unless that was tried or overruled."""
-        if named is None:
-            return
-        if named == self._find(name).engine.bundle.manifest.id:
-            self._passed_over.pop(name, None)
-            self.refused.pop(name, None)
-        elif named != self._passed_over.get(name):
-            self._passed_over[name] = named
-            # Beside the canaries: while a bundle is opened the old one stays ready.
-            self._spawn(self._follow(name, named))
-
-    async def _follow(self, name: str, bundle_id: str) -> None:
-        try:
-            await self.activate(name, bundle_id, follow=True)
-            self.refused.pop(name, None)
-        except VouchError as error:
-            self.refused[name] = str(error)
-            fields = {"gallery": name, "bundle": bundle_id, "reason": str(error)}
-            logger.error("bundle refused", extra={"fields": fields})  # noqa: TRY400 - said
 
     async def _open(self, now: Bundle, directory: Path) -> SearchEngine:
         try:
@@ -374,7 +386,7 @@ class Galleries:
                 f"There is no bundle {bundle_id!r} of the gallery {now.name!r} here. Publish it "
                 "with `vouch-build publish`."
             )
-        return now.root / bundle_id
+        return bundle_directory(now.root, bundle_id)
 
     def _close_if_done_with(self, served: _Served) -> None:
         if served.retired and served.leases == 0:

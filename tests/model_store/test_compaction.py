@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import sqlite3
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,14 +16,20 @@ from fakes import FakeEncoder
 from laws.gallery_laws import new_items, random_embeddings
 from numpy.typing import NDArray
 
-from model_store.bundles.changes import open_live
+from model_store.bundles.changes import changes_path, open_live
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import activate, bundle_ids, current_id, previous_id
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration, label_means
 from model_store.encoder.contract import Embeddings
-from model_store.errors import GallerySuperseded, ItemNotFound, StorageBusy, StorageFull
+from model_store.errors import (
+    GallerySuperseded,
+    ItemNotFound,
+    LogDamaged,
+    StorageBusy,
+    StorageFull,
+)
 from model_store.gallery import (
     Delete,
     Item,
@@ -173,6 +180,31 @@ def test_requests_are_known_again_after_it(root: Path) -> None:
     assert new.log.outcome(Retry("late", "request")) == "late told"
 
 
+def test_the_new_log_is_guarded_from_the_beginning(root: Path) -> None:
+    live = opened(root)
+    live.commit([upsert("a", 1), upsert("b", 2)])
+    with compaction(root, live) as one:
+        one.prepare()
+        live.commit([upsert("c", 3)])
+        one.take_over()
+    changes_path(root, str(current_id(root))).unlink()
+    with pytest.raises(LogDamaged, match="ends with change 0, though 3"):
+        opened(root)
+
+
+def test_a_damaged_change_is_not_sealed(root: Path) -> None:
+    live = opened(root)
+    live.commit([upsert("a", 1)])
+    connection = sqlite3.connect(changes_path(root, str(current_id(root))))
+    with connection:
+        connection.execute("UPDATE changes SET label = 'another'")
+    connection.close()
+    before = bundle_ids(root)
+    with pytest.raises(LogDamaged), compaction(root, live) as one:
+        one.prepare()
+    assert bundle_ids(root) == before
+
+
 def test_the_old_bundle_takes_no_more_changes(root: Path) -> None:
     live = opened(root)
     change(live)
@@ -266,6 +298,41 @@ def test_no_room_is_said_and_nothing_is_left(root: Path, monkeypatch: pytest.Mon
     assert current_id(root) == old
     assert bundle_ids(root) == [old]
     live.commit([upsert("after", 9)])
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("shutil.copy2", OSError(28, "No space left on device")),
+        ("model_store.bundles.compaction.write_faiss_parts", RuntimeError("write error in f")),
+        (
+            "model_store.bundles.compaction.write_faiss_parts",
+            sqlite3.OperationalError("database or disk is full"),
+        ),
+    ],
+)
+def test_no_room_is_said_whoever_finds_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
+) -> None:
+    live, old = opened(root), str(current_id(root))
+    change(live)
+
+    def full(*arguments: object) -> None:
+        raise error
+
+    usage = shutil.disk_usage(root)
+    with monkeypatch.context() as patch, compaction(root, live) as one:
+        patch.setattr(place, full)
+        patch.setattr("shutil.disk_usage", lambda _: usage._replace(free=4096))
+        with pytest.raises(StorageFull, match="no room"):
+            one.prepare()
+    assert bundle_ids(root) == [old]
+    assert not list(root.glob(".*.compacting"))
+    if not isinstance(error, OSError):  # with room, it is something else
+        with monkeypatch.context() as patch, compaction(root, live) as one:
+            patch.setattr(place, full)
+            with pytest.raises(type(error)):
+                one.prepare()
 
 
 STOPS = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
-from laws.writable_laws import DIM, Reopen, WritableLaws, some_upsert, upserts
+from laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import (
     BundleMismatch,
     GallerySuperseded,
     ItemNotFound,
+    LogDamaged,
     StorageBusy,
     StorageFailed,
     StorageFull,
@@ -34,6 +37,8 @@ from model_store.gallery import (
     Upsert,
     write_faiss_gallery,
 )
+from model_store.gallery.live import log
+from model_store.gallery.live.high_water import HighWater
 
 
 def written(folder: Path, embeddings: Embeddings, items: Sequence[NewItem]) -> FaissGallery:
@@ -169,10 +174,36 @@ class TestWriting(WritableLaws):
     def test_a_key_is_forgotten_in_the_end(
         self, live: LiveGallery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        started = time.time()
         live.commit([some_upsert("a")], Retry("key", "request"))
-        monkeypatch.setattr("model_store.gallery.live.log.OUTCOME_LIFE_S", -1.0)
+        for hour in range(1, 25):
+            monkeypatch.setattr(log.time, "time", lambda hour=hour: started + hour * 3600)
+            live.commit([some_upsert("a")], Retry(f"key {hour}", "request"))
+            assert live.outcome(Retry("key", "request")) is not None
+        monkeypatch.setattr(log.time, "time", lambda: started + 24 * 3600 + 60)
         live.commit([some_upsert("b")], Retry("key", "another"))
-        assert live.snapshot().version == 2
+        assert live.snapshot().version == 26
+        ((n_kept,),) = sqlite3.connect(live.log.path).execute("SELECT count(*) FROM outcomes")
+        assert n_kept == 25
+
+    @pytest.mark.parametrize("jump_s", [25 * 3600.0, 1e9, -25 * 3600.0, -1e9])
+    def test_a_clock_that_jumps_makes_no_key_forgotten(
+        self,
+        live: LiveGallery,
+        reopen: Reopen,
+        monkeypatch: pytest.MonkeyPatch,
+        jump_s: float,
+    ) -> None:
+        """Or the retry of a request would bring back what has been deleted since."""
+        started = time.time()
+        live.commit([some_upsert("a")], Retry("put", "request"))
+        live.commit([Delete("a")], Retry("delete", "request"))
+        for clock in (started + jump_s, started + 1):
+            monkeypatch.setattr(log.time, "time", lambda clock=clock: clock)
+            live.commit([some_upsert("b")], Retry(f"at {clock}", "request"))
+            for gallery in (live, reopen()):
+                gallery.commit([some_upsert("a")], Retry("put", "request"))
+                assert "a" not in ids_of(gallery.snapshot())
 
 
 class TestSeveralWriters:
@@ -301,3 +332,137 @@ class TestTrouble:
         with pytest.raises(GallerySuperseded):
             live.commit([some_upsert("a")])
         assert opened(base, path).snapshot().version == 0
+
+
+class TestDamage:
+    """Whatever is not as it was acknowledged is found, and nothing of it is served."""
+
+    @pytest.fixture
+    def kept(self, live: LiveGallery, path: Path) -> Path:
+        """A log of twelve changes whose writer has ended, in one file."""
+        for number in range(10):
+            live.commit([some_upsert(f"n{number}", label="old", seed=number)])
+        live.commit([Delete("n3"), Delete("n4")], Retry("key", "request"))
+        live.close()
+        assert not path.with_name(f"{path.name}-wal").exists()
+        return path
+
+    def altered(self, path: Path, statement: str, *values: object) -> None:
+        connection = sqlite3.connect(path)
+        with connection:
+            connection.execute(statement, values)
+        connection.close()
+
+    def refused(self, base: FaissGallery, path: Path, match: str) -> None:
+        with pytest.raises(LogDamaged, match=match) as caught:
+            opened(base, path)
+        assert "`vouch-build doctor`" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("column", "value"),
+        [
+            ("id", "'n6'"),
+            ("label", "'new'"),
+            ("label", "NULL"),
+            ("metadata", "'{}'"),
+            ("media_type", "'image/jpeg'"),
+            ("thumbnail", "x'00'"),
+            ("mean", "variance"),
+            ("mean", "x''"),
+            ("mean", "NULL"),
+            ("variance", "zeroblob(16)"),
+            ("checksums", "x''"),
+            ("checksums", "'text'"),
+        ],
+    )
+    def test_in_any_part_of_a_change(
+        self, kept: Path, base: FaissGallery, column: str, value: str
+    ) -> None:
+        self.altered(kept, f"UPDATE changes SET {column} = {value} WHERE sequence = 5")
+        self.refused(base, kept, "change 5 differs from its checksum")
+
+    def test_by_a_change_that_is_missing_or_elsewhere(
+        self, kept: Path, base: FaissGallery, tmp_path: Path
+    ) -> None:
+        cases = (
+            ("DELETE FROM changes WHERE sequence = 5", "change 5 is missing"),
+            ("DELETE FROM changes WHERE sequence = 1", "change 1 is missing"),
+            ("DELETE FROM changes WHERE sequence > 7", "ends with change 7, though 12"),
+            ("DELETE FROM changes", "ends with change 0, though 12"),
+            ("UPDATE changes SET sequence = 13 WHERE sequence = 12", "change 12 is missing"),
+            ("UPDATE outcomes SET outcome = 'other'", "what came of a request differs"),
+            ("UPDATE meta SET value = 'x' WHERE key = 'start'", "at which change it begins"),
+            ("UPDATE meta SET value = '2' WHERE key = 'start'", "change 3 is missing"),
+            ("DELETE FROM meta WHERE key = 'start'", "at which change it begins"),
+        )
+        for number, (statement, match) in enumerate(cases):
+            path = shutil.copytree(kept.parent, tmp_path / str(number)) / kept.name
+            self.altered(path, statement)
+            self.refused(base, path, match)
+        assert opened(base, kept).snapshot().version == 12
+
+    def test_by_a_log_that_is_gone_or_empty(self, kept: Path, base: FaissGallery) -> None:
+        kept.unlink()
+        self.refused(base, kept, "ends with change 0, though 12")
+        kept.touch()
+        self.refused(base, kept, "ends with change 0, though 12")
+
+    @pytest.mark.parametrize("loss", ["gone", "emptied", "flipped", "cut"])
+    def test_in_the_journal_that_a_kill_left(
+        self, live: LiveGallery, base: FaissGallery, path: Path, tmp_path: Path, loss: str
+    ) -> None:
+        for number in range(6):
+            live.commit([some_upsert(f"n{number}", seed=number)])
+        copied = shutil.copytree(path.parent, tmp_path / "killed") / path.name  # none was closed
+        journal = copied.with_name(f"{path.name}-wal")
+        content = bytearray(journal.read_bytes())
+        assert opened(base, copied).snapshot().version == 6
+        shutil.rmtree(copied.parent)
+        shutil.copytree(path.parent, copied.parent)
+        copied.with_name(f"{path.name}-shm").unlink()
+        if loss == "gone":
+            journal.unlink()
+        elif loss == "flipped":
+            content[len(content) // 2] ^= 1
+            journal.write_bytes(content)
+        else:
+            journal.write_bytes(b"" if loss == "emptied" else content[: len(content) // 2])
+        with pytest.raises(StorageFailed):  # in words, whether SQLite or Vouch finds it
+            opened(base, copied)
+
+    def test_is_found_by_a_service_that_is_at_work(self, kept: Path, base: FaissGallery) -> None:
+        """And from then on nothing is answered, not even what is whole."""
+        live, other, late = (opened(base, kept) for _ in range(3))
+        row = live.snapshot().row("n5")
+        self.altered(kept, "UPDATE changes SET metadata = '{}' WHERE id = 'n5'")
+        assert live.snapshot().n_items == 18
+        with pytest.raises(LogDamaged, match="change 6 differs"):
+            live.snapshot().items(np.array([row]))
+        for work in (live.mark, live.refresh, lambda: live.commit([some_upsert("x")])):
+            with pytest.raises(LogDamaged, match="change 6 differs"):
+                work()
+        with pytest.raises(LogDamaged, match="change 6 differs"):
+            list(other.snapshot().parts())  # it is not sealed by a compaction
+        self.altered(kept, "DELETE FROM changes WHERE sequence > 10")
+        with pytest.raises(LogDamaged, match="ends with change 10, though 12"):
+            late.commit([some_upsert("x")])
+
+    def test_an_older_number_beside_it_is_no_damage(self, kept: Path, base: FaissGallery) -> None:
+        """As a power cut may leave one."""
+        high = kept.with_name(f"{kept.name}.high")
+        high.write_bytes(b"%020d" % 9)
+        opened(base, kept).commit([some_upsert("x")])
+        assert int(high.read_bytes()) == 13
+        high.unlink()
+        opened(base, kept).commit([some_upsert("y")])
+        assert int(high.read_bytes()) == 14
+        high.write_bytes(b"\0" * 20)
+        self.refused(base, kept, "holds no number")
+
+    def test_writers_of_several_processes_never_take_the_number_back(self, path: Path) -> None:
+        path.parent.mkdir()
+        high = HighWater(path)
+        high.make(3)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(HighWater(path).raise_to, np.random.default_rng(0).permutation(200)))
+        assert high.read() == 199

@@ -11,16 +11,21 @@ from typing import Any
 
 import httpx2
 import pytest
+from bundle_copies import flip_a_byte, republished
 from end_to_end.keys import KeysFile
 from end_to_end.questions import picture, search, truncated
 from starlette.testclient import TestClient
 
+import model_store.bundles.bundle as bundle_module
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id
+from model_store.bundles.manifest import Manifest
+from model_store.gallery import ChangesFile
 
 StartClient = Callable[..., TestClient]
 
 ITEMS = "/v1/galleries/digits/items"
+NEXT = "/v1/galleries/digits/search/next"
 
 
 @pytest.fixture
@@ -59,6 +64,10 @@ def put_batch(
         data={"items": json.dumps(items)},
         headers={} if key is None else {"Idempotency-Key": key},
     )
+
+
+def compact(client: TestClient) -> None:
+    client.post("/v1/galleries/digits/compact").raise_for_status()
 
 
 def first(client: TestClient, image: bytes) -> str:
@@ -354,6 +363,15 @@ class TestSeveralServices:
             delete(writer, "new")
             assert reader.get(f"{ITEMS}/new").status_code == 404
 
+    def test_also_where_its_log_does_not_tell_that_there_is_anything(
+        self, pair: tuple[TestClient, TestClient], stranger: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As while another process, which was killed, is being recovered from."""
+        monkeypatch.setattr(ChangesFile, "mark", lambda _: None)
+        one, other = pair
+        put(one, "new", stranger)
+        assert other.get(f"{ITEMS}/new").status_code == 200
+
     def test_its_numbers_hear_of_it_in_time(
         self, root: Path, start: StartClient, stranger: bytes
     ) -> None:
@@ -363,17 +381,113 @@ class TestSeveralServices:
         pending = 'vouch_pending_changes{gallery="digits"} 1.0'
         wait_until(lambda: pending in other.get("/metrics").text)
 
-    def test_one_follows_the_compaction_of_another(
-        self, root: Path, start: StartClient, stranger: bytes, digit: bytes
+    @pytest.fixture
+    def pair(self, root: Path, start: StartClient) -> tuple[TestClient, TestClient]:
+        """Two that look at `CURRENT` by themselves after the test only."""
+        one, other = (
+            start(open_bundle(root, "cpu", threads=1), canary_period_s=60) for _ in range(2)
+        )
+        return one, other
+
+    def test_one_finds_all_that_another_compacted_and_wrote_at_once(
+        self, pair: tuple[TestClient, TestClient], root: Path, stranger: bytes, digit: bytes
     ) -> None:
-        one = start(open_bundle(root, "cpu", threads=1), canary_period_s=60)
-        other = start(open_bundle(root, "cpu", threads=1), canary_period_s=60)
+        for one, other in (pair, pair[::-1]):
+            put(one, "new", stranger)
+            put(one, "gone", digit)
+            compact(one)
+            delete(one, "gone")
+            put(one, "newer", digit)
+            assert other.get(f"{ITEMS}/newer").status_code == 200
+            assert other.get(f"{ITEMS}/gone").status_code == 404
+            assert serving(other) == serving(one) == current_id(root)
+            compact(other)
+            delete(other, "new")
+            assert "new" not in [r["id"] for r in search(one, stranger).json()["results"]]
+            assert put(one, "newest", digit).status_code == 200
+            assert other.get(f"{ITEMS}/newest").status_code == 200
+
+    def test_going_back_is_followed_at_once_too(
+        self, pair: tuple[TestClient, TestClient], stranger: bytes, digit: bytes
+    ) -> None:
+        one, other = pair
+        put(one, "before", stranger)
+        compact(one)
+        assert put(one, "after", digit).status_code == 200
+        assert other.get(f"{ITEMS}/after").status_code == 200
+        one.post("/v1/galleries/digits/bundles/rollback").raise_for_status()
+        assert other.get(f"{ITEMS}/after").status_code == 404
+        assert other.get(f"{ITEMS}/before").status_code == 200
+
+    def test_one_that_cannot_follow_says_so_until_it_can(
+        self,
+        pair: tuple[TestClient, TestClient],
+        root: Path,
+        stranger: bytes,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        one, other = pair
+        put(one, "gone", stranger)
+        compact(one)
+        delete(one, "gone")
+        file = root / str(current_id(root)) / "norms.npy"
+        flip_a_byte(file)
+        for _ in range(2):
+            refused = other.get(f"{ITEMS}/gone")
+            assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+            assert "norms.npy differs" in refused.json()["detail"]
+            assert "Retry-After" in refused.headers
+        ready = other.get("/readyz")
+        assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
+        assert put(other, "x", stranger).status_code == 503
+        assert one.get("/readyz").status_code == 200
+        flip_a_byte(file)
+        monkeypatch.setattr("service.serving.following.RETRY_REFUSED_S", 0.0)
+        assert other.get(f"{ITEMS}/gone").status_code == 404
+        assert other.get("/readyz").status_code == 200
+
+    def test_one_that_takes_long_to_follow_does_not_answer_meanwhile(
+        self,
+        pair: tuple[TestClient, TestClient],
+        stranger: bytes,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        one, other = pair
+        may_open = threading.Event()
+        read = bundle_module.read_manifest
+
+        def slowly(directory: Path) -> Manifest:
+            assert may_open.wait(60)
+            return read(directory)
+
+        put(one, "gone", stranger)
+        compact(one)
+        delete(one, "gone")
+        monkeypatch.setattr("service.serving.registry.SWITCH_PATIENCE_S", 0.2)
+        with monkeypatch.context() as patched:
+            patched.setattr(bundle_module, "read_manifest", slowly)
+            for path in (f"{ITEMS}/gone", "/readyz"):
+                assert other.get(path).json()["code"] == "not_ready"
+            may_open.set()
+            wait_until(lambda: other.get("/readyz").status_code == 200)
+        assert other.get(f"{ITEMS}/gone").status_code == 404
+
+    def test_a_bundle_that_nobody_wrote_to_leaves_the_old_one_ready(
+        self, pair: tuple[TestClient, TestClient], root: Path, stranger: bytes
+    ) -> None:
+        """Until somebody does: then what he was told is nowhere but there."""
+        one, other = pair
         put(one, "new", stranger)
-        one.post("/v1/galleries/digits/compact").raise_for_status()
-        assert serving(other) != current_id(root)  # it has not looked yet
-        assert put(other, "newer", digit).status_code == 200
-        assert serving(other) == current_id(root)
-        assert one.get(f"{ITEMS}/newer").status_code == 200
+        published = republished(root / str(current_id(root)), root, description="other")
+        flip_a_byte(root / published / "norms.npy")
+        assert other.get(f"{ITEMS}/new").status_code == 200
+        assert other.get("/readyz").status_code == 200
+        flip_a_byte(root / published / "norms.npy")
+        one.post(f"/v1/galleries/digits/bundles/{published}/activate").raise_for_status()
+        put(one, "newer", stranger)
+        flip_a_byte(root / published / "norms.npy")
+        for path in (f"{ITEMS}/newer", "/readyz"):
+            assert other.get(path).json()["code"] == "not_ready"
 
 
 class TestLists:
@@ -382,13 +496,37 @@ class TestLists:
     ) -> None:
         page = search(live, stranger, limit=3).json()
         put(live, "new", stranger)
-        following = live.get(
-            "/v1/galleries/digits/search/next", params={"cursor": page["next_cursor"]}
-        ).json()
+        following = live.get(NEXT, params={"cursor": page["next_cursor"]}).json()
         ids = [result["id"] for result in page["results"] + following["results"]]
         assert "new" not in ids
         delete(live, "new")
         assert ids == [r["id"] for r in search(live, stranger, limit=6).json()["results"]]
+
+    def test_its_further_pages_show_nothing_that_is_there_no_more(
+        self, root: Path, start: StartClient, stranger: bytes, digit: bytes
+    ) -> None:
+        """Also to a service that was started since; what is still there keeps its rank."""
+        client = start(open_bundle(root, "cpu", threads=1))
+        everything = search(client, stranger, limit=30).json()["results"]
+        page = search(client, stranger, limit=3).json()
+        gone, replaced = (everything[i]["id"] for i in (4, 6))
+        delete(client, gone)
+        put(client, replaced, digit, label="secret before")
+        page_of_now = search(client, stranger, limit=3).json()
+        put(client, replaced, digit, label="now")
+        following: list[dict[str, Any]] = []
+        for service in (client, start(open_bundle(root, "cpu", threads=1))):
+            search(service, stranger)  # the query must be known there
+            for answer in (page, page_of_now):
+                while (cursor := {"cursor": answer["next_cursor"]})["cursor"] is not None:
+                    answer = service.get(NEXT, params=cursor).json()  # noqa: PLW2901
+                    following.append(answer)
+        said = json.dumps(following)
+        assert f'"{gone}"' not in said
+        assert "secret before" not in said
+        shown = [(r["rank"], r["id"]) for answer in following[:9] for r in answer["results"]]
+        still = [(r["rank"], r["id"]) for r in everything[3:] if r["id"] not in {gone, replaced}]
+        assert shown[: len(still)] == still
 
     def test_a_list_of_items_goes_on_whatever_is_written(
         self, live: TestClient, stranger: bytes

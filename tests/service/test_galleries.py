@@ -27,13 +27,16 @@ from model_store.errors import (
     EncoderStopped,
     GalleryNotFound,
     NotReady,
+    PointerUnreadable,
     VouchError,
 )
+from model_store.gallery import Delete
 from model_store.images import ImageLimits
 from service.decoding.decoder import ThreadDecoder
 from service.encoding.cache import ProcessCache
 from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
+from service.serving.health import STALE_AFTER_PERIODS
 from service.serving.queries import Asked
 from service.serving.registry import Galleries
 from service.serving.resources import Workplace
@@ -240,11 +243,11 @@ async def test_a_look_at_current_that_comes_late_is_forgotten(
     await galleries.activate("digits", ids[1])
     late, seen = [ids[0]], []
 
-    def named_by(root: Path) -> str | None:
+    def read(root: Path) -> str | None:
         seen.append(late.pop() if late else current_id(root))
         return seen[-1]
 
-    monkeypatch.setattr("service.serving.registry.named_by", named_by)
+    monkeypatch.setattr("service.serving.following.current_id", read)
     watching = asyncio.create_task(galleries.watch())
     await until(lambda: len(seen) > 1)  # it was looked at again before following it
     assert served(galleries).manifest.id == ids[1]
@@ -310,6 +313,7 @@ async def test_a_bundle_that_takes_long_to_open_leaves_the_old_one_ready(
     for _ in range(10):
         await asyncio.sleep(PERIOD_S)
         galleries.require_ready()
+        await galleries.require_current()
     assert served(galleries).manifest.id == ids[0]
     may_open.set()
     await until(lambda: served(galleries).manifest.id == ids[1])
@@ -335,6 +339,34 @@ async def test_current_is_followed_and_a_bad_one_is_not(
     assert served(galleries).manifest.id == ids[1]
     activate(root, ids[0])
     await until(lambda: served(galleries).manifest.id == ids[0])
+    await until(lambda: galleries.refused == {})
+    watching.cancel()
+
+
+@pytest.mark.parametrize("garbage", ["\ufeffx\n".encode("utf-16"), b"", b"\xff" * 99, b"../x"])
+async def test_garbage_in_current_is_said_and_the_watch_goes_on(
+    galleries: Galleries,
+    root: Path,
+    ids: tuple[str, str],
+    caplog: pytest.LogCaptureFixture,
+    garbage: bytes,
+) -> None:
+    watching = asyncio.create_task(galleries.watch())
+    (root / "CURRENT").write_bytes(garbage)
+    await until(lambda: "digits" in galleries.refused)
+    assert "names no bundle" in galleries.refused["digits"]
+    await asyncio.sleep(STALE_AFTER_PERIODS * 2 * PERIOD_S)
+    galleries.require_ready()  # canaries are sent on
+    await galleries.require_current()
+    async with galleries.lease("digits") as engine:
+        assert engine.bundle.manifest.id == ids[0]
+        with pytest.raises(PointerUnreadable, match="names no bundle"):
+            engine.bundle.require_live().commit([Delete("unknown")])
+    said = [one for one in caplog.records if one.message == "CURRENT cannot be read"]
+    assert len(said) == 1
+    assert not watching.done()
+    activate(root, ids[1])
+    await until(lambda: served(galleries).manifest.id == ids[1])
     await until(lambda: galleries.refused == {})
     watching.cancel()
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import base64
+import errno
+import hashlib
 import json
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from bundle_copies import republished
 from end_to_end.questions import picture, search
 from starlette.testclient import TestClient
 
-from model_store.bundles.bundle import Bundle
+from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.bundles.secret import SECRET_FILE, secret_of
 from model_store.errors import InvalidCursor, OutdatedCursor
 from model_store.search import N_CANDIDATES
 from service.http import cursors
@@ -75,14 +81,60 @@ class TestACursor:
             response = client.get(path, params={"cursor": cursor})
             assert (response.status_code, response.json()["code"]) == (422, "invalid_cursor")
 
-    def test_it_is_of_one_bundle(
+    def test_it_is_of_one_gallery(
         self, start: StartClient, odd_bundle: Bundle, of_items: str, of_search: str
     ) -> None:
         other = start(odd_bundle)
         for path, cursor in (("items", of_items), ("search/next", of_search)):
             response = other.get(f"/v1/galleries/odd/{path}", params={"cursor": cursor})
+            assert (response.status_code, response.json()["code"]) == (422, "invalid_cursor")
+
+    def test_it_is_of_one_bundle(
+        self, start: StartClient, digits_bundle: Path, tmp_path: Path, digit: bytes
+    ) -> None:
+        root = tmp_path / "bundles"
+        first = republished(digits_bundle, root, description="first")
+        client = start(open_bundle(root, "cpu", threads=1))
+        of_items = client.get(ITEMS, params={"limit": 5}).json()["next_cursor"]
+        of_search = search(client, digit).json()["next_cursor"]
+        second = republished(digits_bundle, root, description="second")
+        client.post(f"/v1/galleries/digits/bundles/{second}/activate").raise_for_status()
+        for path, cursor in ((ITEMS, of_items), (NEXT, of_search)):
+            response = client.get(path, params={"cursor": cursor})
             assert (response.status_code, response.json()["code"]) == (409, "outdated_cursor")
+            assert first[:12] in response.json()["detail"]
             assert "first page" in response.json()["detail"]
+
+    @pytest.mark.parametrize("writable", [True, False])
+    def test_all_services_on_a_directory_take_it(
+        self,
+        start: StartClient,
+        digits_bundle: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        writable: bool,
+    ) -> None:
+        root = tmp_path / "bundles"
+        republished(digits_bundle, root, description="first")
+        if not writable:
+            monkeypatch.setattr("model_store.bundles.secret._make", _read_only)
+        one, other = (start(open_bundle(root, "cpu", threads=1)) for _ in range(2))
+        cursor = one.get(ITEMS, params={"limit": 5}).json()["next_cursor"]
+        assert other.get(ITEMS, params={"cursor": cursor}).status_code == 200
+        assert (root / SECRET_FILE).exists() is writable
+        assert not list(root.glob("*.partial"))
+        if writable:
+            assert (root / SECRET_FILE).stat().st_mode & 0o777 == 0o600
+
+    def test_it_ages(
+        self, client: TestClient, of_items: str, of_search: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = time.time()
+        for age, status in ((cursors.LIFE_S - 60, 200), (cursors.LIFE_S + 60, 409)):
+            monkeypatch.setattr(cursors.time, "time", lambda age=age: now + age)
+            for path, cursor in ((ITEMS, of_items), (NEXT, of_search)):
+                assert client.get(path, params={"cursor": cursor}).status_code == status
 
     def test_no_character_of_it_may_be_another(self, client: TestClient, of_items: str) -> None:
         for place in range(len(of_items)):
@@ -100,8 +152,15 @@ class TestACursor:
             assert response.status_code == 422, response.text
             assert response.json()["code"] in {"invalid_cursor", "invalid_request"}
 
-    def test_one_made_up_is_checked_like_any_parameter(self) -> None:
-        """Its checksum is no secret; it opens nothing that a first page would not."""
+    def test_nobody_else_makes_one(self, client: TestClient, of_search: str) -> None:
+        """With any other secret, or with the checksum that needed none."""
+        data = base64.urlsafe_b64decode(of_search + "=" * (-len(of_search) % 4))
+        fields = json.loads(data[16:]) | {"version": 1}
+        for made in (forged(fields), forged(fields, secret=b""), unsigned(fields)):
+            response = client.get(NEXT, params={"cursor": made})
+            assert (response.status_code, response.json()["code"]) == (422, "invalid_cursor")
+
+    def test_its_fields_are_checked_like_any_parameter(self) -> None:
         good = {
             "of": "search",
             "bundle": "b",
@@ -109,7 +168,7 @@ class TestACursor:
             "start": 3,
             "options": {"limit": 5},
         }
-        assert cursors.read(forged(good), cursors.SearchCursor, "b").start == 3
+        assert cursors.read(forged(good), cursors.SearchCursor, "b", SECRET).start == 3
         for wrong in (
             {"start": N_CANDIDATES},
             {"start": 0},
@@ -119,24 +178,39 @@ class TestACursor:
             {"path": "/etc/passwd"},
         ):
             with pytest.raises(InvalidCursor):
-                cursors.read(forged(good | wrong), cursors.SearchCursor, "b")
+                cursors.read(forged(good | wrong), cursors.SearchCursor, "b", SECRET)
         with pytest.raises(OutdatedCursor):
-            cursors.read(forged(good), cursors.SearchCursor, "another")
+            cursors.read(forged(good), cursors.SearchCursor, "another", SECRET)
+        far = forged({"of": "items", "bundle": "b", "after": 10**30})
         with pytest.raises(InvalidCursor):
-            cursors.read(
-                forged({"of": "items", "bundle": "b", "after": 10**30}), cursors.ItemsCursor, "b"
-            )
+            cursors.read(far, cursors.ItemsCursor, "b", SECRET)
 
     def test_a_row_past_the_end_is_an_empty_page(self, client: TestClient, bundle: Bundle) -> None:
-        far = cursors.write(cursors.ItemsCursor(bundle=bundle.manifest.id, after=2**40))
+        secret = secret_of(bundle.root, bundle.manifest)
+        far = cursors.write(cursors.ItemsCursor(bundle=bundle.manifest.id, after=2**40), secret)
         page = client.get(ITEMS, params={"cursor": far}).json()
         assert (page["items"], page["next_cursor"]) == ([], None)
 
 
-def forged(fields: dict[str, Any]) -> str:
-    """A cursor that says what one likes, with its checksum."""
+SECRET = b"a secret"
+
+
+def forged(fields: dict[str, Any], secret: bytes = SECRET) -> str:
+    """A cursor that says what one likes, signed with a secret."""
     data = json.dumps(fields).encode()
-    return base64.urlsafe_b64encode(cursors._checksum(data) + data).decode().rstrip("=")
+    signature = cursors._signature(data, secret)
+    return base64.urlsafe_b64encode(signature + data).decode().rstrip("=")
+
+
+def unsigned(fields: dict[str, Any]) -> str:
+    """The same with a checksum that anybody can compute."""
+    data = json.dumps(fields).encode()
+    checksum = hashlib.blake2b(data, digest_size=12, person=b"vouch cursor").digest()
+    return base64.urlsafe_b64encode(checksum + data).decode().rstrip("=")
+
+
+def _read_only(path: Path) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
 
 
 class TestFurtherResults:
@@ -173,7 +247,9 @@ class TestFurtherResults:
             for s in bundle.manifest.samples
         )
         sure = next(answer for answer in answers if answer["verdict"] == "match")
-        fields = cursors.read(sure["next_cursor"], cursors.SearchCursor, sure["bundle"]["id"])
+        secret = secret_of(bundle.root, bundle.manifest)
+        cursor, served = sure["next_cursor"], sure["bundle"]["id"]
+        fields = cursors.read(cursor, cursors.SearchCursor, served, secret)
         assert fields.options.on_uncertain == "refuse"
 
     def test_a_list_of_all_items_has_no_more(
@@ -287,5 +363,5 @@ def test_options_of_a_cursor_are_those_of_a_search() -> None:
     cursor = cursors.SearchCursor(
         bundle="b", query_id="0" * 64, start=1, options=SearchOptions(limit=7, alpha=0.25)
     )
-    assert cursors.read(cursors.write(cursor), cursors.SearchCursor, "b") == cursor
-    assert len(cursors.write(cursor)) < cursors.MAX_LENGTH
+    assert cursors.read(cursors.write(cursor, SECRET), cursors.SearchCursor, "b", SECRET) == cursor
+    assert len(cursors.write(cursor, SECRET)) < cursors.MAX_LENGTH

@@ -144,9 +144,11 @@ def put_item(client: TestClient, image: bytes, gallery: str = "digits") -> httpx
     return client.put(f"/v1/galleries/{gallery}/items/new", files={"image": ("i", image)})
 
 
-FOREIGN_ITEMS = cursors.write(cursors.ItemsCursor(bundle="another", after=1))
+SECRET = b"that these services sign with"
+FOREIGN_ITEMS = cursors.write(cursors.ItemsCursor(bundle="another", after=1), SECRET)
 FOREIGN_SEARCH = cursors.write(
-    cursors.SearchCursor(bundle="another", query_id="0" * 64, start=1, options=SearchOptions())
+    cursors.SearchCursor(bundle="another", query_id="0" * 64, start=1, options=SearchOptions()),
+    SECRET,
 )
 
 # For each operation, a request that is answered, and one for each error that it documents.
@@ -362,11 +364,14 @@ def apps(
     fixed = open_bundle(digits_bundle, "cpu", threads=1)
     file = tmp_path_factory.mktemp("feedback") / "feedback.sqlite3"
     bounds = {"max_image_bytes": 9_000, "max_batch_bytes": 9_000, "decoders": 0}
-    with (
-        TestClient(create_app(Settings(feedback=file, **bounds), [changing])) as keeping,
-        TestClient(create_app(Settings(**bounds), [fixed])) as forgetting,
-    ):
-        yield {True: keeping, False: forgetting}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("service.serving.engine.secret_of", lambda *_: SECRET)
+        apps = [
+            create_app(Settings(feedback=file, **bounds), [changing]),
+            create_app(Settings(**bounds), [fixed]),
+        ]
+        with TestClient(apps[0]) as keeping, TestClient(apps[1]) as forgetting:
+            yield {True: keeping, False: forgetting}
 
 
 @pytest.mark.parametrize(("operation_id", "status"), REQUESTS)

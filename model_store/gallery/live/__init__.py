@@ -3,6 +3,8 @@
 ::
 
     log         what has changed, append-only, in SQLite
+    rows        what it keeps of a change, with checksums
+    high_water  how far it has come, beside it
     gallery     base and log, written to
     snapshot    base and log at one version, searched
     sqlite      connections as the log wants them

@@ -32,6 +32,7 @@ class LiveGallery:
     Raises
     ------
     BundleMismatch, StorageFailed : the log does not belong to the base, or cannot be read.
+    LogDamaged : it is not what was written.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class LiveGallery:
         self._ids: list[str] = []
         self._columns = _Columns(base.dim)
         self._emptied = _Emptied()
+        log.verify()
         self._version = log.start()
         self._snapshot = self._at(self._version)
         self.refresh()

@@ -43,6 +43,7 @@ class MilvusLive:
         self, gallery: MilvusGallery, log: ChangesFile, admit: Callable[[], None] = lambda: None
     ) -> None:
         self._gallery, self._log, self._admit = gallery, log, admit
+        log.verify()
         self.refresh()
 
     def snapshot(self, version: int | None = None) -> MilvusGallery:  # noqa: ARG002

@@ -30,7 +30,7 @@ def item_list(engine: SearchEngine, page: Page) -> schemas.ItemList:
         bundle_id=bundle.manifest.id,
         n_items=bundle.retriever.gallery.n_items,
         items=[item_detail(bundle.name, item) for item in page.items],
-        next_cursor=None if cursor is None else write(cursor),
+        next_cursor=None if cursor is None else write(cursor, engine.secret),
     )
 
 

@@ -49,6 +49,7 @@ def search_answer(
     decision, calibration = answer.decision, bundle.retriever.calibration
     refused = options.on_uncertain == "refuse" and decision.verdict != "match"
     shown = () if refused else answer.matches[skipped:]
+    shown = tuple(match for match in shown if match.item.id not in found.gone)
     end = len(answer.matches)
     more = not refused and end < answer.n_listed
     cursor = (
@@ -78,8 +79,8 @@ def search_answer(
         ),
         query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
         results=[_result(bundle.name, match) for match in shown],
-        result_set=None if refused else _result_set(answer),
-        next_cursor=None if cursor is None else write(cursor),
+        result_set=None if refused else _result_set(answer, found.gone),
+        next_cursor=None if cursor is None else write(cursor, engine.secret),
         audit=found.audit and not skipped,
         bundle=state,
         cache=found.cache,
@@ -205,12 +206,16 @@ def _result(gallery: str, match: Match) -> schemas.Result:
     )
 
 
-def _result_set(answer: Answer) -> schemas.ResultSet | None:
+def _result_set(answer: Answer, gone: frozenset[str]) -> schemas.ResultSet | None:
     chosen = answer.decision.result_set
     if chosen is None:
         return None
     return schemas.ResultSet(
-        items=[schemas.SetItem(id=item.id, label=item.label) for item in answer.result_set],
+        items=[
+            schemas.SetItem(id=item.id, label=item.label)
+            for item in answer.result_set
+            if item.id not in gone
+        ],
         coverage=chosen.coverage,
         promised=chosen.shortfall is None,
         promised_for=list(chosen.promised_for),

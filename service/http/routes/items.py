@@ -44,14 +44,16 @@ async def list_items(
         Query(max_length=cursors.MAX_ITEMS_LENGTH, description="`next_cursor` of the page before."),
     ] = None,
 ) -> schemas.ItemList:
-    """The gallery's items by id, page by page; cursors are of one bundle.
+    """The gallery's items by id, page by page; cursors are of one bundle, and taken for an hour.
 
     What is written meanwhile is listed if its id is still to come; nothing else is left out or
     comes twice.
     """
     after = None
     if cursor is not None:
-        after = cursors.read(cursor, cursors.ItemsCursor, engine.bundle.manifest.id).after
+        after = cursors.read(
+            cursor, cursors.ItemsCursor, engine.bundle.manifest.id, engine.secret
+        ).after
     page = await engine.compute(lambda: page_of(engine.bundle, after, limit))
     return answers.item_list(engine, page)
 

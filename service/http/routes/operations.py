@@ -23,7 +23,11 @@ async def livez() -> schemas.Live:
 
 @router.get("/readyz", operation_id="readyz", responses=responses(NotReady, InternalError))
 async def readyz(state: StateOf) -> schemas.Ready:
-    """Answer 200 if every gallery has encoded and searched a canary lately."""
+    """Answer 200 if every gallery has encoded and searched a canary lately.
+
+    And finds whatever was acknowledged by any service on the same directory of bundles.
+    """
+    await state.galleries.require_current()
     state.galleries.require_ready()
     await state.cache.get("readyz")  # its state is that of the last attempt: make one
     return answers.ready(state.galleries, state.cache.state)

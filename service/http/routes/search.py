@@ -198,9 +198,10 @@ async def search_next(
     """The next results of a query, as sure and in the same order; nothing is sent or encoded again.
 
     Cursors are of one bundle, whose gallery is searched as it was for the first page, and of a
-    query that the service remembers (for a while).
+    query that the service remembers (for a while); they are taken for an hour. Nothing is shown of
+    items that have been deleted or replaced since: their ranks are left out.
     """
-    page = cursors.read(cursor, cursors.SearchCursor, engine.bundle.manifest.id)
+    page = cursors.read(cursor, cursors.SearchCursor, engine.bundle.manifest.id, engine.secret)
     engine = await engine.compute(lambda: engine.pinned(page.version))
     options = page.options
     limit = min(page.start + options.limit, N_CANDIDATES)

@@ -1,0 +1,86 @@
+"""A mark beside a log of how far it has come, by which a log that has lost its end is known.
+
+SQLite makes the best of what it finds: of a lost or damaged journal it says nothing, nor of a log
+that was deleted. The number is written after the change is on the disk and before it is
+acknowledged, in place, so that it is never ahead of what was kept. It is not flushed for each
+change: it guards against lost and damaged files, not against a power cut, of which SQLite takes
+care; that may take it back, and never forward.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from model_store.errors import LogDamaged
+from model_store.files import flush
+
+logger = logging.getLogger(__name__)
+
+_DIGITS = 20
+
+
+class HighWater:
+    """The latest sequence number that a log is known to have had.
+
+    Parameters
+    ----------
+    log : the path of the log; the number lies in ``<log>.high``.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.path = log.with_name(f"{log.name}.high")
+
+    def read(self) -> int:
+        """Return the number; 0 where there is none.
+
+        Raises
+        ------
+        LogDamaged : it is no number.
+        """
+        try:
+            content = self.path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+        except OSError as error:
+            raise LogDamaged(f"{self.path.name} cannot be read ({error.strerror})") from error
+        if len(content) != _DIGITS or not content.isdigit():
+            raise LogDamaged(f"{self.path.name} holds no number")
+        return int(content)
+
+    def require_reached(self, last: int) -> None:
+        """Raise `LogDamaged` where the log ends before it."""
+        reached = self.read()
+        if last < reached:
+            raise LogDamaged(f"it ends with change {last}, though {reached} were acknowledged")
+
+    def make(self, sequence: int) -> None:
+        """Write the number where there is none, so that raising it needs no room later.
+
+        Raises
+        ------
+        OSError
+        """
+        with suppress(FileExistsError):
+            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_written(sequence))
+            flush(self.path)
+
+    def raise_to(self, sequence: int) -> None:
+        """Write a greater number; a change that is on the disk is not refused where it fails."""
+        try:
+            with self.path.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # writers of other processes
+                known = file.read()
+                if not known.isdigit() or int(known) < sequence:
+                    os.pwrite(file.fileno(), _written(sequence), 0)
+        except OSError:
+            logger.exception("how far the changes have come cannot be written down")
+
+
+def _written(sequence: int) -> bytes:
+    return f"{sequence:0{_DIGITS}d}".encode()

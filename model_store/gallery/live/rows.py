@@ -1,0 +1,270 @@
+"""Rows of the log, each with checksums, and what is asked of them by SQL.
+
+A row has a checksum of each of its three parts (item, vector, picture), which are read apart; its
+sequence number goes into all of them. Numbers follow one another without a gap. So damage to a row,
+and a row that is missing or stands in the place of another, are found when it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from model_store.errors import KeyReused, LogDamaged
+from model_store.gallery.filters.sql import metadata_json
+from model_store.gallery.protocol import Item, NewItem, Thumbnail
+from model_store.gallery.writable import Change, Delete, Retry, Upsert, Vector
+
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    # Without a mean, the item is deleted.
+    """CREATE TABLE IF NOT EXISTS changes (
+  sequence INTEGER PRIMARY KEY,
+  id TEXT NOT NULL,
+  label TEXT,
+  metadata TEXT,
+  media_type TEXT,
+  thumbnail BLOB,
+  mean BLOB,
+  variance BLOB,
+  checksums BLOB NOT NULL
+)""",
+    """CREATE TABLE IF NOT EXISTS outcomes (
+  key TEXT PRIMARY KEY,
+  request TEXT NOT NULL,
+  outcome TEXT NOT NULL,
+  at REAL NOT NULL,
+  checksum BLOB NOT NULL
+) WITHOUT ROWID""",
+)
+
+Row = tuple[Any, ...]
+
+_FLOATS = np.dtype("<f4")
+_CHECKSUM_BYTES = 16
+_ITEM, _VECTOR, _PICTURE = range(3)
+_WHOLE = "sequence, id, label, metadata, media_type, thumbnail, mean, variance, checksums"
+
+
+def make(connection: sqlite3.Connection, identity: dict[str, str], start: int) -> None:
+    """Make an empty log that begins after ``start``, where there is none."""
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in SCHEMA:
+        connection.execute(statement)
+    rows = [*identity.items(), ("start", str(start))]
+    connection.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", rows)
+    connection.execute("COMMIT")
+
+
+def fetched(connection: sqlite3.Connection, query: str, values: Sequence[Any] = ()) -> list[Row]:
+    """Return all rows of a query."""
+    return connection.execute(query, values).fetchall()
+
+
+def meta(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return what the log says of itself."""
+    return dict(fetched(connection, "SELECT key, value FROM meta"))
+
+
+def clock(connection: sqlite3.Connection) -> tuple[float, float]:
+    """Return the system's clock and the log's own as they were last set; 0 and 0 at first."""
+    try:
+        system, own = map(float, meta(connection).get("clock", "0 0").split())
+    except ValueError:
+        raise LogDamaged("its clock shows no time") from None
+    return system, own
+
+
+def set_clock(connection: sqlite3.Connection, system: float, own: float) -> None:
+    """Keep what `clock` returns."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('clock', ?)", (f"{system!r} {own!r}",))
+
+
+def first_sequence(connection: sqlite3.Connection) -> int:
+    """Return the sequence number at which the log begins."""
+    said = meta(connection).get("start", "")
+    if not (said.isascii() and said.isdigit()):
+        raise LogDamaged("it does not say at which change it begins")
+    return int(said)
+
+
+def last_sequence(connection: sqlite3.Connection) -> int:
+    """Return the latest sequence number."""
+    ((last,),) = fetched(connection, "SELECT max(sequence) FROM changes")
+    return first_sequence(connection) if last is None else int(last)
+
+
+def row_of(sequence: int, write: Upsert | Delete) -> Row:
+    """Return the row that keeps a write."""
+    values: Row = (sequence, write.id, None, None, None, None, None, None)
+    if isinstance(write, Upsert):
+        item, vector = write.item, write.vector
+        values = (
+            sequence,
+            item.id,
+            item.label,
+            metadata_json(item.metadata),
+            item.thumbnail.media_type,
+            item.thumbnail.data,
+            vector.mean.astype(_FLOATS).tobytes(),
+            vector.variance.astype(_FLOATS).tobytes(),
+        )
+    return *values, b"".join(_checksum(sequence, *part) for part in enumerate(_parts(values)))
+
+
+def changes_after(connection: sqlite3.Connection, sequence: int) -> list[Change]:
+    """Return the changes after ``sequence``, in order."""
+    query = (
+        "SELECT sequence, id, label, metadata, mean, variance, checksums FROM changes "
+        "WHERE sequence > ? ORDER BY sequence"
+    )
+    wanted = max(sequence, first_sequence(connection)) + 1
+    changes = []
+    for number, item_id, label, metadata, mean, variance, checksums in fetched(
+        connection, query, [sequence]
+    ):
+        _require_next(number, wanted)
+        wanted += 1
+        _verify(number, _ITEM, (item_id, label, metadata), checksums)
+        _verify(number, _VECTOR, (mean, variance), checksums)
+        vector = None if mean is None else _vector(mean, variance)
+        changes.append(Change(number, item_id, label, vector))
+    return changes
+
+
+def items_at(connection: sqlite3.Connection, sequences: Sequence[int]) -> list[Item]:
+    """Return the items that were written at ``sequences``, in that order."""
+    marks = ",".join("?" * len(sequences))
+    query = (
+        "SELECT sequence, id, label, metadata, checksums FROM changes "  # noqa: S608
+        f"WHERE sequence IN ({marks})"
+    )
+    found = {}
+    for sequence, item_id, label, metadata, checksums in fetched(connection, query, sequences):
+        _verify(sequence, _ITEM, (item_id, label, metadata), checksums)
+        found[sequence] = Item(item_id, label, json.loads(metadata))
+    for sequence in sequences:
+        if sequence not in found:
+            raise LogDamaged(f"change {sequence} is missing")
+    return [found[sequence] for sequence in sequences]
+
+
+def thumbnail_at(connection: sqlite3.Connection, sequence: int) -> Thumbnail:
+    """Return the picture that was written at ``sequence``."""
+    query = "SELECT media_type, thumbnail, checksums FROM changes WHERE sequence = ?"
+    for media_type, data, checksums in fetched(connection, query, [sequence]):
+        _verify(sequence, _PICTURE, (media_type, data), checksums)
+        return Thumbnail(data, media_type)
+    raise LogDamaged(f"change {sequence} is missing")
+
+
+def upsert_at(connection: sqlite3.Connection, sequence: int) -> Upsert:
+    """Return what was written at ``sequence``, whole."""
+    rows = fetched(connection, f"SELECT {_WHOLE} FROM changes WHERE sequence = ?", [sequence])  # noqa: S608
+    if not rows:
+        raise LogDamaged(f"change {sequence} is missing")
+    _verify_row(rows[0])
+    _, item_id, label, metadata, media_type, data, mean, variance, _ = rows[0]
+    item = NewItem(item_id, label, json.loads(metadata), Thumbnail(data, media_type))
+    return Upsert(item, _vector(mean, variance))
+
+
+def outcome_of(connection: sqlite3.Connection, retry: Retry, since: float) -> str | None:
+    """Return what came of a request, if it has been answered after ``since``; or `KeyReused`."""
+    query = "SELECT key, request, outcome, at, checksum FROM outcomes WHERE key = ? AND at > ?"
+    for row in fetched(connection, query, [retry.key, since]):
+        _verify_outcome(row)
+        _, request, outcome, *_ = row
+        if request != retry.request:
+            raise KeyReused(
+                "The Idempotency-Key was sent before with another request. Send a new key with a "
+                "new request, and the same key only with the very same one."
+            )
+        return str(outcome)
+    return None
+
+
+def outcome_row(retry: Retry, outcome: str, at: float) -> Row:
+    """Return the row that keeps what came of a request."""
+    values = retry.key, retry.request, outcome, at
+    return *values, _digest(b"outcome", *map(str, values))
+
+
+def verify_all(connection: sqlite3.Connection) -> None:
+    """Read every row.
+
+    Raises
+    ------
+    LogDamaged : one differs from its checksum, or is missing.
+    """
+    wanted = first_sequence(connection) + 1
+    for row in connection.execute(f"SELECT {_WHOLE} FROM changes ORDER BY sequence"):  # noqa: S608
+        _require_next(row[0], wanted)
+        wanted += 1
+        _verify_row(row)
+    for row in connection.execute("SELECT key, request, outcome, at, checksum FROM outcomes"):
+        _verify_outcome(row)
+
+
+def copy_rows(
+    connection: sqlite3.Connection, target: sqlite3.Connection, after: int, since: float
+) -> None:
+    """Copy changes after a sequence number, and outcomes after a moment."""
+    for table, column, bound in (("changes", "sequence", after), ("outcomes", "at", since)):
+        query = f"SELECT * FROM {table} WHERE {column} > ?"  # noqa: S608
+        rows = fetched(connection, query, [bound])
+        if rows:
+            marks = ",".join("?" * len(rows[0]))
+            target.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608
+
+
+def _parts(values: Row) -> tuple[Row, Row, Row]:
+    """The item, the vector and the picture of a row."""
+    _, item_id, label, metadata, media_type, thumbnail, mean, variance = values
+    return (item_id, label, metadata), (mean, variance), (media_type, thumbnail)
+
+
+def _verify_row(row: Row) -> None:
+    *values, checksums = row
+    for part, content in enumerate(_parts(tuple(values))):
+        _verify(row[0], part, content, checksums)
+
+
+def _verify(sequence: int, part: int, content: Row, checksums: object) -> None:
+    at = part * _CHECKSUM_BYTES
+    kept = checksums[at : at + _CHECKSUM_BYTES] if isinstance(checksums, bytes) else None
+    if kept != _checksum(sequence, part, content):
+        raise LogDamaged(f"change {sequence} differs from its checksum")
+
+
+def _verify_outcome(row: Row) -> None:
+    *values, checksum = row
+    if checksum != _digest(b"outcome", *map(str, values)):
+        raise LogDamaged("what came of a request differs from its checksum")
+
+
+def _require_next(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise LogDamaged(f"change {wanted} is missing")
+
+
+def _checksum(sequence: int, part: int, content: Row) -> bytes:
+    return _digest(b"change", str(sequence), str(part), *content)
+
+
+def _digest(kind: bytes, *values: str | bytes | None) -> bytes:
+    """Return a digest of values, each with its type and length, so that none runs into the next."""
+    digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES, person=kind)
+    for value in values:
+        content = value.encode() if isinstance(value, str) else bytes(value or b"")
+        digest.update(f"{type(value).__name__} {len(content)} ".encode() + content)
+    return digest.digest()
+
+
+def _vector(mean: bytes, variance: bytes) -> Vector:
+    return Vector(*(np.frombuffer(part, _FLOATS).astype(np.float32) for part in (mean, variance)))

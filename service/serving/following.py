@@ -1,0 +1,166 @@
+"""The rule of what a replica may answer with, in one place.
+
+`CURRENT` says which bundle of a gallery takes changes. A replica that serves that one, with its
+log, finds whatever was acknowledged anywhere. One that serves another does not, so that
+
+======================================== ==================================================
+`CURRENT` names                          answers come from
+======================================== ==================================================
+what is served                           it
+a bundle that nobody has written to yet  what is served, while the other is opened, or refused
+a bundle that has a log of changes       nothing, until the other is opened: `NotReady`
+what was overruled here                  what was activated here (`CURRENT` cannot be written)
+nothing, or cannot be read               what is served: nobody can write to anything then
+======================================== ==================================================
+
+A compaction leaves its bundle a log from the beginning. What `CURRENT` names is looked at before
+every request, by its time stamp: a microsecond.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from model_store.bundles.bundle import Bundle
+from model_store.bundles.changes import changes_path
+from model_store.bundles.directory import CURRENT_FILE, current_id
+from model_store.errors import NotReady, PointerUnreadable, VouchError
+
+logger = logging.getLogger(__name__)
+
+RETRY_REFUSED_S = 30.0
+"""After which a bundle that was refused is tried again, where nothing else may be answered with:
+each attempt hashes every byte of it."""
+
+Mark = tuple[int, int, int, int]
+
+
+class Following:
+    """Follows the `CURRENT` of each gallery.
+
+    Parameters
+    ----------
+    switch : changes over to a bundle of a gallery, if `CURRENT` still names it; raises where it
+        cannot be served.
+
+    Attributes
+    ----------
+    refused : why what `CURRENT` names is not served, or that it cannot be read, by gallery.
+    """
+
+    def __init__(self, switch: Callable[[str, str], Awaitable[object]]) -> None:
+        self.refused: dict[str, str] = {}
+        self._switch = switch
+        self._confirmed: dict[str, tuple[str, Mark]] = {}
+        self._overruled: dict[str, str] = {}
+        self._switches: dict[str, asyncio.Task[None]] = {}
+        self._refused_at: dict[str, tuple[str, float]] = {}
+
+    async def ahead(self, bundle: Bundle) -> str | None:
+        """Return the bundle in which changes may have been acknowledged that this one lacks.
+
+        None where there is none. Where `CURRENT` names another bundle, changing over to it begins.
+        """
+        root, name, served = bundle.root, bundle.name, bundle.directory.name
+        if root is None:
+            return None
+        mark = _mark(root)  # before it is read: a later change has another
+        if mark is not None and self._confirmed.get(name) == (served, mark):
+            return None
+        named = await self.named(bundle)
+        if named == served:
+            if mark is not None:
+                self._confirmed[name] = served, mark
+            for kept in (self._overruled, self.refused, self._refused_at):
+                kept.pop(name, None)
+            return None
+        if named is None or named == self._overruled.get(name):
+            return None
+        is_ahead = await asyncio.to_thread(changes_path(root, named).exists)
+        self._begin(name, named, again=is_ahead)
+        return named if is_ahead else None
+
+    async def changed_over(self, name: str, patience_s: float | None = None) -> bool:
+        """Wait until changing over has come to its end; False where it has not, or none goes on."""
+        task = self._switches.get(name)
+        if task is None or task.done() or (patience_s is not None and patience_s <= 0):
+            return False
+        done, _ = await asyncio.wait({task}, timeout=patience_s)
+        return bool(done)
+
+    async def named(self, bundle: Bundle) -> str | None:
+        """Return what `CURRENT` names; None where it is not there, or cannot be read."""
+        if bundle.root is None:
+            return None
+        try:
+            return await asyncio.to_thread(current_id, bundle.root)
+        except PointerUnreadable as error:  # a disk that is away for a moment, say
+            if self.refused.get(bundle.name) != str(error):  # requests look too: said once
+                fields = {"gallery": bundle.name, "reason": str(error)}
+                logger.error("CURRENT cannot be read", extra={"fields": fields})  # noqa: TRY400
+            self.refused[bundle.name] = str(error)
+            return None
+
+    async def overrule(self, bundle: Bundle) -> None:
+        """Do not follow what `CURRENT` names at the moment; it cannot be written."""
+        named = await self.named(bundle)
+        if named is not None:
+            self._overruled[bundle.name] = named
+
+    def not_ready(self, name: str, ahead: str) -> NotReady:
+        """Return why a gallery does not answer while another bundle of it is ahead."""
+        reason = self.refused.get(name)
+        how = f"refuses it: {reason}" if reason else "is opening it. Send the request again"
+        return NotReady(
+            f"The gallery {name!r} goes on in the bundle {ahead}, in which changes may have been "
+            f"acknowledged that this service does not have. It {how.rstrip('.')}."
+        )
+
+    async def close(self) -> None:
+        """Stop changing over."""
+        tasks = list(self._switches.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, name: str, named: str, *, again: bool) -> None:
+        """Change over, unless that goes on, or was tried already; ``again`` after a while."""
+        task = self._switches.get(name)
+        if task is not None and not task.done():
+            return
+        refused, at = self._refused_at.get(name, ("", 0.0))
+        if refused == named and not (again and time.monotonic() - at > RETRY_REFUSED_S):
+            return
+        # Beside requests and canaries: while a bundle is opened the old one may stay ready.
+        self._switches[name] = asyncio.create_task(self._change_over(name, named))
+
+    async def _change_over(self, name: str, named: str) -> None:
+        try:
+            await self._switch(name, named)
+        except VouchError as error:
+            self._refuse(name, named, str(error))
+        except Exception:
+            logger.exception("unhandled", extra={"fields": {"gallery": name, "bundle": named}})
+            self._refuse(name, named, "It cannot be opened; the log of the service says why.")
+        else:
+            self.refused.pop(name, None)
+            self._refused_at.pop(name, None)
+
+    def _refuse(self, name: str, named: str, reason: str) -> None:
+        self.refused[name] = reason
+        self._refused_at[name] = named, time.monotonic()
+        fields = {"gallery": name, "bundle": named, "reason": reason}
+        logger.error("bundle refused", extra={"fields": fields})
+
+
+def _mark(root: Path) -> Mark | None:
+    """Return what is another as soon as `CURRENT` has been written; None where it is not there."""
+    try:
+        found = (root / CURRENT_FILE).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size

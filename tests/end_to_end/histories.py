@@ -1,0 +1,111 @@
+"""Histories of one item, and whether they are linearizable.
+
+A history is linearizable if every operation can be thought to have happened at one moment between
+its call and its answer, and every answer is what it had to be then (Herlihy & Wing, 1990). Items
+are independent of each other, so that each is checked by itself, by a search through the orders
+that are possible, which remembers where it has been (Wing & Gong, 1993; Lowe, 2017).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What was asked of an item, and answered.
+
+    Attributes
+    ----------
+    value : that was put, or found; None where the item was not there.
+    existed : what a write said of the item before it; None where nobody knows.
+    began, ended : seconds; one whose outcome nobody knows ends never, and may not have happened.
+    """
+
+    kind: Literal["put", "delete", "get"]
+    value: int | None
+    existed: bool | None
+    began: float
+    ended: float
+    by: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether it has certainly happened."""
+        return not math.isinf(self.ended)
+
+    def allowed(self, state: int | None) -> bool:
+        """Whether it could have been answered so, of an item that was in this state."""
+        if self.kind == "get":
+            return self.value == state
+        return self.existed is None or self.existed == (state is not None)
+
+    def then(self, state: int | None) -> int | None:
+        """The state after it."""
+        if self.kind == "get":
+            return state
+        return self.value if self.kind == "put" else None
+
+
+def is_linearizable(history: Sequence[Operation]) -> bool:
+    """Return whether the operations on one item, absent at first, are linearizable."""
+    operations = sorted(history, key=lambda one: one.began)
+    required = sum(1 << i for i, one in enumerate(operations) if one.known)
+    stack: list[tuple[int, int | None]] = [(0, None)]
+    seen = set(stack)
+    while stack:
+        done, state = stack.pop()
+        if done & required == required:
+            return True
+        for i in _next(operations, done):
+            if operations[i].allowed(state):
+                reached = done | 1 << i, operations[i].then(state)
+                if reached not in seen:
+                    seen.add(reached)
+                    stack.append(reached)
+    return False
+
+
+def _next(operations: Sequence[Operation], done: int) -> list[int]:
+    """Which of those that are left may come next: who began before any of the others ended."""
+    first = ((done + 1) & ~done).bit_length() - 1  # all before it are done
+    found, earliest_end = [], math.inf
+    for i in range(first, len(operations)):
+        if operations[i].began > earliest_end:
+            break
+        if not done >> i & 1:
+            found.append(i)
+            earliest_end = min(earliest_end, operations[i].ended)
+    return found
+
+
+def first_violation(history: Sequence[Operation]) -> Operation | None:
+    """Return the operation whose answer no order explains; None where the history is linearizable.
+
+    It is the last of the shortest beginning that is not linearizable, by the times of answers.
+    """
+    if is_linearizable(history):
+        return None
+    answered = sorted((one for one in history if one.known), key=lambda one: one.ended)
+    low, high = 1, len(answered)
+    while low < high:
+        middle = (low + high) // 2
+        if is_linearizable(_until(history, answered[middle - 1].ended)):
+            low = middle + 1
+        else:
+            high = middle
+    return answered[low - 1]
+
+
+def _until(history: Sequence[Operation], moment: float) -> list[Operation]:
+    """The history as it was known at a moment: what was under way then may have happened."""
+    return [
+        one
+        if one.ended <= moment
+        else Operation(one.kind, one.value, None, one.began, math.inf, one.by)
+        for one in history
+        if one.began <= moment and (one.ended <= moment or one.kind != "get")
+    ]

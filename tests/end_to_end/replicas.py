@@ -1,0 +1,193 @@
+"""Several services on one directory of bundles, and every answer of theirs remembered."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx2
+import numpy as np
+from end_to_end.histories import Operation, first_violation
+from end_to_end.processes import PATIENCE_S, Service
+from end_to_end.questions import search
+from end_to_end.writes import GALLERY
+
+from model_store.bundles.bundle import open_bundle
+
+Kind = Literal["put", "delete", "get", "search"]
+KINDS: tuple[Kind, ...] = ("put", "delete", "get", "search")
+
+N_CLIENTS = 6
+N_ITEMS = 3
+"""Written to at the same time: so few that operations on one overlap."""
+
+REFUSED = 503
+"""Nothing was changed, the service says; of any other failure nobody knows."""
+
+TIMES_AN_ITEM = 60
+"""Operations after which other items take the place of these, so that histories stay short."""
+
+SETTINGS = {"VOUCH_DECODERS": "1", "VOUCH_COMPACT_AFTER": "0"}
+
+
+class Replicas:
+    """Clients that write to and read from several services, compactions, and kills.
+
+    Attributes
+    ----------
+    counts : of operations by kind, of refusals, compactions, kills.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        bundle: Path,
+        log: Path,
+        seed: int,
+        n_services: int = 2,
+        settings: Mapping[str, str] = SETTINGS,
+    ) -> None:
+        self._root, self._log, self._settings = root, log, dict(settings)
+        gallery = open_bundle(bundle, "cpu", threads=1).retriever.gallery
+        items = gallery.items(np.random.default_rng(seed).permutation(gallery.n_items)[:8])
+        self._pictures = [gallery.thumbnail(item.id).data for item in items]
+        self._seed, self._n_services = seed, n_services
+        self._services: list[Service] = []
+        self._histories: defaultdict[str, list[Operation]] = defaultdict(list)
+        self._numbers, self._turns = itertools.count(1), itertools.count()
+        self._over = threading.Event()
+        self.counts: Counter[str] = Counter()
+
+    def run(self, seconds: float, compact_every_s: float, kill_every_s: float) -> None:
+        """Let everybody work for so long."""
+        self._services = [self._start() for _ in range(self._n_services)]
+        try:
+            with ThreadPoolExecutor(N_CLIENTS + 2) as threads:
+                work = [threads.submit(self._client, number) for number in range(N_CLIENTS)]
+                work.append(threads.submit(self._compact, compact_every_s))
+                work.append(threads.submit(self._kill, kill_every_s))
+                self._over.wait(seconds)
+                self._over.set()
+                for one in work:
+                    one.result()
+        finally:
+            self._over.set()
+            for service in self._services:
+                service.__exit__(None, None, None)
+
+    def violations(self) -> list[tuple[str, Operation]]:
+        """Items whose history is not linearizable, and where it goes wrong."""
+        found = [(item, first_violation(history)) for item, history in self._histories.items()]
+        return [(item, wrong) for item, wrong in found if wrong is not None]
+
+    def history(self, item: str) -> list[Operation]:
+        """What was asked of an item, in the order of calls."""
+        return sorted(self._histories[item], key=lambda one: one.began)
+
+    @property
+    def n_operations(self) -> int:
+        """How many have been answered."""
+        return sum(one.known for history in self._histories.values() for one in history)
+
+    def _start(self) -> Service:
+        log = self._log.with_name(f"{self._log.stem}-{next(self._numbers)}.log")
+        return Service(self._root, log, self._settings)
+
+    def _client(self, number: int) -> None:
+        rng = np.random.default_rng([self._seed, number])
+        with httpx2.Client(timeout=PATIENCE_S, trust_env=False) as http:
+            while not self._over.is_set():
+                which = int(rng.integers(self._n_services))
+                http.base_url = f"http://127.0.0.1:{self._services[which].port}"
+                generation = next(self._turns) // (N_ITEMS * TIMES_AN_ITEM)
+                item = f"g{generation}-{rng.integers(N_ITEMS)}"
+                kind = KINDS[rng.choice(4, p=[0.25, 0.15, 0.5, 0.1])]
+                picture = self._pictures[int(rng.integers(len(self._pictures)))]
+                self._ask(http, kind, item, picture, f"service {which}")
+
+    def _ask(self, http: httpx2.Client, kind: Kind, item: str, picture: bytes, by: str) -> None:
+        value, began = next(self._numbers), time.monotonic()
+        response = _send(http, kind, item, value, picture)
+        ended = time.monotonic()
+        status = 0 if response is None else response.status_code
+        self.counts[f"{kind} {status or 'broken off'}"] += 1
+        if kind in ("put", "delete") and status != REFUSED:
+            known = status in {200, 404}
+            end = ended if known else math.inf
+            write = Operation(kind, value, None, began, end, by)
+            if kind == "put":
+                write = replace(write, existed=_told(response)["existed"] if known else None)
+            else:
+                write = replace(write, value=None, existed=status == 200 if known else None)
+            self._histories[item].append(write)
+        elif kind not in {"put", "delete"}:
+            for seen, found in _seen(kind, item, status, response):
+                self._histories[seen].append(Operation("get", found, None, began, ended, by))
+        if status not in {200, 404}:
+            self._over.wait(0.05)
+
+    def _compact(self, every_s: float) -> None:
+        rng = np.random.default_rng([self._seed, 1000])
+        with httpx2.Client(timeout=PATIENCE_S, trust_env=False) as http:
+            while not self._over.wait(rng.exponential(every_s)):
+                service = self._services[int(rng.integers(self._n_services))]
+                try:
+                    status = http.post(
+                        f"http://127.0.0.1:{service.port}{GALLERY}/compact"
+                    ).status_code
+                except httpx2.TransportError:
+                    status = 0
+                self.counts[f"compact {status or 'broken off'}"] += 1
+
+    def _kill(self, every_s: float) -> None:
+        rng = np.random.default_rng([self._seed, 2000])
+        while not self._over.wait(rng.exponential(every_s)):
+            which = int(rng.integers(self._n_services))
+            self._services[which].kill()
+            self._services[which].__exit__(None, None, None)
+            self.counts["kill"] += 1
+            self._services[which] = self._start()
+
+
+def _send(
+    http: httpx2.Client, kind: str, item: str, value: int, picture: bytes
+) -> httpx2.Response | None:
+    """Ask; None where the connection broke."""
+    path = f"{GALLERY}/items/{item}"
+    try:
+        if kind == "put":
+            data = {"metadata": json.dumps({"write": value})}
+            return http.put(path, files={"image": ("i", picture)}, data=data)
+        if kind == "search":
+            return search(http, picture, limit=20)
+        return http.request("DELETE" if kind == "delete" else "GET", path)
+    except httpx2.TransportError:
+        return None
+
+
+def _seen(
+    kind: str, item: str, status: int, response: httpx2.Response | None
+) -> list[tuple[str, int | None]]:
+    """Which items an answer tells of, and what was last written to them as it says."""
+    if kind == "get" and status == 404:
+        return [(item, None)]
+    if status != 200:
+        return []
+    told = _told(response)
+    found = [told] if kind == "get" else told["results"]  # what is not found is not said to be gone
+    return [(one["id"], one["metadata"]["write"]) for one in found if "write" in one["metadata"]]
+
+
+def _told(response: httpx2.Response | None) -> dict[str, Any]:
+    assert response is not None
+    told: dict[str, Any] = response.json()
+    return told

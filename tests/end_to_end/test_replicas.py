@@ -1,0 +1,104 @@
+"""Two services on one gallery answer as one would; and the checker that says so can say no."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from end_to_end.histories import Operation, first_violation, is_linearizable
+from end_to_end.replicas import Replicas
+
+from model_store.bundles.directory import activate
+
+
+def put(value: int, began: float, ended: float, existed: bool | None = None) -> Operation:
+    return Operation("put", value, existed, began, ended)
+
+
+def delete(began: float, ended: float, existed: bool | None = True) -> Operation:
+    return Operation("delete", None, existed, began, ended)
+
+
+def get(value: int | None, began: float, ended: float) -> Operation:
+    return Operation("get", value, None, began, ended)
+
+
+class TestTheChecker:
+    @pytest.mark.parametrize(
+        "history",
+        [
+            [],
+            [get(None, 0, 1), put(1, 2, 3, existed=False), get(1, 4, 5), delete(6, 7)],
+            [put(1, 0, 5), get(None, 1, 2), get(1, 3, 4)],  # it happened between the two
+            [put(1, 0, math.inf), get(None, 1, 2), get(1, 3, 4)],  # nobody knows whether
+            [put(1, 0, math.inf), get(None, 1, 2), get(None, 3, 4)],
+            [put(1, 0, 9), put(2, 0, 9), get(2, 1, 2), get(1, 3, 4)],
+        ],
+    )
+    def test_what_one_gallery_could_have_answered(self, history: list[Operation]) -> None:
+        assert is_linearizable(history)
+        assert first_violation(history) is None
+
+    @pytest.mark.parametrize(
+        ("history", "wrong"),
+        [
+            ([put(1, 0, 1), get(None, 2, 3)], 1),  # stale
+            ([put(1, 0, 1), delete(2, 3), get(1, 4, 5)], 2),  # deleted, and back
+            ([put(1, 0, 5), get(1, 1, 2), get(None, 3, 4)], 2),  # seen, then not
+            ([put(1, 0, 1), put(2, 2, 3, existed=False)], 1),
+            ([delete(0, 1)], 0),  # of what was never there
+            ([get(7, 0, 1)], 0),
+            ([put(1, 0, math.inf), get(1, 1, 2), get(None, 3, 4)], 2),
+        ],
+    )
+    def test_what_none_could_have(self, history: list[Operation], wrong: int) -> None:
+        assert first_violation(history) == history[wrong]
+
+    def test_it_agrees_with_trying_all_orders(self) -> None:
+        rng, n_linearizable = np.random.default_rng(0), 0
+        for _ in range(400):
+            history = [_random(rng, value) for value in range(1, 6)]
+            n_linearizable += _by_trying(history)
+            assert is_linearizable(history) == _by_trying(history), history
+        assert 40 < n_linearizable < 360
+
+
+def _random(rng: np.random.Generator, value: int) -> Operation:
+    began = float(rng.uniform(0, 8))
+    ended = began + float(rng.uniform(0.5, 6))
+    kind = rng.integers(3)
+    if kind == 0:
+        return put(value, began, ended)
+    if kind == 1:
+        return delete(began, ended, existed=None)
+    return get([None, 1, 2, 3][rng.integers(4)], began, ended)
+
+
+def _by_trying(history: list[Operation]) -> bool:
+    """Whether any order of all of them keeps to their times and explains their answers."""
+    for order in permutations(history):
+        state, fine = None, True
+        for place, one in enumerate(order):
+            in_time = all(later.ended >= one.began for later in order[place:])
+            if not (in_time and one.allowed(state)):
+                fine = False
+                break
+            state = one.then(state)
+        if fine:
+            return True
+    return False
+
+
+def test_two_services_answer_as_one(digits_bundle: Path, tmp_path: Path) -> None:
+    root = tmp_path / "bundles"
+    shutil.copytree(digits_bundle, root / digits_bundle.name)
+    activate(root, digits_bundle.name)
+    replicas = Replicas(root, digits_bundle, tmp_path / "service.log", seed=0)
+    replicas.run(20, compact_every_s=3, kill_every_s=12)
+    assert replicas.violations() == []
+    assert replicas.n_operations > 50
+    assert replicas.counts["compact 200"] > 0

@@ -1,0 +1,64 @@
+"""``make linearizability``: two services on one gallery must answer as one would.
+
+Clients put, delete, show and search items at both; the gallery is compacted every few seconds, and
+the services are killed (SIGKILL) and started again. Every history of an item is checked: is there
+an order of what was asked in which every answer is right?
+
+    PYTHONPATH=. python tests/linearizability.py BUNDLES [--seconds 600] [--seed 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from end_to_end.replicas import Replicas
+
+from model_store.bundles.directory import activate, locate
+
+BUILD = Path("build")
+
+
+def main() -> None:
+    """Ask, check, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("bundles", type=Path)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--services", type=int, default=2)
+    parser.add_argument("--compact-every", type=float, default=4, help="Seconds, on average.")
+    parser.add_argument("--kill-every", type=float, default=30, help="Seconds, on average.")
+    options = parser.parse_args()
+    bundle = locate(options.bundles)
+    BUILD.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "bundles"
+        shutil.copytree(bundle, root / bundle.name)
+        activate(root, bundle.name)
+        log = Path(folder) / "service.log"
+        replicas = Replicas(root, bundle, log, options.seed, options.services)
+        replicas.run(options.seconds, options.compact_every, options.kill_every)
+    violations = replicas.violations()
+    for item, wrong in violations:
+        print(f"{item}: no order explains {wrong}")
+        for one in replicas.history(item):
+            print(f"    {one}")
+    figures = {
+        "seed": options.seed,
+        "seconds": options.seconds,
+        "operations": replicas.n_operations,
+        "violations": len(violations),
+        **dict(sorted(replicas.counts.items())),
+    }
+    text = json.dumps(figures, indent=1)
+    (BUILD / "linearizability.json").write_text(text + "\n", encoding="utf-8")
+    print(text)
+    sys.exit(bool(violations))
+
+
+if __name__ == "__main__":
+    main()
