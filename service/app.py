@@ -20,6 +20,7 @@ from model_store.feedback import FeedbackLog
 from model_store.installation import installed_version
 from model_store.threads import one_blas_thread
 from service.access.access import Access, open_access
+from service.access.hosts import AllowedHosts
 from service.decoding.decoder import Decoder, ThreadDecoder
 from service.decoding.pool import DecoderPool
 from service.encoding.cache import open_cache
@@ -113,8 +114,10 @@ def create_app(
     access = access or open_access(settings)
     api = create_api(settings, bundles, telemetry, access, open_more or open_bundle, tracing)
     admission = Admission(api, telemetry, settings.max_in_flight, settings.deadline_s)
+    # Without keys a web page must not be taken for its visitor, whatever its host is called.
+    any_host = access.keyless != "admin" and not settings.allowed_hosts
     app: ASGIApp = RequestContext(
-        admission,
+        AllowedHosts(admission, None if any_host else settings.allowed_hosts),
         telemetry,
         settings.max_image_bytes,
         settings.max_batch_bytes,

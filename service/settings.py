@@ -164,6 +164,12 @@ class Settings(BaseSettings):
         description="Address under which the outside reaches the service, where it is not `host`: "
         "that of the host that publishes a container's port.",
     )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="Names that the service goes by beside those of this machine, as JSON: "
+        '["search.example", "*.shop.example"]; ["*"]: any. [default: where no key is asked for on '
+        "loopback, none; else any]",
+    )
     rate_limit: RateText | None = Field(
         None,
         description="Requests of one caller in a period, such as 600/minute; left out: no limit.",

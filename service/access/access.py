@@ -22,6 +22,7 @@ from fastapi.routing import APIRoute
 from limits import RateLimitItem
 
 from model_store.errors import Forbidden, KeysRequired, RateLimited, Unauthenticated
+from service.access.hosts import ip_of, is_loopback
 from service.access.keys import SCOPES, Keyring, KeyScope, allows
 from service.access.rate_limits import Rates
 from service.settings import Settings, parse_rate
@@ -268,16 +269,6 @@ def open_access(settings: Settings) -> Access:
     return Access(keyring, keyless, rates, rate, settings.cors_origins)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``; a name other than localhost may be anything."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return _ip_of(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def _presented_key(request: Request) -> str | None:
     """The key that was sent; one after ``Bearer`` comes first, other schemes are not ours."""
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
@@ -290,16 +281,9 @@ def _address(request: Request) -> str:
     """Who a caller without a key is; of IPv6 the network, for a host there has 2⁶⁴ addresses."""
     host = request.client.host if request.client else ""
     try:
-        address = _ip_of(host)
+        address = ip_of(host)
     except ValueError:
         return host
     if address.version == 4:
         return str(address)
     return str(ipaddress.ip_network((address, 64), strict=False).network_address)
-
-
-def _ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The address; an IPv4 address written as an IPv6 one is what it is."""
-    address = ipaddress.ip_address(text)
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address

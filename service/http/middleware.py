@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -106,6 +107,8 @@ class RequestContext:
                 headers["Cross-Origin-Resource-Policy"] = self._resource_policy
                 _add_headers(headers, scope["path"], request_id)
                 _add_headers_of_access(headers, state["answer_headers"])
+                if record.status == 307:
+                    headers["Location"] = _within_host(headers["Location"])
             answered = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 
@@ -204,6 +207,11 @@ def _add_headers(headers: MutableHeaders, path: str, request_id: str) -> None:
         # Asked for anew each time (an ETag keeps that cheap): an upgrade never mixes its modules
         # with those of the release before.
         headers["Cache-Control"] = "no-cache"
+
+
+def _within_host(location: str) -> str:
+    """Where a redirect leads, without the host: that is what the request called it."""
+    return urlunsplit(("", "", *urlsplit(location)[2:]))
 
 
 def _add_headers_of_access(headers: MutableHeaders, said: Mapping[str, str]) -> None:

@@ -30,6 +30,7 @@ from end_to_end.questions import (
     search_raw,
     truncated,
 )
+from local_client import LocalClient
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle, open_bundle
@@ -363,8 +364,8 @@ def apps(
     file = tmp_path_factory.mktemp("feedback") / "feedback.sqlite3"
     bounds = {"max_image_bytes": 9_000, "max_batch_bytes": 9_000, "decoders": 0}
     with (
-        TestClient(create_app(Settings(feedback=file, **bounds), [changing])) as keeping,
-        TestClient(create_app(Settings(**bounds), [fixed])) as forgetting,
+        LocalClient(create_app(Settings(feedback=file, **bounds), [changing])) as keeping,
+        LocalClient(create_app(Settings(**bounds), [fixed])) as forgetting,
     ):
         yield {True: keeping, False: forgetting}
 
@@ -398,7 +399,7 @@ def test_in_a_crowd_every_request_with_a_body_is_answered_as_documented(
     start: StartClient, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = start(deadline_s=0.01, max_in_flight=1)
-    admission = client.app._app  # type: ignore[attr-defined]
+    admission = client.app._app._app  # type: ignore[attr-defined]
     document = client.get("/openapi.json").json()
     admission._n = 1 if status == "503" else 0
     monkeypatch.setattr(admission, "_app", lambda *_: asyncio.sleep(60))
@@ -478,7 +479,7 @@ def test_what_nobody_foresaw_is_documented_where_it_may_happen(
 ) -> None:
     monkeypatch.setattr(State, "galleries", property(), raising=False)
     monkeypatch.setattr(State, "telemetry", property(), raising=False)
-    client = TestClient(client.app, raise_server_exceptions=False)
+    client = LocalClient(client.app, raise_server_exceptions=False)
     for path, method, operation in operations(document):
         filled = re.sub(r"{(\w+)}", "digits", path)
         content = operation.get("requestBody", {"content": {"": {}}})["content"]
