@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from model_store.errors import ImageTooLarge, VouchError
 from service.access.access import Caller
 from service.http.admission import ClientGone
+from service.http.limits import FORM_ALLOWANCE
 from service.http.problems import internal_error, problem_response
 from service.observability.metrics import Telemetry
 from service.observability.records import UNMATCHED, RequestRecord, Tracing, recorded
@@ -25,9 +26,6 @@ logger = logging.getLogger("service.requests")
 
 CLIENT_GONE = 499
 """Written to the log for a request whose client has gone; nobody receives it."""
-
-FORM_ALLOWANCE = 64 * 2**10
-"""Bytes a body may hold beyond its images: boundaries, part headers, other fields."""
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; style-src 'self'; script-src 'self'; "
@@ -144,6 +142,8 @@ class RequestContext:
         """What a body may hold, by where it is sent to."""
         if path.endswith("/search/batch") or _PATH_OF_ITEMS.fullmatch(path):
             return _BodyBound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
+        if path.endswith("/feedback"):
+            return _BodyBound(0, "feedback", FORM_ALLOWANCE)
         image = self._max_image_bytes
         in_base64 = 4 * -(-image // 3)
         most = in_base64 if path.endswith("/search/json") else image
@@ -191,7 +191,7 @@ class _BodyBound:
         if n_bytes > self.n_bytes + FORM_ALLOWANCE:
             raise ImageTooLarge(
                 f"The request has {n_bytes:,} bytes or more; {self.held} may have at most "
-                f"{self.n_bytes_held:,}. Send smaller or more compressed images."
+                f"{self.n_bytes_held:,}. Send less, such as smaller or more compressed images."
             )
 
 
