@@ -73,6 +73,12 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 for any free one.")
+    tls_cert: Path | None = Field(
+        None, description="Certificates in PEM, to be asked by HTTPS; left out: by HTTP."
+    )
+    tls_key: Path | None = Field(
+        None, description="Their private key, where it is not in the same file."
+    )
     redis_url: Annotated[SecretStr, AfterValidator(_check_redis_url)] | None = Field(
         None, description="Where predictive distributions are cached; left out: in this process."
     )
@@ -108,6 +114,12 @@ class Settings(BaseSettings):
     )
     max_in_flight: int = Field(
         64, ge=1, description="Requests with a body worked on at once; more are refused with 503."
+    )
+    max_connections: int = Field(
+        1_000,
+        ge=1,
+        description="Connections held at once, at most three quarters of the files that may be "
+        "open; the one idle for longest makes room for a new one.",
     )
     deadline_s: float = Field(
         10.0, gt=0, description="After which a request is given up with 504, upload included."

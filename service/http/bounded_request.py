@@ -25,9 +25,9 @@ class BoundedRequest(Request):
     half a minute for a megabyte. A document of nothing but brackets takes fifty times its size.
     """
 
-    async def _get_form(self, **bounds: float) -> FormData:
+    async def _get_form(self, **_: float) -> FormData:
         check_charset(self.headers.get("content-type", ""))
-        return await super()._get_form(  # type: ignore[no-any-return, misc]
+        return await super()._get_form(
             max_files=limits.MAX_FILES,
             max_fields=limits.MAX_FIELDS,
             max_part_size=limits.MAX_FIELD_BYTES,
