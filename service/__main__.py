@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # `KnownProxies` does that
         http=partial(BoundedConnection, room=Room(settings.max_connections)),  # type: ignore[arg-type]
         ws="none",
         timeout_keep_alive=int(IDLE_TIMEOUT_S),

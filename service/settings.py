@@ -86,6 +86,12 @@ class Settings(BaseSettings):
         0.1, gt=0, description="After which Redis is not waited for; it must beat encoding anew."
     )
     cache_ttl_s: int = Field(86_400, gt=0, description="Life of an entry in Redis, seconds.")
+    cache_secret: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="Of all replicas, 16 characters or more: entries in Redis that were made "
+        "without it are not believed.",
+    )
     cache_bytes: int = Field(
         64 * 2**20, ge=0, description="Bound of the cache in this process; 0 turns it off."
     )
@@ -102,7 +108,9 @@ class Settings(BaseSettings):
     encoder_threads: int = Field(
         0, ge=0, description="CPU threads of one encoding; 0: all that the CPU quota allows."
     )
-    workers: int = Field(2, ge=1, description="Threads that search and decide.")
+    workers: int = Field(
+        3, ge=1, description="Threads that search and decide, of several all but one for a caller."
+    )
     max_batch: int = Field(
         8, ge=1, description="Images encoded at once at most; as many as pay, without any change."
     )
@@ -113,7 +121,10 @@ class Settings(BaseSettings):
         False, description="Encode always max_batch images, blank ones if need be: for GPUs."
     )
     max_in_flight: int = Field(
-        64, ge=1, description="Requests with a body worked on at once; more are refused with 503."
+        64,
+        ge=1,
+        description="Requests worked on at once, three quarters for one caller; more are refused "
+        "with 503.",
     )
     max_connections: int = Field(
         1_000,
@@ -140,7 +151,10 @@ class Settings(BaseSettings):
         ImageLimits().max_pixels, gt=0, description="Width × height of the largest image."
     )
     decoders: int = Field(
-        2, ge=0, description="Processes that decode images; 0: threads of this one instead."
+        3,
+        ge=0,
+        description="Processes that decode images, of several all but one for a caller; 0: threads "
+        "of this one instead.",
     )
     decode_timeout_s: float = Field(
         DecodingBudget().cpu_s, gt=0, description="Of computing, for one image; past it: refused."
@@ -175,6 +189,12 @@ class Settings(BaseSettings):
         None,
         description="Address under which the outside reaches the service, where it is not `host`: "
         "that of the host that publishes a container's port.",
+    )
+    trusted_proxies: tuple[str, ...] = Field(
+        (),
+        description="Addresses and networks of proxies that are believed who asks "
+        '(X-Forwarded-For, X-Forwarded-Proto), as JSON: ["10.0.0.7", "10.1.0.0/16"]; ["*"]: '
+        "whoever connects.",
     )
     allowed_hosts: tuple[str, ...] = Field(
         (),

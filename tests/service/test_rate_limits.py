@@ -57,7 +57,7 @@ def test_a_key_may_have_its_own(start: StartClient, keys_file: KeysFile) -> None
 
 
 def test_without_a_key_each_address_has_its_own(start: StartClient) -> None:
-    client = start(rate_limit="1/day")
+    client = start(rate_limit="1/day", anonymous=True)
     app = client.app
     groups = [
         ["10.0.0.1", "::ffff:10.0.0.1"],

@@ -23,7 +23,7 @@ async def livez() -> schemas.Live:
 
 @router.get("/readyz", operation_id="readyz", responses=responses(NotReady, InternalError))
 async def readyz(state: StateOf) -> schemas.Ready:
-    """Whether queries are answered: every gallery has encoded and searched a canary lately."""
+    """Whether queries are answered: every gallery has answered a canary lately."""
     state.galleries.require_ready()
     await state.cache.get("readyz")  # its state is that of the last attempt: make one
     return answers.ready(state.galleries, state.cache.state)
