@@ -17,10 +17,12 @@ nothing that a client of the service may not see.
     │   ├── InvalidCursor        not a cursor that the service gave for this list
     │   ├── InvalidFilter        not a filter of items
     │   ├── UnknownSource        the gallery was not calibrated with queries from there
+    │   ├── InvalidHead          the head of the request is not as HTTP wants it
     │   └── UnsupportedMediaType a body of a kind that the path does not read
     ├── AccessError              the caller may not do that, or not now
     │   ├── Unauthenticated      there is no key, or not a good one
     │   ├── Forbidden            the key allows less than that
+    │   ├── MisdirectedRequest   it was sent to a name that is not the service's
     │   └── RateLimited          too many requests of this caller
     ├── OutdatedCursor           a cursor into a list of another bundle
     ├── NotFound                 what the request names does not exist
@@ -117,6 +119,10 @@ class UnknownSource(InvalidRequest):
     """A source of queries that the gallery was not calibrated with."""
 
 
+class InvalidHead(InvalidRequest):
+    """The head of the request is not as HTTP wants it."""
+
+
 class UnsupportedMediaType(InvalidRequest):
     """A body of a kind that the path does not read."""
 
@@ -135,6 +141,10 @@ class Unauthenticated(AccessError):
 
 class Forbidden(AccessError):
     """The API key allows less than that."""
+
+
+class MisdirectedRequest(AccessError):
+    """The request was sent to a name that is not the service's."""
 
 
 class RateLimited(AccessError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from dataclasses import dataclass
@@ -68,12 +69,16 @@ class Predictive:
         body = data[_HEADER.size :]
         if (
             magic != _MAGIC
+            or not dim
+            or not n_samples
             or len(body) != 4 * dim * (n_samples + 2)
             or zlib.crc32(body) != checksum
         ):
             return None
         values = np.frombuffer(body, "<f4").astype(np.float32, copy=False).reshape(-1, dim)
         spread, score = moments
+        if not np.isfinite(values).all() or not 0 <= spread <= 1 or math.isinf(score):
+            return None
         return cls(values[0], values[1], spread, score, values[2:])
 
 

@@ -21,6 +21,8 @@ from model_store.errors import BundleMismatch, VouchError
 from service.access.access import open_access
 from service.app import create_app
 from service.encoding.process import EncoderProcess
+from service.http.connections import BoundedConnection, Room
+from service.http.limits import IDLE_TIMEOUT_S
 from service.observability.logs import log_as_json
 from service.processes.memory import keep_freed_memory, look_for_garbage_seldom
 from service.settings import Settings
@@ -46,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (VouchError, SettingsError) as error:
         _refuse(str(error))
     shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    fields = {"url": f"http://{shown_host}:{settings.port}/", "callers": access.summary}
+    scheme = "http" if settings.tls_cert is None else "https"
+    fields = {"url": f"{scheme}://{shown_host}:{settings.port}/", "callers": access.summary}
     logger.info("serving", extra={"fields": fields})
     # Uvicorn drains, then sends itself the signal again: ended as asked, that is success.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -57,6 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # `KnownProxies` does that
+        http=partial(BoundedConnection, room=Room(settings.max_connections)),  # type: ignore[arg-type]
+        ws="none",
+        timeout_keep_alive=int(IDLE_TIMEOUT_S),
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
         timeout_graceful_shutdown=GRACE_S,
     )
 

@@ -20,9 +20,12 @@ from model_store.feedback import FeedbackLog
 from model_store.installation import installed_version
 from model_store.threads import one_blas_thread
 from service.access.access import Access, open_access
+from service.access.hosts import AllowedHosts
+from service.access.proxies import KnownProxies
 from service.decoding.decoder import Decoder, ThreadDecoder
 from service.decoding.pool import DecoderPool
 from service.encoding.cache import open_cache
+from service.fair_share import FairShare
 from service.http.admission import Admission
 from service.http.middleware import RequestContext
 from service.http.openapi import document
@@ -112,9 +115,13 @@ def create_app(
     tracing = _open_tracing(settings.otlp_endpoint)
     access = access or open_access(settings)
     api = create_api(settings, bundles, telemetry, access, open_more or open_bundle, tracing)
-    admission = Admission(api, telemetry, settings.max_in_flight, settings.deadline_s)
+    admission = Admission(
+        api, telemetry, settings.max_in_flight, settings.deadline_s, access.account_of
+    )
+    # Without keys a web page must not be taken for its visitor, whatever its host is called.
+    any_host = access.keyless != "admin" and not settings.allowed_hosts
     app: ASGIApp = RequestContext(
-        admission,
+        AllowedHosts(admission, None if any_host else settings.allowed_hosts),
         telemetry,
         settings.max_image_bytes,
         settings.max_batch_bytes,
@@ -129,7 +136,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    return app
+    return KnownProxies(app, settings.trusted_proxies)
 
 
 def _open_tracing(endpoint: str | None) -> Tracing | None:
@@ -164,6 +171,7 @@ async def _set_up(
         cache,
         decoder,
         threads,
+        FairShare(settings.workers),
         telemetry,
         settings.max_batch,
         settings.max_batch_pixels,

@@ -73,6 +73,12 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 for any free one.")
+    tls_cert: Path | None = Field(
+        None, description="Certificates in PEM, to be asked by HTTPS; left out: by HTTP."
+    )
+    tls_key: Path | None = Field(
+        None, description="Their private key, where it is not in the same file."
+    )
     redis_url: Annotated[SecretStr, AfterValidator(_check_redis_url)] | None = Field(
         None, description="Where predictive distributions are cached; left out: in this process."
     )
@@ -80,6 +86,12 @@ class Settings(BaseSettings):
         0.1, gt=0, description="After which Redis is not waited for; it must beat encoding anew."
     )
     cache_ttl_s: int = Field(86_400, gt=0, description="Life of an entry in Redis, seconds.")
+    cache_secret: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="Of all replicas, 16 characters or more: entries in Redis that were made "
+        "without it are not believed.",
+    )
     cache_bytes: int = Field(
         64 * 2**20, ge=0, description="Bound of the cache in this process; 0 turns it off."
     )
@@ -96,7 +108,9 @@ class Settings(BaseSettings):
     encoder_threads: int = Field(
         0, ge=0, description="CPU threads of one encoding; 0: all that the CPU quota allows."
     )
-    workers: int = Field(2, ge=1, description="Threads that search and decide.")
+    workers: int = Field(
+        3, ge=1, description="Threads that search and decide, of several all but one for a caller."
+    )
     max_batch: int = Field(
         8, ge=1, description="Images encoded at once at most; as many as pay, without any change."
     )
@@ -107,7 +121,16 @@ class Settings(BaseSettings):
         False, description="Encode always max_batch images, blank ones if need be: for GPUs."
     )
     max_in_flight: int = Field(
-        64, ge=1, description="Requests with a body worked on at once; more are refused with 503."
+        64,
+        ge=1,
+        description="Requests worked on at once, three quarters for one caller; more are refused "
+        "with 503.",
+    )
+    max_connections: int = Field(
+        1_000,
+        ge=1,
+        description="Connections held at once, at most three quarters of the files that may be "
+        "open; the one idle for longest makes room for a new one.",
     )
     deadline_s: float = Field(
         10.0, gt=0, description="After which a request is given up with 504, upload included."
@@ -128,7 +151,10 @@ class Settings(BaseSettings):
         ImageLimits().max_pixels, gt=0, description="Width × height of the largest image."
     )
     decoders: int = Field(
-        2, ge=0, description="Processes that decode images; 0: threads of this one instead."
+        3,
+        ge=0,
+        description="Processes that decode images, of several all but one for a caller; 0: threads "
+        "of this one instead.",
     )
     decode_timeout_s: float = Field(
         DecodingBudget().cpu_s, gt=0, description="Of computing, for one image; past it: refused."
@@ -163,6 +189,18 @@ class Settings(BaseSettings):
         None,
         description="Address under which the outside reaches the service, where it is not `host`: "
         "that of the host that publishes a container's port.",
+    )
+    trusted_proxies: tuple[str, ...] = Field(
+        (),
+        description="Addresses and networks of proxies that are believed who asks "
+        '(X-Forwarded-For, X-Forwarded-Proto), as JSON: ["10.0.0.7", "10.1.0.0/16"]; ["*"]: '
+        "whoever connects.",
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="Names that the service goes by beside those of this machine, as JSON: "
+        '["search.example", "*.shop.example"]; ["*"]: any. [default: where no key is asked for on '
+        "loopback, none; else any]",
     )
     rate_limit: RateText | None = Field(
         None,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,9 +21,12 @@ from urllib.parse import urlsplit
 from fastapi import Request, Response, params
 from fastapi.routing import APIRoute
 from limits import RateLimitItem
+from starlette.types import Scope
 
 from model_store.errors import Forbidden, KeysRequired, RateLimited, Unauthenticated
+from service.access.hosts import ip_of, is_loopback
 from service.access.keys import SCOPES, Keyring, KeyScope, allows
+from service.access.proxies import is_forwarded_by_a_stranger
 from service.access.rate_limits import Rates
 from service.settings import Settings, parse_rate
 
@@ -48,8 +52,9 @@ class Caller:
 
     Attributes
     ----------
-    id : the key's id, or the address of a caller without a key; requests are counted under it.
-    name : the key's name; None for a caller without a key.
+    id : of the key, or the address of a caller without one.
+    account : the name that requests are counted under: no address can be taken for a key.
+    name : of the key; None for a caller without one.
     scope : what the caller may do.
     rate : how often it may ask; None without a limit.
     expected_absent : share of the caller's queries without a match in a gallery; None where the key
@@ -57,6 +62,7 @@ class Caller:
     """
 
     id: str
+    account: str
     name: str | None
     scope: KeyScope
     rate: RateLimitItem | None
@@ -73,6 +79,8 @@ class Access:
     rates : what counts requests.
     rate : how often a caller may ask whose key says nothing of it; None: without limit.
     origins : web origins whose pages may have their visitors' browsers write.
+    elsewhere : what those without a key may do that are not on this machine, if ``local_only``.
+    local_only : whether what ``keyless`` allows is only for programs of this machine.
     """
 
     def __init__(
@@ -82,12 +90,26 @@ class Access:
         rates: Rates,
         rate: RateLimitItem | None,
         origins: tuple[str, ...],
+        *,
+        elsewhere: KeyScope | None = None,
+        local_only: bool = False,
     ) -> None:
         self._keyring = keyring
         self.keyless = keyless
         self._rates = rates
         self._rate = rate
         self._origins = origins
+        self._elsewhere = elsewhere
+        self._local_only = local_only
+
+    def account_of(self, scope: Scope) -> str:
+        """On whose account a request is, before anything else is known of it."""
+        request = Request(scope)
+        presented = _presented_key(request)
+        if self._keyring is not None and presented is not None:
+            with suppress(Unauthenticated):
+                return account_of_key(self._keyring.find(presented).id)
+        return account_of_address(_address(request))
 
     @property
     def summary(self) -> str:
@@ -109,9 +131,9 @@ class Access:
         headers: dict[str, str] = request.state.answer_headers
         if self._keyring is not None:  # then what is answered depends on who asks
             headers |= {"Cache-Control": "no-store", "Vary": "Authorization, X-API-Key"}
-        caller = request.state.caller = self._caller(request)
+        caller = request.state.caller = await self._identify(request)
         if caller.rate is not None:
-            standing = await self._rates.count(caller.id, caller.rate)
+            standing = await self._rates.count(caller.account, caller.rate)
             headers |= standing.headers()
             if standing.exceeded:
                 raise RateLimited(
@@ -119,6 +141,19 @@ class Access:
                     f"wait {headers['Retry-After']} s."
                 )
         return caller
+
+    async def _identify(self, request: Request) -> Caller:
+        """Identify the caller; bad keys count against the address that tries them."""
+        try:
+            return self._caller(request)
+        except Unauthenticated:
+            if self._rate is not None and _presented_key(request) is not None:
+                account = account_of_address(_address(request))
+                standing = await self._rates.count(account, self._rate)
+                if standing.exceeded:
+                    request.state.answer_headers |= standing.headers()
+                    raise RateLimited("Too many keys were tried that are not good ones.") from None
+            raise
 
     def check(self, request: Request, caller: Caller, scope: KeyScope) -> None:
         """Refuse what the caller may not do.
@@ -145,8 +180,9 @@ class Access:
     def _caller(self, request: Request) -> Caller:
         presented = _presented_key(request)
         if self._keyring is None or (presented is None and self.keyless is not None):
-            scope = self.keyless or "read"
-            return Caller(_address(request), None, scope, self._rate)
+            scope = self._without_a_key(request)
+            address = _address(request)
+            return Caller(address, account_of_address(address), None, scope, self._rate)
         if presented is None:
             raise self._challenge(request, "A key is needed.")
         try:
@@ -154,7 +190,25 @@ class Access:
         except Unauthenticated as refused:
             raise self._challenge(request, str(refused)) from None
         rate = self._rate if key.rate_limit is None else parse_rate(key.rate_limit)
-        return Caller(key.id, key.name, key.scope, rate, key.expected_absent)
+        account = account_of_key(key.id)
+        return Caller(key.id, account, key.name, key.scope, rate, key.expected_absent)
+
+    def _without_a_key(self, request: Request) -> KeyScope:
+        """Return the scope of a caller without a key.
+
+        Raises
+        ------
+        Unauthenticated : nothing, from where it asks.
+        """
+        if not self._local_only or _is_local(request):
+            return self.keyless or "read"
+        if self._elsewhere is None:
+            raise self._challenge(
+                request,
+                "Without keys this service is for programs of its own machine alone, and the "
+                "request comes from elsewhere, or through a proxy.",
+            )
+        return self._elsewhere
 
     def _challenge(self, request: Request, why: str) -> Unauthenticated:
         request.state.answer_headers["WWW-Authenticate"] = "Bearer"
@@ -265,20 +319,32 @@ def open_access(settings: Settings) -> Access:
     url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
     rates = Rates(url, settings.redis_timeout_s)
     rate = None if settings.rate_limit is None else parse_rate(settings.rate_limit)
-    return Access(keyring, keyless, rates, rate, settings.cors_origins)
+    return Access(
+        keyring,
+        keyless,
+        rates,
+        rate,
+        settings.cors_origins,
+        elsewhere="write" if settings.anonymous else None,
+        # Where a container publishes its port, who connects to it is never of its own machine.
+        local_only=keyless == "admin" and settings.published_host is None,
+    )
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach ``host``.
+def _is_local(request: Request) -> bool:
+    """Return whether a program of this machine asks, as far as anyone knows."""
+    host = request.client.host if request.client else ""
+    return is_loopback(host) and not is_forwarded_by_a_stranger(request)
 
-    A name other than localhost may resolve to any address, so it counts as reachable by others.
-    """
-    if host.lower() == "localhost":
-        return True
-    try:
-        return _ip_of(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+
+def account_of_key(key_id: str) -> str:
+    """Return the name that the requests of a key are counted under."""
+    return f"key {key_id}"
+
+
+def account_of_address(address: str) -> str:
+    """Return the name that the requests of an address are counted under."""
+    return f"address {address}"
 
 
 def _presented_key(request: Request) -> str | None:
@@ -296,16 +362,9 @@ def _address(request: Request) -> str:
     """
     host = request.client.host if request.client else ""
     try:
-        address = _ip_of(host)
+        address = ip_of(host)
     except ValueError:
-        return host
+        return "unknown"  # a name of any length that a proxy passed on
     if address.version == 4:
         return str(address)
     return str(ipaddress.ip_network((address, 64), strict=False).network_address)
-
-
-def _ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The address; an IPv4 address written as an IPv6 one is what it is."""
-    address = ipaddress.ip_address(text)
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address

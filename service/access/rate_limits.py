@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
 import time
 from collections import OrderedDict
@@ -14,14 +12,15 @@ from limits import RateLimitItem
 from limits.aio.storage import RedisStorage
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
 
-from service.circuit_breaker import Rest
-
-logger = logging.getLogger(__name__)
+from service.redis_calls import RedisCalls
 
 MAX_CALLERS = 100_000
 """Callers that one process counts for, a few hundred bytes each; who was idle longest goes."""
+
+
+MAX_COUNT = 2**53
+"""Beyond what can be counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +110,7 @@ class Rates:
 
     def __init__(self, redis_url: str | None, timeout_s: float) -> None:
         self._tallies = Tallies()
-        self._timeout_s = timeout_s
-        self._rest = Rest()
+        self._calls = RedisCalls(timeout_s, "counting")
         self._pool: redis.ConnectionPool | None = None
         if redis_url is not None:
             self._pool = redis.ConnectionPool.from_url(
@@ -144,17 +142,8 @@ class Rates:
 
     async def _increment_shared(self, key: str, life_s: int) -> int | None:
         """The count in Redis; None where it cannot be had in time."""
-        if self._pool is None or not self._rest.is_over:
+        if self._pool is None:
             return None
-        try:
-            async with asyncio.timeout(self._timeout_s):  # of all round trips, where it takes more
-                count = await self._shared.incr(key, life_s)
-        except ResponseError as error:  # it is there, but full, or has something else there
-            logger.warning("Redis did not count a request: %s", error)
-            return None
-        except (RedisError, OSError, TimeoutError) as error:
-            if self._rest.begin():
-                logger.warning("Redis cannot be reached, counting without it", exc_info=error)
-            return None
-        self._rest.end()
-        return count
+        count = await self._calls.ask(lambda: self._shared.incr(key, life_s))
+        # Whatever else it says is no count; see `RedisCalls`.
+        return count if type(count) is int and 0 < count < MAX_COUNT else None

@@ -22,6 +22,7 @@ from model_store.images.budget import DecodingBudget
 from service.decoding.decoder import Prepared
 from service.decoding.messages import read_reply, request_message
 from service.decoding.process import DecoderProcess
+from service.fair_share import FairShare
 
 T = TypeVar("T")
 
@@ -34,8 +35,8 @@ RETRY_S = 1.0
 class DecoderPool:
     """Decodes image files in processes that can be lost.
 
-    Use it as an asynchronous context; inside, all processes are ready. Requests wait in the order
-    they came for a process to be free.
+    Use it as an asynchronous context; inside, all processes are ready. Requests wait for one to be
+    free, callers in turn and each in the order it asked; one caller never has all of several.
 
     - An image beyond its `DecodingBudget` is refused as `ImageTooCostly`, and one that crashes its
       decoder as `CorruptImage`; the process is replaced, other requests notice nothing.
@@ -63,6 +64,7 @@ class DecoderPool:
         self._n_processes = n_processes
         self._limits = limits or ImageLimits()
         self._budget = budget or DecodingBudget()
+        self._share = FairShare(n_processes)
         self._free: asyncio.Queue[DecoderProcess] = asyncio.Queue()
         self._decoders: set[DecoderProcess] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -110,8 +112,8 @@ class DecoderPool:
         request = request_message(preprocessing, measured=measured, thumbnail=thumbnail)
         outcome = None
         for _ in range(2):
-            decoder = await self._take()
-            job = self._spawn(self._decode(decoder, data, request, preprocessing))
+            who = await self._share.enter()
+            job = self._spawn(self._decode(who, data, request, preprocessing))
             outcome = await asyncio.shield(job)
             if outcome is not None:
                 break
@@ -123,19 +125,21 @@ class DecoderPool:
         )
 
     async def _decode(
-        self, decoder: DecoderProcess, data: bytes, request: bytes, preprocessing: Preprocessing
+        self, who: str, data: bytes, request: bytes, preprocessing: Preprocessing
     ) -> Prepared | ImageError | None:
         """Decode an image; return None if its decoder was killed from outside."""
+        decoder = await self._take()
         try:
             async with asyncio.timeout(self._budget.clock_s):
                 said = await decoder.ask(request, data)
                 outcome = read_reply(said, decoder.pictures, preprocessing)
         except TimeoutError:
-            await self._replace(decoder)
+            await self._replace(decoder, who)
             return self._too_costly()
         except (OSError, EOFError):
-            return self._judged(await self._replace(decoder))
+            return self._judged(await self._replace(decoder, who))
         self._free.put_nowait(decoder)
+        self._share.leave(who)
         return outcome
 
     def _judged(self, exit_status: int) -> ImageError | None:
@@ -163,9 +167,16 @@ class DecoderPool:
                 return decoder
             self._spawn(self._replace(decoder))
 
-    async def _replace(self, decoder: DecoderProcess) -> int:
-        """End a decoder, start another in the background; returns the exit status."""
-        self._spawn(self._restart())
+    async def _replace(self, decoder: DecoderProcess, who: str | None = None) -> int:
+        """End a decoder, start another in the background; returns the exit status.
+
+        Parameters
+        ----------
+        who : had a place, and leaves it when there is a decoder again for whoever comes next.
+        """
+        restarted = self._spawn(self._restart())
+        if who is not None:
+            restarted.add_done_callback(lambda _: self._share.leave(who))
         exit_status = await decoder.end()
         self._decoders.discard(decoder)
         self.n_lost += 1

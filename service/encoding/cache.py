@@ -7,9 +7,8 @@ what the numbers depend on: encoder, decision layer, number of samples, and the 
 from __future__ import annotations
 
 import hashlib
-import logging
+import hmac
 import struct
-import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,17 +16,14 @@ from typing import Protocol
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
 
 from model_store.predictive import N_SAMPLES, Predictive
 from model_store.retriever import Retriever
-from service.circuit_breaker import Rest
+from service.redis_calls import RedisCalls
 from service.schemas import QueryImage
 from service.settings import Settings
 
-logger = logging.getLogger(__name__)
-
-_HEADER = struct.Struct("<II")
+_HEADER = struct.Struct("<32sI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +33,31 @@ class CacheEntry:
     image: QueryImage
     predictive: Predictive
 
-    def to_bytes(self) -> bytes:
-        """Serialise: checksum, length of the JSON, the JSON, predictive distribution."""
+    def to_bytes(self, key: str, secret: bytes = b"") -> bytes:
+        """Serialise: seal, length of the JSON, the JSON, predictive distribution."""
         described = self.image.model_dump_json().encode()
         body = described + self.predictive.to_bytes()
-        return _HEADER.pack(zlib.crc32(body), len(described)) + body
+        return _HEADER.pack(_seal(key, body, secret), len(described)) + body
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> CacheEntry | None:
-        """Read what `to_bytes` wrote; None for anything else."""
+    def from_bytes(cls, data: bytes, key: str, secret: bytes = b"") -> CacheEntry | None:
+        """Read what `to_bytes` wrote for the same key; None for anything else."""
         try:
-            checksum, length = _HEADER.unpack_from(data)
+            seal, length = _HEADER.unpack_from(data)
             body = data[_HEADER.size :]
-            if zlib.crc32(body) != checksum:
+            if not hmac.compare_digest(seal, _seal(key, body, secret)):
                 return None
             image = QueryImage.model_validate_json(body[:length])
         except (struct.error, ValueError):
             return None
         predictive = Predictive.from_bytes(body[length:])
         return None if predictive is None else cls(image, predictive)
+
+
+def _seal(key: str, body: bytes, secret: bytes) -> bytes:
+    """Bind an entry to its key; with a secret, nobody else can."""
+    named = hashlib.sha256(key.encode()).digest()
+    return hmac.digest(hashlib.sha256(secret).digest(), named + body, "sha256")
 
 
 class Cache(Protocol):
@@ -114,65 +116,51 @@ class ProcessCache:
 class RedisCache:
     """Entries in Redis, shared by replicas; when Redis is gone every `get` is a miss."""
 
-    def __init__(self, url: str, timeout_s: float, ttl_s: int) -> None:
+    def __init__(self, url: str, timeout_s: float, ttl_s: int, secret: bytes = b"") -> None:
         self._redis = redis.Redis.from_url(
             url,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
         )
+        self._calls = RedisCalls(timeout_s, "answering")
         self._ttl_s = ttl_s
-        self._rest = Rest()
+        self._secret = secret
 
     @property
     def state(self) -> str:
         """For people: whether Redis was reached at the last attempt."""
-        return "redis (unreachable)" if self._rest.failed_last else "redis"
+        return "redis (unreachable)" if self._calls.failed_last else "redis"
 
     async def get(self, key: str) -> CacheEntry | None:
         """The entry, or None; None too where Redis is gone or holds something else."""
-        if not self._rest.is_over:
-            return None
-        try:
-            data = await self._redis.get(key)
-        except ResponseError:  # it is there, and has something else under this key
-            return None
-        except (RedisError, OSError, TimeoutError) as error:
-            self._note_failure(error)
-            return None
-        self._rest.end()
-        return CacheEntry.from_bytes(data) if isinstance(data, bytes) else None
+        data = await self._calls.ask(lambda: self._redis.get(key))
+        return CacheEntry.from_bytes(data, key, self._secret) if isinstance(data, bytes) else None
 
     async def put(self, key: str, entry: CacheEntry) -> None:
         """Keep the entry, unless Redis is gone."""
-        if not self._rest.is_over:
-            return
-        try:
-            await self._redis.set(key, entry.to_bytes(), ex=self._ttl_s)
-        except ResponseError as error:  # it is there, and full: what it has is still good
-            logger.warning("Redis did not take an entry: %s", error)
-        except (RedisError, OSError, TimeoutError) as error:
-            self._note_failure(error)
+        data = entry.to_bytes(key, self._secret)
+        await self._calls.ask(lambda: self._redis.set(key, data, ex=self._ttl_s))
 
     async def close(self) -> None:
         """Let go of connections."""
         await self._redis.aclose()
-
-    def _note_failure(self, error: Exception) -> None:
-        if self._rest.begin():
-            logger.warning("Redis cannot be reached, answering without it", exc_info=error)
 
 
 def open_cache(settings: Settings) -> Cache:
     """The cache that the settings ask for."""
     if settings.redis_url is None:
         return ProcessCache(settings.cache_bytes)
+    secret = settings.cache_secret.get_secret_value() if settings.cache_secret else ""
     return RedisCache(
-        settings.redis_url.get_secret_value(), settings.redis_timeout_s, settings.cache_ttl_s
+        settings.redis_url.get_secret_value(),
+        settings.redis_timeout_s,
+        settings.cache_ttl_s,
+        secret.encode(),
     )
 
 
-KEY_VERSION = 7
+KEY_VERSION = 8
 """The version of the entries' layout and of how their numbers are computed; it is part of every
 key."""
 

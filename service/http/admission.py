@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from model_store.deadline import wanted_until
 from model_store.errors import DeadlineExceeded, Overloaded
+from service import fair_share
 from service.observability.metrics import Telemetry
 
-COUNTED_METHODS = {"POST", "PUT", "PATCH", "DELETE"}
-"""The methods that admission counts, because they compute. Reading is cheap, and health must be
-answered above all when the service is busy."""
+MOST_OF_ONE_CALLER = 3 / 4
+"""The share of the places that one caller has at most: others never wait for one that takes all."""
+
+
+def is_counted(path: str) -> bool:
+    """Return whether ``path`` computes; health must be answered when much goes on."""
+    return path.startswith("/v1/")
 
 
 class ClientGone(Exception):
@@ -21,14 +31,15 @@ class ClientGone(Exception):
 class Admission:
     """Bounds how many queries are worked on, and how long each.
 
-    A query beyond the bound is refused at once, before its body is read; one that is not answered
-    in time, and one whose client has gone, is cancelled wherever it waits, so that the encoder
-    never works for nobody.
+    A request beyond the bound is refused at once, before its body is read, and so is one of a
+    caller that has its share of places; one that is not answered in time, and one whose client has
+    gone, is cancelled wherever it waits, so that the encoder never works for nobody.
 
     Parameters
     ----------
-    max_in_flight : queries at the same time.
+    max_in_flight : requests at the same time.
     deadline_s : from the first byte of a request to its answer.
+    account_of : tells by its scope on whose account a request is.
 
     Raises
     ------
@@ -36,26 +47,31 @@ class Admission:
     """
 
     def __init__(
-        self, app: ASGIApp, telemetry: Telemetry, max_in_flight: int, deadline_s: float
+        self,
+        app: ASGIApp,
+        telemetry: Telemetry,
+        max_in_flight: int,
+        deadline_s: float,
+        account_of: Callable[[Scope], str] = lambda _: "",
     ) -> None:
         self._app = app
         self._in_flight = telemetry.in_flight
         self._max_in_flight = max_in_flight
         self._deadline_s = deadline_s
+        self._account_of = account_of
+        self._most = max(1, math.ceil(max_in_flight * MOST_OF_ONE_CALLER))
         self._n = 0
+        self._n_of: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
-        if scope["type"] != "http" or scope["method"] not in COUNTED_METHODS:
+        if scope["type"] != "http" or not is_counted(scope["path"]):
             await self._app(scope, receive, send)
             return
-        if self._n >= self._max_in_flight:
-            raise Overloaded(
-                f"The service is at work on {self._n} requests, as many as it takes. "
-                "Send the request again a little later."
-            )
-        self._n += 1
-        self._in_flight.set(self._n)
+        account = self._account_of(scope)
+        self._enter(account)
+        fair_share.caller.set(account)
+        wanted_until.set(time.monotonic() + self._deadline_s)
         try:
             await _while_wanted(self._app, scope, receive, send, self._deadline_s)
         except TimeoutError as error:
@@ -64,8 +80,29 @@ class Admission:
                 "busy, or the upload slow. Send it again."
             ) from error
         finally:
-            self._n -= 1
-            self._in_flight.set(self._n)
+            self._leave(account)
+
+    def _enter(self, account: str) -> None:
+        if self._n >= self._max_in_flight:
+            raise Overloaded(
+                f"The service is at work on {self._n} requests, as many as it takes. "
+                "Send the request again a little later."
+            )
+        if self._n_of[account] >= self._most:
+            raise Overloaded(
+                f"The service is at work on {self._most} requests of yours, as many as it takes of "
+                "one caller. Send the request again a little later."
+            )
+        self._n += 1
+        self._n_of[account] += 1
+        self._in_flight.set(self._n)
+
+    def _leave(self, account: str) -> None:
+        self._n -= 1
+        self._n_of[account] -= 1
+        if not self._n_of[account]:
+            del self._n_of[account]
+        self._in_flight.set(self._n)
 
 
 async def _while_wanted(

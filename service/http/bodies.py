@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 
 from model_store.errors import ImageTooLarge, UnsupportedMediaType
+from service.http.bounded_request import check_charset
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
@@ -38,7 +39,9 @@ def body_of(*accepted: str, required: bool = True) -> Callable[[Request], Awaita
     """
 
     async def check(request: Request) -> None:
-        received = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        declared = request.headers.get("content-type", "")
+        check_charset(declared)
+        received = declared.split(";")[0].strip().lower()
         if not received and not required:
             return
         wide = f"{received.split('/')[0]}/*"

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from model_store.errors import ImageTooLarge, VouchError
 from service.access.access import Caller
 from service.http.admission import ClientGone
+from service.http.limits import FORM_ALLOWANCE
 from service.http.problems import internal_error, problem_response
 from service.observability.metrics import Telemetry
 from service.observability.records import UNMATCHED, RequestRecord, Tracing, recorded
@@ -24,9 +26,6 @@ logger = logging.getLogger("service.requests")
 
 CLIENT_GONE = 499
 """Written to the log for a request whose client has gone; nobody receives it."""
-
-FORM_ALLOWANCE = 64 * 2**10
-"""Bytes a body may hold beyond its images: boundaries, part headers, other fields."""
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; style-src 'self'; script-src 'self'; "
@@ -106,6 +105,8 @@ class RequestContext:
                 headers["Cross-Origin-Resource-Policy"] = self._resource_policy
                 _add_headers(headers, scope["path"], request_id)
                 _add_headers_of_access(headers, state["answer_headers"])
+                if record.status == 307:
+                    headers["Location"] = _within_host(headers["Location"])
             answered = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 
@@ -141,6 +142,8 @@ class RequestContext:
         """Return the size limit of a body sent to ``path``."""
         if path.endswith("/search/batch") or _PATH_OF_ITEMS.fullmatch(path):
             return _BodyBound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
+        if path.endswith("/feedback"):
+            return _BodyBound(0, "feedback", FORM_ALLOWANCE)
         image = self._max_image_bytes
         in_base64 = 4 * -(-image // 3)
         most = in_base64 if path.endswith("/search/json") else image
@@ -188,7 +191,7 @@ class _BodyBound:
         if n_bytes > self.n_bytes + FORM_ALLOWANCE:
             raise ImageTooLarge(
                 f"The request has {n_bytes:,} bytes or more; {self.held} may have at most "
-                f"{self.n_bytes_held:,}. Send smaller or more compressed images."
+                f"{self.n_bytes_held:,}. Send less, such as smaller or more compressed images."
             )
 
 
@@ -204,6 +207,11 @@ def _add_headers(headers: MutableHeaders, path: str, request_id: str) -> None:
         # Asked for anew each time (an ETag keeps that cheap): an upgrade never mixes its modules
         # with those of the release before.
         headers["Cache-Control"] = "no-cache"
+
+
+def _within_host(location: str) -> str:
+    """Return a redirect's target without its host, which the request chose."""
+    return urlunsplit(("", "", *urlsplit(location)[2:]))
 
 
 def _add_headers_of_access(headers: MutableHeaders, said: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from model_store.errors import (
 )
 from service.access.access import SECURITY_SCHEMES, Access
 from service.access.keys import KeyScope, allows
-from service.http.admission import COUNTED_METHODS
+from service.http.admission import is_counted
 from service.http.bodies import form_schema
 from service.http.problems import responses
 from service.http.routes import FORMS
@@ -43,10 +43,10 @@ def document(app: FastAPI) -> dict[str, Any]:
     schemas.update({form.__name__: form_schema(form) for form in FORMS})
     found["components"]["securitySchemes"] = SECURITY_SCHEMES
     in_a_crowd = responses(Overloaded, EncoderStopped, DeadlineExceeded)
-    for methods in found["paths"].values():
-        for method, operation in methods.items():
+    for path, methods in found["paths"].items():
+        for operation in methods.values():
             _only_own_errors(operation["responses"])
-            if method.upper() in COUNTED_METHODS:
+            if is_counted(path):
                 operation["responses"] |= {str(key): said for key, said in in_a_crowd.items()}
             if "security" in operation:
                 _say_who_may_ask(operation, app.state.access)

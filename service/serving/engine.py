@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from copy import copy
 from dataclasses import replace
 from typing import TypeVar
@@ -22,8 +23,9 @@ from model_store.encoder.contract import PROVIDERS
 from model_store.errors import FeedbackNotKept, InternalError, ItemNotFound, QueryNotFound
 from model_store.feedback import Feedback
 from model_store.gallery import Thumbnail, Vector
+from model_store.images import encode_thumbnail
 from model_store.images.quality import quality_hints
-from model_store.predictive import Predictive
+from model_store.predictive import N_SAMPLES, Predictive
 from model_store.processors import usable_processors
 from model_store.retriever import Answer, Retriever
 from model_store.search import N_CANDIDATES
@@ -54,6 +56,10 @@ HASHED_AT_ONCE_BYTES = 2**18
 """Half a millisecond of hashing."""
 
 
+EMPTY_PICTURE, _ = encode_thumbnail(np.zeros((8, 8, 3), dtype=np.uint8))
+"""What a canary is sent with."""
+
+
 class SearchEngine:
     """Answers queries on one bundle without ever blocking the event loop.
 
@@ -69,6 +75,7 @@ class SearchEngine:
         self._cache = workplace.cache
         self._decoder = workplace.decoder
         self._executor = workplace.executor
+        self._threads = workplace.threads
         self._batcher = MicroBatcher(
             bundle.retriever.encoder,
             batch_size,
@@ -258,7 +265,7 @@ class SearchEngine:
         started = time.perf_counter()
         query_id = await self._hash(data)
         key = self._key(query_id)
-        known = await self._cache.get(key)
+        known = await self._remembered(key)
         looked_up = {"cache": time.perf_counter() - started}
         if known is not None:
             return Encoded(query_id, known.image, known.predictive, "hit", looked_up)
@@ -355,7 +362,7 @@ class SearchEngine:
 
     async def _known(self, query_id: str) -> CacheEntry:
         """Return the cached entry of a query, or raise `QueryNotFound`."""
-        entry = await self._cache.get(self._key(query_id))
+        entry = await self._remembered(self._key(query_id))
         if entry is None:
             raise QueryNotFound(
                 f"No query {query_id[:12]}… is known; they are remembered for a while only. Search "
@@ -363,25 +370,37 @@ class SearchEngine:
             )
         return entry
 
+    async def _remembered(self, key: str) -> CacheEntry | None:
+        """Return what is cached under a key, if it can be of this encoder at all."""
+        entry = await self._cache.get(key)
+        shape = N_SAMPLES, self._retriever.encoder.dim
+        return entry if entry is not None and entry.predictive.samples.shape == shape else None
+
     async def canary(self) -> float:
-        """Encode and search an empty picture, past the cache; returns the seconds it took.
+        """Decode, encode and search an empty picture, past the cache; returns the seconds it took.
 
         Raises
         ------
         EncoderError : the encoder does not answer.
         """
         started = time.perf_counter()
-        preprocessing = self._retriever.encoder.metadata.preprocessing
-        empty = np.zeros((preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
-        predictive = await self._embed(empty)
+        prepared = await self._decode(EMPTY_PICTURE)
+        predictive = await self._embed(prepared.pixels)
         await self.compute(lambda: self._retriever.find(predictive, limit=1))
         self.canary_at = time.monotonic()
         self.canary_s = time.perf_counter() - started
         return self.canary_s
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on the executor."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        """Run ``work`` on a thread, in its caller's turn; one that is given up ends first."""
+        who = await self._threads.enter()
+        loop = asyncio.get_running_loop()
+        # What the request knows of itself, such as until when it is waited for, goes with it.
+        working = self._executor.submit(copy_context().run, work)
+        working.add_done_callback(
+            lambda _: loop.is_closed() or loop.call_soon_threadsafe(self._threads.leave, who)
+        )
+        return await asyncio.wrap_future(working)
 
     def _key(self, query_id: str) -> str:
         return f"{self._key_prefix}:{query_id}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from model_store.feedback import FeedbackLog
 from service.decoding.decoder import Decoder
 from service.encoding.cache import Cache
+from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
 
 
@@ -20,6 +21,7 @@ class Workplace:
     cache : keeps predictive distributions.
     decoder : turns uploads into the encoder's input, in processes that can be lost.
     executor : threads that search and decide.
+    threads : the callers' turns to have one of the threads.
     telemetry : metrics of all galleries.
     max_batch : images encoded at once at most.
     max_batch_pixels : their pixels at most, at the encoder's input size.
@@ -31,6 +33,7 @@ class Workplace:
     cache: Cache
     decoder: Decoder
     executor: Executor
+    threads: FairShare
     telemetry: Telemetry
     max_batch: int = 1
     max_batch_pixels: int = 4_000_000

@@ -31,7 +31,7 @@ FORGETFUL = {"VOUCH_CACHE_BYTES": "0", "VOUCH_CANARY_PERIOD_S": "3600"}
 @pytest.fixture(scope="module")
 def lasting(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service that loses processes; its encoder is given images one by one."""
-    settings = {**FORGETFUL, "VOUCH_MAX_BATCH": "1"}
+    settings = {**FORGETFUL, "VOUCH_MAX_BATCH": "1", "VOUCH_DECODERS": "2"}
     with Service(digits_bundle, tmp_path_factory.mktemp("lasting") / "log", settings) as running:
         yield running
 
@@ -41,7 +41,7 @@ def narrow(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """A service that takes few requests, and gives up soon."""
     settings = {
         **FORGETFUL,
-        "VOUCH_MAX_IN_FLIGHT": str(N_CALLERS),
+        "VOUCH_MAX_IN_FLIGHT": str(N_CALLERS * 4 // 3),  # of which one address gets so many
         "VOUCH_DEADLINE_S": str(DEADLINE_S),
         "VOUCH_MAX_BATCH": "1",
     }
@@ -106,6 +106,18 @@ def n_decoders_ended(service: Service) -> int:
     """Those that were killed; one that was just starting says so in other words."""
     said = ("decoder lost", "decoder does not start")
     return sum(len(service.logged(message)) for message in said)
+
+
+class TestNoDecoderAnswers:
+    def test_the_service_says_that_it_is_not_ready(
+        self, digits_bundle: Path, tmp_path: Path
+    ) -> None:
+        settings = {"VOUCH_CANARY_PERIOD_S": "0.5", "VOUCH_DECODERS": "2"}
+        with Service(digits_bundle, tmp_path / "log", settings) as running:
+            with halted(*running.decoders()):
+                wait_until(lambda: not running.is_ready(), running)
+                assert running.http.get("/livez").status_code == 200
+            wait_until(running.is_ready, running)
 
 
 class TestADecoderIsKilled:

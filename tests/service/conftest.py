@@ -13,6 +13,7 @@ import pytest
 from end_to_end.keys import KeysFile
 from end_to_end.processes import Redis
 from fakes import FakeEncoder
+from local_client import LocalClient
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle, open_bundle
@@ -79,7 +80,7 @@ def start(bundle: Bundle) -> Iterator[StartClient]:
         # Decoders in processes are tried in tests of their own: starting them takes a second.
         app = create_app(Settings(**{"decoders": 0, **settings}), bundles or [bundle])
         # A failure of the service is to be seen as a client sees it.
-        client = TestClient(app, raise_server_exceptions=False)
+        client = LocalClient(app, raise_server_exceptions=False)
         started.append(client.__enter__())
         return started[-1]
 

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.anyio
 class Connection:
     """A request as a server shows it to the application, with a client that may leave."""
 
-    def __init__(self, method: str = "POST") -> None:
-        self.scope: Scope = {"type": "http", "method": method, "path": "/"}
+    def __init__(self, method: str = "POST", path: str = "/v1/galleries") -> None:
+        self.scope: Scope = {"type": "http", "method": method, "path": path}
         self.sent: list[Message] = []
         self.left = asyncio.Event()
         self._body = [{"type": "http.request", "body": b"x", "more_body": False}]
@@ -85,14 +85,32 @@ async def test_one_beyond_the_bound_is_refused_before_it_is_read() -> None:
     assert endpoint.ended == 3
 
 
-async def test_reading_is_always_let_in() -> None:
+async def test_health_and_the_page_are_always_let_in() -> None:
     endpoint = Endpoint()
     serve = serving(endpoint, max_in_flight=1)
-    posted, *reads = [serve(Connection(method)) for method in ("POST", "GET", "HEAD", "OPTIONS")]
+    counted = serve(Connection("GET"))
+    others = [serve(Connection("GET", path)) for path in ("/livez", "/readyz", "/metrics", "/")]
     await asyncio.sleep(0.01)
-    assert endpoint.begun == 4
+    assert endpoint.begun == 5
+    with pytest.raises(Overloaded):
+        await serve(Connection("GET"))
     endpoint.may_answer.set()
-    await asyncio.gather(posted, *reads)
+    await asyncio.gather(counted, *others)
+
+
+async def test_one_caller_leaves_places_for_others() -> None:
+    endpoint = Endpoint()
+    serve = serving(endpoint, max_in_flight=8, account_of=lambda scope: scope["method"])
+    taken = [serve(Connection("POST")) for _ in range(6)]
+    await asyncio.sleep(0.01)
+    with pytest.raises(Overloaded, match="6 requests of yours"):
+        await serve(Connection("POST"))
+    others = [serve(Connection("GET")) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    assert endpoint.begun == 8
+    endpoint.may_answer.set()
+    await asyncio.gather(*taken, *others)
+    await serve(Connection("POST"))  # their places are free again
 
 
 async def test_what_takes_too_long_is_given_up() -> None:

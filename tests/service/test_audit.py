@@ -14,6 +14,7 @@ import pytest
 from calibration_evidence import evidence
 from end_to_end.processes import wait_until
 from end_to_end.questions import picture, search
+from local_client import LocalClient
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
@@ -215,7 +216,7 @@ def test_too_many_errors_make_the_calibration_stale_also_after_a_restart(
 def test_a_restart_forgets_no_query_that_was_seen(
     start: StartClient, file: Path, bundle: Bundle
 ) -> None:
-    with TestClient(create_app(Settings(decoders=0, feedback=file), [bundle])) as first:
+    with LocalClient(create_app(Settings(decoders=0, feedback=file), [bundle])) as first:
         for width in range(20, 28):
             search(first, picture("PNG", width, 30))
         before = capital(first)

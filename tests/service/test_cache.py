@@ -51,20 +51,20 @@ def held_bytes(entry: CacheEntry) -> int:
 class TestTheLayout:
     @given(st.binary(max_size=300))
     def test_noise_is_no_entry(self, noise: bytes) -> None:
-        assert CacheEntry.from_bytes(noise) is None
+        assert CacheEntry.from_bytes(noise, "key") is None
 
     def test_any_damaged_byte_is_noticed(self) -> None:
-        whole = new_entry(0, n_samples=2, dim=3).to_bytes()
+        whole = new_entry(0, n_samples=2, dim=3).to_bytes("key")
         for place in range(len(whole)):
             damaged = bytearray(whole)
             damaged[place] ^= 1 << (place % 8)
-            assert CacheEntry.from_bytes(bytes(damaged)) is None, f"byte {place}"
+            assert CacheEntry.from_bytes(bytes(damaged), "key") is None, f"byte {place}"
 
     def test_any_other_length_is_noticed(self) -> None:
-        whole = new_entry(0, n_samples=2, dim=3).to_bytes()
+        whole = new_entry(0, n_samples=2, dim=3).to_bytes("key")
         for length in range(len(whole)):
-            assert CacheEntry.from_bytes(whole[:length]) is None, f"{length} bytes"
-        assert CacheEntry.from_bytes(whole + b"\0") is None
+            assert CacheEntry.from_bytes(whole[:length], "key") is None, f"{length} bytes"
+        assert CacheEntry.from_bytes(whole + b"\0", "key") is None
 
 
 @pytest.mark.anyio
@@ -133,7 +133,7 @@ class TestWhatIsInRedis:
 
     @pytest.mark.parametrize(
         "garbage",
-        [b"", b"\0", b"hello", b"\xff" * 500, new_entry(0).to_bytes()[:-1], b"\x80\x04K\x01."],
+        [b"", b"\0", b"hello", b"\xff" * 500, new_entry(0).to_bytes("key")[:-1], b"\x80\x04K\x01."],
         ids=["empty", "zero", "text", "ones", "truncated", "pickle"],
     )
     async def test_garbage_is_a_miss_and_is_replaced(

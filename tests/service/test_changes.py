@@ -136,6 +136,12 @@ class TestPuttingAnItem:
         [
             ("a%00b", {}, "printable"),
             ("a/similar", {}, "must not end"),
+            ("%2e%2e", {}, "'.' or '..'"),
+            ("%2e", {}, "'.' or '..'"),
+            ("a/%2e%2e/b", {}, "'.' or '..'"),
+            ("a", {"label": "shoe\0"}, "control characters"),
+            ("a", {"label": "shoe\n2026 admin logged in"}, "control characters"),
+            ("a", {"label": "\u202egnp.exe"}, "overrides of direction"),
             ("x" * 201, {}, "200"),
             ("a", {"metadata": "[1]"}, "dictionary"),
             ("a", {"metadata": "{"}, "JSON"),
@@ -150,6 +156,11 @@ class TestPuttingAnItem:
         answer = put(live, item_id, picture("PNG"), **fields)
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
         assert said in answer.json()["detail"]
+
+    def test_names_as_people_write_them_are_kept(self, live: TestClient) -> None:
+        label = "נעל \u200f(אדום), 👩\u200d🔬\u3000靴"  # marks of direction, joiners, wide spaces
+        assert put(live, "...a/.b", picture("PNG"), label=label).status_code == 200
+        assert live.get(f"{ITEMS}/...a/.b").json()["label"] == label
 
     def test_one_bundle_alone_takes_no_changes(
         self, start: StartClient, digits_bundle: Path

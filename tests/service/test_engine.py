@@ -16,8 +16,9 @@ from model_store.bundles.bundle import Bundle
 from model_store.encoder.contract import Embeddings
 from model_store.errors import UnsupportedImage
 from model_store.images import ImageLimits
-from service.decoding.decoder import ThreadDecoder
+from service.decoding.decoder import Prepared, ThreadDecoder
 from service.encoding.cache import Cache, ProcessCache
+from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
 from service.serving.queries import Asked
@@ -37,7 +38,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 def workplace(executor: ThreadPoolExecutor, cache: Cache | None = None) -> Workplace:
     decoder = ThreadDecoder(executor, ImageLimits())
-    return Workplace(cache or ProcessCache(ROOM), decoder, executor, Telemetry())
+    return Workplace(cache or ProcessCache(ROOM), decoder, executor, FairShare(2), Telemetry())
 
 
 @pytest.fixture
@@ -137,6 +138,24 @@ async def test_an_image_that_cannot_be_decoded_is_not_kept(engine: SearchEngine)
     for _ in range(2):
         with pytest.raises(UnsupportedImage):
             await engine.search(b"text", ASKED)
+
+
+async def test_a_canary_does_not_pass_by_decoders_that_hang(
+    bundle: Bundle, executor: ThreadPoolExecutor
+) -> None:
+    engine = await SearchEngine.start(bundle, workplace(executor))
+    before = engine.canary_at
+
+    class Hanging(ThreadDecoder):
+        async def decode(self, *args: object, **options: object) -> Prepared:
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+    engine._decoder = Hanging(executor, ImageLimits())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(engine.canary(), 0.5)
+    assert engine.canary_at == before
+    await engine.close()
 
 
 async def test_the_canary_passes_by_the_cache(bundle: Bundle, executor: ThreadPoolExecutor) -> None:

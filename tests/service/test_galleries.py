@@ -34,6 +34,7 @@ from model_store.gallery import Delete
 from model_store.images import ImageLimits
 from service.decoding.decoder import ThreadDecoder
 from service.encoding.cache import ProcessCache
+from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
 from service.serving.health import STALE_AFTER_PERIODS
@@ -84,7 +85,7 @@ async def galleries(
     root: Path, threads: ThreadPoolExecutor, telemetry: Telemetry
 ) -> AsyncIterator[Galleries]:
     decoder = ThreadDecoder(threads, ImageLimits())
-    workplace = Workplace(ProcessCache(2**20), decoder, threads, telemetry)
+    workplace = Workplace(ProcessCache(2**20), decoder, threads, FairShare(2), telemetry)
     galleries = Galleries(
         open_here,
         lambda bundle: SearchEngine.start(bundle, workplace),

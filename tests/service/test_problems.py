@@ -63,6 +63,8 @@ STATUSES = {
     "Unauthenticated": 401,
     "Forbidden": 403,
     "RateLimited": 429,
+    "MisdirectedRequest": 421,
+    "InvalidHead": 400,
     "InvalidCursor": 422,
     "InvalidFilter": 422,
     "UnknownSource": 422,

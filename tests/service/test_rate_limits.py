@@ -7,6 +7,7 @@ from collections.abc import Callable
 from end_to_end.keys import KeysFile, bearer, id_of, secret_of
 from end_to_end.processes import PATIENCE_S, Redis
 from end_to_end.questions import search
+from local_client import LocalClient
 from starlette.testclient import TestClient
 
 StartClient = Callable[..., TestClient]
@@ -56,7 +57,7 @@ def test_a_key_may_have_its_own(start: StartClient, keys_file: KeysFile) -> None
 
 
 def test_without_a_key_each_address_has_its_own(start: StartClient) -> None:
-    client = start(rate_limit="1/day")
+    client = start(rate_limit="1/day", anonymous=True)
     app = client.app
     groups = [
         ["10.0.0.1", "::ffff:10.0.0.1"],
@@ -67,7 +68,7 @@ def test_without_a_key_each_address_has_its_own(start: StartClient) -> None:
     ]
     for group in groups:
         statuses = [
-            TestClient(app, client=(address, 1)).get("/v1/galleries").status_code
+            LocalClient(app, client=(address, 1)).get("/v1/galleries").status_code
             for address in group
         ]
         assert statuses == [200, 429][: len(group)], group

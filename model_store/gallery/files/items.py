@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.deadline import interrupted_when_late
 from model_store.errors import ItemNotFound
 from model_store.gallery.filters.grammar import Filter, Scalar
 from model_store.gallery.filters.sql import metadata_json, to_sql
@@ -161,9 +162,10 @@ class Items:
             if key in self._matching:
                 self._matching.move_to_end(key)
                 return self._matching[key]
-        found = self._connection.execute(f"SELECT row FROM items WHERE {text}", values)  # noqa: S608
         matching = np.zeros(n_items, dtype=bool)
-        matching[np.fromiter((row for (row,) in found), dtype=np.int64)] = True
+        with interrupted_when_late(self._connection) as connection:
+            found = connection.execute(f"SELECT row FROM items WHERE {text}", values)  # noqa: S608
+            matching[np.fromiter((row for (row,) in found), dtype=np.int64)] = True
         matching.flags.writeable = False
         with self._lock:
             self._matching[key] = matching

@@ -98,9 +98,32 @@ def _has(source: _Source, wanted: Scalar) -> tuple[str, list[Scalar]]:
 
 
 def _any_equal(source: _Source, wanted: tuple[Scalar, ...]) -> tuple[str, list[Scalar]]:
-    parts = [_equal(source, one) for one in wanted]
-    texts = ["0", *(text for text, _ in parts)]
-    return f"({' OR '.join(texts)})", [value for _, values in parts for value in values]
+    """One of several: the metadata is looked into once for all texts, and once for all numbers."""
+    texts: list[str] = ["0"]
+    values: list[Scalar] = []
+    words = [word for word in (None, True, False) if any(one is word for one in wanted)]
+    for text, of_word in (_equal(source, word) for word in words):
+        texts.append(text)
+        values += of_word
+    strings = [one for one in wanted if isinstance(one, str)]
+    if strings:
+        marks = ", ".join("?" * len(strings))
+        texts.append(f"({source.kind} IS 'text' AND {source.value} IN ({marks}))")
+        values += [*source.marks, *source.marks, *strings]
+    numbers = [one for one in wanted if not isinstance(one, str | bool | None)]
+    if numbers:
+        marks = ", ".join([_NUMBER] * len(numbers))
+        texts.append(f"({_is_number(source)} AND {source.value} IN ({marks}))")
+        values += [*source.marks * 2, *source.marks, *map(json.dumps, numbers)]
+    return f"({' OR '.join(texts)})", values
+
+
+_NUMBER = "json_extract(?, '$')"
+"""A number as those of the metadata are read, to the last bit."""
+
+
+def _is_number(source: _Source) -> str:
+    return f"({source.kind} IS 'integer' OR {source.kind} IS 'real')"
 
 
 def _equal(source: _Source, wanted: Scalar) -> tuple[str, list[Scalar]]:
@@ -116,8 +139,8 @@ def _compare(source: _Source, operator: str, wanted: Scalar) -> tuple[str, list[
         of_kind, mark, value = f"{source.kind} IS 'text'", "?", wanted
         marks = source.marks
     else:
-        of_kind = f"({source.kind} IS 'integer' OR {source.kind} IS 'real')"
-        mark, value = "json_extract(?, '$')", json.dumps(wanted)
+        of_kind = _is_number(source)
+        mark, value = _NUMBER, json.dumps(wanted)
         marks = source.marks * 2
     text = f"({of_kind} AND {source.value} {operator} {mark})"
     return text, [*marks, *source.marks, value]

@@ -63,7 +63,7 @@ class ItemBatchForm(BatchOptions):
 async def asked_for(request: Request, engine: EngineOf, key: IdempotencyKey = None) -> Asked:
     """Return the origin of a change: gallery, request, caller and Idempotency-Key."""
     caller: Caller = request.state.caller
-    return Asked(engine.bundle.name, request.state.request_id, caller.id, key)
+    return Asked(engine.bundle.name, request.state.request_id, caller.account, key)
 
 
 AskedOf = Annotated[Asked, Depends(asked_for)]

@@ -12,7 +12,8 @@ from model_store.errors import InternalError
 from model_store.gallery import read_filter
 from model_store.search import Diversity
 from service import schemas
-from service.access.access import GuardedRoute, requires
+from service.access.access import requires
+from service.http.bounded_request import BoundedRoute
 from service.http.problems import responses
 from service.http.state import State
 from service.observability.records import current_record
@@ -26,7 +27,7 @@ def gallery_router(tag: str) -> APIRouter:
         prefix="/v1/galleries",
         tags=[tag],
         responses=responses(InternalError),
-        route_class=GuardedRoute,
+        route_class=BoundedRoute,
         dependencies=[Depends(requires("read"))],
     )
 

@@ -1,0 +1,90 @@
+"""Names that a service goes by: pages of other sites that renamed themselves are kept out.
+
+A browser lets a page ask the host that the page came from. Who owns that host's name can let it
+point to 127.0.0.1 a moment later (DNS rebinding): to the browser page and service then are of one
+origin, and no rule of the browser is left between them. The header Host still has the name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from model_store.errors import InvalidHead, MisdirectedRequest
+
+_HOST = re.compile(rb"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[\w.-]{1,255}))(?::\d{0,5})?")
+
+
+class AllowedHosts:
+    """Refuses requests that are sent to another name than the service's own.
+
+    Parameters
+    ----------
+    names : of this service, beside those of this machine; ``*.shop.example`` for all below it. None
+        or ``*``: any.
+
+    Raises
+    ------
+    InvalidHead : there is no header Host, or not one.
+    MisdirectedRequest : the name is another one.
+    """
+
+    def __init__(self, app: ASGIApp, names: Sequence[str] | None) -> None:
+        self._app = app
+        self._names = None if names is None or "*" in names else {_bare(name) for name in names}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] == "http":
+            self._check(_host_of(scope))
+        await self._app(scope, receive, send)
+
+    def _check(self, name: str | None) -> None:
+        if self._names is None or name is None or is_loopback(name) or name in self._names:
+            return
+        parents = name.split(".")[1:]
+        if any("*." + ".".join(parents[n:]) in self._names for n in range(len(parents))):
+            return
+        raise MisdirectedRequest(
+            f"This service does not go by the name {name[:100]!r}. Ask it as localhost or "
+            "127.0.0.1, or name the host in VOUCH_ALLOWED_HOSTS."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach ``host``; names but localhost may be anything."""
+    name = _bare(host)
+    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761: never asked of any server
+        return True
+    try:
+        return ip_of(name).is_loopback
+    except ValueError:
+        return False
+
+
+def ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address; an IPv4 address written as an IPv6 one is what it is."""
+    address = ipaddress.ip_address(text)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def _bare(name: str) -> str:
+    return name.lower().strip("[]").removesuffix(".")
+
+
+def _host_of(scope: Scope) -> str | None:
+    """The name in the header Host; None for HTTP/1.0, which needs none and comes of no browser."""
+    sent = [value for name, value in scope["headers"] if name == b"host"]
+    if not sent and scope.get("http_version", "1.1") == "1.0":
+        return None
+    found = _HOST.fullmatch(sent[0].strip()) if len(sent) == 1 else None
+    if found is None:
+        raise InvalidHead(
+            f"The request has {len(sent)} headers Host, or one that is no host; wanted is one, "
+            "such as `Host: 127.0.0.1:8080`."
+        )
+    return _bare((found["v6"] or found["name"]).decode("ascii"))

@@ -1,0 +1,85 @@
+"""Requests whose bodies cost no more to read than their size suggests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData
+
+from model_store.errors import InvalidRequest, UnsupportedMediaType
+from service.access.access import GuardedRoute
+from service.http import limits
+
+_UTF_8 = {b"utf-8", b"utf8", b"us-ascii"}
+
+
+class BoundedRequest(Request):
+    """A request that refuses forms in other encodings, and documents of very many parts.
+
+    A form's text would be decoded with whatever codec of Python its Content-Type names; some take
+    half a minute for a megabyte. A document of nothing but brackets takes fifty times its size.
+    """
+
+    async def _get_form(self, **_: float) -> FormData:
+        check_charset(self.headers.get("content-type", ""))
+        return await super()._get_form(
+            max_files=limits.MAX_FILES,
+            max_fields=limits.MAX_FIELDS,
+            max_part_size=limits.MAX_FIELD_BYTES,
+        )
+
+    async def body(self) -> bytes:
+        """The body; that of a document is given up where it has too many parts."""
+        if hasattr(self, "_body") or "json" not in self.headers.get("content-type", ""):
+            return await super().body()
+        chunks, n_parts = [], 0
+        async for chunk in self.stream():
+            chunks.append(chunk)
+            n_parts += sum(map(chunk.count, (b"[", b"{", b",", b":")))
+            if n_parts > limits.MAX_JSON_PARTS:
+                raise InvalidRequest(
+                    f"The document has more than {limits.MAX_JSON_PARTS:,} parts. Send the options "
+                    "that /docs lists, and nothing else."
+                )
+        self._body = b"".join(chunks)
+        return self._body
+
+    async def json(self) -> Any:  # noqa: ANN401 - as `Request` has it
+        """The document; a large one is not read while everybody else waits."""
+        body = await self.body()
+        if len(body) <= limits.AT_ONCE_BYTES:
+            return json.loads(body)
+        return await asyncio.to_thread(json.loads, body)
+
+
+class BoundedRoute(GuardedRoute):
+    """A guarded route whose requests are bounded."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler of the route."""
+        handle = super().get_route_handler()
+
+        async def bounded(request: Request) -> Response:
+            return await handle(BoundedRequest(request.scope, request.receive))
+
+        return bounded
+
+
+def check_charset(content_type: str) -> None:
+    """Refuse a body whose text is not UTF-8.
+
+    Raises
+    ------
+    UnsupportedMediaType : it is declared to be in another encoding.
+    """
+    charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
+    if charset.lower() not in _UTF_8:
+        raise UnsupportedMediaType(
+            f"The text of the body is declared to be in {charset[:40].decode('latin-1')!r}; only "
+            "UTF-8 is read. Leave the charset out of Content-Type."
+        )

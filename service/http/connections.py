@@ -1,0 +1,244 @@
+"""Connections that cost what they bring: what uvicorn itself has no bounds for.
+
+The head of a request may have so many bytes and headers and take so long, an answer may lie unread
+for so long, and only so many connections are held at a time. Where there are more, the one that has
+waited longest for its next request makes room, of whoever holds the most: newcomers are never
+locked out by connections that are merely held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import resource
+from collections import defaultdict
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from service.http import limits
+
+logger = logging.getLogger("service")
+
+
+class _HeadTooLarge(Exception):
+    """Raised within the parser, which then stops."""
+
+
+class Room:
+    """The connections that are held, and those among them that wait for a request.
+
+    Parameters
+    ----------
+    n_places : connections at a time; never more than three quarters of the files that this process
+        may open.
+    """
+
+    def __init__(self, n_places: int) -> None:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        few = files == resource.RLIM_INFINITY or n_places <= files * 3 // 4
+        self._n_places = n_places if few else max(1, files * 3 // 4)
+        self._n = 0
+        self._waiting: defaultdict[str, dict[BoundedConnection, None]] = defaultdict(dict)
+
+    def enter(self, connection: BoundedConnection) -> None:
+        """Take a connection in, in place of another if need be."""
+        self._n += 1
+        if self._n > self._n_places:
+            held = max(self._waiting.values(), key=len, default={})
+            leaving = next(iter(held), connection)  # all others are being answered
+            self.work(leaving)
+            leaving.give_up()
+            if leaving is connection:
+                return
+        self.wait(connection)
+
+    def leave(self, connection: BoundedConnection) -> None:
+        """Let go of a connection that has ended."""
+        self._n -= 1
+        self.work(connection)
+
+    def wait(self, connection: BoundedConnection) -> None:
+        """Note that a connection waits for a request from now on."""
+        self._waiting[connection.address][connection] = None
+
+    def work(self, connection: BoundedConnection) -> None:
+        """Note that a connection has a request."""
+        held = self._waiting[connection.address]
+        held.pop(connection, None)
+        if not held:
+            del self._waiting[connection.address]
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """A connection within the bounds of `service.http.limits`."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        room: Room,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.address = ""
+        self._room = room
+        self._n_header_bytes = self._n_headers = 0
+        self._unheard = 0  # bytes since the parser last understood something whole
+        self._understood = self._in_head = self._uploading = False
+        self._due = self._unread_due = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take part; see `asyncio.Protocol`, as for all below."""
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self._due = self.loop.time() + limits.HEAD_TIMEOUT_S
+        self._timer = self.loop.call_at(self._due, self._look_at_the_clock)
+        self._room.enter(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of what was held."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._room.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, unless it leads nowhere."""
+        self._understood = False
+        super().data_received(data)
+        self._unheard = 0 if self._understood else self._unheard + len(data)
+        if self._unheard > limits.MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(431, _TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        """Begin to count."""
+        self._n_header_bytes = self._n_headers = 0
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Count the address."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header; one behind the body is heard by nobody."""
+        self._n_headers += 1
+        self._count(len(name) + len(value))
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer."""
+        if len(self.pipeline) >= limits.MAX_PIPELINED:
+            raise _HeadTooLarge
+        self._understood, self._in_head, self._uploading = True, False, True
+        self._due = math.inf
+        self._room.work(self)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take in a piece of the body."""
+        self._understood = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that all of a request is there."""
+        self._understood, self._uploading = True, False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or for the rest of one that was answered early."""
+        super().on_response_complete()
+        if self.cycle.response_complete:
+            spare = 0.0 if self._uploading else limits.IDLE_TIMEOUT_S
+            self._due = self.loop.time() + spare + limits.HEAD_TIMEOUT_S
+            self._keep_watch()
+            if not self.transport.is_closing():
+                self._room.wait(self)
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read."""
+        super().pause_writing()
+        self._unread_due = self.loop.time() + limits.READ_TIMEOUT_S
+        self._keep_watch()
+
+    def resume_writing(self) -> None:
+        """Note that it has read."""
+        super().resume_writing()
+        self._unread_due = math.inf
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - it says nothing
+        """Refuse what is no HTTP, or too much of it."""
+        too_large = self._n_header_bytes > limits.MAX_HEAD_BYTES
+        if too_large or self._n_headers > limits.MAX_HEADERS:
+            self._refuse(431, _TOO_LARGE)
+        elif len(self.pipeline) >= limits.MAX_PIPELINED:
+            self.give_up()
+        else:
+            self._refuse(400, "This is not HTTP/1.1, or not all of it.")
+
+    def give_up(self) -> None:
+        """End the connection at once, whatever is still to be sent."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _count(self, n_bytes: int) -> None:
+        self._n_header_bytes += n_bytes
+        many = self._n_headers > limits.MAX_HEADERS
+        if many or self._n_header_bytes > limits.MAX_HEAD_BYTES:
+            raise _HeadTooLarge
+
+    def _refuse(self, status: int, why: str) -> None:
+        """Say why, where no other answer is on its way, and end."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_refusal(status, why))
+        self._due = self.loop.time() + limits.HEAD_TIMEOUT_S
+        self._keep_watch()
+        self.transport.close()
+
+    def _keep_watch(self) -> None:
+        """Be woken when the next thing is due; who is woken earlier goes on sleeping."""
+        if self._timer is None:
+            due = min(self._due, self._unread_due)
+            self._timer = self.loop.call_at(due, self._look_at_the_clock)
+
+    def _look_at_the_clock(self) -> None:
+        self._timer = None
+        due = min(self._due, self._unread_due)
+        if due <= self.loop.time():
+            self.give_up()
+        elif due < math.inf:
+            self._keep_watch()
+
+
+_TOO_LARGE = (
+    f"The head of the request has more than {limits.MAX_HEAD_BYTES:,} bytes or "
+    f"{limits.MAX_HEADERS} headers. Send fewer, or shorter ones."
+)
+_TITLES = {400: "Bad Request", 431: "Request Header Fields Too Large"}
+
+
+def _refusal(status: int, why: str) -> bytes:
+    """A whole answer: nothing of the application is asked."""
+    problem = {
+        "type": "urn:vouch:problem:invalid-head",
+        "title": "The head of the request is not as HTTP wants it",
+        "status": status,
+        "detail": why,
+        "code": "invalid_head",
+    }
+    body = json.dumps(problem).encode()
+    head = (
+        f"HTTP/1.1 {status} {_TITLES[status]}\r\ncontent-type: application/problem+json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body

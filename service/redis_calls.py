@@ -1,0 +1,60 @@
+"""Redis as something that may be gone, slow, full, or not Redis at all.
+
+Whatever it answers, nobody's request fails by it: what is asked of it is asked here, what comes
+back is given as it came, and those who asked believe of it only what they can check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from redis.exceptions import ResponseError
+
+from service.circuit_breaker import Rest
+
+logger = logging.getLogger(__name__)
+
+SHOWN = 200
+"""Characters of what a Redis says that are repeated in the log."""
+
+
+class RedisCalls:
+    """Calls of a Redis, none of which raises or takes longer than it may.
+
+    Parameters
+    ----------
+    timeout_s : of a call, with all its round trips.
+    without_it : what is done while it is gone, for the log.
+    """
+
+    def __init__(self, timeout_s: float, without_it: str) -> None:
+        self._timeout_s = timeout_s
+        self._without_it = without_it
+        self._rest = Rest()
+
+    @property
+    def failed_last(self) -> bool:
+        """Return whether it could not be reached at the last attempt."""
+        return self._rest.failed_last
+
+    async def ask(self, call: Callable[[], Awaitable[object]]) -> object:
+        """Return what Redis answers; None for nothing, an error, or an answer that no Redis gives."""
+        if not self._rest.is_over:
+            return None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await call()
+        except ResponseError as error:  # it is there, but full, or has something else there
+            logger.warning("Redis refused: %s", str(error)[:SHOWN])
+            return None
+        # Replies of no kind are ValueErrors, RecursionErrors and others of its client.
+        except Exception as error:
+            if self._rest.begin():
+                fields = {"reason": f"{type(error).__name__}: {str(error)[:SHOWN]}"}
+                said = f"Redis cannot be reached, {self._without_it} without it"
+                logger.warning(said, extra={"fields": fields})
+            return None
+        self._rest.end()
+        return answer

@@ -1,0 +1,107 @@
+"""Bodies that cost far more than their size: text in odd encodings, documents of brackets."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable
+
+import httpx2
+import pytest
+from end_to_end.questions import search
+from starlette.testclient import TestClient
+
+StartClient = Callable[..., TestClient]
+
+GALLERY = "/v1/galleries/digits"
+FORMS = ("search", "search/batch", "assess", "embed", "items")
+
+
+def field(charset: str, text: bytes) -> dict[str, object]:
+    """A form with one field, whose text is said to be in ``charset``."""
+    body = b'--x\r\nContent-Disposition: form-data; name="label"\r\n\r\n' + text + b"\r\n--x--\r\n"
+    kind = f"multipart/form-data; boundary=x; charset={charset}"
+    return {"content": body, "headers": {"Content-Type": kind}}
+
+
+@pytest.mark.parametrize("charset", ["punycode", "idna", "undefined", '"unicode_escape"', "utf-16"])
+@pytest.mark.parametrize("path", FORMS)
+def test_a_form_in_another_encoding_is_refused_before_it_is_read(
+    client: TestClient, path: str, charset: str
+) -> None:
+    started = time.perf_counter()
+    # In punycode 300 kB take 6 s, in which nobody else is answered.
+    refused = client.post(f"{GALLERY}/{path}", **field(charset, b"a" * 300_000))
+    assert refused.status_code == 415
+    assert "UTF-8" in refused.json()["detail"]
+    assert time.perf_counter() - started < 3
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "UTF-8", '"utf8"', "us-ascii"])
+def test_a_form_may_say_that_it_is_in_utf_8(client: TestClient, charset: str) -> None:
+    refused = client.post(f"{GALLERY}/search", **field(charset, "ä".encode()))
+    assert refused.status_code == 422  # there is no image; the form was read
+
+
+BRACKETS = {
+    "lists": b"[" + b"[]," * 3_000_000 + b"[]]",
+    "objects": b'{"image_base64": ' + b'{"a":' * 9_000 + b"1" + b"}" * 9_001,
+    "numbers": b"[" + b"1," * 3_000_000 + b"1]",
+}
+
+
+@pytest.mark.parametrize("document", BRACKETS)
+@pytest.mark.parametrize("path", ["search/json", "feedback"])
+def test_a_document_of_nothing_but_structure_is_given_up(
+    client: TestClient, path: str, document: str
+) -> None:
+    body = BRACKETS[document]
+    refused = client.post(
+        f"{GALLERY}/{path}", content=body, headers={"Content-Type": "application/json"}
+    )
+    too_large = path == "feedback" and len(body) > 2**16
+    assert refused.status_code == (413 if too_large else 422)
+    assert too_large or "4,096 parts" in refused.json()["detail"]
+
+
+def test_what_the_options_need_is_no_such_document(client: TestClient, digit: bytes) -> None:
+    wanted = {"label": {"in": [str(n) for n in range(150)]}}
+    asked = {"image_base64": b64encode(digit).decode(), "filter": wanted, "limit": 3}
+    response = client.post(f"{GALLERY}/search/json", json=asked)
+    assert response.status_code == 200, response.text
+
+
+def test_others_are_answered_while_a_large_document_is_read(
+    client: TestClient, digit: bytes
+) -> None:
+    """A picture of 20 MB in base64, which is no picture."""
+    body = json.dumps({"image_base64": b64encode(bytes(20 * 2**20)).decode()}).encode()
+    answers: list[httpx2.Response] = []
+    sending = threading.Thread(
+        target=lambda: answers.append(
+            client.post(
+                f"{GALLERY}/search/json",
+                content=body,
+                headers={"Content-Type": "application/json"},
+            )
+        )
+    )
+    sending.start()
+    waited = []
+    while sending.is_alive():
+        started = time.perf_counter()
+        assert client.get("/livez").status_code == 200
+        waited.append(time.perf_counter() - started)
+    sending.join()
+    assert answers[0].status_code == 415  # zeros are no picture
+    assert max(waited) < 2
+
+
+def test_a_form_has_as_many_fields_as_there_are_options(client: TestClient, digit: bytes) -> None:
+    fields = {f"field{n}": "x" for n in range(60)}
+    assert search(client, digit, **fields).status_code == 200
+    refused = search(client, digit, **fields, **{f"more{n}": "x" for n in range(10)})
+    assert refused.status_code == 422
+    assert "fields" in refused.json()["detail"]

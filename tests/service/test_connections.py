@@ -1,0 +1,253 @@
+"""Clients that hold on to connections, at a real socket."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import uvicorn
+from end_to_end.processes import free_port
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from service.http import limits
+from service.http.connections import BoundedConnection, Room
+
+OK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+Serve = Callable[..., int]
+
+
+async def greet(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+async def read(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(str(len(await request.body())))
+
+
+async def large(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("x" * 2**26)
+
+
+APP = Starlette(
+    routes=[
+        Route("/", greet),
+        Route("/read", read, methods=["POST"]),
+        Route("/early", greet, methods=["POST"]),
+        Route("/large", large),
+    ]
+)
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Serve with short times; returns the port."""
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+    for name in ("HEAD_TIMEOUT_S", "READ_TIMEOUT_S", "IDLE_TIMEOUT_S"):
+        monkeypatch.setattr(limits, name, 1.0)
+
+    def start(n_places: int = 100, **options: object) -> int:
+        port = free_port()
+        config = uvicorn.Config(
+            APP,
+            port=port,
+            http=partial(BoundedConnection, room=Room(n_places)),  # type: ignore[arg-type]
+            ws="none",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            **options,  # type: ignore[arg-type]
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        running.append((server, thread))
+        while not server.started:
+            time.sleep(0.01)
+        return port
+
+    yield start
+    for server, thread in running:
+        server.should_exit = True
+        thread.join()
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=20)
+
+
+def answer(connection: socket.socket) -> bytes:
+    """All that comes until the end, or a reset."""
+    received = b""
+    try:
+        while more := connection.recv(2**16):
+            received += more
+    except ConnectionError:
+        pass
+    return received
+
+
+def ask(port: int, request: bytes = OK) -> bytes:
+    with connect(port) as connection:
+        connection.sendall(request.replace(b"Host", b"Connection: close\r\nHost", 1))
+        return answer(connection)
+
+
+def endless(port: int, start: bytes, piece: bytes) -> tuple[int, bytes]:
+    """Send ``piece`` again and again; how many bytes were taken, and what was said."""
+    sent = 0
+    with connect(port) as connection:
+        connection.sendall(start)
+        try:
+            while sent < 8 * 2**20:
+                connection.sendall(piece)
+                sent += len(piece)
+        except ConnectionError:
+            pass
+        return sent, answer(connection)
+
+
+CHUNKED = b"POST /read HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "headers": (b"GET / HTTP/1.1\r\n", b"a: " + b"b" * 1000 + b"\r\n"),
+    "many headers": (b"GET / HTTP/1.1\r\n", b"a:b\r\n" * 100),
+    "a value": (b"GET / HTTP/1.1\r\na: ", b"b" * 1000),
+    "a name": (b"GET / HTTP/1.1\r\n", b"b" * 1000),
+    "an address": (b"GET /", b"b" * 1000),
+    "trailers": (CHUNKED + b"0\r\n", b"a: " + b"b" * 1000 + b"\r\n"),
+    "a trailer": (CHUNKED + b"0\r\na: ", b"b" * 1000),
+    "an extension": (CHUNKED + b"1;", b"b" * 1000),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_what_never_ends_is_given_up(serve: Serve, kind: str) -> None:
+    port = serve()
+    sent, _ = endless(port, *ENDLESS[kind])
+    assert sent < 6 * 2**20  # what the two systems' buffers take
+    assert ask(port).endswith(b"hello")
+
+
+@pytest.mark.parametrize("lines", [b"a: " + b"b" * 40_000 + b"\r\n", b"a:b\r\n" * 200])
+def test_a_large_head_is_told_so(serve: Serve, lines: bytes) -> None:
+    said = ask(serve(), b"GET / HTTP/1.1\r\nHost: a\r\n" + lines + b"\r\n")
+    assert said.startswith(b"HTTP/1.1 431 ")
+    assert b"application/problem+json" in said
+    assert b"invalid_head" in said
+
+
+def test_what_is_no_http_is_told_so(serve: Serve) -> None:
+    with connect(serve()) as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00 what")
+        assert answer(connection).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_large_body_in_small_chunks_is_no_large_head(serve: Serve) -> None:
+    chunks = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
+    assert ask(serve(), CHUNKED + chunks * 30 + b"0\r\n\r\n").endswith(b"%d" % (30 * 0x4000))
+
+
+@pytest.mark.parametrize("start", [b"", b"GET / HT", b"GET / HTTP/1.1\r\na: b\r\n", OK + OK[:5]])
+def test_a_slow_head_ends_the_connection(serve: Serve, start: bytes) -> None:
+    with connect(serve()) as connection:
+        connection.sendall(start)
+        began = time.monotonic()
+        answer(connection)
+        assert time.monotonic() - began < 5
+
+
+def test_a_trickle_does_not_lengthen_it(serve: Serve) -> None:
+    with connect(serve()) as connection:
+        began = time.monotonic()
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        try:
+            while time.monotonic() - began < 10:
+                connection.sendall(b"a:b\r\n")
+                time.sleep(0.1)
+        except ConnectionError:
+            pass
+        assert time.monotonic() - began < 5
+
+
+def test_a_body_that_nobody_waits_for_ends_too(serve: Serve) -> None:
+    with connect(serve()) as connection:
+        connection.sendall(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nx")
+        began = time.monotonic()
+        assert answer(connection).endswith(b"hello")
+        assert time.monotonic() - began < 5
+
+
+def test_an_answer_that_nobody_reads_is_given_up(serve: Serve) -> None:
+    port = serve()
+    with connect(port) as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        time.sleep(4)
+        assert len(answer(connection)) < 2**26
+
+
+def test_a_slow_upload_is_not_the_connections_business(serve: Serve) -> None:
+    with connect(serve()) as connection:
+        connection.sendall(b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 30\r\n\r\n")
+        for _ in range(30):
+            time.sleep(0.08)
+            connection.sendall(b"x")
+        assert connection.recv(2**16).endswith(b"30")
+
+
+def test_a_connection_is_used_again(serve: Serve) -> None:
+    with connect(serve()) as connection:
+        for _ in range(6):
+            connection.sendall(OK)
+            assert connection.recv(2**16).endswith(b"hello")
+            time.sleep(0.3)  # three times as long as a head may take, all in all
+
+
+def test_who_sends_ahead_is_answered_in_order_to_a_bound(serve: Serve) -> None:
+    port = serve()
+    with connect(port) as connection:
+        connection.sendall(OK * 10)
+        assert answer(connection).count(b"hello") == 10
+    with connect(port) as connection:
+        connection.sendall(OK * 5_000)
+        assert answer(connection).count(b"hello") < 100
+    assert ask(port).endswith(b"hello")
+
+
+def test_held_connections_lock_nobody_out(serve: Serve) -> None:
+    port = serve(10)
+    held = [connect(port) for _ in range(60)]
+    for connection in held[::2]:
+        try:
+            connection.sendall(b"GET / HTTP/1.1\r\n")
+        except ConnectionError:
+            continue
+    assert ask(port).endswith(b"hello")
+    for connection in held:
+        connection.close()
+
+
+def test_the_room_is_never_more_than_the_files_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (100, 100))
+    assert Room(1_000)._n_places == 75
+    assert Room(50)._n_places == 50
+
+
+def test_it_speaks_tls(serve: Serve, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = f"openssl req -x509 -newkey ed25519 -nodes -subj /CN=localhost -keyout {key} -out {cert}"
+    subprocess.run(made.split(), check=True, capture_output=True)
+    port = serve(ssl_certfile=cert, ssl_keyfile=key)
+    context = ssl.create_default_context(cafile=str(cert))
+    context.check_hostname = False
+    with connect(port) as plain, context.wrap_socket(plain) as connection:
+        connection.sendall(OK.replace(b"Host", b"Connection: close\r\nHost"))
+        assert answer(connection).endswith(b"hello")

@@ -1,0 +1,100 @@
+"""Who asks, as proxies say it and as clients claim it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from end_to_end.keys import KeysFile, bearer, id_of
+from local_client import LocalClient
+from starlette.testclient import TestClient
+
+StartClient = Callable[..., TestClient]
+
+READ, COMPACT = "/v1/galleries", "/v1/galleries/nothing/compact"
+ELSEWHERE = "203.0.113.9"
+
+
+def from_(client: TestClient, address: str) -> TestClient:
+    return LocalClient(client.app, client=(address, 1), raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Forwarded-For": ELSEWHERE},
+        {"X-Forwarded-For": "127.0.0.1"},
+        {"Forwarded": f"for={ELSEWHERE}"},
+        {"X-Real-IP": ELSEWHERE},
+        {"X-Forwarded-Host": "shop.example"},
+        {"Via": "1.1 proxy"},
+    ],
+)
+def test_without_keys_nothing_is_for_those_behind_a_proxy(
+    start: StartClient, headers: dict[str, str]
+) -> None:
+    client = start()
+    assert client.post(COMPACT).status_code == 404, "this machine's own are admins"
+    refused = client.post(COMPACT, headers=headers)
+    assert refused.status_code == client.get(READ, headers=headers).status_code == 401
+    assert "through a proxy" in refused.json()["detail"]
+
+
+def test_anyone_may_be_allowed_to_read_and_write_all_the_same(start: StartClient) -> None:
+    client = start(anonymous=True)
+    headers = {"X-Forwarded-For": ELSEWHERE}
+    assert client.get(READ, headers=headers).status_code == 200
+    assert client.post(COMPACT, headers=headers).status_code == 401
+
+
+def test_a_proxy_that_is_named_is_believed(start: StartClient) -> None:
+    client = start(trusted_proxies=("127.0.0.1",))
+    assert client.post(COMPACT, headers={"X-Forwarded-For": "127.0.0.1"}).status_code == 404
+    assert client.post(COMPACT, headers={"X-Forwarded-For": ELSEWHERE}).status_code == 401
+    assert client.post(COMPACT, headers={"X-Real-IP": "127.0.0.1"}).status_code == 401
+
+
+def test_who_connects_from_elsewhere_is_no_admin_by_what_it_says(start: StartClient) -> None:
+    stranger = from_(start(trusted_proxies=("10.0.0.7",)), ELSEWHERE)
+    for headers in ({}, {"X-Forwarded-For": "127.0.0.1"}):
+        assert stranger.get(READ, headers=headers).status_code == 401
+
+
+def test_the_balancer_of_a_container_says_who_asks(start: StartClient) -> None:
+    """The host publishes the port on 127.0.0.1; in the container everybody comes from elsewhere."""
+    client = start(host="0.0.0.0", published_host="127.0.0.1", trusted_proxies=("*",))
+    balancer = from_(client, "172.18.0.3")
+    asked = balancer.post(COMPACT, headers={"X-Forwarded-For": "172.18.0.1"})
+    assert asked.status_code == 404
+
+
+def test_a_claim_changes_nobody_elses_count(start: StartClient, keys_file: KeysFile) -> None:
+    key = keys_file.make("read")
+    client = start(keys=keys_file.path, anonymous=True, rate_limit="2/day")
+    for claimed in (id_of(key), f"key {id_of(key)}", ELSEWHERE, "x" * 50_000):
+        client.get(READ, headers={"X-Forwarded-For": claimed})
+    assert client.get(READ).status_code == 429, "claims are not believed: one address asked"
+    assert client.get(READ, headers=bearer(key)).status_code == 200
+
+
+def test_a_named_proxy_cannot_be_made_to_use_up_a_key(
+    start: StartClient, keys_file: KeysFile
+) -> None:
+    key = keys_file.make("read")
+    client = start(
+        keys=keys_file.path, anonymous=True, rate_limit="2/day", trusted_proxies=("127.0.0.1",)
+    )
+    for claimed in (id_of(key), f"key {id_of(key)}", "x" * 50_000, "y"):
+        status = client.get(READ, headers={"X-Forwarded-For": claimed}).status_code
+    assert status == 429, "what is no address is one caller, however many names it has"
+    assert client.get(READ, headers=bearer(key)).status_code == 200
+
+
+def test_bad_keys_count_against_the_address_that_tries_them(
+    start: StartClient, keys_file: KeysFile
+) -> None:
+    key = keys_file.make("read")
+    client = start(keys=keys_file.path, rate_limit="3/day")
+    statuses = [client.get(READ, headers=bearer(f"wrong{n}")).status_code for n in range(5)]
+    assert statuses == [401, 401, 401, 429, 429]
+    assert client.get(READ, headers=bearer(key)).status_code == 200, "a good key has its own count"
