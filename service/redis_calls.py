@@ -40,7 +40,7 @@ class RedisCalls:
         return self._rest.failed_last
 
     async def ask(self, call: Callable[[], Awaitable[object]]) -> object:
-        """Return what Redis answers; None for nothing, an error, or an answer that no Redis gives."""
+        """Return Redis's answer; None for none, an error, or one that no Redis gives."""
         if not self._rest.is_over:
             return None
         try:

@@ -4,6 +4,8 @@
 
     access         the caller of a request, and what its key allows
     keys           API keys in a file
+    proxies        the caller behind a proxy
+    hosts          names that the service goes by
     command        ``vouch-keys``
     rate_limits    requests a caller may make, counted here or in Redis
 """

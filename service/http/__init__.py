@@ -3,6 +3,7 @@
 ::
 
     middleware    request ids, bounds, headers, the log line
+    limits        limits of one request and of one connection
     admission     how many requests may wait, and how long
     bodies        forms, base64, media types
     routes        paths → calls of the core
