@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
-.PHONY: install demo check test lint bench bench-promises bench-outliers bench-posteriors bench-zero-shot bench-decision \
+.PHONY: install demo check test lint bench bench-promises bench-outliers bench-label-free bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images crash-indexing \
   crash-writes linearizability ray-indexing soak try-compose pictures clean
 .DEFAULT_GOAL := help
@@ -16,6 +16,7 @@ help:
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
 	@echo "make bench-promises   what came true of promises, in worlds whose truth is known; an hour"
 	@echo "make bench-outliers   the outlier score beside its best single signal; half an hour"
+	@echo "make bench-label-free   galleries calibrated by views of their items; a quarter of an hour"
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
 	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
 	@echo "make bench-indexing  images indexed a second, beside what the cores could do; minutes"
@@ -50,7 +51,7 @@ lint: install
 bench: install
 	$(BIN)/python tests/benchmarks
 
-bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing: bench-%: install
+bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free: bench-%: install
 	$(BIN)/python tests/benchmarks/bench_$(subst -,_,$*).py
 
 bench-promises: install

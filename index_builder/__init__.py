@@ -16,7 +16,8 @@ publish     all of it → a verified bundle, by one rename                `model
 ==========  ==========================================================  =========================
 
 Two columns meet in `pipeline`: with torch ``training → objectives → posteriors → networks``,
-without it ``indexing → calibration → datasets``. `configuration` is what users may set; `progress`
-shows how far a step is; `certificates` writes what a bundle promises as a signed file and a page,
-and checks one. `reproduction` runs the papers' methods on their published protocols.
+without it ``indexing → calibration → datasets``. `vectors` keeps what was computed of images, for
+all steps. `configuration` is what users may set; `progress` shows how far a step is; `output` puts
+errors of writing into words; `certificates` writes what a bundle promises as a signed file and a
+page, and checks one. `reproduction` runs the papers' methods on their published protocols.
 """

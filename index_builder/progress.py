@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
@@ -21,6 +23,12 @@ from rich.text import Text
 T = TypeVar("T")
 
 console = Console(stderr=True)
+
+
+def say_what_is_next(bundles: Path) -> None:
+    """Tell how to serve what was just published in the directory ``bundles``."""
+    command = shlex.join(["vouch-serve", "--bundle", str(bundles)])
+    console.print(f"Next: {command}", soft_wrap=True, markup=False, highlight=False)
 
 
 class RateColumn(ProgressColumn):

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.detector import fit_detector
-from index_builder.calibration.embed import embed_with_features
 from index_builder.calibration.fit import (
     CalibratedGallery,
     CalibrationQueries,
@@ -27,8 +26,11 @@ from index_builder.calibration.retrieval import Observed, look_up, observe
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted
+from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
 from index_builder.progress import track
+from index_builder.vectors.encoder import embed_with_features
+from index_builder.vectors.images import Seen
 from model_store.decision import Calibration, LabelMeans, OutlierDetector, label_means
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import Gallery
@@ -50,6 +52,10 @@ LEAST_LISTED = 10
 """Items of a list that votes are counted in, however small the gallery."""
 
 
+PlainItems = tuple[NDArray[np.int64], LabelledImages, Embeddings]
+"""Places (n,) among matched queries, and the n items of which these queries are views."""
+
+
 @dataclass(frozen=True, slots=True)
 class SearchedGallery:
     """A gallery as queries meet it.
@@ -58,6 +64,7 @@ class SearchedGallery:
     ----------
     detector, means : of the gallery.
     label_folds : detectors that do not know a label; None where real absent queries are at hand.
+    alike : of a gallery without labels, see `look_up`; None where every item is one of its own.
     n_candidates : items of every list: so many that a query whose label is hidden finds as many.
     """
 
@@ -66,6 +73,7 @@ class SearchedGallery:
     detector: OutlierDetector
     means: LabelMeans
     label_folds: LabelFolds | None
+    alike: NDArray[np.int64] | None
     n_candidates: int
 
     @classmethod
@@ -89,6 +97,10 @@ class SearchedGallery:
         n_hidden : items that are hidden from a query for other reasons.
         """
         n_candidates = N_CANDIDATES
+        alike, names = None if gallery.labels else items_alike(gallery, images), images.labels
+        if alike is not None:
+            assert images.groups is not None  # noqa: S101 - or nothing would be alike
+            n_hidden, names = max(n_hidden, int(np.bincount(alike).max())), images.groups
         if hide_labels:
             n_hidden = max(n_hidden, largest_hidden(gallery))
             n_candidates = min(n_candidates, max(gallery.n_items // PARTS, LEAST_LISTED))
@@ -97,14 +109,17 @@ class SearchedGallery:
             gallery,
             fit_detector(embeddings, images.label_codes(), seed),
             label_means(gallery),
-            fit_label_folds(embeddings, images.labels, seed) if hide_labels else None,
+            fit_label_folds(embeddings, names, seed).of(images.labels, names)
+            if hide_labels
+            else None,
+            alike,
             min(n_candidates, gallery.n_items - n_hidden),
         )
 
-    def observe(self, queries: LabelledImages) -> Observed:
-        """Embed queries and look them up."""
+    def observe(self, queries: LabelledImages, seen: Seen | None = None) -> Observed:
+        """Embed queries and look them up; ``seen`` is told of those that had to be decoded."""
         return observe(
-            self.encoder, self.gallery, self.detector, self.means, queries, self.n_candidates
+            self.encoder, self.gallery, self.detector, self.means, queries, self.n_candidates, seen
         )
 
 
@@ -115,31 +130,41 @@ def calibration_queries(
     *,
     are_views: bool = False,
     unseen: bool = False,
+    plain: PlainItems | None = None,
+    seen: Seen | None = None,
 ) -> CalibrationQueries:
     """Ask a gallery everything that the decision layer learns from.
 
-    Where no labels are withheld, the absent queries are the matched ones with their own label
-    hidden from the list and from the outlier detector.
+    Where no labels are withheld, the absent queries are the matched ones, or the pictures that
+    those are views of, with their own label hidden from the list and from the outlier detector.
 
     Parameters
     ----------
     are_views : whether the queries are views of gallery images.
     unseen : whether the encoder has learned nothing from the gallery's labels.
+    plain : of views, the pictures that they are of: absent queries once they are hidden. What
+        somebody photographs resembles other items as they do; a view, cut and turned, less.
+    seen : told of each matched query that had to be decoded.
     """
     matched, folds = queries.matched, searched.label_folds
     chosen = np.random.default_rng(seed).permutation(len(matched))[:N_CORRUPTED]
     clusters = group_numbers(matched)
     if folds is None:
-        of_matched = searched.observe(matched)
+        of_matched = searched.observe(matched, seen)
         absent = searched.observe(queries.withheld)
         absent_of = None
     else:
-        embeddings = embed_with_features(searched.encoder, matched, "calibration queries")
+        embeddings = embed_with_features(searched.encoder, matched, "calibration queries", seen)
         signals = searched.detector.signals(embeddings)
         of_matched = look_up(
             searched.gallery, searched.means, matched, embeddings, signals, searched.n_candidates
         )
-        absent, absent_of = observe_hidden(searched, matched, embeddings)
+        if plain is None:
+            absent, absent_of = observe_hidden(searched, matched, embeddings)
+        else:
+            places, items, of_items = plain
+            absent, kept = observe_hidden(searched, items, of_items)
+            absent_of = places[kept]
     return CalibrationQueries(
         matched=of_matched,
         absent=absent,
@@ -180,8 +205,38 @@ def observe_hidden(
         folds.signals(of_some, some.labels),
         searched.n_candidates,
         hide_label=True,
+        alike=searched.alike,
     )
     return hidden, kept
+
+
+def plain_items(
+    matched: LabelledImages, images: LabelledImages, embeddings: Embeddings
+) -> PlainItems:
+    """Return the items among ``images`` that the views ``matched`` are of."""
+    row_of = {name: row for row, name in enumerate(images.ids)}
+    places = np.array([n for n, name in enumerate(matched.ids) if name in row_of], dtype=np.int64)
+    rows = np.array([row_of[matched.ids[place]] for place in places], dtype=np.int64)
+    return places, images.subset(rows), embeddings.at(rows)
+
+
+def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
+    """Return numbers (n_items,) that items share which show the same thing; None where none do.
+
+    A view of a picture whose copy, or near-duplicate, stays in the gallery is no absent query.
+
+    Parameters
+    ----------
+    images : of the gallery, with groups where somebody knows them.
+    """
+    if images.groups is None or len(set(images.groups)) == len(images):
+        return None
+    numbers = np.arange(gallery.n_items)
+    row_of = {item.id: row for row, item in enumerate(gallery.items(numbers))}
+    first: dict[str, int] = {}
+    for name, group in zip(images.ids, images.groups, strict=True):
+        numbers[row_of[name]] = first.setdefault(group, row_of[name])
+    return numbers
 
 
 def largest_hidden(gallery: Gallery) -> int:
@@ -240,7 +295,16 @@ def calibrate_gallery(
         n_hidden=0 if hidden is None else hidden.shape[1],
     )
     matched = queries.matched
-    observed = calibration_queries(searched, queries, seed, are_views=are_views, unseen=unseen)
+    pictures = _MeasuredPictures(encoder.metadata.preprocessing.smallest_side)
+    observed = calibration_queries(
+        searched,
+        queries,
+        seed,
+        are_views=are_views,
+        unseen=unseen,
+        plain=plain_items(matched, images, embeddings) if are_views else None,
+        seen=None if are_views else pictures.look_at,  # of a view nobody knows what was decoded
+    )
     if hidden is not None:
         clusters = group_numbers(matched, some)
         groups = group_numbers(images)
@@ -266,8 +330,6 @@ def calibrate_gallery(
                 some.sources,
             ),
         )
-    pictures = track(range(len(matched)), "quality of the queries", len(matched))
-    measures = [quality_measures(matched.pixels(position)) for position in pictures]
     return fit_calibration(
         CalibratedGallery.of(
             encoder, gallery, searched.detector, searched.means, searched.n_candidates
@@ -275,5 +337,31 @@ def calibrate_gallery(
         observed,
         config,
         seed,
-        ordinary_limits(np.stack(measures)),
+        ordinary_limits(pictures.measures(matched)),
     )
+
+
+class _MeasuredPictures:
+    """Quality measures of queries, taken where they are decoded to be encoded.
+
+    Parameters
+    ----------
+    smallest_side : of what is decoded at a fraction of its size. Whatever has a smaller side was
+        not; of the rest nobody knows, and they are decoded again.
+    """
+
+    def __init__(self, smallest_side: int | None) -> None:
+        self._smallest_side = smallest_side
+        self._measures: dict[int, NDArray[np.float64]] = {}
+
+    def look_at(self, position: int, pixels: Pixels) -> None:
+        """Measure a query that was decoded."""
+        if self._smallest_side is None or min(pixels.shape[:2]) < self._smallest_side:
+            self._measures[position] = quality_measures(pixels)
+
+    def measures(self, queries: LabelledImages) -> NDArray[np.float64]:
+        """Return the measures (B, M) of B queries, of which some were looked at."""
+        unknown = [row for row in range(len(queries)) if row not in self._measures]
+        for row in track(unknown, "quality of the queries", len(unknown)):
+            self._measures[row] = quality_measures(queries.pixels(row))
+        return np.stack([self._measures[row] for row in range(len(queries))])

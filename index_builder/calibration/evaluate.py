@@ -14,13 +14,15 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import auroc, calibration_error, recall_at_k, reliability
-from index_builder.progress import track
+from index_builder.vectors.encoder import embedded
 from model_store.gallery import Item
 from model_store.retriever import Answer, Retriever
 
 LIMIT = 10
-ALPHAS = (0.01, 0.05, 0.1)
 BATCH = 64
+"""Queries whose outlier scores are computed together; each search draws on a hundred samples."""
+
+ALPHAS = (0.01, 0.05, 0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +104,14 @@ def ask(retriever: Retriever, queries: LabelledImages, description: str) -> Answ
     """Put every query to the retriever, as the service would."""
     answers: list[Answer] = []
     matches = np.zeros((len(queries), LIMIT), dtype=bool)
-    n_batches = -(-len(queries) // BATCH)
-    batches = queries.batches(retriever.encoder.metadata.preprocessing, BATCH)
-    for positions, images in track(batches, description, n_batches):
-        for position, predictive in zip(positions, retriever.embed(images), strict=True):
-            answer = retriever.find(predictive, LIMIT)
-            answers.append(answer)
-            truth = [_name(match.item) == queries.labels[position] for match in answer.matches]
-            matches[position, : len(truth)] = truth
+    for positions, embeddings in embedded(retriever.encoder, queries, description):
+        for start in range(0, len(positions), BATCH):
+            predictives = retriever.predictives(embeddings[start : start + BATCH])
+            for position, predictive in zip(positions[start:], predictives, strict=False):
+                answer = retriever.find(predictive, LIMIT)
+                answers.append(answer)
+                truth = [_name(match.item) == queries.labels[position] for match in answer.matches]
+                matches[position, : len(truth)] = truth
     return Answers(queries.labels, answers, matches)
 
 

@@ -7,7 +7,7 @@ know the label, and call the query ordinary. So the detector that judges it has 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,11 @@ class LabelFolds:
 
     fold_of: Mapping[str, int]
     detectors: tuple[OutlierDetector | None, ...]
+
+    def of(self, labels: Sequence[str], names: Sequence[str]) -> LabelFolds:
+        """Return the same for ``labels``, each of which stands for one of the ``names`` here."""
+        folds = [self.fold_of[name] for name in names]
+        return replace(self, fold_of=dict(zip(labels, folds, strict=True)))
 
     def known(self, labels: Sequence[str]) -> NDArray[np.bool_]:
         """Return for which of B ``labels`` there is a detector, (B,)."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.embed import BATCH
 from index_builder.datasets import LabelledImages
-from index_builder.progress import track
+from index_builder.vectors.encoder import embedded
+from index_builder.vectors.images import Seen
 from model_store.decision import OUTLIER_SIGNALS, LabelMeans, OutlierDetector, labels_found, signals
 from model_store.decision.label_means import label_sums
 from model_store.decision.outliers import unit_rows
@@ -20,6 +20,10 @@ from model_store.search import N_CANDIDATES
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+BATCH = 128
+"""Queries that are looked up together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +100,24 @@ def observe(
     means: LabelMeans,
     queries: LabelledImages,
     n: int = N_CANDIDATES,
+    seen: Seen | None = None,
 ) -> Observed:
-    """Embed ``queries``, one batch after another, and look up their ``n`` candidates.
+    """Embed ``queries``, some at a time, and look up their ``n`` candidates.
 
     In a gallery without labels a query's label is the id of the item that it shows.
+
+    Parameters
+    ----------
+    seen : told of each query that had to be decoded.
     """
     variance = np.empty((len(queries), encoder.dim), dtype=np.float32)
     mean = np.empty_like(variance)
     alien = np.empty((len(queries), len(OUTLIER_SIGNALS)))
-    batches = queries.batches(encoder.metadata.preprocessing, BATCH)
-    n_batches = -(-len(queries) // BATCH)
-    for positions, images in track(batches, "calibration queries", n_batches):
-        embeddings = encoder.encode(images)
+    for positions, embeddings in embedded(encoder, queries, "calibration queries", seen):
         mean[positions], variance[positions] = embeddings.mean, embeddings.variance
         alien[positions] = detector.signals(embeddings)
-    embedded = Embeddings(mean, variance, np.empty((len(queries), 0), dtype=np.float32))
-    return look_up(gallery, means, queries, embedded, alien, n)
+    found = Embeddings(mean, variance, np.empty((len(queries), 0), dtype=np.float32))
+    return look_up(gallery, means, queries, found, alien, n)
 
 
 def look_up(
@@ -124,6 +130,7 @@ def look_up(
     *,
     hide_label: bool = False,
     hidden: Integers | None = None,
+    alike: Integers | None = None,
 ) -> Observed:
     """Look up the ``n`` candidates of B embedded queries.
 
@@ -134,6 +141,8 @@ def look_up(
         a match one without, where nobody can withhold a label.
     hidden : (B, m) rows of items that each query shall not find, such as the query itself; −1 for
         none.
+    alike : (N,) numbers that items of a gallery without labels share where they show the same
+        thing: what a query shows is hidden with all that is like it.
     """
     item_codes, codes = _codes(gallery, queries)
     sizes = _Sizes(item_codes, codes, hidden)
@@ -144,7 +153,10 @@ def look_up(
     if hide_label:  # which hides an item from itself as well
         for code in np.unique(codes):
             chosen = np.flatnonzero(codes == code)
-            found = gallery.candidates(directions[chosen], n, item_codes != code)
+            others = item_codes != code
+            if alike is not None and code >= 0:  # without labels an item's code is its row
+                others = alike != alike[code]
+            found = gallery.candidates(directions[chosen], n, others)
             similarities[chosen], rows[chosen] = found.similarities, found.rows
     else:
         for start in range(0, len(queries), BATCH):

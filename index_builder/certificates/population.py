@@ -17,8 +17,8 @@ ABSENCE: dict[Absence, str] = {
     "hidden_trained_labels": "Absent calibration queries are queries whose own label is hidden "
     "from the list and from the outlier detector, but not from the encoder, which was trained on "
     "it. They say little of queries of truly absent labels.",
-    "near_misses_of_views": "Absent calibration queries are made-up views of gallery items, of "
-    "which the item itself is hidden. They stand in for photographs of absent things, which may be "
+    "near_misses_of_views": "Absent calibration queries are gallery items, each hidden from "
+    "its own list with its copies. They stand in for photographs of absent things, which may be "
     "harder to tell.",
 }
 """Explanations of each kind of absent query, for readers who rely on it."""

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.markup import escape
 from rich.table import Table
 
-from index_builder.configuration.build import in_milvus, load_config
+from index_builder.configuration.build import CalibrationConfig, in_milvus, in_words, load_config
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.tolerance import NONE, parse_tolerance
 from index_builder.pipeline.run import Run
-from index_builder.progress import console
+from index_builder.progress import console, say_what_is_next
 from model_store.errors import ConfigError
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
 from model_store.images import ImageLimits
@@ -49,6 +49,13 @@ class Provider(StrEnum):
     cuda = "cuda"
 
 
+def _promise(name: str) -> Any:  # noqa: ANN401 - typer's
+    """Return the option of `index --calibrate` that is a setting of ``[calibration]``."""
+    field = CalibrationConfig.model_fields[name]
+    default = "" if field.default is None else f" [default: {field.default}]"
+    return typer.Option(help=f"With --calibrate: {field.description}{default}")
+
+
 def index_command(
     source: Annotated[
         Path | None,
@@ -70,7 +77,11 @@ def index_command(
     ] = None,
     description: Annotated[str, typer.Option(help="Of the gallery, for people.")] = "",
     labels: Annotated[
-        bool, typer.Option(help="Whether first sub-folders are labels, where there is no manifest.")
+        bool,
+        typer.Option(
+            help="Whether first sub-folders, or the labels of a manifest, say what belongs "
+            "together. If not, each image is a thing of its own; a manifest's labels are metadata."
+        ),
     ] = True,
     root: Annotated[
         Path | None,
@@ -111,6 +122,11 @@ def index_command(
             "encoder must not have been trained on them.",
         ),
     ] = False,
+    max_error: Annotated[float | None, _promise("max_error")] = None,
+    max_false_match_rate: Annotated[float | None, _promise("max_false_match_rate")] = None,
+    expected_absent: Annotated[float | None, _promise("expected_absent")] = None,
+    alpha: Annotated[float | None, _promise("alpha")] = None,
+    coverage: Annotated[float | None, _promise("coverage")] = None,
     index: Annotated[
         Index,
         typer.Option(
@@ -151,10 +167,25 @@ def index_command(
     goes on from where it was and ends with the same bundle.
     """
     settings = IndexSettings(index.value, parse_bytes(memory_budget, "--memory-budget"), min_recall)
-    if config is not None and (calibrate or settings != DEFAULT_SETTINGS):
+    named = {
+        "max_error": max_error,
+        "max_false_match_rate": max_false_match_rate,
+        "expected_absent": expected_absent,
+        "alpha": alpha,
+        "coverage": coverage,
+    }
+    asked = {name: value for name, value in named.items() if value is not None}
+    if config is None and asked and not calibrate:
         raise ConfigError(
-            "--calibrate, --index, --memory-budget and --min-recall are for SOURCE. With --config "
-            "the table [index] says so, and `vouch-build calibrate` is a step of its own."
+            "--max-error, --max-false-match-rate, --expected-absent, --alpha and --coverage say "
+            "what calibrated answers promise. Give --calibrate with them."
+        )
+    promises = parse_promises(asked)
+    if config is not None and (calibrate or asked or settings != DEFAULT_SETTINGS):
+        raise ConfigError(
+            "--calibrate and what it promises, --index, --memory-budget and --min-recall are for "
+            "SOURCE. With --config the tables [calibration] and [index] say so, and `vouch-build "
+            "calibrate` is a step of its own."
         )
     if config is not None and source is None and encoder is None:
         build = in_milvus(load_config(config), milvus)
@@ -184,6 +215,7 @@ def index_command(
         settings,
         milvus,
         calibrate,
+        promises,
         ImageLimits(parse_bytes(max_bytes, "--max-bytes"), max_pixels),
     )
     if dry_run:
@@ -199,6 +231,7 @@ def index_command(
     _print_table("indexed", outcome.rows(indexing.directory))
     _say(outcome.others)
     print(outcome.bundle)
+    say_what_is_next(indexing.bundles)
 
 
 def parse_bytes(text: str, option: str) -> int:
@@ -217,6 +250,20 @@ def parse_bytes(text: str, option: str) -> int:
     if size <= 0:
         raise ConfigError(f"{option} {text!r} leaves nothing. Give more.")
     return size
+
+
+def parse_promises(asked: Mapping[str, float]) -> CalibrationConfig:
+    """Return what calibrated answers shall promise, the rest as it is by default.
+
+    Raises
+    ------
+    ConfigError : a value is out of range.
+    """
+    try:
+        return CalibrationConfig.model_validate(asked)
+    except ValidationError as error:
+        named = {f"--{name.replace('_', '-')}": value for name, value in asked.items()}
+        raise ConfigError(f"What answers shall promise, {named}: {in_words(error)}.") from error
 
 
 def _say(others: OtherFormats) -> None:

@@ -20,6 +20,7 @@ from index_builder.configuration.build import (
     photographs_config,
 )
 from index_builder.pipeline.run import Run
+from index_builder.progress import say_what_is_next
 from model_store.errors import ConfigError
 
 ConfigOption = Annotated[
@@ -109,7 +110,7 @@ def calibrate_command(
         typer.Option(help="The file that the service kept feedback in: corrects probabilities."),
     ] = None,
 ) -> None:
-    """Fit the decision layer on held-out queries."""
+    """Fit the decision layer on queries that the gallery does not hold, or on views of items."""
     _step("calibrate_step")(*_opened(config, run), feedback)
 
 
@@ -123,8 +124,9 @@ def publish_command(
 ) -> None:
     """Turn the staged parts into a verified bundle, by one rename, and make it the current one."""
     build, opened = _opened(config, run)
-    bundle = _step("publish_step")(build, opened, bundles or Path("bundles") / build.name)
-    print(bundle)
+    published = bundles or Path("bundles") / build.name
+    print(_step("publish_step")(build, opened, published))
+    say_what_is_next(published)
 
 
 def all_command(
@@ -163,6 +165,8 @@ def all_command(
         raise ConfigError("Give either --config, or all of --images, --trunk and --weights.")
     build = in_milvus(build, milvus)
     opened = Run(run or Path("runs") / build.name)
-    bundle, report = _step("build_all")(build, opened, bundles or Path("bundles") / build.name)
+    published = bundles or Path("bundles") / build.name
+    bundle, report = _step("build_all")(build, opened, published)
     _print_report(report)
     print(bundle)
+    say_what_is_next(published)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from index_builder.datasets.images import LabelledImages, Pixels
+from index_builder.datasets.images import LabelledImages, Pixels, changed
 
 BLUR = 1 / 14
 """Radius, in sides of the image: edges survive, texture does not."""
@@ -19,17 +17,15 @@ NOISE = 60
 
 def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
     """The same images, spoilt: each in one of three ways, in turn."""
-    source = images
 
-    def read(position: int, smallest_side: int | None) -> Pixels:
-        pixels = source.pixels(position, smallest_side)
+    def change(pixels: Pixels, position: int) -> Pixels:
         if position % 3 == 0:
             return blurred(pixels)
         if position % 3 == 1:
             return noisy(pixels, np.random.default_rng([seed, position]))
         return np.ascontiguousarray(np.rot90(pixels))
 
-    return replace(images, read=read, rows=np.arange(len(images)))
+    return changed(images, f"corrupted {seed}", change)
 
 
 def blurred(pixels: Pixels) -> Pixels:

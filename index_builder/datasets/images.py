@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -16,6 +18,9 @@ Pixels = NDArray[np.uint8]
 
 Read = Callable[[int, int | None], Pixels]
 """Position in a source, and how small a JPEG may be decoded, to pixels; see `decode_image`."""
+
+Content = Callable[[int], bytes]
+"""Position in a source to what tells its image from every other, such as a hash of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,8 @@ class LabelledImages:
     groups : N names of what images show together, such as one object photographed several times:
         no group is divided between gallery and queries. None where nobody says.
     sources : N names of where images come from, such as a camera; None where nobody says.
+    content : of the same source as ``read``; None where nobody says what an image is, so that
+        nothing computed of it can be found again.
     """
 
     ids: tuple[str, ...]
@@ -39,6 +46,7 @@ class LabelledImages:
     rows: NDArray[np.int64]
     groups: tuple[str, ...] | None = None
     sources: tuple[str, ...] | None = None
+    content: Content | None = None
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.rows):
@@ -59,6 +67,12 @@ class LabelledImages:
         """
         return self.read(int(self.rows[position]), smallest_side)
 
+    def contents(self) -> list[bytes] | None:
+        """Return what tells the images from all others, see `Content`; None where nobody says."""
+        if self.content is None:
+            return None
+        return [self.content(int(row)) for row in self.rows]
+
     def subset(self, positions: Sequence[int] | NDArray[np.int64]) -> LabelledImages:
         """The images at ``positions``, in that order."""
         return LabelledImages(
@@ -68,6 +82,7 @@ class LabelledImages:
             self.rows[np.asarray(positions, dtype=np.int64)],
             None if self.groups is None else tuple(self.groups[i] for i in positions),
             None if self.sources is None else tuple(self.sources[i] for i in positions),
+            self.content,
         )
 
     def label_codes(self) -> NDArray[np.int64]:
@@ -95,9 +110,18 @@ def joined(*parts: LabelledImages) -> LabelledImages:
     """All images of several collections, one after the other."""
     starts = np.cumsum([0, *map(len, parts)])
 
-    def read(position: int, smallest_side: int | None) -> Pixels:
+    def place(position: int) -> tuple[LabelledImages, int]:
         part = int(np.searchsorted(starts, position, side="right")) - 1
-        return parts[part].pixels(position - int(starts[part]), smallest_side)
+        return parts[part], position - int(starts[part])
+
+    def read(position: int, smallest_side: int | None) -> Pixels:
+        part, within = place(position)
+        return part.pixels(within, smallest_side)
+
+    def content(position: int) -> bytes:
+        part, within = place(position)
+        assert part.content is not None  # noqa: S101 - or there is no such function, see below
+        return part.content(int(part.rows[within]))
 
     return LabelledImages(
         tuple(chain.from_iterable(part.ids for part in parts)),
@@ -106,6 +130,33 @@ def joined(*parts: LabelledImages) -> LabelledImages:
         np.arange(starts[-1]),
         _all_or_none([part.groups for part in parts]),
         _all_or_none([part.sources for part in parts]),
+        content if all(part.content is not None for part in parts) else None,
+    )
+
+
+def changed(
+    images: LabelledImages, how: str, change: Callable[[Pixels, int], Pixels]
+) -> LabelledImages:
+    """The same images, each changed as its pixels and position say, with its id and label.
+
+    Parameters
+    ----------
+    how : names ``change`` and all it depends on but the image and its position.
+    """
+
+    def read(position: int, smallest_side: int | None) -> Pixels:
+        return change(images.pixels(position, smallest_side), position)
+
+    def content(position: int) -> bytes:
+        assert images.content is not None  # noqa: S101 - or there is no such function, see below
+        of_image = images.content(int(images.rows[position]))
+        return hashlib.sha256(f"{how} {position} ".encode() + of_image).digest()
+
+    return replace(
+        images,
+        read=read,
+        rows=np.arange(len(images)),
+        content=None if images.content is None else content,
     )
 
 
@@ -121,7 +172,12 @@ def from_files(root: Path, names: Sequence[str], labels: Sequence[str]) -> Label
         data = (root / names[row]).read_bytes()
         return decode_image(data, smallest_side=smallest_side).pixels
 
-    return LabelledImages(tuple(names), tuple(labels), read, np.arange(len(names)))
+    @cache
+    def content(row: int) -> bytes:
+        return hashlib.sha256((root / names[row]).read_bytes()).digest()
+
+    rows = np.arange(len(names))
+    return LabelledImages(tuple(names), tuple(labels), read, rows, content=content)
 
 
 def from_arrays(prefix: str, images: Pixels, labels: Sequence[str]) -> LabelledImages:
@@ -132,9 +188,14 @@ def from_arrays(prefix: str, images: Pixels, labels: Sequence[str]) -> LabelledI
         image = images[row]
         return np.repeat(image[..., None], 3, axis=-1) if image.ndim == 2 else image
 
+    def content(row: int) -> bytes:
+        image = images[row]
+        return hashlib.sha256(repr(image.shape).encode() + image.tobytes()).digest()
+
     return LabelledImages(
         tuple(f"{prefix}-{row:0{width}d}" for row in range(len(images))),
         tuple(labels),
         read,
         np.arange(len(images)),
+        content=content,
     )

@@ -49,7 +49,8 @@ class Splits:
     ----------
     gallery : what is indexed: training and validation images together; with `unseen_share`,
         images of other labels than theirs.
-    training : what the encoder is trained on and its posterior fitted to.
+    training : what the encoder is trained on and its posterior fitted to; without labels, half of
+        the gallery, of which no calibration query is a view.
     validation : what the prior precision is chosen by; the encoder has not seen them.
     calibration, evaluation : queries, which stand in no other part; without labels, views of items.
     labelled : whether somebody knows what belongs together; else each image is its own label.
@@ -117,7 +118,12 @@ def load_splits(config: BuildConfig) -> Splits:
 
 
 def _of_views(config: BuildConfig, generator: np.random.Generator) -> Splits:
-    """Images without labels: views of an image are its positives, and the queries that match it."""
+    """Images without labels: views of an image are its positives, and the queries that match it.
+
+    One half of the images is learned from, and tested with. The other calibrates: where an image
+    is hidden from its own view, what is left are near misses, and only of an image that the encoder
+    has not learned are they as near as those of fresh photographs.
+    """
     assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
     gallery = folder(config.dataset.path, labelled=False)
     order = generator.permutation(len(gallery))
@@ -127,10 +133,11 @@ def _of_views(config: BuildConfig, generator: np.random.Generator) -> Splits:
         QuerySet(views(half, seed), half.subset([]), aliens)
         for half, seed, aliens in zip(halves, queries, _outliers(config, generator), strict=True)
     )
+    learned = halves[1]
     return Splits(
         gallery,
-        joined(gallery, views(gallery, positives)),
-        views(gallery.subset(np.sort(order[:N_VALIDATION_VIEWS])), votes),
+        joined(learned, views(learned, positives)),
+        views(learned.subset(range(min(N_VALIDATION_VIEWS, len(learned)))), votes),
         calibration,
         evaluation,
         labelled=False,

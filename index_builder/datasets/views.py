@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter
 
-from index_builder.datasets.images import LabelledImages, Pixels
+from index_builder.datasets.images import LabelledImages, Pixels, changed
 
 KEPT = (0.6, 0.95)
 """Share of each side that a crop keeps."""
@@ -29,11 +28,10 @@ QUALITY = (30, 85)
 def views(images: LabelledImages, seed: int) -> LabelledImages:
     """A view of each image, with its id and label: another for each seed."""
 
-    def read(position: int, smallest_side: int | None) -> Pixels:
-        pixels = images.pixels(position, smallest_side)
+    def change(pixels: Pixels, position: int) -> Pixels:
         return view(pixels, np.random.default_rng([seed, position]))
 
-    return replace(images, read=read, rows=np.arange(len(images)))
+    return changed(images, f"view {seed}", change)
 
 
 def view(pixels: Pixels, generator: np.random.Generator) -> Pixels:

@@ -35,8 +35,8 @@ from model_store.gallery import Gallery
 N_QUERIES = 2_000
 """A p-value then goes down to 0.0005; more would teach little, and be missed in the gallery."""
 
-_COLUMNS = "entries.id, entries.label, number, source, path, offset, size, changed_ns"
-_GROUPS = " JOIN groups USING (position)"
+_COLUMNS = "entries.id, entries.label, number, source, hash, path, offset, size, changed_ns"
+_GROUPS = " JOIN groups USING (position) JOIN embedded USING (id)"
 
 
 def require_enough(catalogue: Catalogue) -> None:
@@ -50,16 +50,16 @@ def require_enough(catalogue: Catalogue) -> None:
     if found.n_labels == 1:
         raise CalibrationError(
             f"All {found.n_labelled} labelled images have the same label, so that nothing tells "
-            "what a query without a match looks like. Give --no-labels, which takes each image of "
-            "a folder or archive for a thing of its own, or index without --calibrate."
+            "what a query without a match looks like. Give --no-labels, which takes each image for "
+            "a thing of its own, or index without --calibrate."
         )
     if found.n_labels and catalogue.n_to_hold_out() < MIN_QUERIES:
         raise CalibrationError(
             f"A fifth of each label's images is {catalogue.n_to_hold_out()} queries to calibrate "
             "with (of a label with one image or one group, none; of labels with two, two in five "
             f"give one); at least {MIN_QUERIES} are needed. "
-            "Add images; or give --no-labels, which calibrates a folder or archive with views of "
-            "its images; or index without --calibrate."
+            "Add images; or give --no-labels, which takes each image for a thing of its own and "
+            "calibrates with views of them; or index without --calibrate."
         )
     n_images = found.n_images - found.n_missing
     if n_images < MIN_QUERIES:
@@ -70,7 +70,13 @@ def require_enough(catalogue: Catalogue) -> None:
 
 
 def calibrate_collection(
-    work: Work, encoder: Encoder, gallery: Gallery, seed: int, *, labelled: bool
+    work: Work,
+    encoder: Encoder,
+    gallery: Gallery,
+    config: CalibrationConfig,
+    seed: int,
+    *,
+    labelled: bool,
 ) -> Calibration:
     """Calibrate the gallery that was just assembled in ``work``.
 
@@ -78,6 +84,7 @@ def calibrate_collection(
 
     Parameters
     ----------
+    config : what the answers shall promise.
     labelled : whether there are labels, and images were held out.
 
     Raises
@@ -98,7 +105,7 @@ def calibrate_collection(
         gallery,
         images,
         QuerySet(matched, matched.subset([]), None),
-        CalibrationConfig(),
+        config,
         seed,
         are_views=not labelled,
         unseen=labelled,
@@ -124,7 +131,8 @@ def _images(entries: Iterable[tuple[Any, ...]]) -> LabelledImages:
     labels = tuple(str(entry[0] if entry[1] is None else entry[1]) for entry in found)
     groups = tuple(str(entry[2]) for entry in found)
     sources = tuple(entry[3] or "" for entry in found)
-    places = [Place(*entry[4:]) for entry in found]
+    contents = [bytes.fromhex(entry[4]) for entry in found]  # of the files, as they were embedded
+    places = [Place(*entry[5:]) for entry in found]
 
     def read(row: int, smallest_side: int | None) -> Pixels:
         try:
@@ -137,5 +145,11 @@ def _images(entries: Iterable[tuple[Any, ...]]) -> LabelledImages:
             ) from error
 
     return LabelledImages(
-        ids, labels, read, np.arange(len(found)), groups, sources if any(sources) else None
+        ids,
+        labels,
+        read,
+        np.arange(len(found)),
+        groups,
+        sources if any(sources) else None,
+        contents.__getitem__,
     )

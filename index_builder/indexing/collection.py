@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from index_builder.configuration.build import CalibrationConfig
 from index_builder.configuration.milvus import milvus_access
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.assemble import assemble
+from index_builder.indexing.blocks import PreparedBlock
 from index_builder.indexing.bundle_manifest import describe
 from index_builder.indexing.calibrate import N_QUERIES, calibrate_collection, require_enough
 from index_builder.indexing.catalogue import Catalogue
@@ -28,13 +30,16 @@ from index_builder.indexing.reports import (
 )
 from index_builder.indexing.sources import Source
 from index_builder.indexing.tolerance import Tolerance
-from index_builder.indexing.workdir import Work, occupied, writing
+from index_builder.indexing.workdir import Work, occupied
+from index_builder.output import writing
+from index_builder.vectors.encoder import StoredEncoder
+from index_builder.vectors.store import VectorFile
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE, MANIFEST_FILE, read_manifest
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration
-from model_store.encoder.contract import Encoder, ProviderChoice
+from model_store.encoder.contract import Embeddings, Encoder, ProviderChoice
 from model_store.errors import BundleNotFound, DatasetError, TooManyBadImages
 from model_store.gallery import IndexSettings, open_gallery
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
@@ -43,6 +48,7 @@ from model_store.images import ImageLimits
 
 EngineChoice = Literal["local", "ray"]
 
+DEFAULT_PROMISES = CalibrationConfig()
 DEFAULT_LIMITS = ImageLimits()
 
 
@@ -65,6 +71,7 @@ class Indexing:
     index : how the gallery will be searched.
     milvus_uri : of the Milvus to put the gallery into; None for files.
     calibrate : whether answers shall have probabilities, see `calibrate_collection`.
+    promises : what these answers shall promise.
     limits : which images are decoded.
     """
 
@@ -82,6 +89,7 @@ class Indexing:
     index: IndexSettings = DEFAULT_SETTINGS
     milvus_uri: str | None = None
     calibrate: bool = False
+    promises: CalibrationConfig = DEFAULT_PROMISES
     limits: ImageLimits = DEFAULT_LIMITS
 
     def catalogued(self, path: Path, scratch: Path, others: OtherFormats) -> Catalogue:
@@ -180,13 +188,14 @@ def index_collection(indexing: Indexing) -> Outcome:
     """
     _require_writable(indexing.bundles)
     with occupied(indexing.directory) as work:
-        encoder = open_encoder(indexing.encoder, indexing.provider)
+        opened = open_encoder(indexing.encoder, indexing.provider)
         with writing(f"the run directory {work.directory}"):
             work.begin(resume=indexing.resume)
             work.quarantine.unlink(missing_ok=True)
             others = OtherFormats()
             catalogue = indexing.catalogued(work.catalogue, work.directory, others)
-        indexing.require_feasible(catalogue, encoder.dim)
+        indexing.require_feasible(catalogue, opened.dim)
+        encoder = StoredEncoder(opened, VectorFile(work.vectors) if indexing.calibrate else None)
         summary = _summary(indexing, catalogue)
         progress = Progress(catalogue.contents.n_images)
         started, computed = time.perf_counter(), _cpu_seconds()
@@ -216,6 +225,7 @@ def index_collection(indexing: Indexing) -> Outcome:
             }
             write_summary(work, {**summary, **end})
         catalogue.close()
+        encoder.close()
         work.clear()
     return outcome
 
@@ -243,14 +253,18 @@ def find_encoder(path: Path) -> Path:
     return directory / ENCODER_FILE
 
 
-def _engine(indexing: Indexing, encoder: Encoder) -> Engine:
+def _engine(indexing: Indexing, encoder: StoredEncoder) -> Engine:
     if indexing.engine == "ray":
         from index_builder.indexing.ray_engine import RayEngine  # noqa: PLC0415 - an extra
 
         return RayEngine(indexing.encoder, indexing.provider, indexing.n_workers, indexing.limits)
     preprocessing = encoder.metadata.preprocessing
     decoders = DecoderProcesses(preprocessing, indexing.n_workers, indexing.limits)
-    return LocalEngine(decoders, encoder, indexing.n_workers)
+
+    def encode(prepared: PreparedBlock) -> Embeddings:
+        return encoder.encode_known(prepared.images, [*map(bytes.fromhex, prepared.hashes)])
+
+    return LocalEngine(decoders, encoder, indexing.n_workers, encode)
 
 
 def _published(
@@ -276,7 +290,9 @@ def _published(
     if indexing.calibrate:
         labelled = catalogue.contents.n_labels > 0
         gallery, seed = open_gallery(work.bundle, milvus_access()), indexing.index.seed
-        calibration = calibrate_collection(work, encoder, gallery, seed, labelled=labelled)
+        calibration = calibrate_collection(
+            work, encoder, gallery, indexing.promises, seed, labelled=labelled
+        )
         calibration.save(work.bundle)
     shutil.copyfile(indexing.encoder, work.bundle / ENCODER_FILE)
     retriever = open_parts(work.bundle, "cpu", milvus=milvus_access())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +10,14 @@ from numpy.typing import NDArray
 
 from index_builder.indexing.blocks import Failure, PreparedBlock
 from index_builder.indexing.shards import Shard
-from model_store.encoder.contract import PROVIDERS, Encoder, ProviderChoice
+from index_builder.vectors.encoder import batch_size
+from model_store.encoder.contract import Embeddings, Encoder, ProviderChoice
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.gallery import Thumbnail
 
-CPU_BATCH = 8
-"""On one thread of a CPU larger ones are no faster (MobileNetV2 at 224 px: 125 images a second of
-one thread alone, 121 of batches of 8, 102 of 64), and take eight times the memory."""
+Encode = Callable[[PreparedBlock], Embeddings]
+"""Means and variances of a block's images, in the order of its ids."""
 
-GPU_BATCH = 64
 
 _NO_NUMBER = Failure(
     "EncodingFailed", "The encoder gives no finite embedding, or one of no length, for the image."
@@ -33,24 +33,21 @@ def open_encoder(path: Path, provider: ProviderChoice = "auto") -> OnnxEncoder:
     return OnnxEncoder(path, provider, threads=1)
 
 
-def batch_size(encoder: Encoder) -> int:
-    """Images of every batch; part of the recipe, as arithmetic may depend on it."""
-    return GPU_BATCH if encoder.provider == PROVIDERS["cuda"] else CPU_BATCH
-
-
-def recipe(encoder: Encoder) -> str:
-    """Return a text of everything that shards depend on beside their images."""
-    return f"1 {encoder.fingerprint} {encoder.provider} {batch_size(encoder)}"
-
-
-def embed(prepared: PreparedBlock, encoder: Encoder, digest: str) -> Shard:
+def embed(
+    prepared: PreparedBlock, encoder: Encoder, digest: str, encode: Encode | None = None
+) -> Shard:
     """Encode a block; an image that could not be read, or has no embedding, is left out.
 
     Parameters
     ----------
     digest : see `Block.digest`.
+    encode : in place of the encoder itself, who may know some of the images; the same to the bit.
     """
-    mean, variance = _encoded(prepared.images, encoder)
+    if encode is None:
+        mean, variance = _encoded(prepared.images, encoder)
+    else:
+        embeddings = encode(prepared)
+        mean, variance = embeddings.mean, embeddings.variance
     sound = np.isfinite(mean).all(1) & np.isfinite(variance).all(1) & (mean != 0).any(1)
     failures = dict(prepared.failures)
     for row, name in enumerate(prepared.ids):

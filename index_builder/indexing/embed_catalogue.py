@@ -11,8 +11,9 @@ from index_builder.indexing.embed import recipe
 from index_builder.indexing.engines import Engine, Task
 from index_builder.indexing.shards import Shard, ShardStore
 from index_builder.indexing.tolerance import Tolerance
-from index_builder.indexing.workdir import writing
+from index_builder.output import writing
 from index_builder.progress import progress_bar
+from index_builder.vectors.encoder import recipe
 from model_store.encoder.contract import Encoder
 from model_store.errors import TooManyBadImages
 

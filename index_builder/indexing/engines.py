@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from index_builder.indexing.blocks import Block, PreparedBlock
 from index_builder.indexing.decoders import Decoders
-from index_builder.indexing.embed import embed
+from index_builder.indexing.embed import Encode, embed
 from index_builder.indexing.shards import Shard
 from model_store.encoder.contract import PROVIDERS, Encoder
 
@@ -32,11 +32,15 @@ class LocalEngine:
     Parameters
     ----------
     n : of batches encoded at once, each on one thread; a GPU takes one at a time.
+    encode : see `embed`.
     """
 
-    def __init__(self, decoders: Decoders, encoder: Encoder, n: int) -> None:
+    def __init__(
+        self, decoders: Decoders, encoder: Encoder, n: int, encode: Encode | None = None
+    ) -> None:
         self._decoders = decoders
         self._encoder = encoder
+        self._encode = encode
         self._n_encoders = 1 if encoder.provider == PROVIDERS["cuda"] else n
         # Enough that whoever is done finds more to do; each is a few megabytes.
         self._n_at_work = 2 * n + self._n_encoders
@@ -61,7 +65,8 @@ class LocalEngine:
                 for decoded in done & decoding.keys():
                     block, digest = decoding.pop(decoded)
                     prepared = self._decoders.result(decoded, block)
-                    encoding.add(encoders.submit(embed, prepared, self._encoder, digest))
+                    work = (prepared, self._encoder, digest, self._encode)
+                    encoding.add(encoders.submit(embed, *work))
                 for encoded in done & encoding:
                     encoding.remove(encoded)
                     yield encoded.result()

@@ -16,8 +16,10 @@ from index_builder.indexing.embed_catalogue import Progress, embed_catalogue
 from index_builder.indexing.engines import LocalEngine
 from index_builder.indexing.prepare import prepare_pixels
 from index_builder.indexing.tolerance import NONE
-from index_builder.indexing.workdir import occupied, writing
-from model_store.encoder.contract import Encoder
+from index_builder.indexing.workdir import occupied
+from index_builder.output import writing
+from index_builder.vectors.encoder import stored
+from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import IndexSettings
 from model_store.gallery.index.plan import DEFAULT_SETTINGS
 from model_store.gallery.opening import ANY_GALLERY_FILES
@@ -42,24 +44,30 @@ def build_gallery(
     ----------
     directory : to work in, away afterwards. A run is not gone on with: what images a configuration
         means is known only by reading them.
-    encoder : one that encodes on a single thread, see `open_encoder`.
+    encoder : what it knows of the images already is not computed again.
     milvus_uri : see `assemble`.
 
     Raises
     ------
     DatasetError : an image cannot be read any more.
     """
+    known = stored(encoder)
 
     def prepare(block: Block) -> PreparedBlock:
         first = block.number * BLOCK
         return prepare_pixels(block, images.pixels, first, encoder.metadata.preprocessing)
+
+    def encode(prepared: PreparedBlock) -> Embeddings:
+        first = prepared.number * BLOCK
+        some = images.subset(range(first, first + len(prepared.ids)))
+        return known.encode_known(prepared.images, some.contents())
 
     with occupied(directory) as work, writing(f"the gallery in {staging}"):
         work.begin(resume=False)
         catalogue = Catalogue(work.catalogue, _entries(images, labelled=labelled))
         n = usable_processors()
         progress = Progress(len(images))
-        with closing(LocalEngine(DecoderThreads(prepare, n), encoder, n)) as engine:
+        with closing(LocalEngine(DecoderThreads(prepare, n), encoder, n, encode)) as engine:
             embed_catalogue(catalogue, work.store, encoder, engine, NONE, progress)
         assemble(work, catalogue.n_blocks, encoder.dim, encoder.fingerprint, settings, milvus_uri)
         catalogue.close()

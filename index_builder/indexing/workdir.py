@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from pathlib import Path
 from filelock import Timeout
 
 from index_builder.indexing.shards import ShardStore
-from model_store.errors import OutputError, RunInUse
+from index_builder.output import writing
+from model_store.errors import RunInUse
 from model_store.files import lock_between_processes
 
 LOCK_FILE = "lock"
@@ -31,6 +31,7 @@ class Work:
       duplicates.jsonl  ids of images with the same content
       held_out.jsonl    ids of images that are queries to calibrate with, and not in the gallery
       catalogue.sqlite  the source's entries, read anew by every run
+      vectors.sqlite    what was computed of images that calibration asks for too
       shards/           what is embedded; see `index_builder.indexing.shards`
       bundle/           the bundle in the making
     """
@@ -63,6 +64,11 @@ class Work:
         return self.directory / "catalogue.sqlite"
 
     @property
+    def vectors(self) -> Path:
+        """The vectors of images that calibration asks for too; see `VectorFile`."""
+        return self.directory / "vectors.sqlite"
+
+    @property
     def bundle(self) -> Path:
         """The bundle in the making."""
         return self.directory / "bundle"
@@ -82,7 +88,7 @@ class Work:
         """Remove everything but the reports."""
         for directory in (self.store.directory, self.bundle):
             shutil.rmtree(directory, ignore_errors=True)
-        for path in (self.catalogue, self.directory / "source.tar"):
+        for path in (self.catalogue, self.vectors, self.directory / "source.tar"):
             path.unlink(missing_ok=True)
 
 
@@ -105,25 +111,3 @@ def occupied(directory: Path) -> Iterator[Work]:
             ) from error
     with held:
         yield Work(directory)
-
-
-@contextmanager
-def writing(what: str, kept: str = "") -> Iterator[None]:
-    """Say what could not be written, and what to do.
-
-    Parameters
-    ----------
-    kept : what is not lost, a sentence.
-
-    Raises
-    ------
-    OutputError
-    """
-    try:
-        yield
-    except (OSError, sqlite3.OperationalError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise OutputError(
-            f"Cannot write {what}: {why}. {kept or 'Nothing was begun.'} Make room or give "
-            "permission there, or name another directory; then run the same command again."
-        ) from error

@@ -21,6 +21,7 @@ from index_builder.networks.weights import (
     load_weights,
     needs_tensorflow_padding,
 )
+from index_builder.vectors.images import ImageVectors
 from model_store.errors import WeightsError
 from model_store.images import Preprocessing
 
@@ -35,6 +36,11 @@ class MetricEncoder(nn.Module):
     trunk : computes φ: features (B, F) of images (B, 3, H, W), standardised.
     pretrained : batch normalisation keeps the statistics it was pretrained with.
     frozen : the whole trunk stays as it is, while the last layer learns.
+
+    Attributes
+    ----------
+    stored_features : what the trunk makes of images, where nothing trains it and somebody keeps
+        that; else None.
     """
 
     pixel_mean: Tensor
@@ -52,6 +58,7 @@ class MetricEncoder(nn.Module):
         self.trunk = trunk.requires_grad_(not frozen)
         self.pretrained = pretrained
         self.frozen = frozen
+        self.stored_features: ImageVectors | None = None
         self._mixed_precision = False
         self.register_buffer("pixel_mean", torch.zeros(3, 1, 1))
         self.register_buffer("pixel_std", torch.ones(3, 1, 1))

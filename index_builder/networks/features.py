@@ -53,9 +53,13 @@ _REMEMBERED = _Remembered()
 
 def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[Tensor]:
     """Features (n, F) of ``images``, in order; the encoder must be in evaluation mode."""
+    if encoder.stored_features is not None:
+        for _, stored in encoder.stored_features.of(images, "features"):
+            yield torch.from_numpy(stored)
+        return
     preprocessing = encoder.preprocessing
     size = max(1, _PIXELS // (preprocessing.height * preprocessing.width))
-    known = _REMEMBERED.of(_fingerprint(encoder))
+    known = _REMEMBERED.of(trunk_fingerprint(encoder))
     n_kept = _REMEMBERED_BYTES // (4 * encoder.trunk.n_features)
     starts = range(0, len(images), size)
     for start in track(starts, "features", len(starts)):
@@ -71,7 +75,7 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
             yield torch.stack([known[place] for place in places])
 
 
-def _fingerprint(encoder: MetricEncoder) -> str:
+def trunk_fingerprint(encoder: MetricEncoder) -> str:
     """Return a hash of what the features depend on beside the images."""
     state = encoder.state_dict()
     digest = hashlib.sha256(

@@ -20,9 +20,13 @@ from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.from_images import build_gallery
 from index_builder.pipeline.run import Run, write_json
 from index_builder.pipeline.sample_queries import write_samples
+from index_builder.vectors.encoder import StoredEncoder
+from index_builder.vectors.halves import Halves
+from index_builder.vectors.store import VectorFile
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
 from model_store.bundles.publish import publish
+from model_store.encoder.contract import PROVIDERS, Encoder, ProviderChoice
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ConfigError
 from model_store.feedback import FeedbackLog
@@ -30,6 +34,8 @@ from model_store.gallery import Gallery, open_gallery
 from model_store.gallery.files.gallery import ITEMS_FILE
 from model_store.gallery.milvus.collection import MILVUS_FILE
 from model_store.gallery.opening import index_description
+from model_store.retriever import Retriever
+from model_store.threads import one_blas_thread
 
 POSTERIOR_REPORT = "posterior.json"
 
@@ -40,7 +46,7 @@ _OF_POSTERIOR = ("method", "prior_share", "norm_correlation", "temperature")
 def index_step(config: BuildConfig, run: Run) -> None:
     """encoder.onnx and gallery images → the gallery's files."""
     splits = splits_of(config)
-    encoder = open_encoder(run.require(run.staging / ENCODER_FILE, "export"))
+    encoder = _exported(run)
     settings = config.index.settings(config.seed)
     work = run.directory / "index"
     build_gallery(
@@ -75,16 +81,17 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
     gallery = _indexed(run)
     splits = splits_of(config)
     order = np.random.default_rng(config.seed).permutation(len(splits.gallery))
-    calibration = calibrate_gallery(
-        encoder,
-        gallery,
-        splits.gallery.subset(order[:N_DETECTOR_IMAGES]),
-        splits.calibration,
-        config.calibration,
-        config.seed,
-        are_views=not splits.labelled,
-        unseen=splits.gallery_unseen,
-    )
+    with one_blas_thread():  # the sums of one thread are the same on every machine
+        calibration = calibrate_gallery(
+            encoder,
+            gallery,
+            splits.gallery.subset(order[:N_DETECTOR_IMAGES]),
+            splits.calibration,
+            config.calibration,
+            config.seed,
+            are_views=not splits.labelled,
+            unseen=splits.gallery_unseen,
+        )
     if feedback is not None:
         calibration = corrected_by_feedback(calibration, FeedbackLog(feedback))
     calibration.save(run.staging)
@@ -93,11 +100,8 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
 def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
     """The staged bundle and evaluation queries → evaluation.json, in run and bundle."""
     run.require(run.staging / "calibration.json", "calibrate")
-    report = evaluate(
-        open_parts(run.staging, "cpu", milvus=milvus_access()),
-        splits_of(config).evaluation,
-        config.seed,
-    )
+    with one_blas_thread():  # as the service searches
+        report = evaluate(_opened(run), splits_of(config).evaluation, config.seed)
     if (run.directory / POSTERIOR_REPORT).exists():  # not of an encoder that came from elsewhere
         posterior = run.read_json(POSTERIOR_REPORT)
         report["posterior"] = {name: posterior[name] for name in _OF_POSTERIOR if name in posterior}
@@ -127,9 +131,19 @@ def splits_of(config: BuildConfig) -> Splits:
     return load_splits(config)
 
 
-def _exported(run: Run) -> OnnxEncoder:
-    """The encoder that `export_step` left."""
-    return OnnxEncoder(run.require(run.staging / ENCODER_FILE, "export"))
+def _exported(run: Run) -> StoredEncoder:
+    """The encoder that `export_step` left, which knows what earlier steps have seen."""
+    path = run.require(run.staging / ENCODER_FILE, "export")
+    return _stored(run, open_encoder(path))
+
+
+def _opened(run: Run) -> Retriever:
+    """Put the staged parts together, with an encoder that knows what earlier steps have seen."""
+
+    def stored(path: Path, provider: ProviderChoice, threads: int) -> Encoder:
+        return _stored(run, OnnxEncoder(path, provider, threads))
+
+    return open_parts(run.staging, "cpu", 1, stored, milvus=milvus_access())
 
 
 def _indexed(run: Run) -> Gallery:
@@ -137,3 +151,10 @@ def _indexed(run: Run) -> Gallery:
     if not (run.staging / MILVUS_FILE).exists():
         run.require(run.staging / ITEMS_FILE, "index")
     return open_gallery(run.staging, milvus_access())
+
+
+def _stored(run: Run, encoder: Encoder) -> StoredEncoder:
+    """Return the encoder of a run, which knows what the steps of that run have seen."""
+    on_cpu = encoder.provider == PROVIDERS["cpu"]
+    halves = Halves.of(run.trunk, run.head, encoder.fingerprint) if on_cpu else None
+    return StoredEncoder(encoder, VectorFile(run.vectors), halves)

@@ -20,8 +20,11 @@ class Run:
         <run>/
           checkpoint.safetensors  training.json     train
           objective.safetensors
+          trunk.onnx                                train, of a trunk that is only read
           members/<number>/                         train, of an ensemble, instead
           posterior.safetensors   posterior.json    fit
+          head.onnx                                 export, of such a trunk
+          vectors.sqlite                            what was computed of images, by any step
           index/                                    index, while it works
           bundle/                                   export, index, calibrate, evaluate
     """
@@ -42,6 +45,21 @@ class Run:
     def posterior(self) -> Path:
         """The file with the posterior."""
         return self.directory / "posterior.safetensors"
+
+    @property
+    def trunk(self) -> Path:
+        """The graph of a trunk that nothing trains; see `index_builder.vectors.halves`."""
+        return self.directory / "trunk.onnx"
+
+    @property
+    def head(self) -> Path:
+        """The graph from such a trunk's features to embeddings."""
+        return self.directory / "head.onnx"
+
+    @property
+    def vectors(self) -> Path:
+        """Features and embeddings of images that some step has seen; see `VectorFile`."""
+        return self.directory / "vectors.sqlite"
 
     def member(self, number: int) -> Run:
         """Return the run of an ensemble's member, which is laid out as that of an encoder alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from index_builder.calibration import MIN_QUERIES
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.posterior import EnsembleConfig
-from index_builder.datasets import LabelledImages
+from index_builder.datasets import LabelledImages, Splits
 from index_builder.networks import (
     MetricEncoder,
     build_encoder,
@@ -23,7 +25,7 @@ from index_builder.networks import (
     load_pretrained,
     save_checkpoint,
 )
-from index_builder.networks.features import feature_blocks
+from index_builder.networks.features import feature_blocks, trunk_fingerprint
 from index_builder.objectives import build_objective
 from index_builder.pipeline.checkpoints import (
     TRAINING_REPORT,
@@ -32,7 +34,7 @@ from index_builder.pipeline.checkpoints import (
     trained_encoder,
     trained_members,
 )
-from index_builder.pipeline.export import PARITY_BATCHES, export_encoder
+from index_builder.pipeline.export import PARITY_BATCHES, export_encoder, export_head, export_trunk
 from index_builder.pipeline.fit import fit_members, fit_posterior
 from index_builder.pipeline.gallery_steps import (
     POSTERIOR_REPORT,
@@ -47,6 +49,9 @@ from index_builder.posteriors import EnsemblePosterior, Posterior
 from index_builder.progress import console
 from index_builder.training.distributed import Group, process_group
 from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
+from index_builder.training.threads import threads_for
+from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
+from index_builder.vectors.store import VectorFile
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.contract import EncoderMetadata
 from model_store.errors import ConfigError, DatasetError
@@ -126,8 +131,11 @@ def _train_alone(config: BuildConfig, images: LabelledImages, run: Run, group: G
     else:
         encoder.standardise(torch.from_numpy(images.prepared(encoder.preprocessing)))
     encoder.eval()
-    if config.network.last_layer == "whitening":
-        _whiten(encoder, images, labels)
+    with threads_for(len(images)) if config.network.frozen else nullcontext():
+        if group.size == 1:
+            _store_features(config, run, encoder, images)
+        if config.network.last_layer == "whitening":
+            _whiten(encoder, images, labels)
     objective = build_objective(config, encoder, labels, generator)
     history = []
     if config.training.epochs:
@@ -166,9 +174,11 @@ def fit_step(config: BuildConfig, run: Run) -> None:
         posterior, report = fit_members(members, splits.training, config.seed)
     else:
         encoder = trained_encoder(config, run)
+        _store_features(config, run, encoder, splits.training)
         encoder.place_trunk(trunk_device(config.training))
         learned = load_file(run.require(run.objective, "train"))
-        posterior, report = fit_posterior(config, encoder, splits, learned)
+        with threads_for(len(splits.training)) if config.network.frozen else nullcontext():
+            posterior, report = fit_posterior(config, encoder, splits, learned)
     posterior.save(run.posterior)
     run.write_json(
         POSTERIOR_REPORT,
@@ -186,26 +196,46 @@ def export_step(config: BuildConfig, run: Run) -> None:
     """Checkpoint and posterior → encoder.onnx."""
     fitted = load_fitted(config, run)
     run.staging.mkdir(parents=True, exist_ok=True)
-    images = splits_of(config).training.subset(range(N_PARITY_IMAGES))
-    difference = export_encoder(
-        fitted,
-        run.staging / ENCODER_FILE,
-        EncoderMetadata(fitted.preprocessing, run.read_json(POSTERIOR_REPORT)["method"]),
-        images.prepared(fitted.preprocessing),
-    )
+    some = splits_of(config).training.subset(range(N_PARITY_IMAGES))
+    prepared = some.prepared(fitted.preprocessing)
+    metadata = EncoderMetadata(fitted.preprocessing, run.read_json(POSTERIOR_REPORT)["method"])
+    with threads_for(len(prepared)):
+        difference = export_encoder(fitted, run.staging / ENCODER_FILE, metadata, prepared)
+    if run.trunk.exists():
+        export_head(run.staging / ENCODER_FILE, run.trunk, run.head, prepared)
     console.print(f"encoder.onnx agrees with torch to {difference:.1e} of the largest value")
 
 
 def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[str, Any]]:
     """Every step in turn, into a clean staging directory."""
     splits_of.cache_clear()  # a folder may have changed since it was last looked at
+    _require_queries(splits_of(config))
     shutil.rmtree(run.staging, ignore_errors=True)
-    for step in (train_step, fit_step, export_step, index_step, calibrate_step):
-        console.print(f"[bold]{step.__name__.removesuffix('_step')}[/bold]")
+    steps = (train_step, fit_step, export_step, index_step, calibrate_step)
+    n_steps = len(steps) + 1
+    for number, step in enumerate(steps, start=1):
+        name = step.__name__.removesuffix("_step")
+        console.print(f"[bold]{name}[/bold] ({number} of {n_steps})", highlight=False)
         step(config, run)
-    console.print("[bold]evaluate[/bold]")
+    console.print(f"[bold]evaluate[/bold] ({n_steps} of {n_steps})", highlight=False)
     report = evaluate_step(config, run)
     return publish_step(config, run, bundles), report
+
+
+def _require_queries(splits: Splits) -> None:
+    """Refuse what cannot be calibrated before anything is computed, not after everything else."""
+    n_queries = len(splits.calibration.matched)
+    if n_queries < MIN_QUERIES and not splits.gallery_unseen:
+        part, advice = "half of the images", ""
+        if splits.labelled:
+            part = "a fifth of each label's images"
+            advice = (
+                '; or, where each is a thing of its own, give --no-labels (dataset.labels = "none")'
+            )
+        raise DatasetError(
+            f"There would be {n_queries} queries to calibrate with, {part}; at least {MIN_QUERIES} "
+            f"are needed. Add images{advice}."
+        )
 
 
 def _require_enough(images: LabelledImages) -> None:
@@ -214,8 +244,27 @@ def _require_enough(images: LabelledImages) -> None:
     if len(images) < N_PARITY_IMAGES or most < MIN_POSITIVES:
         raise DatasetError(
             f"There are {len(images)} images to learn from, at most {most} of one label; wanted "
-            f"{N_PARITY_IMAGES} or more, and a label with {MIN_POSITIVES}. Add images."
+            f"{N_PARITY_IMAGES} or more, and a label with {MIN_POSITIVES}. Add images; or, where "
+            'each is a thing of its own, give --no-labels (dataset.labels = "none").'
         )
+
+
+def _store_features(
+    config: BuildConfig, run: Run, encoder: MetricEncoder, images: LabelledImages
+) -> None:
+    """Let what a trunk that nothing trains makes of images be computed once, for all steps.
+
+    By ONNX Runtime, as the gallery is: not where torch has a GPU.
+    """
+    if not config.network.frozen or trunk_device(config.training).type != "cpu":
+        run.trunk.unlink(missing_ok=True)
+        return
+    metadata = trunk_metadata(trunk_fingerprint(encoder), encoder.preprocessing)
+    if not run.trunk.exists() or OnnxTrunk(run.trunk).metadata != metadata:
+        run.directory.mkdir(parents=True, exist_ok=True)
+        some = images.subset(range(N_PARITY_IMAGES)).prepared(encoder.preprocessing)
+        export_trunk(encoder, run.trunk, metadata, some)
+    encoder.stored_features = OnnxTrunk(run.trunk).vectors(VectorFile(run.vectors))
 
 
 def _whiten(encoder: MetricEncoder, images: LabelledImages, labels: Tensor) -> None:

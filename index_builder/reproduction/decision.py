@@ -20,12 +20,12 @@ from index_builder.calibration.calibrate import (
     SearchedGallery,
     calibration_queries,
 )
-from index_builder.calibration.embed import embed_with_features
 from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups
 from index_builder.calibration.retrieval import Observed, look_up
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.indexing.from_images import build_gallery
 from index_builder.reproduction.protocols import ProtocolData, Task
+from index_builder.vectors.encoder import embed_with_features
 from model_store.decision import Calibration, choice_probabilities
 from model_store.decision.absent_share import prior_shift
 from model_store.encoder.contract import Encoder

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from index_builder.calibration.embed import embed_all
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.metrics import auroc
@@ -33,6 +32,7 @@ from index_builder.reproduction.retrieval import (
     search,
 )
 from index_builder.training.loop import trunk_device
+from index_builder.vectors.encoder import embed_all
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.decision import OUTLIER_SIGNALS
 from model_store.encoder.contract import Embeddings

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
-from index_builder.calibration.embed import embed_all
 from index_builder.metrics import consensus
 from index_builder.reproduction.protocols import Task
+from index_builder.vectors.encoder import embed_all
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.predictive import N_SAMPLES
 from model_store.search import N_CANDIDATES

@@ -38,14 +38,14 @@ _MOST_PROMISES = 64
 
 @dataclass(frozen=True)
 class Calibration:
-    """The decision layer, fitted on held-out queries of one gallery and one encoder.
+    """The decision layer, fitted on calibration queries of one gallery and one encoder.
 
     Attributes
     ----------
     encoder_fingerprint : the encoder it was fitted with; it means nothing for another.
     search : the search settings it was fitted with; of others it is stale.
     n_candidates : items that the list of a query holds, in the fit as in service.
-    n_queries : held-out calibration queries that have a match.
+    n_queries : calibration queries that have a match.
     alpha : default rate of false alarms of the outlier flag.
     coverage : default coverage of result sets.
     max_error : largest share of wrong ones among first items that are called a match.

@@ -92,6 +92,23 @@ class OnnxEncoder:
         """Nothing but memory to let go of, which goes with the object."""
 
 
+def open_graph(
+    content: bytes, provider: ProviderChoice = "auto", threads: int = 0
+) -> onnxruntime.InferenceSession:
+    """Start ONNX Runtime on a graph that need not keep the contract, such as a part of an encoder.
+
+    Parameters
+    ----------
+    provider, threads : as for `OnnxEncoder`; the same graph on the same images then gives the same
+        bits.
+
+    Raises
+    ------
+    ProviderUnavailable
+    """
+    return _start_session(content, _choose(provider), threads, None)
+
+
 def running_provider(providers: Sequence[str], placement: Placement | None) -> str:
     """The first of a session's providers that ran a node; without a placement, simply the first."""
     return next(name for name in providers if placement is None or name in placement)

@@ -88,7 +88,7 @@ const ABSENT_FROM = {
   absent_labels: "images of labels that were kept out of it",
   hidden_labels: "images whose own label was hidden from it, which only resemble such images",
   hidden_trained_labels: "images whose own label was hidden from it, though not from its encoder, which say little of such images",
-  near_misses_of_views: "views of items that were hidden, which say little of such images",
+  near_misses_of_views: "its own items, each hidden from its list, which say little of such images",
 };
 
 const SHARE_FROM = {

@@ -92,7 +92,7 @@ class AbsentState(BaseModel):
 
 
 class ReliabilityBin(BaseModel):
-    """First results of about the same match probability, on held-out queries."""
+    """First results of about the same match probability, on its calibration queries."""
 
     n: int
     probability: float = Field(description="Mean of the probabilities.")
@@ -101,7 +101,7 @@ class ReliabilityBin(BaseModel):
 
 
 class ResultSetOutcome(BaseModel):
-    """The performance of result sets of one coverage on held-out queries."""
+    """The performance of result sets of one coverage on its calibration queries."""
 
     coverage: float
     promised: bool = Field(description="Whether it is promised for every label.")

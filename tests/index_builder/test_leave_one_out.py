@@ -8,6 +8,8 @@ import pytest
 from laws.gallery_laws import new_items
 
 from index_builder.calibration import leave_one_out_queries, out_of_fold_signals
+from index_builder.calibration.calibrate import items_alike, plain_items
+from index_builder.calibration.hidden_labels import fit_label_folds
 from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups
 from index_builder.calibration.retrieval import look_up
 from index_builder.datasets.images import LabelledImages, from_arrays
@@ -168,3 +170,52 @@ def test_copies_and_groups_share_a_number() -> None:
     assert numbers[0] == numbers[1]
     assert numbers[2] == numbers[4]
     assert len(np.unique(numbers)) == 3
+
+
+def test_without_labels_an_absent_query_finds_nothing_that_shows_the_same(
+    tmp_path: Path, images: LabelledImages
+) -> None:
+    """Views whose item is hidden: its copies and near-duplicates are hidden with it."""
+    thumbnail = new_items(1)[0].thumbnail
+    items = [NewItem(name, None, {}, thumbnail) for name in IDS]
+    write_faiss_gallery(tmp_path, EMBEDDINGS, items, "encoder")
+    gallery = FaissGallery(tmp_path)
+    groups = tuple("ab"[n % 2] if n < 10 else str(n) for n in range(N))  # two of five, of images
+    alone = replace(images, labels=IDS)
+    assert items_alike(gallery, alone) is None
+    assert items_alike(gallery, replace(alone, groups=tuple(map(str, range(N))))) is None
+    grouped = replace(alone, groups=groups)
+    alike = items_alike(gallery, grouped)
+    assert alike is not None
+    n = N - 5
+    observed = look_up(
+        gallery,
+        label_means(gallery),
+        grouped,
+        EMBEDDINGS,
+        np.zeros((N, 5)),
+        n,
+        hide_label=True,
+        alike=alike,
+    )
+    for position in range(N):
+        others = [n for n in range(N) if groups[n] != groups[position]]
+        similarities = np.sort(DIRECTIONS[others] @ DIRECTIONS[position])[::-1][:n]
+        np.testing.assert_allclose(observed.similarities[position], similarities, atol=1e-6)
+        assert not observed.matches[position].any()
+
+
+def test_detectors_that_do_not_know_an_item_do_not_know_its_copy() -> None:
+    groups = [f"group-{number // 2}" for number in range(N)]
+    folds = fit_label_folds(EMBEDDINGS, groups, seed=0).of(IDS, groups)
+    assert all(folds.fold_of[IDS[n]] == folds.fold_of[IDS[n + 1]] for n in range(0, N, 2))
+    assert len({folds.fold_of[name] for name in IDS}) > 5
+
+
+def test_absent_stand_ins_of_views_are_the_pictures_themselves(images: LabelledImages) -> None:
+    seen = replace(images, ids=("not among them", *IDS[1:])).subset([9, 0, 4])
+    order = np.random.default_rng(1).permutation(N)
+    places, items, of_items = plain_items(seen, images.subset(order), EMBEDDINGS.at(order))
+    assert places.tolist() == [0, 2]
+    assert items.ids == (IDS[9], IDS[4])
+    np.testing.assert_array_equal(of_items.mean, MEAN[[9, 4]])

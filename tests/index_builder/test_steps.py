@@ -78,6 +78,7 @@ def test_a_folder_becomes_a_bundle_step_by_step(
         said += done.stdout + done.stderr
     assert "0/broken.png" in caplog.text
     assert "recall at 1" in said
+    assert done.stderr.splitlines()[-1] == "Next: vouch-serve --bundle bundles/folder"
     bundle = open_bundle(tmp_path / "bundles" / "folder")
     assert bundle.directory.name in said
     assert list(bundle.retriever.gallery.labels) == list("01234568")
@@ -126,6 +127,23 @@ def test_images_without_labels_become_a_gallery_of_things(
     assert (answer.matches[0].item.id, answer.matches[0].item.label) == (itself.name, None)
     assert answer.matches[0].match_probability is not None
     assert len(answer.result_set) >= 1
+
+
+@pytest.mark.parametrize("labels", ["folders", "none"])
+def test_too_few_queries_are_told_before_anything_is_computed(
+    folder_of_digits: Path, tmp_path: Path, labels: str
+) -> None:
+    for label in "01":
+        (tmp_path / "few" / label).mkdir(parents=True)
+        for path in sorted((folder_of_digits / label).glob("0*.png"))[:30]:
+            shutil.copy(path, tmp_path / "few" / label)
+    config = BuildConfig.model_validate(
+        {"name": "few", "dataset": {"kind": "folder", "path": tmp_path / "few", "labels": labels}}
+    )
+    with pytest.raises(DatasetError, match="queries to calibrate with") as refused:
+        build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
+    assert ("--no-labels" in str(refused.value)) == (labels == "folders")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from end_to_end.questions import (
 from local_client import LocalClient
 from starlette.testclient import TestClient
 
+import service
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate as activate_in
 from model_store.errors import EncoderError
@@ -68,6 +69,19 @@ def test_it_is_the_reviewed_one(document: dict[str, Any]) -> None:
     if WRITE:
         SNAPSHOT.write_text(text, encoding="utf-8")
     assert json.loads(SNAPSHOT.read_text(encoding="utf-8")) == document
+
+
+def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
+    document: dict[str, Any],
+) -> None:
+    """Of a gallery without labels they are views; `queries` alone says which it is."""
+    said = json.dumps(document).lower()
+    assert "held-out quer" not in said
+    assert "held out quer" not in said
+    page = Path(service.__file__).parent / "page"
+    for path in page.rglob("*.*"):
+        if path.suffix in {".js", ".html"}:
+            assert "held-out quer" not in path.read_text(encoding="utf-8").lower(), path.name
 
 
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:

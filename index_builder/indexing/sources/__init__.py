@@ -42,7 +42,8 @@ def open_source(path: Path, root: Path | None = None, *, labelled: bool = True) 
     Parameters
     ----------
     root : the folder that a manifest's paths start from and must not leave; its own where None.
-    labelled : whether the first sub-folder of an image, or of its name in an archive, is its label.
+    labelled : whether the first sub-folder of an image, or of its name in an archive, is its label;
+        of a manifest, whether labels stay labels, and do not become metadata.
 
     Raises
     ------
@@ -58,7 +59,7 @@ def open_source(path: Path, root: Path | None = None, *, labelled: bool = True) 
     if _ends_with(path, ARCHIVE_SUFFIXES):
         return Archive(path, labelled=labelled)
     if _ends_with(path, MANIFEST_SUFFIXES):
-        return ImageManifest(path, root or path.parent)
+        return ImageManifest(path, root or path.parent, labelled=labelled)
     wanted = ", ".join([*MANIFEST_SUFFIXES, *ARCHIVE_SUFFIXES])
     raise DatasetError(f"{path.name} is neither a folder nor one of {wanted}.")
 

@@ -7,7 +7,7 @@ import datetime as dt
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,16 @@ class ImageManifest:
     shows together with others) and ``source`` (where it comes from) may be left out.
     Every other column is a field of the metadata by its name, unless ``metadata`` has it already;
     in CSV what is written as a plain number is one, and what is empty is left out.
+
+    Attributes
+    ----------
+    labelled : whether labels say what belongs together; else each image is a thing of its own, and
+        its label a field of the metadata.
     """
 
     path: Path
     root: Path
+    labelled: bool = True
 
     def entries(self, _scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
         """One entry for each line.
@@ -51,7 +57,8 @@ class ImageManifest:
         """
         boundary = Boundary(self.root)
         for origin, fields in self._lines():
-            yield _entry(origin, fields, self.root, boundary)
+            entry = _entry(origin, fields, self.root, boundary)
+            yield entry if self.labelled else _without_label(entry)
 
     def _lines(self) -> Iterator[Line]:
         suffix = self.path.suffix.lower()
@@ -80,6 +87,13 @@ def _entry(origin: str, fields: Mapping[str, Any], root: Path, boundary: Boundar
         _text(fields, "group", origin),
         _text(fields, "source", origin),
     )
+
+
+def _without_label(entry: Entry) -> Entry:
+    """Return the entry with its label among the metadata, unless that has one of its own."""
+    if entry.label is None:
+        return entry
+    return replace(entry, label=None, metadata={"label": entry.label, **entry.metadata})
 
 
 def _text(fields: Mapping[str, Any], name: str, origin: str) -> str | None:

@@ -90,8 +90,10 @@ def test_without_labels_queries_are_views_and_every_image_stands_for_itself(
     assert not splits.labelled
     assert splits.gallery.labels == splits.gallery.ids
     assert {"below/0.png", "1.png"} <= set(splits.gallery.ids)
-    assert splits.training.ids == splits.gallery.ids * 2
     matched = [splits.calibration.matched, splits.evaluation.matched]
+    # What calibrates was not learned, as what users bring was not.
+    assert splits.training.ids == splits.evaluation.matched.ids * 2
+    assert not {*splits.training.ids, *splits.validation.ids} & {*matched[0].ids}
     assert sorted([*matched[0].ids, *matched[1].ids]) == sorted(splits.gallery.ids)
     shown = {name: splits.gallery.pixels(place) for place, name in enumerate(splits.gallery.ids)}
     for queries in matched:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from build_command import vouch_build
 from collection_files import lines, write_drawings
 
 from index_builder.datasets.images import from_files
@@ -200,3 +201,98 @@ def test_what_was_held_out_is_said(calibrated: Outcome, asked: Indexing) -> None
     said = dict(calibrated.rows(asked.directory))
     assert said["held out"].startswith(f"{calibrated.n_held_out}: ")
     assert said["calibrated"].startswith(f"with {calibrated.n_held_out} held-out images; ")
+
+
+PROMISES = {
+    "max_error": 0.21,
+    "max_false_match_rate": 0.31,
+    "expected_absent": 0.11,
+    "alpha": 0.07,
+    "coverage": 0.81,
+}
+
+
+def options(promises: dict[str, float]) -> list[str]:
+    return [
+        word
+        for name, value in promises.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+
+
+def test_what_answers_promise_are_options_of_the_command(
+    digits_bundle: Path, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "240")  # a narrow help cuts names off
+    command = ["index", str(many), "--encoder", str(digits_bundle), "--calibrate"]
+    done = vouch_build(*command, *options(PROMISES), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == f"Next: vouch-serve --bundle bundles/{many.name}"
+    calibration = open_bundle(tmp_path / "bundles" / many.name).retriever.calibration
+    assert calibration is not None
+    assert {name: getattr(calibration, name) for name in PROMISES} == PROMISES
+    helped = " ".join(vouch_build("index", "--help", cwd=tmp_path).stdout.split())
+    assert all(f"--{name.replace('_', '-')}" in helped for name in PROMISES)
+
+
+@pytest.mark.parametrize("name", PROMISES)
+@pytest.mark.parametrize("value", ["0", "1", "-0.1", "nan"])
+def test_a_promise_that_is_no_share_is_refused(
+    digits_bundle: Path, many: Path, tmp_path: Path, name: str, value: str
+) -> None:
+    option = f"--{name.replace('_', '-')}"
+    command = ["index", str(many), "--encoder", str(digits_bundle), "--calibrate", option, value]
+    done = vouch_build(*command, cwd=tmp_path)
+    assert done.returncode == 1
+    said = " ".join(done.stderr.split())
+    assert option in said
+    assert "received" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_promises_are_for_calibrated_answers(
+    digits_bundle: Path, many: Path, tmp_path: Path, name: str
+) -> None:
+    option = options({name: 0.05})
+    done = vouch_build("index", str(many), "--encoder", str(digits_bundle), *option, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Give --calibrate" in " ".join(done.stderr.split())
+    done = vouch_build("index", "--config", "digits", *option, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "[calibration]" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("kind", ["folder", "manifest"])
+def test_the_advice_for_one_picture_a_label_works(
+    digits_bundle: Path, many: Path, tmp_path: Path, kind: str
+) -> None:
+    """A catalogue of products, one picture each: a label says nothing that the id does not."""
+    source = tmp_path / "catalogue"
+    drawings = sorted(many.glob("[1-9]/*.png"))[:80]
+    rows = []
+    for number, drawing in enumerate(drawings):
+        folder = source / f"product-{number}"
+        folder.mkdir(parents=True)
+        (folder / "front.png").write_bytes(drawing.read_bytes())
+        rows.append(f"product-{number}/front.png,product {number}")
+    if kind == "manifest":
+        (source / "list.csv").write_text("\n".join(["path,label", *rows]) + "\n", "utf-8")
+    asked = source / "list.csv" if kind == "manifest" else source
+    command = ["index", str(asked), "--encoder", str(digits_bundle), "--calibrate"]
+    command += ["--name", "catalogue"]
+    refused = vouch_build(*command, cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "give --no-labels" in " ".join(refused.stderr.split())
+    done = vouch_build(*command, "--no-labels", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    bundle = open_bundle(tmp_path / "bundles" / "catalogue")
+    calibration = bundle.retriever.calibration
+    assert calibration is not None
+    assert calibration.report["queries"] == "views_of_items"
+    answer = bundle.retriever.search(drawings[0].read_bytes())
+    first = answer.matches[0]
+    assert (first.item.id, first.item.label) == ("product-0/front.png", None)
+    assert first.match_probability is not None
+    wanted = {"label": "product 0"} if kind == "manifest" else {}
+    assert dict(first.item.metadata) == wanted

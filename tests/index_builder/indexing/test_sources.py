@@ -138,6 +138,19 @@ def test_a_wrong_line_is_named(folder: Path, content: str, said: str) -> None:
         entries(path)
 
 
+def test_without_labels_a_manifests_labels_are_metadata(folder: Path) -> None:
+    manifest = folder / "list.csv"
+    manifest.write_text(
+        'path,label,metadata\n0/a.png,shoe,\n0/a.png,boot,"{""label"": ""mine""}"\n0/a.png,,\n',
+        encoding="utf-8",
+    )
+    found = list(open_source(manifest, labelled=False).entries(folder, OtherFormats()))
+    assert [entry.label for entry in found] == [None, None, None]
+    assert [entry.metadata for entry in found] == [{"label": "shoe"}, {"label": "mine"}, {}]
+    kept = list(open_source(manifest).entries(folder, OtherFormats()))
+    assert [entry.label for entry in kept] == ["shoe", "boot", None]
+
+
 def test_other_columns_are_metadata(folder: Path) -> None:
     path = folder / "list.csv"
     path.write_text(

@@ -1,0 +1,9 @@
+"""Vectors of images, each computed once for all steps of a build.
+
+::
+
+    store     vectors in one file, by what made them and of which image
+    images    images → vectors: read back, or decoded and computed
+    encoder   an encoder that knows the images it has seen
+    halves    a trunk that nothing trains, and the rest of its encoder, as two graphs
+"""

@@ -1,0 +1,97 @@
+"""A trunk that nothing trains, and what an encoder makes of its features: two graphs for one.
+
+The trunk is known before there is an encoder, so what it makes of an image serves to learn the last
+layer, to fit the posterior, to fill the gallery and to calibrate. It is computed by ONNX Runtime,
+as the encoder is: in a third of torch's time, and with the same bits on any number of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.vectors.images import CPU_BATCH, ImageVectors, libraries, versions
+from index_builder.vectors.store import Vector, VectorFile
+from model_store.encoder.contract import INPUT_NAME, OUTPUT_NAMES, Embeddings
+from model_store.encoder.onnx import open_graph
+from model_store.images import Preprocessing
+
+TRUNK_KEY = "vouch.trunk"
+"""Metadata of a trunk's file: the fingerprint of what it was made of, and its preprocessing."""
+
+HEAD_KEY = "vouch.head"
+"""Metadata of a head's file: the fingerprints of the encoder and the trunk that it belongs to."""
+
+FEATURES = OUTPUT_NAMES[2]
+
+
+def trunk_metadata(made_of: str, preprocessing: Preprocessing) -> str:
+    """Return what the file of a trunk says of itself."""
+    made_of += " " + versions(("torch", "onnx", "onnxscript"))
+    return json.dumps({"made_of": made_of, "preprocessing": asdict(preprocessing)}, sort_keys=True)
+
+
+def head_metadata(encoder_fingerprint: str, trunk: bytes) -> str:
+    """Return what the file of a head says of itself; ``trunk`` is the content of the other file."""
+    of_trunk = hashlib.sha256(trunk).hexdigest()
+    return json.dumps({"encoder": encoder_fingerprint, "trunk": of_trunk}, sort_keys=True)
+
+
+class OnnxTrunk:
+    """The trunk in an ONNX file, on the CPU."""
+
+    def __init__(self, path: Path) -> None:
+        content = path.read_bytes()
+        self.fingerprint = hashlib.sha256(content).hexdigest()
+        self._session = open_graph(content, "cpu", threads=1)
+        self.metadata = self._session.get_modelmeta().custom_metadata_map.get(TRUNK_KEY, "")
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """The preprocessing from an upright RGB image to the trunk's input."""
+        return Preprocessing(**json.loads(self.metadata)["preprocessing"])
+
+    def features(self, images: NDArray[np.uint8]) -> Vector:
+        """Features (B, F) of ``images`` (B, H, W, 3) uint8."""
+        found: Vector = self._session.run([FEATURES], {INPUT_NAME: images})[0]
+        return found
+
+    def vectors(self, known: VectorFile | None) -> ImageVectors:
+        """Features of images, which ``known`` keeps."""
+        maker = f"trunk {self.fingerprint} {CPU_BATCH} {libraries()}"
+        return ImageVectors(self.features, maker, self.preprocessing, CPU_BATCH, known)
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """The trunk of an encoder and the rest of it."""
+
+    trunk: OnnxTrunk
+    head: OnnxHead
+
+    @classmethod
+    def of(cls, trunk: Path, head: Path, encoder_fingerprint: str) -> Halves | None:
+        """Open both files; return None where they are missing, or of another encoder."""
+        if not (trunk.exists() and head.exists()):
+            return None
+        opened = OnnxHead(head)
+        wanted = head_metadata(encoder_fingerprint, trunk.read_bytes())
+        return cls(OnnxTrunk(trunk), opened) if opened.metadata == wanted else None
+
+
+class OnnxHead:
+    """Features to embeddings, in an ONNX file, on the CPU."""
+
+    def __init__(self, path: Path) -> None:
+        self._session = open_graph(path.read_bytes(), "cpu", threads=1)
+        self.metadata = self._session.get_modelmeta().custom_metadata_map.get(HEAD_KEY, "")
+
+    def embeddings(self, features: Vector) -> Embeddings:
+        """Embeddings of images with these ``features`` (B, F)."""
+        mean, variance = self._session.run(list(OUTPUT_NAMES[:2]), {FEATURES: features})
+        return Embeddings(mean, variance, features)
