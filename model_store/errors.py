@@ -16,6 +16,7 @@ nothing that a client of the service may not see.
     ├── InvalidRequest           an option of the request is missing or out of range
     │   ├── InvalidCursor        not a cursor that the service gave for this list
     │   ├── InvalidFilter        not a filter of items
+    │   ├── OrderUnavailable     the gallery has no probabilities to list by
     │   ├── UnknownSource        the gallery was not calibrated with queries from there
     │   ├── InvalidHead          the head of the request is not as HTTP wants it
     │   └── UnsupportedMediaType a body of a kind that the path does not read
@@ -113,6 +114,10 @@ class InvalidCursor(InvalidRequest):
 
 class InvalidFilter(InvalidRequest):
     """Not a filter of items."""
+
+
+class OrderUnavailable(InvalidRequest):
+    """The gallery is not calibrated, so that there are no probabilities to list by."""
 
 
 class UnknownSource(InvalidRequest):

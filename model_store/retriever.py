@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,21 @@ from numpy.typing import NDArray
 from model_store.decision import Calibration, Decision, FilterMeans, Retrieved, Terms, decide
 from model_store.decision.staleness import staleness
 from model_store.encoder.contract import Embeddings, Encoder
-from model_store.errors import BundleMismatch
+from model_store.errors import BundleMismatch, OrderUnavailable
 from model_store.gallery import Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
 from model_store.matches import Match, matches_of
 from model_store.predictive import N_SAMPLES, Predictive, predict
-from model_store.search import EVERYTHING, N_CANDIDATES, Diversity, Neighbours, two_stage_search
+from model_store.search import (
+    EVERYTHING,
+    N_CANDIDATES,
+    Diversity,
+    Neighbours,
+    reordered,
+    two_stage_search,
+)
 from model_store.sphere import base_noise
+from model_store.verdicts import Order
 
 DEFAULT_ALPHA = 0.05
 """Rate of false alarms where neither the request nor a calibration names one."""
@@ -33,7 +41,8 @@ class Answer:
     ----------
     decision, predictive : the verdict and the numbers behind it.
     alpha : the rate of false alarms that was accepted.
-    matches : the first items of the list, nearest first.
+    order : what the list is ordered by.
+    matches : the first items of the list.
     n_listed : number of items in the whole list, of which ``matches`` are the first.
     result_set : items of `Decision.result_set`, nearest first; some may stand below the matches.
     seconds : of each stage.
@@ -42,6 +51,7 @@ class Answer:
     decision: Decision
     predictive: Predictive
     alpha: float
+    order: Order
     matches: tuple[Match, ...]
     n_listed: int
     result_set: tuple[Item, ...]
@@ -96,6 +106,23 @@ class Retriever:
         """The rate of false alarms that is used where a request names none."""
         return DEFAULT_ALPHA if self.calibration is None else self.calibration.alpha
 
+    def order_of(self, asked: Order | None) -> Order:
+        """Return the order of a list: the one ``asked`` for, or the gallery's own.
+
+        Raises
+        ------
+        OrderUnavailable : there are no probabilities to list by.
+        """
+        if asked == "probability" and self.calibration is None:
+            raise OrderUnavailable(
+                "order=probability was asked for, but the gallery is not calibrated: there are no "
+                "probabilities to list by. Leave it out or ask for order=similarity; or have the "
+                "gallery calibrated (`vouch-build calibrate`, `vouch-build index --calibrate`)."
+            )
+        if asked is None:
+            return "similarity" if self.calibration is None else self.calibration.order
+        return asked
+
     def embed(self, images: NDArray[np.uint8]) -> list[Predictive]:
         """Predictive distributions of ``images`` (B, H, W, 3), at the encoder's input size."""
         return self.predictives(self.encoder.encode(images))
@@ -126,12 +153,14 @@ class Retriever:
         source: str | None = None,
         filter_means: FilterMeans = "show",
         stale: str | None = None,
+        order: Order | None = None,
     ) -> Answer:
         """Search and decide for one query.
 
         A filter restricts what is listed; probabilities come from a search of the whole gallery, so
         that they mean the same under any filter: see `decide`. A diverse list changes no
-        probability; it is made of the `N_CANDIDATES` nearest items, and ends with them.
+        probability; it is made of the `N_CANDIDATES` nearest items, and ends with them. So does a
+        list by probability, in which the items of likelier labels come first.
 
         Parameters
         ----------
@@ -145,9 +174,11 @@ class Retriever:
         source : where the query comes from; None for anywhere.
         filter_means : whether the caller knows that a true match passes ``where``.
         stale : why the calibration does not hold, beside `Retriever.stale`.
+        order : what the list is ordered by; None for the gallery's own.
 
         Raises
         ------
+        OrderUnavailable : there are no probabilities to list by.
         UnknownSource : no calibration query comes from ``source``.
         """
         if not 1 <= limit <= N_CANDIDATES:
@@ -159,6 +190,7 @@ class Retriever:
             source,
             filter_means,
             self.stale or stale,
+            self.order_of(order),
         )
         started = time.perf_counter()
         allowed = None if where is None else self.gallery.matching(where)
@@ -170,10 +202,13 @@ class Retriever:
             allowed=allowed,
             diversity=diversity,
         )
-        shown = neighbours.rows[neighbours.listed[:limit]]
-        rows, retrieved = self._retrieved(predictive, neighbours, limit, allowed)
+        n_places = limit if terms.order == "similarity" else N_CANDIDATES
+        rows, retrieved = self._retrieved(predictive, neighbours, n_places, allowed)
         searched = time.perf_counter()
-        decision = decide(self.calibration, predictive, retrieved, terms)
+        decision = decide(self.calibration, predictive, replace(retrieved, limit=limit), terms)
+        if terms.order == "probability" and decision.ranking is not None:
+            neighbours = reordered(neighbours, decision.ranking, self.gallery, predictive, limit)
+        shown = neighbours.rows[neighbours.listed[:limit]]
         decided = time.perf_counter()
         chosen = decision.result_set
         members = rows[:0] if chosen is None else rows[chosen.places]
@@ -193,17 +228,29 @@ class Retriever:
         }
         result_set = tuple(item_of[row] for row in members.tolist())
         n_listed = len(neighbours.listed)
-        return Answer(decision, predictive, terms.alpha, matches, n_listed, result_set, seconds)
+        return Answer(
+            decision,
+            predictive,
+            terms.alpha,
+            terms.order,
+            matches,
+            n_listed,
+            result_set,
+            seconds,
+        )
 
     def _retrieved(
         self,
         predictive: Predictive,
         neighbours: Neighbours,
-        limit: int,
+        n_places: int,
         allowed: NDArray[np.bool_] | None,
     ) -> tuple[NDArray[np.int64], Retrieved]:
-        """Return the rows (n,) that the decision is made on, and what is known of them."""
-        places = neighbours.listed[:limit]
+        """Return the rows (n,) that the decision is made on, and what is known of them.
+
+        The first ``n_places`` of the list may be described.
+        """
+        places = neighbours.listed[:n_places]
         rows, similarities = neighbours.rows, neighbours.similarities
         calibrated = self.calibration is not None and not math.isnan(predictive.outlier_score)
         n_nearest = len(rows)
@@ -240,7 +287,8 @@ class Retriever:
 
         What is stored of an item is its embedding, not the features that an outlier score comes
         from; and a calibration holds for queries that are not in the gallery. So the answer has
-        similarities, stabilities and an uncertainty, but neither probabilities nor a verdict.
+        similarities, stabilities and an uncertainty, but neither probabilities nor a verdict, and
+        lists by similarity.
 
         Raises
         ------
@@ -248,7 +296,9 @@ class Retriever:
         """
         row = self.gallery.row(item_id)
         stored = self._stored(row)
-        return self.find(stored, limit, left_out=row, where=where, diversity=diversity)
+        return self.find(
+            stored, limit, left_out=row, where=where, diversity=diversity, order="similarity"
+        )
 
     def _stored(self, row: int) -> Predictive:
         """The predictive distribution of an item: of m / ‖m‖ and v / ‖m‖², as of m and v."""
@@ -269,12 +319,14 @@ class Retriever:
         expected_absent: float | None = None,
         source: str | None = None,
         filter_means: FilterMeans = "show",
+        order: Order | None = None,
     ) -> Answer:
         """Answer for the bytes of an image file; see `find`.
 
         Raises
         ------
         ImageError : the bytes cannot be searched with.
+        OrderUnavailable : there are no probabilities to list by.
         """
         smallest_side = self.encoder.metadata.preprocessing.smallest_side
         prepared = self.prepare(decode_image(data, smallest_side=smallest_side))
@@ -289,4 +341,5 @@ class Retriever:
             expected_absent=expected_absent,
             source=source,
             filter_means=filter_means,
+            order=order,
         )

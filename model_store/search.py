@@ -51,9 +51,10 @@ class Neighbours:
     ----------
     rows : (n,) int64, positions in the gallery.
     similarities : (n,) float64, descending; equal ones by id.
-    listed : (m,) int64, places among the candidates, ascending; all of them, but for a `Diversity`.
-    rank_stability : (m,) share of the predictive samples under which a listed item is among the
-        first k of the list.
+    listed : (m,) int64, places among the candidates, ascending unless `reordered`; all of them, but
+        for a `Diversity`.
+    rank_stability : (m,) share of the predictive samples under which a listed item is among the k
+        nearest of the list.
     rank_confidence : (min(k, m - 1),) P(a listed item is nearer to the query than the next one).
     """
 
@@ -104,6 +105,29 @@ def two_stage_search(
     )
 
 
+def reordered(
+    found: Neighbours, ranking: NDArray[np.int64], gallery: Gallery, query: Predictive, k: int
+) -> Neighbours:
+    """Return what was found with its list in another order.
+
+    Parameters
+    ----------
+    ranking : (m,) places in ``found.listed``.
+    k : as in the search.
+    """
+    listed = found.listed[ranking]
+    top = listed[: k + 1]
+    return Neighbours(
+        found.rows,
+        found.similarities,
+        listed,
+        found.rank_stability[ranking],
+        rank_confidence(
+            found.similarities[top], gallery.directions(found.rows[top]), query.variance
+        ),
+    )
+
+
 def distinct(
     diversity: Diversity, directions: NDArray[np.float32], label_codes: NDArray[np.int32]
 ) -> NDArray[np.int64]:
@@ -134,7 +158,7 @@ def rank_confidence(
     Items are taken as they lie in the gallery, as `rank_stability` takes them. The difference of
     two squared distances is then linear in the query z ~ N(direction, diag v), so that it is
     exactly normal, and with unit items its sign is that of the difference on the sphere. For an
-    item a and the next one b, of similarities s_a ≥ s_b to the direction:
+    item a and the next one b, of similarities s_a and s_b to the direction:
 
         P = Φ((s_a − s_b) / √(Σ_d v_d (a_d − b_d)²))
 
@@ -144,13 +168,13 @@ def rank_confidence(
 
     Parameters
     ----------
-    similarities : (n,) of the items to the query's direction, descending.
+    similarities : (n,) of the items to the query's direction.
     items : (n, D) unit.
     variance : (D,) of the query.
 
     Returns
     -------
-    (n - 1,), at least ½.
+    (n - 1,), at least ½ where the next item is no nearer.
     """
     lead = similarities[:-1] - similarities[1:]
     variances = np.square(items[:-1] - items[1:]) @ variance

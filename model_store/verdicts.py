@@ -7,6 +7,9 @@ from typing import Literal
 Verdict = Literal["match", "ambiguous", "no_match", "out_of_distribution", "not_calibrated"]
 Level = Literal["low", "medium", "high"]
 
+Order = Literal["similarity", "probability"]
+"""By what results are listed: how near they are, or how likely they are to be true matches."""
+
 FilterMeans = Literal["show", "known"]
 """The meaning of a filter: `show` chooses the items to list; `known` states that a true match
 passes it."""

@@ -25,6 +25,7 @@ from urllib.parse import quote
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from model_store.verdicts import Order
 from service import schemas
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
@@ -70,6 +71,7 @@ class SearchOptions(ListOptions, total=False):
     expected_absent : share of the queries that have no match in the gallery.
     source : where the query comes from, of the gallery's sources.
     filter_means : ``known`` where a true match is known to pass the filter.
+    order : ``probability`` for the likeliest first.
     on_uncertain : ``answer`` or ``refuse``, which leaves the results empty unless they match.
     """
 
@@ -78,6 +80,7 @@ class SearchOptions(ListOptions, total=False):
     expected_absent: float
     source: str
     filter_means: Literal["show", "known"]
+    order: Order
     on_uncertain: schemas.OnUncertain
 
 
@@ -311,9 +314,15 @@ class VouchClient:
         request = self._http.build_request("POST", path, json=said.model_dump())
         return self._ask(request, schemas.FeedbackAnswer)
 
-    def calibration(self, gallery: str) -> schemas.CalibrationReport:
-        """Fetch the calibration report: the evidence behind probabilities and thresholds."""
-        return self._get(_path(gallery, "calibration"), schemas.CalibrationReport)
+    def calibration(self, gallery: str, *, order: Order | None = None) -> schemas.CalibrationReport:
+        """Fetch the calibration report: the evidence behind probabilities and thresholds.
+
+        Parameters
+        ----------
+        order : of the lists whose first results it describes; None for the gallery's own.
+        """
+        path = _path(gallery, "calibration")
+        return self._get(path, schemas.CalibrationReport, _options(order=order))
 
     def operating_point(
         self,
@@ -322,6 +331,7 @@ class VouchClient:
         *,
         expected_absent: float | None = None,
         source: str | None = None,
+        order: Order | None = None,
     ) -> schemas.OperatingPoint | None:
         """Return the threshold that answers most queries within an error; None where none does.
 
@@ -330,9 +340,12 @@ class VouchClient:
         max_error : share of wrong ones among matches.
         expected_absent : share of the queries that have no match; None for the gallery's.
         source : where the queries come from; None for anywhere.
+        order : of the lists whose first results are spoken of; None for the gallery's own.
         """
         path = _path(gallery, "calibration", "operating-points")
-        options = _options(max_error=max_error, expected_absent=expected_absent, source=source)
+        options = _options(
+            max_error=max_error, expected_absent=expected_absent, source=source, order=order
+        )
         return self._get(path, schemas.OperatingPointAnswer, options).point
 
     def _get(self, path: str, answer: type[AnswerT], query: Fields | None = None) -> AnswerT:

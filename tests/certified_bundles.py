@@ -50,6 +50,7 @@ def calibration(of: Evidence = EVIDENCE, **changes: Any) -> Calibration:
         "delta": 0.1,
         "assumed_absent": 0.05,
         "expected_absent": None,
+        "order": "similarity",
         "uncertainties": np.arange(300) / 300,
         "outlier_scores": np.sort(np.random.default_rng(0).standard_normal(300)),
         "means": LabelMeans(np.eye(3, 2, dtype=np.float32)),

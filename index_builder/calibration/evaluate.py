@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from index_builder.metrics import auroc, calibration_error, recall_at_k, reliabi
 from index_builder.vectors.encoder import embedded
 from model_store.gallery import Item
 from model_store.retriever import Answer, Retriever
+from model_store.verdicts import Order
 
 LIMIT = 10
 BATCH = 64
@@ -100,15 +101,17 @@ class Answers:
         return {verdict: count / len(self) for verdict, count in sorted(counts.items())}
 
 
-def ask(retriever: Retriever, queries: LabelledImages, description: str) -> Answers:
-    """Put every query to the retriever, as the service would."""
+def ask(
+    retriever: Retriever, queries: LabelledImages, description: str, order: Order | None = None
+) -> Answers:
+    """Put every query to the retriever, as the service would; the order None is the gallery's."""
     answers: list[Answer] = []
     matches = np.zeros((len(queries), LIMIT), dtype=bool)
     for positions, embeddings in embedded(retriever.encoder, queries, description):
         for start in range(0, len(positions), BATCH):
             predictives = retriever.predictives(embeddings[start : start + BATCH])
             for position, predictive in zip(positions[start:], predictives, strict=False):
-                answer = retriever.find(predictive, LIMIT)
+                answer = retriever.find(predictive, LIMIT, order=order)
                 answers.append(answer)
                 truth = [_name(match.item) == queries.labels[position] for match in answer.matches]
                 matches[position, : len(truth)] = truth
@@ -125,7 +128,8 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
     errors, absent labels and alien images are told apart (AUROC; the single signals beside the
     fused ones), false alarms at several α, what result sets hold, and the share of each verdict on
     each kind of query. Alien images are ``far`` ones of another world, ``near`` ones of labels that
-    the gallery does not hold, and ``corrupted`` ones, which are the matched queries spoilt.
+    the gallery does not hold, and ``corrupted`` ones, which are the matched queries spoilt. All of
+    it is of lists in the gallery's own order; ``orders`` has both beside each other.
     """
     assert retriever.calibration is not None  # noqa: S101 - the caller has calibrated it
     matched = ask(retriever, queries.matched, "queries with a match")
@@ -149,6 +153,7 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
         "verdicts": {"matched": matched.verdicts()},
     }
     report |= _of_first(retriever, probabilities, correct, None)
+    report["orders"] = _of_orders(retriever, queries.matched, matched)
     aliens = {"corrupted": ask(retriever, corrupted(queries.matched, seed), "spoilt queries")}
     if len(queries.withheld):
         withheld = ask(retriever, queries.withheld, "queries of withheld labels")
@@ -173,6 +178,33 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
         for kind, answers in aliens.items()
     }
     return report
+
+
+def _of_orders(
+    retriever: Retriever, queries: LabelledImages, own: Answers
+) -> dict[Order, dict[str, Any]]:
+    """Measure lists of queries with a match, by similarity and by probability.
+
+    Parameters
+    ----------
+    own : what was answered in the gallery's own order.
+    """
+    measured: dict[Order, dict[str, Any]] = {}
+    for order in get_args(Order):
+        asked = own
+        if order != retriever.order_of(None):
+            asked = ask(retriever, queries, f"the same, by {order}", order)
+        correct, probabilities = asked.matches[:, 0], asked.first_probabilities
+        called = np.array([answer.decision.verdict == "match" for answer in asked.answers])
+        measured[order] = {
+            "recall_at_1": recall_at_k(asked.matches, 1),
+            "recall_at_10": recall_at_k(asked.matches, 10),
+            "error_auroc": _separation(1 - probabilities, ~correct),
+            "match_share": float(called.mean()),
+            "match_error": float((~correct[called]).mean()) if called.any() else None,
+            **_of_first(retriever, probabilities, correct, None),
+        }
+    return measured
 
 
 def _of_first(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from model_store.decision.staleness import search_settings
 from model_store.encoder.contract import Encoder
 from model_store.errors import CalibrationError
 from model_store.gallery import Gallery
+from model_store.verdicts import Order
 
 MIN_QUERIES = 50
 """Below it a conformal p-value cannot even reach 0.02, and a logistic fit is guesswork."""
@@ -262,6 +263,7 @@ def fit_calibration(
         delta=config.delta,
         assumed_absent=assumed,
         expected_absent=config.expected_absent,
+        order=config.order,
         uncertainties=np.sort(matched.spherical_variances),
         outlier_scores=np.sort(ordinary),
         means=gallery.means,
@@ -302,20 +304,34 @@ def _is_known(queries: CalibrationQueries) -> bool:
 def _measured(
     calibration: Calibration, choices: LabelChoices, examples: Examples
 ) -> dict[str, Any]:
-    """Measure, cross-fitted, how true probabilities and result sets are on the assumed stream."""
-    evidence, weights = calibration.evidence, examples.weights
+    """Measure, cross-fitted, how true probabilities and result sets are on the assumed stream.
+
+    What is said of first items is of lists in the default order; ``orders`` has both.
+    """
+    evidence, present = calibration.evidence, ~calibration.evidence.absent
+    orders = {order: _of_order(calibration, order, examples.weights) for order in get_args(Order)}
+    return {
+        **orders[calibration.order],
+        "orders": orders,
+        "absent_auroc": auroc(
+            evidence.no_match_probabilities[~present], evidence.no_match_probabilities[present]
+        ),
+        "result_sets": [choices.outcome(coverage, evidence, calibration) for coverage in COVERAGES],
+    }
+
+
+def _of_order(calibration: Calibration, order: Order, weights: Floats) -> dict[str, Any]:
+    """Measure the first items of lists in ``order``, of queries that weigh ``weights`` (Q,)."""
+    evidence = calibration.evidence.of_order(order)
     of_first, correct = evidence.first_probabilities, evidence.correct
     bins = reliability(of_first, correct, weights=weights)
     present, wrong = ~evidence.absent, ~correct
     return {
+        "recall_at_1": float(correct[present].mean()),
         "top1_ece": calibration_error(bins),
         "error_auroc": auroc(1 - of_first[present & wrong], 1 - of_first[present & correct]),
-        "absent_auroc": auroc(
-            evidence.no_match_probabilities[~present], evidence.no_match_probabilities[present]
-        ),
         "reliability": [asdict(one) for one in bins],
-        "match_coverage": calibration.promises().point.coverage,
-        "result_sets": [choices.outcome(coverage, evidence, calibration) for coverage in COVERAGES],
+        "match_coverage": calibration.promises(order=order).point.coverage,
     }
 
 
@@ -422,7 +438,7 @@ def _evidence(
     """Note what came of each query that was cross-fitted; ``rivals`` as in `Evidence`."""
     absent = np.concatenate([np.full(len(part.observed), part.absent) for part in parts])
     own_sizes = np.concatenate([part.observed.own_sizes for part in parts])
-    first_sizes = np.concatenate([part.observed.first_sizes for part in parts])
+    first, likeliest = examples.starts, examples.likeliest(probabilities)
     # Absent queries of one label are one cluster: what another label would do, they do not say.
     of_label = np.concatenate([part.observed.codes for part in parts]).astype(np.int64)
     clusters = np.concatenate([part.clusters for part in parts])
@@ -434,11 +450,14 @@ def _evidence(
         names += part.sources or [""] * len(part.observed)
     source_names, sources = np.unique(np.array(names), return_inverse=True)
     return Evidence(
-        first_probabilities=probabilities[examples.starts],
+        first_probabilities=probabilities[first],
         no_match_probabilities=1 - np.add.reduceat(probabilities, examples.starts),
-        correct=examples.matches[examples.starts],
+        correct=examples.matches[first],
         absent=absent,
-        first_classes=size_classes(first_sizes),
+        first_classes=size_classes(examples.sizes[first]),
+        likeliest_probabilities=probabilities[likeliest],
+        likeliest_correct=examples.matches[likeliest],
+        likeliest_classes=size_classes(examples.sizes[likeliest]),
         true_classes=np.where(absent, -1, size_classes(own_sizes)).astype(np.int8),
         critical=choices.critical(),
         clusters=numbers.astype(np.int64),

@@ -60,6 +60,7 @@ class Examples:
     values : (N, S) signals; those of one query stand together, nearest first.
     matches : (N,) whether the label is the query's own.
     codes : (N,) of the labels.
+    sizes : (N,) items of the label that the query could find.
     starts : (Q,) row of each query's nearest label.
     weights, clusters, absent : (Q,), see `Group`.
     labels : (Q,) of each query's own label, see `Observed.codes`.
@@ -68,6 +69,7 @@ class Examples:
     values: Floats
     matches: Bools
     codes: NDArray[np.int32]
+    sizes: Integers
     starts: Integers
     weights: Floats
     clusters: Integers
@@ -77,18 +79,20 @@ class Examples:
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Examples:
         """Everything that the queries find."""
-        values, matches, codes, counts = [], [], [], []
+        values, matches, codes, sizes, counts = [], [], [], [], []
         for group in groups:
             for row, score in enumerate(group.outlier_scores):
                 places, of_labels = group.observed.signals(row, score)
                 values.append(of_labels)
                 matches.append(group.observed.matches[row, places])
                 codes.append(group.observed.label_codes[row, places])
+                sizes.append(group.observed.found_sizes[row, places])
                 counts.append(len(places))
         return cls(
             np.concatenate(values),
             np.concatenate(matches),
             np.concatenate(codes),
+            np.concatenate(sizes),
             np.cumsum(np.r_[0, counts[:-1]]),
             np.concatenate([np.full(len(g.observed), g.weight) for g in groups]),
             np.concatenate([g.clusters for g in groups]),
@@ -107,6 +111,13 @@ class Examples:
         """The query that each row belongs to, (N,)."""
         return np.repeat(np.arange(len(self.starts)), self.counts)
 
+    def likeliest(self, probabilities: Floats) -> Integers:
+        """Return the row (Q,) of the label of each query's highest of ``probabilities`` (N,)."""
+        # By query, then falling; of equal ones the nearest first.
+        order = np.lexsort((-probabilities, self.queries))
+        rows: Integers = order[self.starts]
+        return rows
+
     @property
     def places(self) -> Integers:
         """Place (N,) of each label among those of its query, from 0."""
@@ -122,6 +133,7 @@ class Examples:
             self.values[rows],
             self.matches[rows],
             self.codes[rows],
+            self.sizes[rows],
             starts,
             self.weights[queries],
             self.clusters[queries],

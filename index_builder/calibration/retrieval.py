@@ -40,7 +40,7 @@ class Observed:
     matches : (B, n) whether each candidate is a true match.
     codes : (B,) of the queries' own labels; −2 and below of labels that the gallery does not hold.
     own_sizes : (B,) items of the query's own label that it could find.
-    first_sizes : (B,) items of the first candidate's label that it could find.
+    found_sizes : (B, n) items of each candidate's label that it could find.
     """
 
     spherical_variances: Floats
@@ -51,7 +51,7 @@ class Observed:
     matches: NDArray[np.bool_]
     codes: NDArray[np.int32]
     own_sizes: Integers
-    first_sizes: Integers
+    found_sizes: Integers
 
     def __len__(self) -> int:
         return len(self.matches)
@@ -68,6 +68,7 @@ class Observed:
             label_codes=self.label_codes[:, :n],
             mean_similarities=self.mean_similarities[:, :n],
             matches=self.matches[:, :n],
+            found_sizes=self.found_sizes[:, :n],
         )
 
     @classmethod
@@ -186,7 +187,7 @@ def look_up(
         label_codes == codes[:, None],
         codes,
         np.zeros(len(queries), dtype=np.int64) if hide_label else sizes.own,
-        sizes.of(label_codes[:, 0]),
+        sizes.of(label_codes),
     )
 
 
@@ -208,9 +209,9 @@ class _Sizes:
         self.own = np.where(codes >= 0, self._counts[np.maximum(codes, 0)] - self._n_hidden, 0)
 
     def of(self, codes: NDArray[np.int32]) -> Integers:
-        """Return the number (B,) of items of the labels ``codes`` (B,); without a label, one."""
+        """Return how many items (B, n) the labels ``codes`` (B, n) have; without a label, one."""
         counts = np.where(codes >= 0, self._counts[np.maximum(codes, 0)], 1)
-        counts -= np.where(codes == self._codes, self._n_hidden, 0)
+        counts -= np.where(codes == self._codes[:, None], self._n_hidden[:, None], 0)
         return counts
 
 

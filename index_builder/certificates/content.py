@@ -123,7 +123,7 @@ def _cross_fitted(calibration: Calibration) -> dict[str, Any]:
     At the assumed share π of absent queries and before any correction by feedback: present queries
     weigh 1, absent ones π n_present / ((1 − π) n_absent).
     """
-    evidence = calibration.evidence
+    evidence = calibration.evidence.of_order(calibration.order)
     absent, first = evidence.absent, evidence.first_probabilities
     n_absent, n_present = int(absent.sum()), int((~absent).sum())
     odds = calibration.assumed_absent / (1 - calibration.assumed_absent)

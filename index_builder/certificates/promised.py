@@ -65,6 +65,7 @@ def _of_source(calibration: Calibration, source: str | None) -> dict[str, Any]:
     return {
         "source": source,
         "absent_share": promised.expected,
+        "order": calibration.order,
         "max_error": calibration.max_error,
         "max_false_match_rate": calibration.max_false_match_rate,
         "gives_matches": promised.gives_matches,

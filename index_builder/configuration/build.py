@@ -20,6 +20,7 @@ from index_builder.configuration.posterior import (
 )
 from model_store.errors import ConfigError
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexKind, IndexSettings
+from model_store.verdicts import Order
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
 
@@ -267,6 +268,11 @@ class CalibrationConfig(Section):
         lt=1,
         description="Share of ordinary-looking queries without a match in the gallery; left out: "
         "0.05 to begin with, then estimated from the queries that are served.",
+    )
+    order: Order = Field(
+        "similarity",
+        description="Of lists where a request names none. similarity: nearest first. probability: "
+        "by match probability, items of one label nearest first.",
     )
 
 

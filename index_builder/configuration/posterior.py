@@ -23,6 +23,12 @@ class _LaplaceConfig(Section):
     split: Literal["euclidean", "arccos"] = Field(
         "euclidean", description="Whether normalisation counts to the network or to the loss."
     )
+    scaling: Literal["per_anchor", "global"] = Field(
+        "per_anchor",
+        description="How pairs of images are weighted. per_anchor: the pairs of every image count "
+        "the same together. global: every pair counts the same, as in the paper's Eq. 13, so that "
+        "large labels dominate. Of labels of one size the two are the same.",
+    )
     structure: Literal["kronecker", "diagonal"] = Field(
         "kronecker",
         description="What is kept of the curvature. kronecker: the covariance of the features and "
@@ -97,6 +103,11 @@ class BayesianTripletConfig(Section):
         None, gt=0, description="Of each dimension; left out: 1 / embedding_dim."
     )
     kl_weight: float = Field(1e-6, ge=0, description="Of the divergence from the prior.")
+    normalised: bool = Field(
+        True,
+        description="Compare embeddings on the unit sphere. false: as they are, as in the Gaussian "
+        "form of the paper's supplement; what is served is their direction.",
+    )
     margin: float = Field(0.0, ge=0, description="In squared distance, by which positives lead.")
     mining: Literal["all", "semihard", "hard"] = Field(
         "all", description="Which triplets within the miner's margin train."
@@ -104,15 +115,18 @@ class BayesianTripletConfig(Section):
     n_triplets: int = Field(5000, ge=1, description="Drawn from a minibatch, at most.")
 
     @model_validator(mode="after")
-    def _von_mises_fisher_is_isotropic(self) -> BayesianTripletConfig:
+    def _von_mises_fisher_is_on_the_sphere(self) -> BayesianTripletConfig:
         if self.prior == "von_mises_fisher" and self.variance == "diagonal":
             raise ValueError("the von Mises-Fisher prior needs variance = 'isotropic'")
+        if self.prior == "von_mises_fisher" and not self.normalised:
+            raise ValueError("the von Mises-Fisher prior is one on the sphere: drop `normalised`")
         return self
 
     @property
     def name(self) -> str:
         """The name of the posterior in served answers."""
-        return f"{self.method}_{self.variance}_{self.prior}"
+        form = "" if self.normalised else "_not_normalised"
+        return f"{self.method}_{self.variance}_{self.prior}{form}"
 
 
 class DeterministicConfig(Section):

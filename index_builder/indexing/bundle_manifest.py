@@ -57,5 +57,6 @@ def _calibration_summary(retriever: Retriever) -> dict[str, Any] | None:
         "max_false_match_rate": calibration.max_false_match_rate,
         "delta": calibration.delta,
         "expected_absent": calibration.expected_absent,
+        "order": calibration.order,
         "report": dict(calibration.report),
     }

@@ -16,8 +16,8 @@ from index_builder.indexing.blocks import BLOCK, Block, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collection import Indexing
 from index_builder.indexing.decoders import DecoderProcesses
-from index_builder.indexing.embed import embed
-from index_builder.vectors.encoder import batch_size, open_encoder
+from index_builder.indexing.embed import embed, open_encoder
+from index_builder.vectors.encoder import batch_size
 from model_store.encoder.contract import Encoder
 
 N_SAMPLE = 64

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from index_builder.indexing.blocks import Failure
 from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.embed import recipe
 from index_builder.indexing.engines import Engine, Task
 from index_builder.indexing.shards import Shard, ShardStore
 from index_builder.indexing.tolerance import Tolerance

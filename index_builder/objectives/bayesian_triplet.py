@@ -34,8 +34,10 @@ class BayesianTripletLoss(Objective):
     prior : N(0, prior_variance I), or uniform on the sphere with κ = 1 / variance.
     prior_variance : of each dimension.
     kl_weight : of the divergence, averaged over the minibatch.
-    margin : m ≥ 0, in squared distance on the unit sphere.
+    margin : m ≥ 0, in squared distance.
     mining, n_triplets : see `mine_triplets`.
+    normalised : whether means are brought to unit length. If not, the divergence from the Gaussian
+        prior holds their lengths (supplement, after Eq. 46), which is otherwise a constant.
     generator : draws triplets.
     """
 
@@ -50,6 +52,7 @@ class BayesianTripletLoss(Objective):
         mining: Mining,
         n_triplets: int,
         generator: torch.Generator,
+        normalised: bool = True,
     ) -> None:
         super().__init__()
         self.head = head
@@ -59,11 +62,14 @@ class BayesianTripletLoss(Objective):
         self.margin = margin
         self.mining: Mining = mining
         self.n_triplets = n_triplets
+        self.normalised = normalised
         self.generator = generator
 
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
         """Loss of a minibatch of ``features`` (B, F)."""
-        mean = nn.functional.normalize(last_layer(features))
+        mean = last_layer(features)
+        if self.normalised:
+            mean = nn.functional.normalize(mean)
         variance = self.head(features)
         triplets = mine_triplets(mean, labels, self.mining, self.n_triplets, self.generator)
         loss = self.kl_weight * self.divergence(mean, variance).mean()

@@ -47,6 +47,7 @@ def build_objective(
             kl_weight=asked.kl_weight,
             margin=asked.margin,
             mining=asked.mining,
+            normalised=asked.normalised,
             n_triplets=asked.n_triplets,
             generator=generator,
         )
@@ -62,6 +63,7 @@ def build_objective(
             structure=asked.structure,
             approximation=asked.approximation,
             split=asked.split,
+            scaling=asked.scaling,
             memory_factor=asked.memory_factor,
             prior_precision=asked.training_prior_precision,
             initial_precision=asked.initial_precision,

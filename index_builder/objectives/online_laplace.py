@@ -22,7 +22,7 @@ from index_builder.posteriors import (
     online_step,
 )
 from index_builder.posteriors.laplace.minibatches import Drawn
-from index_builder.posteriors.laplace.targets import anchor_targets
+from index_builder.posteriors.laplace.targets import TargetScaling, anchor_targets
 
 
 class OnlineLaplaceLoss(Objective):
@@ -37,6 +37,7 @@ class OnlineLaplaceLoss(Objective):
     margin : of the contrastive loss.
     structure : what is kept of the curvature.
     approximation, split : which of the six curvatures.
+    scaling : how pairs are weighted against each other.
     memory_factor, prior_precision, initial_precision : see `OnlineLaplace`.
     n_samples : layers drawn for each step, 0 for none.
     generator : draws them.
@@ -54,6 +55,7 @@ class OnlineLaplaceLoss(Objective):
         structure: Structure,
         approximation: Approximation,
         split: Split,
+        scaling: TargetScaling,
         memory_factor: float,
         prior_precision: float,
         initial_precision: float,
@@ -81,7 +83,7 @@ class OnlineLaplaceLoss(Objective):
         images = torch.argsort(labels, stable=True)
         one_of_each = images[torch.bincount(labels).cumsum(0) - 1]
         dtype = last_layer.weight.dtype
-        self._targets = anchor_targets(labels, "per_anchor", dtype).of(one_of_each)
+        self._targets = anchor_targets(labels, scaling, dtype).of(one_of_each)
         self._plan = plan
 
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:

@@ -54,6 +54,7 @@ from index_builder.posteriors.laplace.validation import (
     temper_by_validation,
 )
 from index_builder.posteriors.laplace.votes import vote_log_likelihood
+from index_builder.posteriors.variance_head import UNIT_MEAN
 from index_builder.progress import console
 from index_builder.training.loop import train
 from model_store.errors import CalibrationError
@@ -105,7 +106,8 @@ def fit_posterior(
         return _laplace(asked, config, encoder, splits, learned)
     if isinstance(asked, BayesianTripletConfig):
         layer = encoder.last_layer.state_dict(prefix="last_layer.")
-        return VarianceHeadPosterior.from_state({**layer, **learned}), {}
+        state = {**layer, **learned, UNIT_MEAN: torch.tensor(asked.normalised)}
+        return VarianceHeadPosterior.from_state(state), {}
     if isinstance(asked, FaceEmbeddingConfig):
         return _face_embeddings(asked, config, encoder, splits.training)
     if isinstance(asked, HedgedInstanceConfig):
@@ -276,6 +278,7 @@ def _fit_laplace(
         structure=asked.structure,
         split=asked.split,
         margin=config.training.margin,
+        scaling=asked.scaling,
         prior_precision=asked.prior_precision,
         prior_chosen_by=chosen_by,
         prior_scale=asked.prior_scale,

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from index_builder.posteriors.variance_head import UNIT_MEAN
+
 UNCERTAINTY_MODULE_FORMAT = "uncertainty-module/1"
-_UNIT_MEAN = "unit_mean"
 
 _LOG_LIMIT = 18.0
 """The largest magnitude of a log variance: e⁻¹⁸ is the precision of float32 on a direction, and e¹⁸
@@ -74,18 +75,18 @@ class UncertaintyModulePosterior(nn.Module):
     def save(self, path: Path) -> None:
         """Write layer and module as safetensors."""
         tensors = {name: value.contiguous() for name, value in self.state_dict().items()}
-        tensors[_UNIT_MEAN] = torch.tensor(self.unit_mean)
+        tensors[UNIT_MEAN] = torch.tensor(self.unit_mean)
         save_file(tensors, path, metadata={"format": UNCERTAINTY_MODULE_FORMAT})
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> UncertaintyModulePosterior:
         """The posterior that `save` wrote."""
-        layers = {name: value for name, value in state.items() if name != _UNIT_MEAN}
+        layers = {name: value for name, value in state.items() if name != UNIT_MEAN}
         dim, n_features = state["last_layer.weight"].shape
         posterior = cls(
             nn.Linear(n_features, dim),
             UncertaintyModule(n_features, dim),
-            unit_mean=bool(state[_UNIT_MEAN]),
+            unit_mean=bool(state[UNIT_MEAN]),
         )
         posterior.load_state_dict(layers)
         return posterior

@@ -10,7 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-VARIANCE_HEAD_FORMAT = "variance-head/1"
+VARIANCE_HEAD_FORMAT = "variance-head/2"
+UNIT_MEAN = "unit_mean"
+"""Name of a tensor beside those of the layers."""
+
 _FLOOR = 1e-8
 """Smallest variance: a direction is never known better than float32 can express it."""
 
@@ -20,10 +23,7 @@ _SERIES_BELOW = -3.0
 
 
 class VarianceHead(nn.Module):
-    """Variance of an embedding, softplus(W φ + b), at least 1e-8, beside a mean of unit length.
-
-    The mean is the direction of the last layer's output, because the loss compares directions: a
-    variance would mean nothing beside an arbitrary length.
+    """Variance of an embedding, softplus(W φ + b), at least 1e-8.
 
     Parameters
     ----------
@@ -66,29 +66,43 @@ def softplus(values: Tensor) -> Tensor:
 
 
 class VarianceHeadPosterior(nn.Module):
-    """A last layer and its variance head: predicts like a `LastLayerPosterior`."""
+    """A last layer and its variance head: predicts like a `LastLayerPosterior`.
 
-    def __init__(self, last_layer: nn.Linear, head: VarianceHead) -> None:
+    Parameters
+    ----------
+    unit_mean : whether the mean is the direction of the last layer's output, beside whose arbitrary
+        length a variance that was trained on directions would mean nothing, or that output itself.
+    """
+
+    def __init__(
+        self, last_layer: nn.Linear, head: VarianceHead, *, unit_mean: bool = True
+    ) -> None:
         super().__init__()
         self.last_layer = last_layer
         self.head = head
+        self.unit_mean = unit_mean
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean, of unit length, and variance of the embedding, (B, D) each, from (B, F)."""
-        return nn.functional.normalize(self.last_layer(features)), self.head(features)
+        """Mean and variance of the embedding, (B, D) each, of ``features`` (B, F)."""
+        mean = self.last_layer(features)
+        return nn.functional.normalize(mean) if self.unit_mean else mean, self.head(features)
 
     def save(self, path: Path) -> None:
         """Write layer and head as safetensors."""
         tensors = {name: value.contiguous() for name, value in self.state_dict().items()}
+        tensors[UNIT_MEAN] = torch.tensor(self.unit_mean)
         save_file(tensors, path, metadata={"format": VARIANCE_HEAD_FORMAT})
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> VarianceHeadPosterior:
-        """The posterior whose ``state_dict`` this is; nothing of it is trained further."""
+        """The posterior that `save` wrote; nothing of it is trained further."""
+        layers = {name: value for name, value in state.items() if name != UNIT_MEAN}
         dim, n_features = state["last_layer.weight"].shape
         isotropic = state["head.layer.weight"].shape[0] == 1
         posterior = cls(
-            nn.Linear(n_features, dim), VarianceHead(n_features, dim, isotropic=isotropic)
+            nn.Linear(n_features, dim),
+            VarianceHead(n_features, dim, isotropic=isotropic),
+            unit_mean=bool(state[UNIT_MEAN]),
         )
-        posterior.load_state_dict(dict(state))
+        posterior.load_state_dict(layers)
         return posterior.requires_grad_(requires_grad=False)

@@ -46,13 +46,15 @@ class Decided:
     ----------
     match_probabilities : (B,) of the first result.
     correct : (B,) whether it is a true match.
-    likeliest_correct : (B,) whether the label of the highest probability is right.
+    likeliest_probabilities, likeliest_correct : (B,) the same of the label of the highest
+        probability, which is the first result of a list by probability.
     outlier_scores : (B,).
     outlier_signals : (B, len(OUTLIER_SIGNALS)) that the scores are fused from.
     """
 
     match_probabilities: Floats
     correct: NDArray[np.bool_]
+    likeliest_probabilities: Floats
     likeliest_correct: NDArray[np.bool_]
     outlier_scores: Floats
     outlier_signals: Floats
@@ -131,13 +133,18 @@ def decided(calibration: Calibration, observed: Observed) -> Decided:
     """Probabilities and outlier scores of what was observed."""
     scores = calibration.fusion(observed.outlier_signals)
     shift = prior_shift(calibration.assumed_absent, calibration.default_share)
-    first, likeliest = np.empty(len(observed)), np.empty(len(observed), dtype=bool)
+    first, highest = np.empty(len(observed)), np.empty(len(observed))
+    likeliest = np.empty(len(observed), dtype=bool)
     for row, score in enumerate(scores):
         places, values = observed.signals(row, score)
         probabilities = choice_probabilities(calibration.match.log_odds(values) + shift)
         first[row] = probabilities[0]
-        likeliest[row] = observed.matches[row, places[int(np.argmax(probabilities))]]
-    return Decided(first, observed.matches[:, 0], likeliest, scores, observed.outlier_signals)
+        best = int(np.argmax(probabilities))
+        highest[row] = probabilities[best]
+        likeliest[row] = observed.matches[row, places[best]]
+    return Decided(
+        first, observed.matches[:, 0], highest, likeliest, scores, observed.outlier_signals
+    )
 
 
 def _left_out(encoder: Encoder, world: World, seed: int) -> Observed:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
-from index_builder.metrics import auroc
+from index_builder.metrics import auroc, error_auroc, retrieval_calibration_error
 from index_builder.networks import load_encoder
 from index_builder.networks.features import all_features
 from index_builder.pipeline.run import Run
@@ -127,7 +127,12 @@ def evaluate_decision(
             first.outlier_signals[:, place], ordinary.outlier_signals[:, place]
         )
     if not by_place:
+        by_probability = ordinary.likeliest_probabilities, ordinary.likeliest_correct
         metrics["recall_of_likeliest"] = float(ordinary.likeliest_correct.mean())
+        metrics["ece_of_likeliest"] = retrieval_calibration_error(*by_probability)
+        metrics["error_auroc_of_likeliest"] = error_auroc(
+            1 - ordinary.likeliest_probabilities, ordinary.likeliest_correct
+        )
     return {
         "metrics": metrics,
         "curves": curves(signals, correct),

@@ -74,7 +74,7 @@ def _kronecker(method: str, title: str, *, post_hoc: bool) -> dict[str, Method]:
     }
 
 
-def _bayesian_triplet(title: str, **fields: str) -> Method:
+def _bayesian_triplet(title: str, **fields: str | bool) -> Method:
     return Method(f"Bayesian triplet, {title}", {"method": "bayesian_triplet", **fields})
 
 
@@ -109,6 +109,7 @@ METHODS: Mapping[str, Method] = {
     **_kronecker("online_laplace", "online Laplace", post_hoc=False),
     "btl": _bayesian_triplet("diagonal"),
     "btl_isotropic": _bayesian_triplet("isotropic", variance="isotropic"),
+    "btl_not_normalised": _bayesian_triplet("diagonal, not normalised", normalised=False),
     "btl_vmf": _bayesian_triplet(
         "von Mises-Fisher prior", variance="isotropic", prior="von_mises_fisher"
     ),

@@ -71,11 +71,12 @@ def of_ranking(searched: Searched, seed: int) -> Result:
     if len(np.unique(codes)) <= MAX_CLUSTERS:
         clusters = metrics.normalised_mutual_information(vectors, codes, seed)
     return {
-        **{f"recall_at_{k}": metrics.recall_at_k(searched.matches, k) for k in (1, 5, 10)},
+        **{f"recall_at_{k}": metrics.recall_at_k(searched.matches, k) for k in (1, 2, 5, 10)},
         **{
             f"map_at_{k}": metrics.map_at_k(searched.matches, searched.n_relevant, k)
             for k in (5, 10)
         },
+        "map_at_1000": metrics.map_at_k(whole, relevant, 1000),
         "map_at_r": metrics.map_at_r(whole, relevant),
         "average_precision": metrics.average_precision(whole),
         "nmi": clusters,
@@ -91,6 +92,7 @@ def of_signals(signals: Signals, correct: Bools) -> Result:
         result["error_auroc"] = metrics.error_auroc(signals.uncertainties, correct)
         result["ausc"] = metrics.ausc(signals.uncertainties, correct)
         result["aurc"] = metrics.aurc(signals.uncertainties, correct)
+        result["augrc"] = metrics.augrc(signals.uncertainties, correct)
     if signals.confidences is not None and signals.outcomes is not None:
         result["ece"] = metrics.retrieval_calibration_error(signals.confidences, signals.outcomes)
         result["brier"] = metrics.brier(signals.confidences, signals.outcomes)
@@ -100,10 +102,10 @@ def of_signals(signals: Signals, correct: Bools) -> Result:
             result[f"ood_auroc{end}"] = metrics.auroc(aliens, signals.alien)
             result[f"ood_auprc{end}"] = metrics.auprc(aliens, signals.alien)
             result[f"ood_fpr95{end}"] = metrics.fpr_at_tpr(aliens, signals.alien)
+    open_set = signals.acceptance, correct, signals.acceptance_outliers
+    result["oscr"] = metrics.open_set_classification_rate(*open_set)
     for rate in FALSE_ALARMS:
-        result[f"dir_at_far_{rate}"] = metrics.detection_and_identification_rate(
-            signals.acceptance, correct, signals.acceptance_outliers, rate
-        )
+        result[f"dir_at_far_{rate}"] = metrics.detection_and_identification_rate(*open_set, rate)
     return result
 
 

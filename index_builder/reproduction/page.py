@@ -23,6 +23,7 @@ from index_builder.reproduction.charts import (
 )
 from index_builder.reproduction.summary import (
     COLUMNS,
+    SEEN_BY_THE_DECISION_LAYER,
     STAGES,
     STRUCTURE,
     Column,
@@ -70,6 +71,7 @@ def page(report: Report) -> str:
         charts=_charts(methods),
         cards=[_card(method) for method in methods],
         stages=STAGES,
+        seen_by_the_decision_layer=SEEN_BY_THE_DECISION_LAYER,
         longest=_longest(methods),
         comparison=_comparison(report),
         config=json.dumps(report["config"], indent=1, sort_keys=True),

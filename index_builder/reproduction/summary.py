@@ -41,14 +41,18 @@ COLUMNS = (
     Column("error_auroc", "error AUROC", True, "Wrong first results told from right ones."),
     Column("ausc", "AUSC", True, "Accuracy as the least sure queries are left out, averaged."),
     Column("aurc", "AURC", False, "Errors among the answered, averaged over how many are."),
+    Column("augrc", "AUGRC", False, "Wrong answers among all queries, averaged likewise."),
     Column("ece", "ECE", False, "How far confidence and accuracy are apart."),
     Column("brier", "Brier", False, "Squared error of the confidence."),
     Column("dir_at_far_0.1", "DIR", True, "Known ones found while 10 % of outliers are let in."),
+    Column("oscr", "OSCR", True, "A known one is found and surer than an outlier."),
 )
 
 STRUCTURE = (
+    Column("recall_at_2", "R@2", True, "A true match among the first two."),
     Column("recall_at_5", "R@5", True, "A true match among the first five."),
     Column("recall_at_10", "R@10", True, "A true match among the first ten."),
+    Column("map_at_1000", "mAP@1000", True, "mAP of the first thousand."),
     Column("average_precision", "AP", True, "Average precision over whole rankings."),
     Column("nmi", "NMI", True, "Agreement of k-means clusters with labels."),
     Column("feature_diversity", "feature div.", None, "How evenly dimensions are used."),
@@ -67,11 +71,19 @@ STRUCTURE = (
             ("length_deviation", "length", "how unusual the length of the features is"),
         )
     ),
-    Column("recall_of_likeliest", "likeliest", True, "Whether the likeliest label is right."),
+    Column("recall_of_likeliest", "R@1, by prob.", True, "R@1 of lists by probability."),
+    Column("ece_of_likeliest", "ECE, by prob.", False, "ECE of lists by probability."),
+    Column("error_auroc_of_likeliest", "error AUROC, by prob.", True, "The same, of errors."),
     Column("dir_at_far_0.01", "DIR at 1 %", True, "Known ones found; 1 % of outliers let in."),
 )
 
 STAGES = ("training", "fit", "evaluation")
+
+SEEN_BY_THE_DECISION_LAYER = (
+    "What the decision layer has seen and the other methods have not: the gallery's labels and "
+    "features, labelled queries held out of training, some of them spoilt, and crops of a "
+    "photograph as examples of outliers."
+)
 
 
 def further_outliers(report: Report) -> tuple[Column, ...]:
@@ -172,7 +184,11 @@ def summarised(values: Sequence[float | None]) -> dict[str, float | int | None]:
 def markdown(report: Report) -> str:
     """The main table, what it cost, and the papers' own figures where there are any."""
     columns = (*COLUMNS, *further_outliers(report))
-    parts = [_table(report["methods"], columns), _costs(report["methods"])]
+    parts = [
+        _table(report["methods"], columns),
+        SEEN_BY_THE_DECISION_LAYER,
+        _costs(report["methods"]),
+    ]
     published = report["protocol"]["published"]
     if published:
         parts.append(_published(published, report["methods"]))

@@ -29,7 +29,7 @@ from typing import Any
 from model_store.errors import BundleMismatch, BundleTampered
 from model_store.processors import usable_processors
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 MANIFEST_FILE = "manifest.json"
 ENCODER_FILE = "encoder.onnx"
 EVALUATION_FILE = "evaluation.json"

@@ -26,6 +26,7 @@ from model_store.decision.signals import SIGNALS
 from model_store.decision.venn_abers import VennAbers
 from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch, UnknownSource
+from model_store.verdicts import Order
 
 CALIBRATION_FILE = "calibration.json"
 ARRAYS_FILE = "calibration.npz"
@@ -33,7 +34,7 @@ DEFAULT_ABSENT = 0.05
 """Share of absent queries as long as nobody names one, and too few were served to estimate it."""
 
 _MOST_PROMISES = 64
-"""Shares and sources whose promises are remembered: any caller may ask for any share."""
+"""Shares, sources and orders whose promises are remembered: any caller may ask for any share."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Calibration:
     assumed_absent : share of absent queries that the probabilities were fitted with.
     expected_absent : share that the gallery's owner expects; None where it is to be estimated from
         served queries.
+    order : of lists where a request names none.
     uncertainties : (n,) of the calibration queries, sorted.
     outlier_scores : (n,) of the calibration queries, sorted.
     means : where each label lies.
@@ -81,6 +83,7 @@ class Calibration:
     delta: float
     assumed_absent: float
     expected_absent: float | None
+    order: Order
     uncertainties: NDArray[np.float64]
     outlier_scores: NDArray[np.float64]
     means: LabelMeans
@@ -106,35 +109,43 @@ class Calibration:
         names = tuple(self.evidence.source_names)
         return () if names == ("",) else names
 
-    def promises(self, expected_absent: float | None = None, source: str | None = None) -> Promises:
+    def promises(
+        self,
+        expected_absent: float | None = None,
+        source: str | None = None,
+        order: Order | None = None,
+    ) -> Promises:
         """Return what is promised of queries from ``source``, of which a share is absent.
 
         Parameters
         ----------
         expected_absent : None for the default share.
         source : None for the calibration queries of all sources.
+        order : of the lists whose first items are spoken of; None for the default one.
 
         Raises
         ------
         UnknownSource : no calibration query comes from there.
         """
         share = self.default_share if expected_absent is None else expected_absent
-        known = self._promises.get((share, source))
+        key = share, source, self.order if order is None else order
+        known = self._promises.get(key)
         if known is None:
-            known = self._compute_promises(share, source)
+            known = self._compute_promises(*key)
             while len(self._promises) >= _MOST_PROMISES:
                 self._promises.popitem(last=False)
-            self._promises[share, source] = known
+            self._promises[key] = known
         return known
 
-    def _compute_promises(self, share: float, source: str | None) -> Promises:
+    def _compute_promises(self, share: float, source: str | None, order: Order) -> Promises:
         if source is not None and source not in self.sources:
             known = ", ".join(map(repr, self.sources)) or "none: no source was given to calibrate"
             raise UnknownSource(
                 f"No calibration query comes from the source {source!r}. Known sources: {known}."
             )
+        evidence = self.evidence.of_order(order)
         return Promises(
-            self.evidence if source is None else self.evidence.of_source(source),
+            evidence if source is None else evidence.of_source(source),
             self.n_labels,
             self.assumed_absent,
             share,
@@ -145,7 +156,7 @@ class Calibration:
         )
 
     @cached_property
-    def _promises(self) -> OrderedDict[tuple[float, str | None], Promises]:
+    def _promises(self) -> OrderedDict[tuple[float, str | None, Order], Promises]:
         return OrderedDict()
 
     def classes_of(self, label_codes: NDArray[np.int32]) -> NDArray[np.int8]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from model_store.verdicts import Absence
+from model_store.verdicts import Absence, Order
 
 SIZE_CLASSES = ("one", "few", "many")
 """Labels by their number of items in the gallery: 1, 2 to 5, more."""
@@ -37,6 +37,9 @@ class Evidence:
     correct : (N,) whether the first item is a true match.
     absent : (N,) whether the gallery holds no true match.
     first_classes : (N,) size class of the first item's label.
+    likeliest_probabilities, likeliest_correct, likeliest_classes : (N,) the same of the label of
+        the highest match probability, whose nearest item is the first where the list is ordered by
+        probability.
     true_classes : (N,) size class of the query's own label; −1 of absent queries.
     critical : (N,) largest threshold whose result set holds a true match: ∞ where the likeliest
         label is right, −1 where no candidate is, and of absent queries.
@@ -54,6 +57,9 @@ class Evidence:
     correct: NDArray[np.bool_]
     absent: NDArray[np.bool_]
     first_classes: NDArray[np.int8]
+    likeliest_probabilities: Floats
+    likeliest_correct: NDArray[np.bool_]
+    likeliest_classes: NDArray[np.int8]
     true_classes: NDArray[np.int8]
     critical: Floats
     clusters: NDArray[np.int64]
@@ -75,6 +81,17 @@ class Evidence:
     def at(self, chosen: NDArray[np.bool_]) -> Evidence:
         """Return the evidence of the queries ``chosen`` (N,)."""
         return replace(self, **{name: getattr(self, name)[chosen] for name in ARRAYS})
+
+    def of_order(self, order: Order) -> Evidence:
+        """Return the evidence of lists in ``order``, as what came of their first items."""
+        if order == "similarity":
+            return self
+        return replace(
+            self,
+            first_probabilities=self.likeliest_probabilities,
+            correct=self.likeliest_correct,
+            first_classes=self.likeliest_classes,
+        )
 
     def of_source(self, name: str) -> Evidence:
         """Return the evidence of the queries that come from ``name``, a known source."""

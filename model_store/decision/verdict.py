@@ -16,7 +16,7 @@ from model_store.decision.promises import Promises
 from model_store.decision.result_sets import ResultSet
 from model_store.decision.signals import labels_found, signals
 from model_store.predictive import Predictive
-from model_store.verdicts import FilterMeans, Level, Verdict
+from model_store.verdicts import FilterMeans, Level, Order, Verdict
 
 _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
 """Up to which percentile of the calibration queries an uncertainty is called what: half of the
@@ -72,15 +72,17 @@ class Retrieved:
         descending; then items that are shown though others are nearer, if any.
     label_codes : (n,) of these items, −1 where an item has no label.
     n_listed : how many of them are the list that signals are taken from.
-    shown : (k,) places of the items to describe, nearest first.
+    listed : (m,) places of the items that may be described, nearest first.
     allowed : (n,) which items pass the filter; None without a filter.
+    limit : how many are described; None for all of ``listed``.
     """
 
     similarities: Floats
     label_codes: NDArray[np.int32]
     n_listed: int
-    shown: Integers
+    listed: Integers
     allowed: NDArray[np.bool_] | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Terms:
     source : where the query comes from; None for anywhere.
     filter_means : what a filter says.
     stale : why the calibration does not hold; None where it does.
+    order : what the first items come first by.
     """
 
     alpha: float
@@ -103,6 +106,7 @@ class Terms:
     source: str | None = None
     filter_means: FilterMeans = "show"
     stale: str | None = None
+    order: Order = "similarity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +118,12 @@ class Decision:
     verdict : the word that a front end switches on.
     assessment : of the query alone.
     reason : why less is promised than the request wants; None where nothing is missing.
+    ranking : (m,) the order of the list, as places in `Retrieved.listed`; of it the first k are
+        described.
     absent_share : share of absent queries that the probabilities are for.
-    match_log_odds : (k,) of the shown items, at that share, uncorrected by feedback.
-    match_probabilities : (k,) P(item is a true match) of the shown items; items of one label share
-        theirs, so that a closer one never has the lower.
+    match_log_odds : (k,) of the described items, at that share, uncorrected by feedback.
+    match_probabilities : (k,) P(item is a true match) of the described items; items of one label
+        share theirs, so that a closer one never has the lower.
     match_intervals : (k, 2) see `VennAbers`.
     no_match_probability : P(none of the items that may be found is a true match): 1 − Σ of the
         match probabilities of their labels.
@@ -129,6 +135,7 @@ class Decision:
     verdict: Verdict
     assessment: Assessment
     reason: str | None = None
+    ranking: Integers | None = None
     absent_share: float | None = None
     match_log_odds: Floats | None = None
     match_probabilities: Floats | None = None
@@ -168,6 +175,9 @@ def decide(
     filter every label keeps the probability that it has in the whole gallery. Where the filter is
     said to be ``known`` to hold a true match, probabilities are conditioned on that.
 
+    By probability the items of the likeliest label come first, among themselves nearest first; what
+    is promised then is promised of the likeliest label.
+
     Raises
     ------
     UnknownSource : no calibration query comes from the source that the terms name.
@@ -178,7 +188,7 @@ def decide(
         or len(retrieved.similarities) == 0
     ):
         return Decision("not_calibrated", assess(calibration, predictive))
-    promises = calibration.promises(terms.expected_absent, terms.source)
+    promises = calibration.promises(terms.expected_absent, terms.source, terms.order)
     found = _Labels.of(calibration, predictive, retrieved)
     fitted = found.probabilities(calibration, 0.0)
     expected = fitted if promises.shift == 0 else found.probabilities(calibration, promises.shift)
@@ -195,7 +205,11 @@ def decide(
             final, nothing = final / whole, nothing / whole
         else:
             nothing = 1 - passing
-    labels = found.belong[:, retrieved.shown].argmax(axis=0)
+    labels = found.belong[:, retrieved.listed].argmax(axis=0)
+    ranking = np.arange(len(labels))
+    if terms.order == "probability":
+        ranking = np.argsort(-final[labels], kind="stable")
+    labels = labels[ranking[: retrieved.limit]]
     assessment = assess(calibration, predictive)
     verdict, reason = _verdict(
         assessment,
@@ -214,6 +228,7 @@ def decide(
         verdict,
         assessment,
         reason,
+        ranking,
         promises.expected,
         bounded_logit(expected[labels]),
         shown,

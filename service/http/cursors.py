@@ -52,7 +52,7 @@ class SearchCursor(BaseModel):
 
     ``version`` is that of the gallery at the first page: later pages show the gallery as it was
     then. ``options.expected_absent`` is the share used for the first page, ``share_origin`` its
-    origin.
+    origin, and ``options.order`` the order of the first page.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from model_store.verdicts import Absence
+from model_store.verdicts import Absence, Order
 from service.schemas.bundles import BundleState, CalibrationStatus
 from service.schemas.feedback import ErrorsOverTime, FeedbackCorrection, FeedbackSummary
 
@@ -135,6 +135,9 @@ class CalibrationReport(BaseModel):
         "1 − delta over calibrations."
     )
     absent: AbsentState | None
+    order: Order | None = Field(
+        description="Of the lists whose first results are spoken of: by which they come first."
+    )
     sources: list[str] = Field(description="Where calibration queries come from.")
     matches: list[MatchPromise]
     point: OperatingPoint | None = Field(description="What all of these lead to together.")

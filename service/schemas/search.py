@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from model_store.gallery.filters.grammar import MAX_BYTES
-from model_store.verdicts import Absence, FilterMeans, Level, Verdict
+from model_store.verdicts import Absence, FilterMeans, Level, Order, Verdict
 from service.schemas.bundles import BundleState
 from service.schemas.galleries import EncoderState
 from service.schemas.items import ItemDetail
@@ -101,6 +101,14 @@ class SearchOptions(ListOptions):
         "them. `known`: the caller knows that a true match passes the filter, and probabilities "
         "are conditioned on that.",
     )
+    order: Order | None = Field(
+        None,
+        description="What comes first. `similarity`: the nearest item. `probability`: of the "
+        "nearest 200 items the likeliest true match, items of one label nearest first; verdict and "
+        "promises are then of that one. Left out: what the gallery was calibrated with, "
+        "`similarity` unless its owner said otherwise. Without calibration `probability` is an "
+        "error.",
+    )
     on_uncertain: OnUncertain = Field(
         "answer", description="`refuse` leaves `results` empty unless the verdict is `match`."
     )
@@ -187,7 +195,7 @@ class Result(BaseModel):
 
     rank: int
     id: str
-    similarity: float = Field(description="Cosine, −1 to 1; larger is nearer. Orders the results.")
+    similarity: float = Field(description="Cosine, −1 to 1; larger is nearer.")
     match_probability: float | None = Field(
         description="Calibrated probability that the item is a true match; among results of one "
         "label a closer one never has the lower."
@@ -197,12 +205,13 @@ class Result(BaseModel):
         "far apart where calibration queries like this one are few. No confidence interval."
     )
     rank_stability: float = Field(
-        description="Share of predictive samples under which the item is among the results, those "
-        "of earlier pages with them."
+        description="Share of predictive samples under which the item is among the nearest, of as "
+        "many as there are results, those of earlier pages with them."
     )
     rank_confidence: float | None = Field(
         description="Probability that the item is nearer to the query than the next one, given how "
-        "uncertain the query's embedding is; null for the gallery's last."
+        "uncertain the query's embedding is; null for the gallery's last. Below ½ where the next "
+        "one is nearer, and stands lower because it is the less likely match."
     )
     variance: float = Field(description="Of the item's embedding, relative to its squared norm.")
     label: str | None
@@ -270,8 +279,10 @@ class SearchAnswer(BaseModel):
     )
     absent: AbsentShare | None = Field(description="Null without calibration.")
     query: Query
+    order: Order = Field(description="What the results are ordered by.")
     results: list[Result] = Field(
-        description="By similarity, equal ones by id; none where `on_uncertain=refuse` refused."
+        description="By similarity, equal ones by id; or by match probability, equal ones so. None "
+        "where `on_uncertain=refuse` refused."
     )
     result_set: ResultSet | None = Field(
         description="None where nothing is calibrated, or `on_uncertain=refuse` refused."

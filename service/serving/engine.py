@@ -454,6 +454,7 @@ class SearchEngine:
             source=asked.source,
             filter_means=asked.filter_means,
             stale=self.watch.reason,
+            order=asked.order,
         )
 
     def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float, float]:

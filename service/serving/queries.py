@@ -17,6 +17,7 @@ from model_store.images.quality import QualityHint
 from model_store.predictive import Predictive
 from model_store.retriever import Answer
 from model_store.search import EVERYTHING, Diversity
+from model_store.verdicts import Order
 from service.schemas import QueryImage, ShareOrigin
 
 
@@ -35,6 +36,7 @@ class Asked:
     of_key : the same share as the caller's key states it.
     source : where the query comes from.
     filter_means : ``known`` if the caller knows that a true match passes ``where``.
+    order : of the list.
     """
 
     limit: int
@@ -46,6 +48,7 @@ class Asked:
     of_key: float | None = None
     source: str | None = None
     filter_means: FilterMeans = "show"
+    order: Order | None = None
 
 
 @dataclass(frozen=True, slots=True)

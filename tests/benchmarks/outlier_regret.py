@@ -4,7 +4,8 @@ Regret is the AUROC of the best single signal, known only in hindsight, minus th
 score. The fusion is fitted to one half of a gallery's queries and measured on the other, five
 times: with corrupted queries alone to learn from, and with them crops of a photograph,
 scikit-learn's digits, or images of withheld labels. A kind that was a lesson is not tested, but for
-corrupted queries, of which the fusion has seen others. Reads VOUCH_DATA_DIR; making the encoders
+corrupted queries, of which the fusion has seen others. What each signal adds is the AUROC of the
+fused score minus that of a fusion fitted without it. Reads VOUCH_DATA_DIR; making the encoders
 takes half an hour of one processor, once.
 
     python tests/benchmarks/outlier_regret.py [WORLD ...]
@@ -67,6 +68,38 @@ def regrets(seen: World, lesson: str | None) -> dict[str, dict[str, float]]:
     return table
 
 
+def added(seen: World, lesson: str | None) -> dict[str, dict[str, float]]:
+    """By how much each signal raises the AUROC of the score, by kind, mean over the splits."""
+    everything = np.arange(len(OUTLIER_SIGNALS))
+    whole = [_areas(seen, lesson, seed, everything) for seed in range(SEEDS)]
+    gains = {}
+    for left_out, name in enumerate(OUTLIER_SIGNALS):
+        kept = np.delete(everything, left_out)
+        rest = [_areas(seen, lesson, seed, kept) for seed in range(SEEDS)]
+        gains[name] = {
+            kind: float(
+                np.mean([of[kind] - other[kind] for of, other in zip(whole, rest, strict=True)])
+            )
+            for kind in whole[0]
+        }
+    return gains
+
+
+def _areas(
+    seen: World, lesson: str | None, seed: int, columns: NDArray[np.int64]
+) -> dict[str, float]:
+    """AUROC, for each kind of outliers, of a fusion of some of the signals."""
+    taught, asked = halves(seen, seed)
+    lessons = [signals[:, columns] for signals in kinds(seen, taught, lesson)]
+    score = fit_fusion(seen.ordinary[taught][:, columns], lessons)
+    ordinary = score(seen.ordinary[asked][:, columns])
+    return {
+        kind: area(score(aliens[:, columns]), ordinary)
+        for kind, aliens in {"corrupted": seen.spoilt[asked], **seen.others}.items()
+        if lesson is None or kind != LESSONS[lesson]
+    }
+
+
 def false_alarms(seen: World, lesson: str | None) -> float:
     """Share of ordinary queries with a conformal p-value of at most `ALPHA`, mean over splits."""
     shares = []
@@ -98,6 +131,7 @@ def measure(names: Sequence[str], data: Path) -> dict[str, Any]:
     """All pairs, and the worst regret among them."""
     pairs: dict[str, dict[str, float]] = {}
     alarms: dict[str, float] = {}
+    gains: dict[str, dict[str, float]] = {}
     for name in names:
         seen = world(name, data)
         for lesson in (None, *(kind for kind in LESSONS if kind in seen.lessons)):
@@ -105,8 +139,11 @@ def measure(names: Sequence[str], data: Path) -> dict[str, Any]:
             alarms[taught] = false_alarms(seen, lesson)
             for kind, row in regrets(seen, lesson).items():
                 pairs[f"{taught}: {kind}"] = row
+            for signal, of_kind in added(seen, lesson).items():
+                for kind, gain in of_kind.items():
+                    gains.setdefault(signal, {})[f"{taught}: {kind}"] = gain
     worst = max(row["regret"] for row in pairs.values())
-    return {"outlier_regret": worst, "pairs": pairs, "false_alarms": alarms}
+    return {"outlier_regret": worst, "pairs": pairs, "false_alarms": alarms, "added": gains}
 
 
 def main() -> None:
@@ -116,6 +153,12 @@ def main() -> None:
     print("|---|" + "---:|" * (len(OUTLIER_SIGNALS) + 2))
     for pair, row in report["pairs"].items():
         print(f"| {pair} | " + " | ".join(f"{value:.3f}" for value in row.values()) + " |")
+    for signal, gains in report["added"].items():
+        values = list(gains.values())
+        print(
+            f"{signal} adds {np.mean(values):+.4f} on average, "
+            f"{min(values):+.3f} to {max(values):+.3f}"
+        )
     for taught, share in report["false_alarms"].items():
         print(f"false alarms at {ALPHA}: {share:.3f} ({taught})")
     print(f"outlier_regret: {report['outlier_regret']:.3f}")

@@ -45,7 +45,7 @@ def world(n: int, seed: int, *, has_match: bool = True) -> Observed:
         matches=label_codes == 0,
         codes=np.where(has_match, 0, -2 - np.arange(n) % 20).astype(np.int32),
         own_sizes=np.full(n, 20 * has_match),
-        first_sizes=np.full(n, 20),
+        found_sizes=np.full((n, 60), 20),
     )
 
 
@@ -86,7 +86,7 @@ QUERIES = CalibrationQueries(
 GALLERY = CalibratedGallery("encoder", {"index": "flat"}, 60, np.full(5, 20), 0, DETECTOR, MEANS)
 
 
-def calibrated(queries: CalibrationQueries = QUERIES, **changes: float) -> Calibration:
+def calibrated(queries: CalibrationQueries = QUERIES, **changes: Any) -> Calibration:
     return fit_calibration(GALLERY, queries, CalibrationConfig(**changes), 0, {})
 
 
@@ -205,6 +205,30 @@ def test_the_report_is_of_queries_left_out_of_the_fit() -> None:
     assert report["n_matched"] == 2000
     assert report["cross_fitted"]["top1_ece"] < 0.1
     assert 0 < report["cross_fitted"]["match_coverage"] < 1
+
+
+def test_the_evidence_of_the_likeliest_is_of_lists_by_probability() -> None:
+    """As often right as the likeliest labels of queries that the fit has not seen."""
+    fitted, unseen = calibrated(), world(4000, 3)
+    found = choices(fitted, unseen, fitted.assumed_absent)
+    best = [(places[p.argmax()], p.max()) for places, p in found]
+    places, told = map(np.array, zip(*best, strict=True))
+    right = unseen.matches[np.arange(len(unseen)), places]
+    evidence = fitted.evidence
+    present = ~evidence.absent
+    of_likeliest = fitted.report["cross_fitted"]["orders"]["probability"]
+    recall = evidence.likeliest_correct[present].mean()
+    assert recall == of_likeliest["recall_at_1"] == pytest.approx(right.mean(), abs=0.03)
+    assert recall > evidence.correct[present].mean() + 0.05
+    assert evidence.likeliest_probabilities[present].mean() == pytest.approx(told.mean(), abs=0.02)
+    assert (evidence.likeliest_probabilities >= evidence.first_probabilities).all()
+    agree = evidence.likeliest_probabilities == evidence.first_probabilities
+    np.testing.assert_array_equal(evidence.likeliest_correct[agree], evidence.correct[agree])
+    assert (evidence.likeliest_classes == 2).all()
+    assert of_likeliest["match_coverage"] > fitted.report["cross_fitted"]["match_coverage"]
+    assert calibrated(order="probability").report["cross_fitted"]["top1_ece"] == pytest.approx(
+        of_likeliest["top1_ece"]
+    )
 
 
 @pytest.mark.parametrize(("n_matched", "n_no_match"), [(49, 300), (300, 49)])

@@ -87,6 +87,11 @@ def test_a_file_is_read(tmp_path: Path) -> None:
             DIGITS + '[posterior]\nmethod = "bayesian_triplet"\nprior = "von_mises_fisher"',
             "needs variance = 'isotropic'",
         ),
+        (
+            DIGITS + '[posterior]\nmethod = "bayesian_triplet"\nprior = "von_mises_fisher"\n'
+            'variance = "isotropic"\nnormalised = false',
+            "drop `normalised`",
+        ),
         ('name = "x"\n[dataset]\nkind = "mnist"\nunseen_share = 0.5', "split of its own"),
     ],
 )
@@ -110,7 +115,12 @@ def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
             'method = "online_laplace"\napproximation = "positives"',
             "online_laplace_kronecker_positives_euclidean",
         ),
+        ('scaling = "global"', "laplace_kronecker_fixed_euclidean"),
         ('method = "bayesian_triplet"', "bayesian_triplet_diagonal_gaussian"),
+        (
+            'method = "bayesian_triplet"\nnormalised = false',
+            "bayesian_triplet_diagonal_gaussian_not_normalised",
+        ),
         ('method = "deterministic"', "deterministic"),
         ('method = "pfe"', "pfe"),
         ('method = "hib"\nkl_weight = 0.01', "hib"),

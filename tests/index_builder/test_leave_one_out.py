@@ -69,8 +69,8 @@ def test_an_image_is_hidden_from_its_own_list_and_from_the_mean_of_its_label(
         labels = np.array(LABELS)[others[order]]
         np.testing.assert_array_equal(observed.matches[position], labels == LABELS[position])
         assert observed.own_sizes[position] == len(of_label(position))
-        of_first = sum(LABELS[other] == labels[0] for other in others)
-        assert observed.first_sizes[position] == of_first
+        of_each = [sum(LABELS[other] == label for other in others) for label in labels]
+        np.testing.assert_array_equal(observed.found_sizes[position], of_each)
         if len(of_label(position)) == 0:
             continue
         mean = DIRECTIONS[of_label(position)].sum(axis=0)

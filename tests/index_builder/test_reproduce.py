@@ -26,9 +26,11 @@ from index_builder.reproduction.protocols import (
     ProtocolData,
     load_protocol,
     protocol_config,
+    published,
 )
 from index_builder.reproduction.protocols.protocol import all_against_all, held_out_task
 from index_builder.reproduction.retrieval import search
+from index_builder.reproduction.summary import COLUMNS
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import BuildError, ConfigError
@@ -144,6 +146,25 @@ def test_the_table_holds_what_the_report_does(out: Path, report: dict) -> None:
     table = (out / "table.md").read_text(encoding="utf-8")
     for method in report["methods"]:
         assert f"| {method['title']} | {method['metrics']['recall_at_1']['mean']:.3f} |" in table
+        known = method["metrics"]
+        assert known["recall_at_1"]["mean"] <= known["recall_at_2"]["mean"] <= 1
+        assert 0 < known["map_at_r"]["mean"] <= known["map_at_1000"]["mean"] <= 1
+        # A found and surer than an outlier; and no more can be wrong than all at once.
+        assert 0 < known["oscr"]["mean"] <= known["recall_at_1"]["mean"]
+        assert 0 <= known["augrc"]["mean"] <= known["aurc"]["mean"]
+    assert "AUGRC" in table
+    assert "OSCR" in table
+    assert "What the decision layer has seen and the other methods have not" in table
+
+
+def test_the_authors_figures_of_a_table_are_of_one_state_of_theirs() -> None:
+    """What 89588b3 has no row of is not filled up from the table before its correction."""
+    assert {"lam_online_full", "lam_posthoc_fixed_arccos"} <= published.FASHION_MNIST.keys()
+    earlier = {"lam_online_positives", "lam_online_positives_arccos", "lam_online_full_arccos"}
+    assert not earlier & published.FASHION_MNIST.keys()
+    assert set(published.CUB200) == {"pfe"}
+    # Each figure has a column that it stands in.
+    assert set(published.METRICS) <= {column.metric for column in COLUMNS}
 
 
 class Page(HTMLParser):
@@ -224,6 +245,8 @@ def test_the_decision_layer_hides_an_item_from_itself(
     metrics = evaluate_decision(config, run, data, tmp_path)["metrics"]
     # An image that found itself in list or detector would be a sure match, and unlike any other.
     assert metrics["recall_at_1"] - 0.05 < metrics["recall_of_likeliest"] < 1
+    assert 0 <= metrics["ece_of_likeliest"] < 0.2
+    assert metrics["error_auroc_of_likeliest"] > 0.5
     assert metrics["ood_auroc: 3 and 8"] < 0.99
     assert metrics["ood_auroc"] > 0.95
     assert metrics["ece"] < 0.15

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,6 +18,9 @@ from sklearn.datasets import load_digits
 
 from index_builder.configuration.build import BuildConfig, photographs_config
 from index_builder.configuration.posterior import EnsembleConfig, MonteCarloDropoutConfig
+from index_builder.datasets import load_splits
+from index_builder.networks import load_encoder
+from index_builder.networks.features import all_features
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import (
     build_all,
@@ -29,7 +32,7 @@ from index_builder.pipeline.steps import (
     publish_step,
     train_step,
 )
-from index_builder.posteriors import load_posterior
+from index_builder.posteriors import TargetScaling, fit_laplace, load_posterior
 from index_builder.reproduction.methods import configured
 from model_store import open_bundle
 from model_store.bundles.manifest import read_manifest
@@ -438,6 +441,30 @@ def test_a_posterior_that_is_all_prior_is_warned_of(
     assert report["prior_share"] > 0.99
     assert report["norm_correlation"] > 0.99
     assert "nothing beyond the length of the features" in " ".join(capsys.readouterr().err.split())
+
+
+def test_pairs_are_weighted_as_the_configuration_says(
+    digits_bundle: Path, digits_run: Path, digits_config: BuildConfig, tmp_path: Path
+) -> None:
+    """Labels of the digits have 106 to 112 training images: nearly alike, and not quite."""
+    for scaling in get_args(TargetScaling):
+        report = refitted(digits_config, digits_run, tmp_path / scaling, {"scaling": scaling})
+        encoder = load_encoder(digits_config.network, Run(digits_run).checkpoint)
+        images = load_splits(digits_config).training
+        by_hand = fit_laplace(
+            lambda encoder=encoder, images=images: [all_features(encoder, images)],
+            torch.from_numpy(images.label_codes()),
+            encoder.last_layer.weight,
+            encoder.last_layer.bias,
+            margin=digits_config.training.margin,
+            scaling=scaling,
+        )
+        assert report["curvature"]["mean"] == pytest.approx(by_hand.curvature.mean, rel=1e-5)
+    means = [
+        json.loads((tmp_path / scaling / "posterior.json").read_text())["curvature"]["mean"]
+        for scaling in get_args(TargetScaling)
+    ]
+    assert means[0] != pytest.approx(means[1], rel=1e-4)
 
 
 def test_where_every_negative_is_inside_the_margin_positives_alone_are_taken(

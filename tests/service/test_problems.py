@@ -67,6 +67,7 @@ STATUSES = {
     "InvalidHead": 400,
     "InvalidCursor": 422,
     "InvalidFilter": 422,
+    "OrderUnavailable": 422,
     "UnknownSource": 422,
     "OutdatedCursor": 409,
     "UnsupportedMediaType": 415,

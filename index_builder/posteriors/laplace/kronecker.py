@@ -19,10 +19,10 @@ embedding is z | φ ~ N(W φ + b, s B⁻¹) with the scalar s = φ̃ᵀ (A + λ)
 all images had M / r² = I up to one factor; what it leaves out is which outputs an image's own
 direction z keeps uncertain. As λ grows it becomes the prior's: s = ‖φ̃‖² / λ and B = I.
 
-The prior may also know the scale of each feature: λ T for λ I, with T diagonal, t_f = A_ff over its
-mean. This is λ I for features divided by t_f^½. A prior that is the same for all features makes the
-directions that no training image has taken, of which a wide network has many, count by the feature
-norm; with T, what is unusual for a feature counts, whatever its unit (measured in README).
+The prior may also know the scale of each feature: λ T for λ I, with T diagonal, t_f a power of A_ff
+over its mean. This is λ I for features divided by t_f^½. A prior that is the same for all features
+makes the directions that no training image has taken, of which a wide network has many, count by
+the feature norm; with T, what is unusual for a feature counts (measured in README).
 
 The traces are linear in G, so that sums over pairs, minibatches and steps are exact; nothing is cut
 off at zero until a posterior is formed.
@@ -41,9 +41,16 @@ from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPoster
 _LOST = 0.01
 """Eigenvectors are left out as long as no variance changes by more than this part of itself."""
 
-_LEAST_SCALE = 0.1
-"""Smallest t_f, of the mean: a feature that hardly ever fired must not decide alone. Of 0.001 to
-0.3 the middle: below, wrong first results are told apart less well, above, corrupted pictures."""
+_SCALE_POWER = 0.8
+"""Of A_ff in t_f: at 1 the unit of a feature does not matter, at 0 all have the same prior.
+Held-out images of Fashion-MNIST decided: from 1 to 0 wrong first results are told apart better
+(AUROC 0.815 to 0.832), corrupted pictures worse (0.865 to 0.773); at 0.8 it is 0.822 and 0.843.
+Other worlds, which decided nothing, are told apart worse from 1 to 0 as well (MNIST 0.917 to
+0.813), but better where 475 images fit 1,280 frozen features (0.86 to 0.92)."""
+
+_LEAST_SCALE = 0.01
+"""Smallest A_ff, of the mean: a feature that hardly ever fired must not decide alone. With 0.1
+corrupted pictures are told apart less well (0.823 for 0.843), errors as well (0.823 and 0.822)."""
 
 MAX_RANK = 512
 """Directions of the features that are kept where not all are."""
@@ -121,7 +128,7 @@ class PartialTraces:
         scale = torch.ones_like(diagonal)
         mean = diagonal.mean()
         if prior_scale == "features" and float(mean) > 0:
-            scale = (diagonal / mean).clamp_min(_LEAST_SCALE).rsqrt()
+            scale = (diagonal / mean).clamp_min(_LEAST_SCALE) ** (-_SCALE_POWER / 2)
         features, basis = self.features, None
         if self.basis is None:
             features = scale[:, None] * features * scale

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from model_store.decision import OperatingPoint, error_interval
 from model_store.feedback import FeedbackSummary
+from model_store.verdicts import Order
 from service import schemas
 from service.http.answers.bundles import bundle_state, encoder_state
 from service.serving.audit import Audit
@@ -76,9 +77,9 @@ def label_list(engine: SearchEngine, after: str | None, limit: int) -> schemas.L
 
 
 def calibration_report(
-    engine: SearchEngine, said: FeedbackSummary | None
+    engine: SearchEngine, said: FeedbackSummary | None, order: Order | None
 ) -> schemas.CalibrationReport:
-    """Describe the gallery's calibration, with the feedback ``said`` on it if there is any."""
+    """Describe the calibration, for first items in ``order``, with the feedback on it if any."""
     calibration = engine.bundle.retriever.calibration
     state = bundle_state(engine).calibration
     share = engine.absent_share
@@ -93,6 +94,7 @@ def calibration_report(
             max_false_match_rate=None,
             delta=None,
             absent=None,
+            order=None,
             sources=[],
             matches=[],
             point=None,
@@ -107,7 +109,9 @@ def calibration_report(
         )
     correction = calibration.report.get("feedback")
     measured = calibration.report["cross_fitted"]
-    promises = calibration.promises(share.used)
+    order = calibration.order if order is None else order
+    of_first = measured["orders"][order]
+    promises = calibration.promises(share.used, order=order)
     return schemas.CalibrationReport(
         status=state.status,
         n_queries=state.n_queries,
@@ -118,6 +122,7 @@ def calibration_report(
         max_false_match_rate=calibration.max_false_match_rate,
         delta=calibration.delta,
         absent=schemas.AbsentState(**asdict(share)),
+        order=order,
         sources=list(calibration.sources),
         matches=[
             schemas.MatchPromise(
@@ -131,8 +136,8 @@ def calibration_report(
             if n_labels
         ],
         point=_operating_point(promises.point) if promises.gives_matches else None,
-        top1_ece=measured["top1_ece"],
-        reliability=[schemas.ReliabilityBin(**one) for one in measured["reliability"]],
+        top1_ece=of_first["top1_ece"],
+        reliability=[schemas.ReliabilityBin(**one) for one in of_first["reliability"]],
         risk_coverage=[_operating_point(point) for point in promises.curve()],
         result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
         outlier_auroc=measured["outlier_auroc"],
@@ -143,7 +148,11 @@ def calibration_report(
 
 
 def operating_point(
-    engine: SearchEngine, max_error: float, expected_absent: float | None, source: str | None
+    engine: SearchEngine,
+    max_error: float,
+    expected_absent: float | None,
+    source: str | None,
+    order: Order | None,
 ) -> schemas.OperatingPointAnswer:
     """Return the largest coverage that an error is promised for.
 
@@ -154,7 +163,7 @@ def operating_point(
     calibration, state, point = engine.bundle.retriever.calibration, engine.absent_share, None
     if calibration is not None and state is not None:
         share = state.used if expected_absent is None else expected_absent
-        point = calibration.promises(share, source).at(max_error)
+        point = calibration.promises(share, source, order).at(max_error)
     return schemas.OperatingPointAnswer(
         max_error=max_error, point=None if point is None else _operating_point(point)
     )

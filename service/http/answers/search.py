@@ -58,7 +58,9 @@ def search_answer(
             version=bundle.version,
             query_id=found.query_id,
             start=end,
-            options=options.model_copy(update={"expected_absent": decision.absent_share}),
+            options=options.model_copy(
+                update={"expected_absent": decision.absent_share, "order": answer.order}
+            ),
             share_origin=found.share_origin,
         )
         if more
@@ -78,6 +80,7 @@ def search_answer(
             basis=calibration.evidence.absence,
         ),
         query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
+        order=answer.order,
         results=[_result(bundle.name, match) for match in shown],
         result_set=None if refused else _result_set(answer, found.gone),
         next_cursor=None if cursor is None else write(cursor, engine.secret),

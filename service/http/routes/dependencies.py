@@ -81,6 +81,7 @@ def asked_of(options: schemas.ListOptions, request: Request | None = None) -> As
             None if request is None else request.state.caller.expected_absent,
             options.source,
             options.filter_means,
+            options.order,
         )
     return Asked(options.limit, where=where, diversity=diversity)
 

@@ -7,12 +7,20 @@ from typing import Annotated
 from fastapi import Query
 
 from model_store.errors import GalleryNotFound, InvalidRequest
+from model_store.verdicts import Order
 from service import schemas
 from service.http import answers
 from service.http.problems import responses
 from service.http.routes.dependencies import EngineOf, StateOf, gallery_router
 
 router = gallery_router("galleries")
+
+OrderAsked = Annotated[
+    Order | None,
+    Query(
+        description="Of the lists whose first results are spoken of; left out: the gallery's own."
+    ),
+]
 
 
 @router.get("", operation_id="list_galleries")
@@ -44,11 +52,13 @@ async def list_labels(
     operation_id="get_calibration",
     responses=responses(GalleryNotFound),
 )
-async def get_calibration(engine: EngineOf, state: StateOf) -> schemas.CalibrationReport:
+async def get_calibration(
+    engine: EngineOf, state: StateOf, order: OrderAsked = None
+) -> schemas.CalibrationReport:
     """Report how well the probabilities hold, and what each threshold on them would cost."""
     kept, bundle_id = state.feedback, engine.bundle.manifest.id
     said = None if kept is None else await engine.compute(lambda: kept.summary(bundle_id))
-    return answers.calibration_report(engine, said)
+    return answers.calibration_report(engine, said, order)
 
 
 @router.get(
@@ -68,6 +78,7 @@ async def get_operating_point(
     source: Annotated[
         str | None, Query(max_length=200, description="Where the queries come from.")
     ] = None,
+    order: OrderAsked = None,
 ) -> schemas.OperatingPointAnswer:
     """Report the largest share of queries that can get a match within the error `max_error`."""
-    return answers.operating_point(engine, max_error, expected_absent, source)
+    return answers.operating_point(engine, max_error, expected_absent, source, order)

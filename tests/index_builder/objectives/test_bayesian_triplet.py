@@ -23,6 +23,7 @@ def loss_of(
     margin: float = 0.0,
     kl_weight: float = 0.0,
     prior: Prior = "gaussian",
+    normalised: bool = True,
 ) -> BayesianTripletLoss:
     head = VarianceHead(N_FEATURES, DIM, isotropic=isotropic, initial_variance=0.05)
     generator = torch.Generator().manual_seed(1)
@@ -36,6 +37,7 @@ def loss_of(
         mining="all",
         n_triplets=1000,
         generator=generator,
+        normalised=normalised,
     )
     return loss.double()
 
@@ -151,6 +153,34 @@ def test_the_whole_loss_is_differentiable_by_all_that_it_learns(prior: Prior) ->
         down = [weight - step, head] if place == 0 else [weight, head - step]
         slope = (value(*up) - value(*down)).item() / 2e-6
         assert parameter.grad[0, 2].item() == pytest.approx(slope, rel=1e-4, abs=1e-8)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_length_of_a_mean_counts_where_it_is_not_normalised(normalised: bool) -> None:
+    """A last layer twice as large, by torch's divergence and Monte Carlo of the margin."""
+    loss = loss_of(kl_weight=0.3, normalised=normalised)
+    layer = nn.Linear(N_FEATURES, DIM).double()
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(3, N_FEATURES, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([0, 0, 1])  # two triplets: either image of label 0 is the anchor
+    values = []
+    for _ in range(2):
+        mean = layer(features).detach()
+        if normalised:
+            mean = mean / mean.norm(dim=1, keepdim=True)
+        spread = loss.head(features).detach()
+        expected = 0.3 * kl_divergence(Normal(mean, spread.sqrt()), Normal(0.0, 0.1**0.5)).sum(1)
+        leads = [
+            loss.negative_log_likelihood(mean, spread, *torch.tensor([[a], [p], [2]]))
+            for a, p in ((0, 1), (1, 0))
+        ]
+        ours = loss(features, labels, layer).detach()
+        torch.testing.assert_close(ours, expected.mean() + torch.stack(leads).mean())
+        values.append(float(ours))
+        with torch.no_grad():
+            layer.weight.mul_(2)
+            layer.bias.mul_(2)
+    assert (values[0] == pytest.approx(values[1])) is normalised
 
 
 def test_it_orders_images_and_is_wide_where_labels_contradict_each_other() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from index_builder.configuration.build import TrainingConfig
 from index_builder.objectives import OnlineLaplaceLoss, contrastive_loss
-from index_builder.posteriors import Approximation, MinibatchPlan, fit_laplace
+from index_builder.posteriors import Approximation, MinibatchPlan, TargetScaling, fit_laplace
 from index_builder.training.batches import balanced_batches
 
 LABELS = torch.arange(200) % 4
@@ -21,6 +21,7 @@ def objective(
     labels: Tensor = LABELS,
     approximation: Approximation = "fixed",
     memory_factor: float = 0.02,
+    scaling: TargetScaling = "per_anchor",
 ) -> OnlineLaplaceLoss:
     return OnlineLaplaceLoss(
         layer,
@@ -30,6 +31,7 @@ def objective(
         structure="diagonal",
         approximation=approximation,
         split="euclidean",
+        scaling=scaling,
         memory_factor=memory_factor,
         prior_precision=5.0,
         initial_precision=100.0,
@@ -76,9 +78,17 @@ def test_what_it_leaves_is_near_the_post_hoc_curvature() -> None:
     assert abs(float(ratio) - 1) < 0.1
 
 
-@pytest.mark.parametrize("approximation", ["fixed", "positives", "full"])
+@pytest.mark.parametrize(
+    ("approximation", "scaling"),
+    [
+        ("fixed", "per_anchor"),
+        ("positives", "per_anchor"),
+        ("full", "per_anchor"),
+        ("positives", "global"),
+    ],
+)
 def test_labels_of_unequal_size_count_as_often_as_the_data_hold_them(
-    approximation: Approximation,
+    approximation: Approximation, scaling: TargetScaling
 ) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(6, 3)
@@ -86,7 +96,9 @@ def test_labels_of_unequal_size_count_as_often_as_the_data_hold_them(
     spread = 0.4 + labels[:, None] / 2  # so that a label's share of the curvature shows
     noise = torch.randn(len(labels), 6, generator=torch.Generator().manual_seed(4))
     features = torch.cat([CENTRES, CENTRES[:1] + 1])[labels] + spread * noise
-    online = objective(layer, labels=labels, approximation=approximation, memory_factor=1e-3)
+    online = objective(
+        layer, labels=labels, approximation=approximation, memory_factor=1e-3, scaling=scaling
+    )
     batches = balanced_batches(
         labels,
         TrainingConfig(labels_per_batch=4, images_per_label=6),
@@ -104,6 +116,7 @@ def test_labels_of_unequal_size_count_as_often_as_the_data_hold_them(
         structure="diagonal",
         margin=1.0,
         approximation=approximation,
+        scaling=scaling,
         prior_precision=1.0,
         generator=torch.Generator().manual_seed(5),
         plan=MinibatchPlan(1, 5, 99),  # the whole data set, so that `full` is exact as well

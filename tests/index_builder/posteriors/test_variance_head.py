@@ -28,11 +28,13 @@ def test_every_image_begins_with_the_initial_variance(isotropic: bool) -> None:
     assert head.layer.out_features == (1 if isotropic else 4)
 
 
+@pytest.mark.parametrize("unit_mean", [False, True])
 @pytest.mark.parametrize("isotropic", [False, True])
-def test_what_is_saved_is_loaded(isotropic: bool, tmp_path: Path) -> None:
+def test_what_is_saved_is_loaded(isotropic: bool, unit_mean: bool, tmp_path: Path) -> None:
     head = VarianceHead(6, 4, isotropic=isotropic)
     nn.init.normal_(head.layer.weight, generator=torch.Generator().manual_seed(0))
-    posterior = VarianceHeadPosterior(nn.Linear(6, 4), head)
+    layer = nn.Linear(6, 4)
+    posterior = VarianceHeadPosterior(layer, head, unit_mean=unit_mean)
     posterior.save(tmp_path / "posterior.safetensors")
     loaded = load_posterior(tmp_path / "posterior.safetensors")
     features = torch.randn(3, 6)
@@ -40,4 +42,6 @@ def test_what_is_saved_is_loaded(isotropic: bool, tmp_path: Path) -> None:
         assert torch.equal(ours, theirs)
         assert not ours.requires_grad
     mean, _ = loaded.predict(features)
-    torch.testing.assert_close(mean.norm(dim=1), torch.ones(3))
+    raw = layer(features).detach()
+    expected = raw / raw.norm(dim=1, keepdim=True) if unit_mean else raw
+    torch.testing.assert_close(mean, expected)

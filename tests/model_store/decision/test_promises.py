@@ -217,3 +217,26 @@ def test_no_threshold_keeps_an_impossible_promise() -> None:
     never = promises(evidence(correct=np.zeros(600, dtype=bool)))
     assert never.at(0.1) is None
     assert not never.gives_matches
+
+
+def test_an_error_is_promised_of_the_likeliest_where_they_come_first() -> None:
+    """Lists whose first items are right by chance, and whose likeliest labels are as they say."""
+    n, generator = 4_000, np.random.default_rng(0)
+    likeliest = generator.beta(20, 1, n)
+    right = generator.uniform(size=n) < likeliest
+    of = evidence(
+        n,
+        0,
+        first_probabilities=np.full(n, 0.5),
+        correct=generator.uniform(size=n) < 0.5,
+        first_classes=np.zeros(n, dtype=np.int8),
+        likeliest_probabilities=likeliest,
+        likeliest_correct=right,
+    )
+    assert of.of_order("similarity") is of
+    assert not promises(of, expected=0.001).gives_matches
+    given = promises(of.of_order("probability"), expected=0.001)
+    accepted = likeliest >= given.threshold(2)
+    assert accepted.mean() > 0.3
+    assert (~right[accepted]).mean() <= 0.05
+    assert given.point.error == pytest.approx((~right[accepted]).mean(), abs=0.01)

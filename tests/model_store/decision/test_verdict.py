@@ -60,6 +60,7 @@ def calibration() -> Calibration:
         delta=0.1,
         assumed_absent=0.05,
         expected_absent=None,
+        order="similarity",
         uncertainties=np.arange(1, 10) / 10,
         outlier_scores=np.arange(1.0, 10.0),
         means=LabelMeans(np.eye(3, 2, dtype=np.float32)),
@@ -275,7 +276,7 @@ def test_saved_and_loaded_it_decides_the_same(tmp_path: Path) -> None:
 def test_a_probability_does_not_depend_on_what_may_be_listed() -> None:
     whole = found(0.95, 0.9, 0.6, 0.5, labels=[0, 1, 2, 1])
     free = decide(calibration(), query(), whole, TERMS)
-    part = replace(whole, shown=np.array([1, 3]), allowed=np.array([False, True, False, True]))
+    part = replace(whole, listed=np.array([1, 3]), allowed=np.array([False, True, False, True]))
     shown = decide(calibration(), query(), part, TERMS)
     assert free.match_probabilities is not None
     assert shown.match_probabilities is not None
@@ -385,3 +386,44 @@ def test_a_calibration_on_other_signals_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("log_distance_50", "something_else"))
     with pytest.raises(BundleMismatch, match="something_else"):
         Calibration.load(tmp_path)
+
+
+def test_by_probability_a_likelier_label_comes_before_a_nearer_one() -> None:
+    """Of five items the nearest is alone of its label, and the votes are for another."""
+    fitted = replace(calibration(), match=logistic("agreement_10", 2.0))
+    retrieved = found(0.9, 0.88, 0.7, 0.69, 0.68, labels=[0, 1, 1, 1, 2])
+    nearest = decide(fitted, query(), retrieved, TERMS)
+    likeliest = decide(fitted, query(), retrieved, replace(TERMS, order="probability"))
+    np.testing.assert_array_equal(nearest.ranking, [0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(likeliest.ranking, [1, 2, 3, 0, 4])
+    assert nearest.match_probabilities is not None
+    assert likeliest.ranking is not None
+    np.testing.assert_array_equal(
+        likeliest.match_probabilities, nearest.match_probabilities[likeliest.ranking]
+    )
+    assert likeliest.no_match_probability == nearest.no_match_probability
+    short = decide(
+        fitted, query(), replace(retrieved, limit=2), replace(TERMS, order="probability")
+    )
+    np.testing.assert_array_equal(short.ranking, likeliest.ranking)
+    assert likeliest.match_probabilities is not None
+    np.testing.assert_array_equal(short.match_probabilities, likeliest.match_probabilities[:2])
+
+
+def test_by_probability_the_verdict_is_on_the_likeliest() -> None:
+    """The promise of likeliest labels: here anything is a match, of first items nothing."""
+    n = len(EVIDENCE)
+    sure = replace(
+        EVIDENCE,
+        first_probabilities=np.full(n, 0.3),
+        correct=np.zeros(n, dtype=bool),
+        likeliest_probabilities=np.where(EVIDENCE.absent, 0.01, 0.9),
+        likeliest_correct=~EVIDENCE.absent,
+    )
+    fitted = replace(calibration(), match=logistic("agreement_10", 3.0), evidence=sure)
+    retrieved = found(0.9, 0.88, 0.87, 0.86, 0.85, 0.84, labels=[0, 1, 1, 1, 1, 1])
+    verdicts = [
+        decide(fitted, query(), retrieved, replace(TERMS, order=order)).verdict
+        for order in ("similarity", "probability")
+    ]
+    assert verdicts == ["ambiguous", "match"]
