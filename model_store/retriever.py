@@ -254,17 +254,17 @@ class Retriever:
         rows, similarities = neighbours.rows, neighbours.similarities
         calibrated = self.calibration is not None and not math.isnan(predictive.outlier_score)
         n_nearest = len(rows)
-        if allowed is not None and calibrated:
+        if allowed is not None and calibrated and self.gallery.n_items:
             nearest = self.gallery.candidates(predictive.direction[None], N_CANDIDATES)
-            place_of = {row: place for place, row in enumerate(nearest.rows[0].tolist())}
-            n_nearest = len(place_of)
-            further = []
-            for place, row in zip(places.tolist(), rows[places].tolist(), strict=True):
-                if place_of.setdefault(row, len(place_of)) >= n_nearest:
-                    further.append(place)
-            shown = np.array([place_of[row] for row in rows[places].tolist()], dtype=np.int64)
-            similarities = np.r_[nearest.similarities[0], similarities[further]]
-            rows, places = np.r_[nearest.rows[0], rows[further]], shown
+            rows, similarities = nearest.rows[0], nearest.similarities[0]
+            n_nearest = len(rows)
+            shown = neighbours.rows[places]
+            equal = shown[:, None] == rows
+            further = ~equal.any(axis=1)
+            rows = np.concatenate([rows, shown[further]])
+            similarities = np.concatenate([similarities, neighbours.similarities[places[further]]])
+            places = equal.argmax(axis=1)
+            places[further] = n_nearest + np.arange(int(further.sum()))
         n_listed = n_nearest
         if self.calibration is not None:
             n_listed = min(n_nearest, self.calibration.n_candidates)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from index_builder.calibration.detector import cross_fitted_scores, fit_fusion
 from index_builder.calibration.label_choices import LabelChoices
 from index_builder.calibration.probabilities import (
+    BY_SIGN,
     Examples,
     Group,
     cross_fitted,
@@ -236,7 +237,8 @@ def fit_calibration(
     ordinary = parts[0].scores
     assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
     examples = Examples.of(_weighted(parts, assumed))
-    probabilities, folds = cross_fitted(examples, seed)
+    limits = BY_SIGN if queries.absence == "hidden_trained_labels" else None
+    probabilities, folds = cross_fitted(examples, seed, limits)
     choices = LabelChoices.of(examples, probabilities, folds)
     n_labels = gallery.n_labels()
     n_rivals = int(n_labels.sum())
@@ -271,7 +273,7 @@ def fit_calibration(
         n_labels=n_labels,
         detector=gallery.detector,
         fusion=fusion,
-        match=fit_choice(examples),
+        match=fit_choice(examples, limits),
         intervals=fit_venn_abers(
             bounded_logit(probabilities[near]), examples.matches[near], of_row[near]
         ),

@@ -16,9 +16,11 @@ from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
 from model_store.decision import OUTLIER_SIGNALS, OutlierDetector
 from model_store.encoder.contract import Embeddings
 
-N_FOLDS = 10
-"""Number of folds of the labels: a detector that knows nine tenths of them is nearly as good as one
-that knows all."""
+N_FOLDS = 20
+"""The largest number of folds of the labels. To a detector that misses more labels than the query's
+own, the query is more alien than one of an absent label is to the detector that serves: with ten
+folds of 15 labels of Caltech-101 the absent ones got a match 1.23 times as often as the hidden
+ones, with 15 folds 1.10 times."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,10 @@ N_POINTS = 200
 LIKELY = 0.8
 """Probability with which a planned number of queries is enough."""
 
+BELIEVED = 4
+"""Errors that probabilities are believed for when they expect others than are seen: of fewer the
+plan would follow chance. Chosen in view of Omniglot and of evidence that is well calibrated."""
+
 _MOST_PLANNED = 100_000
 """Queries beyond which no plan is made."""
 
@@ -43,7 +47,7 @@ class OperatingPoint:
     coverage : share of all queries whose first item is called a match.
     error : share of wrong ones among these matches.
     error_bound : upper confidence bound of ``error`` (Clopper & Pearson 1934).
-    false_match_rate : FPIR, share of the absent queries whose first item is called a match.
+    false_match_rate : FPIR, P(the first item of the next absent query is called a match).
     false_match_bound : upper confidence bound of it. Both are None where nothing is known of absent
         queries.
     """
@@ -136,16 +140,19 @@ class Stream:
 
     def point_of(self, accepted: NDArray[np.bool_], threshold: float) -> OperatingPoint:
         """Return what accepting some of the queries (n,) leads to, by whatever ``threshold``."""
+        if math.isinf(threshold):  # nothing is accepted, and nothing will be
+            return OperatingPoint(threshold, 0.0, 0.0, 1.0, 0.0, 0.0)
         coverage, error = self._coverage_and_error(accepted)
         n_absent, n_false = int(self.absent.sum()), int((accepted & self.absent).sum())
         rate = n_false / max(n_absent, 1)
-        bound = upper_bound(rate, self.n_absent_effective, self.delta)
+        n = self.n_absent_effective
+        bound = upper_bound(rate, n, self.delta)
         return OperatingPoint(
             threshold,
             coverage,
             error,
             self.error_bound(accepted),
-            min(self.rivals * rate, 1.0),
+            min(self.rivals * next_share(rate, n), 1.0),
             min(self.rivals * bound, 1.0),
         )
 
@@ -216,27 +223,47 @@ class Stream:
         None where not even the first can be promised.
         """
         widest: float | None = None
-        for threshold, accepted in self._sequence(least_queries(max_error, self.delta)):
+        for threshold, accepted in self._sequence(max_error):
             if self.error_bound(accepted) > max_error:
                 break
             widest = threshold
         return widest
 
-    def _sequence(self, least: float) -> list[tuple[float, NDArray[np.bool_]]]:
-        """Return falling thresholds and who is accepted, from ``least`` effective queries on."""
+    def _sequence(self, max_error: float) -> list[tuple[float, NDArray[np.bool_]]]:
+        """Return falling thresholds and who is accepted, from the likeliest to be promised on.
+
+        A stricter one has too few queries to show what a less strict one can, and what comes first
+        decides.
+        """
+        levels = self._levels()
+        foretold = [self._foretold(accepted) for _, accepted in levels]
+        chances = [chance(n, error, max_error, self.delta) for n, error in foretold]
+        return levels[int(np.argmax(chances)) :] if any(chances) else []
+
+    def _levels(self) -> list[tuple[float, NDArray[np.bool_]]]:
+        """Return falling thresholds, by `LEVELS`, and who is accepted."""
         present = np.sort(self.probabilities[~self.absent])[::-1]
         if len(present) == 0:
             return []
         places = np.unique(np.ceil(LEVELS * len(present)).astype(int) - 1)
-        sequence = []
+        levels = []
         for place in places:
             threshold = max(float(present[place]), LEAST_THRESHOLD)
             accepted = self.probabilities >= threshold
-            if self.n_effective(accepted) >= least and accepted.any():
-                sequence.append((threshold, accepted))
+            if accepted.any():
+                levels.append((threshold, accepted))
             if present[place] <= LEAST_THRESHOLD:
                 break
-        return sequence
+        return levels
+
+    def _foretold(self, accepted: NDArray[np.bool_]) -> tuple[float, float]:
+        """Return what accepting these is worth in queries, and the error to be expected of it.
+
+        By their calibrated probabilities, whatever was right.
+        """
+        weight = self.weights[accepted]
+        error = float(weight @ (1 - self.probabilities[accepted]) / weight.sum())
+        return self.n_effective(accepted), error
 
     def strictest(self, max_false_match_rate: float) -> float | None:
         """Return the lowest threshold that promises a FPIR of at most ``max_false_match_rate``.
@@ -264,36 +291,40 @@ class Stream:
     def queries_needed(self, max_error: float) -> int | None:
         """Plan how many calibration queries with a match are likely to promise ``max_error``.
 
-        The error at each level is what the calibrated probabilities expect of it; a number is
-        enough where the first threshold of the sequence passes with probability `LIKELY`.
+        A number is enough where the first threshold of the sequence passes with probability
+        `LIKELY`. Its error is what its probabilities expect times how many more of the accepted
+        are wrong than they expect, with `BELIEVED` more on either side.
 
         Returns
         -------
         None where no number up to a hundred thousand would do.
         """
-        present = np.sort(self.probabilities[~self.absent])[::-1]
-        if len(present) == 0:
-            return None
-        levels = []
-        for level in LEVELS:
-            threshold = max(present[math.ceil(level * len(present)) - 1], LEAST_THRESHOLD)
-            accepted = self.probabilities >= threshold
-            weight = self.weights[accepted]
-            if not accepted.any():
-                continue
-            error = float(weight @ (1 - self.probabilities[accepted]) / weight.sum())
-            levels.append((self.n_effective(accepted) / len(present), error))
-        least = least_queries(max_error, self.delta)
-        n = float(min(least, 10))
-        while n < _MOST_PLANNED:
-            fitting = next(((rate, error) for rate, error in levels if rate * n >= least), None)
-            if fitting is not None:
-                effective = math.floor(fitting[0] * n)
-                allowed = errors_allowed(effective, effective, 1 - max_error, self.delta)
-                if allowed >= 0 and binom.cdf(allowed, effective, fitting[1]) >= LIKELY:
-                    return math.ceil(n)
-            n *= 1.02
+        n_present = int((~self.absent).sum())
+        levels = [accepted for _, accepted in self._levels()]
+        foretold = [self._foretold(accepted) for accepted in levels]
+        likely = []
+        for accepted, (n, error) in zip(levels, foretold, strict=True):
+            _, observed = self._coverage_and_error(accepted)
+            likely.append(error * (observed * n + BELIEVED) / (error * n + BELIEVED))
+        planned = float(min(least_queries(max_error, self.delta), 10))
+        while levels and planned < _MOST_PLANNED:
+            counts = [n * planned / n_present for n, _ in foretold]
+            chances = [
+                chance(n, error, max_error, self.delta)
+                for n, (_, error) in zip(counts, foretold, strict=True)
+            ]
+            first = int(np.argmax(chances))
+            if chance(counts[first], likely[first], max_error, self.delta) >= LIKELY:
+                return math.ceil(planned)
+            planned *= 1.05
         return None
+
+
+def chance(n: float, error: float, max_error: float, delta: float) -> float:
+    """Return how likely ``n`` queries, wrong with probability ``error``, promise ``max_error``."""
+    effective = math.floor(n)
+    allowed = errors_allowed(effective, effective, 1 - max_error, delta)
+    return float(binom.cdf(allowed, effective, error)) if allowed >= 0 else 0.0
 
 
 def least_queries(max_error: float, delta: float) -> float:
@@ -309,6 +340,15 @@ def upper_bound(share: float, n: float, delta: float) -> float:
     if n <= 0 or share >= 1:
         return 1.0
     return float(beta.ppf(1 - delta, share * n + 1, (1 - share) * n))
+
+
+def next_share(share: float, n: float) -> float:
+    """Return the probability that the next query is of a share that was seen among ``n``.
+
+    (k + 1) / (n + 1) with k = ``share`` n: of n + 1 exchangeable queries each is as likely as any
+    to be the last, and a threshold that was chosen just above the others lets one more through.
+    """
+    return (share * n + 1) / (n + 1) if n > 0 else share
 
 
 def errors_allowed(n_queries: int, n_effective: float, coverage: float, delta: float) -> int:

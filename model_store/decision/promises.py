@@ -60,6 +60,7 @@ class Promises:
     shift : what is added to all log-odds, see `prior_shift`.
     matches : the promise of each size class.
     unknown_absence : why nothing is foretold of absent queries; None where it is.
+    unknown_rate : why no FPIR can be promised, whatever is foretold; None where one can.
     sets : which items belong in result sets.
     """
 
@@ -80,6 +81,7 @@ class Promises:
         self.stream = Stream.of(evidence, assumed, expected, feedback, delta)
         self._first_classes = evidence.first_classes
         self.unknown_absence = _why_absence_is_unknown(evidence)
+        self.unknown_rate = self.unknown_absence or _too_few_withheld(evidence)
         self.matches = tuple(self._promise(place, int(n)) for place, n in enumerate(n_labels))
         self._thresholds = np.array([promise.threshold for promise in self.matches])
         self.sets = ResultSetRule(evidence, n_labels, delta)
@@ -120,7 +122,7 @@ class Promises:
         threshold = by_error
         if self.max_false_match_rate is not None:
             by_rate = self.stream.strictest(self.max_false_match_rate)
-            if by_rate is None or self.unknown_absence is not None:
+            if by_rate is None or self.unknown_rate is not None:
                 return MatchPromise(name, math.inf, None, self._rate_shortfall())
             threshold = max(by_error, by_rate)
         return MatchPromise(name, threshold, self._told(of_class.point(threshold)), None)
@@ -154,7 +156,7 @@ class Promises:
     def _rate_shortfall(self) -> str:
         assert self.max_false_match_rate is not None  # noqa: S101 - the caller has looked
         least = math.ceil(least_queries(self.max_false_match_rate, self.stream.delta))
-        why = self.unknown_absence or (
+        why = self.unknown_rate or (
             f"the absent calibration queries are worth {self.stream.n_absent_effective:.0f} "
             f"independent ones, {least} or more are needed"
         )
@@ -170,6 +172,17 @@ def _whom(size_class: str) -> str:
         "few": " whose first item has a label with 2 to 5 items",
         "many": " whose first item has a label with more than 5 items",
     }[size_class]
+
+
+def _too_few_withheld(evidence: Evidence) -> str | None:
+    """Return why withheld labels say too little to promise what any other would do."""
+    n_labels = len(np.unique(evidence.clusters[evidence.absent]))
+    if evidence.absence != "absent_labels" or n_labels >= LEAST_ABSENT_LABELS:
+        return None
+    return (
+        f"what any absent query looks like is not known from {n_labels} withheld labels; withhold "
+        f"{LEAST_ABSENT_LABELS}"
+    )
 
 
 def _why_absence_is_unknown(evidence: Evidence) -> str | None:

@@ -187,7 +187,9 @@ def decide(
         or math.isnan(predictive.outlier_score)
         or len(retrieved.similarities) == 0
     ):
-        return Decision("not_calibrated", assess(calibration, predictive))
+        return Decision(
+            "not_calibrated", assess(calibration, predictive), _unheard(calibration, terms)
+        )
     promises = calibration.promises(terms.expected_absent, terms.source, terms.order)
     found = _Labels.of(calibration, predictive, retrieved)
     fitted = found.probabilities(calibration, 0.0)
@@ -197,9 +199,9 @@ def decide(
     if total > 1:  # labels are corrected one by one, and only one can be right
         final, total = final / total, 1.0
     nothing = 1 - total
-    if retrieved.allowed is not None:
-        allowed = found.belong[:, retrieved.allowed].any(axis=1)
-        passing = float(final @ allowed)
+    allowed = None if retrieved.allowed is None else found.belong & retrieved.allowed
+    if allowed is not None:
+        passing = float(final @ allowed.any(axis=1))
         if terms.filter_means == "known":
             whole = max(nothing + passing, np.finfo(float).tiny)
             final, nothing = final / whole, nothing / whole
@@ -235,7 +237,7 @@ def decide(
         intervals,
         nothing,
         float(1 - np.add.reduce(fitted)),
-        _result_set(calibration, promises, found, fitted, retrieved, terms),
+        _result_set(calibration, promises, found, fitted, allowed, terms),
     )
 
 
@@ -290,6 +292,15 @@ class _Labels:
         return np.concatenate([listed, beyond])
 
 
+def _unheard(calibration: Calibration | None, terms: Terms) -> str | None:
+    """Return what was asked for that only a calibration could mind; None where nothing was."""
+    asked = {"expected_absent": terms.expected_absent, "source": terms.source}
+    names = [f"`{name}`" for name, value in asked.items() if value is not None]
+    if calibration is not None or not names:
+        return None
+    return f"The gallery is not calibrated, so that {' and '.join(names)} changed nothing."
+
+
 def _verdict(
     assessment: Assessment,
     terms: Terms,
@@ -340,18 +351,21 @@ def _result_set(
     promises: Promises,
     found: _Labels,
     fitted: Floats,
-    retrieved: Retrieved,
+    allowed: NDArray[np.bool_] | None,
     terms: Terms,
 ) -> ResultSet:
     """Choose the result set by the probabilities that its promise rests on.
 
     It speaks of queries that have a match, so that neither their share nor a filter changes them.
+
+    Parameters
+    ----------
+    allowed : (g, n) which items are of each label and pass the filter; None without one.
     """
     coverage = calibration.coverage if terms.coverage is None else terms.coverage
     labels = np.arange(found.n_in_list)
     places, missing = found.places, terms.stale
-    if retrieved.allowed is not None:
-        allowed = found.belong & retrieved.allowed
+    if allowed is not None:
         labels = np.flatnonzero(allowed.any(axis=1))
         places = allowed.argmax(axis=1)
         missing = missing or SETS_UNDER_A_FILTER

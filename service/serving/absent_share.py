@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model_store.decision import Absence, Calibration, Decision, ServedShare, ShareEstimate
+from model_store.share_states import SavedShare
 from model_store.verdicts import STAND_INS_ONLY
 from service.schemas import ShareOrigin
 
@@ -42,7 +45,14 @@ class AbsentShareWatch:
         self._calibration = calibration
         self._served = ServedShare(calibration.assumed_absent)
         self._n_served = 0
+        # What the histogram would have forgotten need not be kept either.
+        self._unsaved: deque[float] = deque(maxlen=ServedShare.memory)
         self._estimate: ShareEstimate | None = None
+
+    @property
+    def assumed(self) -> float:
+        """The share that the probabilities were fitted with."""
+        return self._calibration.assumed_absent
 
     @property
     def state(self) -> AbsentState:
@@ -78,7 +88,32 @@ class AbsentShareWatch:
         """Count a served query, unless it is out of distribution."""
         if decision.assumed_no_match is None or decision.verdict == "out_of_distribution":
             return
-        self._served.observe(decision.assumed_no_match)
-        self._n_served += 1
+        self._unsaved.append(decision.assumed_no_match)
+        self._count(decision.assumed_no_match)
         if self._n_served % ESTIMATED_EVERY == 0:
             self._estimate = self._served.estimate()
+
+    def unsaved(self) -> list[float]:
+        """Return P(no match) of what was served since it was asked for last, oldest first."""
+        unsaved = list(self._unsaved)
+        self._unsaved.clear()
+        return unsaved
+
+    def put_back(self, unsaved: Sequence[float]) -> None:
+        """Take again what could not be saved."""
+        newer = list(self._unsaved)
+        self._unsaved.clear()
+        self._unsaved.extend([*unsaved, *newer])
+
+    def restore(self, saved: SavedShare) -> None:
+        """Go on from what was served by all, with what was served here since."""
+        rounds = self._n_served // ESTIMATED_EVERY
+        self._served, self._n_served = saved.served, saved.n_served
+        for no_match in self._unsaved:
+            self._count(no_match)
+        if self._n_served // ESTIMATED_EVERY != rounds:
+            self._estimate = self._served.estimate()
+
+    def _count(self, no_match: float) -> None:
+        self._served.observe(no_match)
+        self._n_served += 1

@@ -14,6 +14,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.drift_states import DriftStates, SavedDrift
 from model_store.feedback import FeedbackLog
 from model_store.retriever import Answer
+from model_store.share_states import SavedShare, ShareStates
 from service.serving.absent_share import AbsentShareWatch
 from service.serving.audit import Audit
 from service.serving.drift import DriftWatch
@@ -22,14 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 class Watch:
-    """Drift and errors of one bundle, kept in the feedback's file where there is one.
+    """Drift, errors and absent queries of one bundle, kept in the feedback's file if there is one.
 
     Nothing of it is written while a query is answered: `keep` is called every few seconds, and at
     the end. What a crash loses are the queries since.
 
     Parameters
     ----------
-    log : keeps feedback; without one drift is kept in memory only, and nothing is drawn.
+    log : keeps feedback; without one drift and the share of absent queries are kept in memory only,
+        each process by itself, and nothing is drawn.
     audit_share : share of matches to draw for review.
     """
 
@@ -42,6 +44,7 @@ class Watch:
         calibration = bundle.retriever.calibration
         self._bundle_id = bundle.manifest.id
         self._states = None if log is None else DriftStates(log.path)
+        self._shares = None if log is None else ShareStates(log.path)
         self._keeping = asyncio.Lock()
         self.drift = DriftWatch(calibration)
         self.absent = None if calibration is None else AbsentShareWatch(calibration)
@@ -67,6 +70,7 @@ class Watch:
     async def restore(self) -> None:
         """Go on from what was kept before a restart."""
         await asyncio.to_thread(self._try_to, self._restore)
+        await self._share()
 
     async def hear(self) -> None:
         """Hear of reviews."""
@@ -78,6 +82,21 @@ class Watch:
         async with self._keeping:
             seen = self.drift.unsaved()
             await asyncio.to_thread(self._try_to, lambda: self._keep(seen))
+            await self._share()
+
+    async def _share(self) -> None:
+        """Add the queries without a match to those that others have served, and hear of these."""
+        if self._shares is None or self.absent is None:
+            return
+        served, heard = self.absent.unsaved(), list[SavedShare]()
+        states, assumed = self._shares, self.absent.assumed
+        await asyncio.to_thread(
+            self._try_to, lambda: heard.append(states.add(self._bundle_id, assumed, served))
+        )
+        if heard:
+            self.absent.restore(heard[0])
+        else:
+            self.absent.put_back(served)
 
     def _restore(self) -> None:
         kept = None if self._states is None else self._states.load(self._bundle_id)

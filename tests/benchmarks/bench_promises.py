@@ -6,7 +6,9 @@ calibration queries, and test queries of which some show labels that nothing fit
 the table that is printed. Real worlds are read from VOUCH_DATA_DIR; their encoders, and those of
 `outlier_regret`, are built once and kept in build/, which takes the better part of an hour.
 
-    python tests/benchmarks/bench_promises.py [--quick] [--repetitions N] [--only NAME]
+What each task has found is kept beside the report; with ``--resume`` it is not measured again.
+
+    python tests/benchmarks/bench_promises.py [--quick] [--repetitions N] [--only NAME] [--resume]
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from promises.summary import summarise, table, table_of_worlds
 from promises.worlds import make_world
 
 REPORT = Path("build/bench-promises.json")
+RECORDS = Path("build/bench-promises-records.jsonl")
 
 REPETITIONS, REAL_SEEDS, FILTER_SEEDS, PLANNER_SEEDS = 100, 20, 5, 10
 DRIFT_SEEDS, DRIFT_CALIBRATIONS = 200, (50, 100, 300)
@@ -96,12 +99,15 @@ def main() -> None:
     )
     parser.add_argument("--repetitions", type=int, default=REPETITIONS, help="of synthetic worlds")
     parser.add_argument("--only", help="worlds and parts whose names hold this")
+    parser.add_argument("--real-seeds", type=int, help="divisions of each real set")
+    parser.add_argument("--planner-seeds", type=int, help="orders of queries that are planned for")
+    parser.add_argument("--resume", action="store_true", help="keep what was measured before")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     if options.quick:
         options.repetitions = min(options.repetitions, REPETITIONS // 10)
-    options.real_seeds = 3 if options.quick else REAL_SEEDS
-    options.planner_seeds = 3 if options.quick else PLANNER_SEEDS
+    options.real_seeds = options.real_seeds or (3 if options.quick else REAL_SEEDS)
+    options.planner_seeds = options.planner_seeds or (3 if options.quick else PLANNER_SEEDS)
     options.filter_seeds = 1 if options.quick else FILTER_SEEDS
     options.drift_seeds = 2 * AT_ONCE if options.quick else DRIFT_SEEDS
     chosen = [
@@ -111,17 +117,42 @@ def main() -> None:
     ]
     if "VOUCH_DATA_DIR" not in os.environ:
         print("Without VOUCH_DATA_DIR there are no real worlds.")
+    REPORT.parent.mkdir(exist_ok=True)
+    if not options.resume:
+        RECORDS.unlink(missing_ok=True)
+    known = kept()
+    chosen = [task for task in chosen if task not in known]
     embed_all(sorted({name for _, name, _ in chosen} & REAL.keys()))
-    for records in measured(chosen, options.processes):
+    for records in measured(chosen, known, options.processes):
         numbers, report = reduced(records)
-        REPORT.parent.mkdir(exist_ok=True)
         REPORT.write_text(json.dumps({**numbers, **report}, indent=1) + "\n", encoding="utf-8")
     print("\n" + table_of_worlds(report["worlds"]) + "\n\n" + table(numbers))
 
 
-def measured(chosen: list[Task], processes: int) -> Iterator[dict[tuple[str, str], list[Record]]]:
+def kept() -> dict[Task, list[Record]]:
+    """Return what earlier runs have recorded."""
+    if not RECORDS.exists():
+        return {}
+    lines = [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
+    return {(kind, name, seed): found for kind, name, seed, found in lines}
+
+
+def keep(task: Task, found: list[Record]) -> None:
+    """Write what a task has recorded."""
+    line = json.dumps([*task, found], default=lambda value: value.item())  # NumPy's own bools
+    with RECORDS.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def measured(
+    chosen: list[Task], known: dict[Task, list[Record]], processes: int
+) -> Iterator[dict[tuple[str, str], list[Record]]]:
     """Run the tasks, and yield every minute what has been recorded so far."""
     records: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for (kind, name, _), before in known.items():
+        records[kind, name] += before
+    if not chosen:
+        yield records
     started = told = time.monotonic()
     os.environ.update(ONE_THREAD)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -129,7 +160,9 @@ def measured(chosen: list[Task], processes: int) -> Iterator[dict[tuple[str, str
         for done, future in enumerate(as_completed(running), start=1):
             kind, name, _ = running[future]
             found = future.result()
-            records[kind, name] += found if isinstance(found, list) else [found]
+            found = found if isinstance(found, list) else [found]
+            keep(running[future], found)
+            records[kind, name] += found
             if time.monotonic() - told > 60 or done == len(chosen):
                 told = time.monotonic()
                 print(f"{done} of {len(chosen)} after {told - started:.0f} s", flush=True)

@@ -95,24 +95,25 @@ def test_the_truth_is_kept_from_all_that_is_fitted(spec: WorldSpec, tmp_path: Pa
 @pytest.mark.parametrize("share", [0.05, 0.5])
 def test_answers_are_those_that_are_served(world: World, calibration: Calibration, share: float):
     retriever = Retriever(world.encoder, world.gallery, calibration)
-    prepared = world.matched.prepared(world.encoder.metadata.preprocessing)
+    asked = world.matched.subset(np.arange(60))
+    prepared = asked.prepared(world.encoder.metadata.preprocessing)
     served = [
         retriever.find(one, 1, alpha=ALPHA, expected_absent=share)
         for one in retriever.embed(prepared)
     ]
-    answers = answer_all(world.encoder, world.gallery, calibration, world.matched)
+    answers = answer_all(world.encoder, world.gallery, calibration, asked)
     probabilities = [one.matches[0].match_probability for one in served]
-    assert np.allclose(answers.at_share(calibration, share), probabilities, atol=1e-9)
+    # Labels beyond the list have what it leaves, which is not shifted by itself here: 3e-6 at most.
+    assert np.allclose(answers.at_share(calibration, share), probabilities, rtol=0, atol=1e-5)
     verdicts = [one.decision.verdict == "match" for one in served]
     assert answers.is_match(calibration, share, ALPHA).tolist() == verdicts
     right = [
-        one.matches[0].item.label == label
-        for one, label in zip(served, world.matched.labels, strict=True)
+        one.matches[0].item.label == label for one, label in zip(served, asked.labels, strict=True)
     ]
     assert answers.correct.tolist() == right
     covered = [
         label in {item.label for item in one.result_set}
-        for one, label in zip(served, world.matched.labels, strict=True)
+        for one, label in zip(served, asked.labels, strict=True)
     ]
     assert answers.covered.tolist() == covered
 

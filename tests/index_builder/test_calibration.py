@@ -18,7 +18,7 @@ from index_builder.calibration import (
 from index_builder.calibration.retrieval import Observed
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, expected_calibration_error
-from model_store.decision import Calibration, LabelMeans, choice_probabilities
+from model_store.decision import SIGNALS, Calibration, LabelMeans, choice_probabilities
 from model_store.decision.absent_share import prior_shift
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.outliers import unit_rows
@@ -177,6 +177,11 @@ def test_queries_that_hide_their_label_teach_the_outlier_score_nothing() -> None
     assert trained.assumed_absent == DEFAULT_ABSENT
     assert trained.promises().unknown_absence is not None
     assert trained.promises().point.false_match_rate is None
+    weights = dict(zip(SIGNALS, trained.match.weights, strict=True))
+    assert weights["log_uncertainty"] <= 0
+    assert weights["outlier_score"] <= 0
+    assert weights["agreement_10"] == weights["log_distance_50"] == 0, "of others it says nothing"
+    assert dict(zip(SIGNALS, fitted.match.weights, strict=True))["agreement_10"] != 0
 
 
 @pytest.mark.parametrize("coverage", [0.8, 0.95])

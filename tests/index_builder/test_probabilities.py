@@ -66,6 +66,20 @@ def test_the_choice_is_at_a_minimum_of_its_loss() -> None:
     np.testing.assert_allclose(np.r_[fitted.weights, fitted.intercept], best, atol=1e-3)
 
 
+def test_limits_hold_and_what_they_leave_free_is_at_its_minimum() -> None:
+    examples, _ = choosing(2000, seed=3)
+    free = fit_choice(examples)
+    assert (free.weights > 0).all()
+    against = fit_choice(examples, [(None, 0.0), (None, None)])
+    assert against.weights[0] == 0
+    values = examples.values.copy()
+    values[:, 0] = 0
+    without = fit_choice(replace(examples, values=values))
+    np.testing.assert_allclose(against.weights[1], without.weights[1], atol=1e-3)
+    allowed = fit_choice(examples, [(0.0, None), (None, None)])
+    np.testing.assert_allclose(allowed.weights, free.weights, atol=1e-3)
+
+
 def test_some_queries_are_all_that_they_were() -> None:
     examples, _ = choosing(30, seed=2)
     some = examples.at(np.array([4, 17, 29]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,10 @@ from index_builder.datasets.digits import digits
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Absence, Assessment, Calibration, Decision, Verdict
 from model_store.retriever import Retriever
+from model_store.share_states import ShareStates
+from service.app import create_app
 from service.serving.absent_share import DIGITS, ESTIMATED_EVERY, AbsentShareWatch
+from service.settings import Settings
 
 StartClient = Callable[..., TestClient]
 
@@ -133,6 +137,59 @@ class TestTheEstimate:
         assert watch.state.n_served == 0
         watch.observe(decision(0.9))
         assert watch.state.n_served == 1
+
+
+class TestKept:
+    def test_processes_that_share_a_file_estimate_from_what_both_served(
+        self, bundle: Bundle, tmp_path: Path
+    ) -> None:
+        alone, one, other = (watch_of(bundle) for _ in range(3))
+        states = ShareStates(tmp_path / "feedback.db")
+
+        def keep(watch: AbsentShareWatch) -> None:
+            watch.restore(states.add("digits-1", watch.assumed, watch.unsaved()))
+
+        for place, watch in enumerate((one, other, one, other)):
+            generator, n = np.random.default_rng(place), 3 * ESTIMATED_EVERY
+            for value in generator.uniform(0.1, 0.9, n):
+                watch.observe(decision(float(value)))
+                alone.observe(decision(float(value)))
+            keep(watch)
+        for watch in (one, alone):
+            serve(watch, 0.7)
+        keep(one)
+        keep(other)
+        assert other.state == one.state
+        assert one.state.estimated == pytest.approx(alone.state.estimated, abs=1e-6)
+        assert one.state.n_served == 12 * ESTIMATED_EVERY + N_ENOUGH
+        assert states.add("digits-2", other.assumed, []).n_served == 0, "another bundle"
+        keep(other)
+        assert other.state == one.state, "what was saved is counted once"
+
+    def test_what_cannot_be_saved_is_saved_later(self, bundle: Bundle) -> None:
+        watch = watch_of(bundle)
+        for value in (0.1, 0.2):
+            watch.observe(decision(value))
+        failed = watch.unsaved()
+        watch.observe(decision(0.3))
+        watch.put_back(failed)
+        assert watch.unsaved() == [0.1, 0.2, 0.3]
+        assert watch.unsaved() == []
+
+    def test_the_estimate_outlives_a_restart(
+        self, start: StartClient, bundle: Bundle, absent: list[bytes], tmp_path: Path
+    ) -> None:
+        owned, settings = of_gallery(bundle, None), Settings(decoders=0, feedback=tmp_path / "f.db")
+        with TestClient(create_app(settings, [owned])) as first:
+            for image in absent:
+                search(first, image, alpha=0.001)
+            before = first.get("/v1/galleries/digits/calibration").json()["absent"]
+        assert before["estimated"] > 0.5
+        second = start(owned, feedback=tmp_path / "f.db")
+        after = second.get("/v1/galleries/digits/calibration").json()["absent"]
+        assert after["n_served"] == before["n_served"] == len(absent)
+        assert after["estimated"] == pytest.approx(before["estimated"], abs=0.02)
+        assert search(second, absent[0]).json()["absent"]["origin"] == "estimated"
 
 
 @pytest.fixture(scope="module")

@@ -170,6 +170,8 @@ class TestTheCalibration:
         assert 'vouch_calibration_stale{gallery="digits"} 0.0' in client.get("/metrics").text
         for width in range(20, 50):
             answer = search(client, picture("PNG", width, 30)).json()
+            stale = answer["bundle"]["calibration"]["status"] == "stale"
+            assert answer["result_set"]["promised"] is not stale, "also of the one that tips it"
         assert answer["bundle"]["calibration"] == state()
         assert state()["status"] == "stale"
         assert "Recent queries" in state()["reason"]

@@ -69,6 +69,8 @@ class ExactIndex:
         n_allowed = self._index.ntotal if allowed is None else int(np.count_nonzero(allowed))
         if min(n, n_allowed) == 0:
             return [np.empty(0, dtype=np.int64)] * len(queries)
+        if allowed is not None and n_allowed <= n:
+            return [np.flatnonzero(allowed)] * len(queries)
         parameters = None if allowed is None else faiss.SearchParameters(sel=_selector(allowed))
         with faiss_threads(threads_for(len(queries))):
             _, found = self._index.search(

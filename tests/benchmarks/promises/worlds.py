@@ -24,6 +24,9 @@ from .latents import TableEncoder, pictures
 DIM, EXTRA_DIM, N_FEATURES = 12, 12, 64
 """Of embeddings; of what features know beside them; of features."""
 
+TESTED = 10
+"""Matched test queries for each calibration query, at least."""
+
 _EXTRA = 0.4
 """Distance of labels from the origin in what features alone know, where in embeddings it is 1."""
 
@@ -54,7 +57,7 @@ class WorldSpec:
         their label, and of what the encoder sees of an image, beside labels at distance 1 from the
         origin.
     noise_spread : standard deviation of the logarithm of an image's noise.
-    n_test : matched test queries; as many absent ones, of labels of their own.
+    n_test : absent test queries, of labels of their own, and matched ones at least.
     """
 
     name: str
@@ -159,7 +162,9 @@ def make_world(spec: WorldSpec, seed: int, directory: Path) -> World:
     queries = _labels_asked(spec, sizes, generator)
     calibration, _ = _photographed(latents, centres, queries)
     of_calibration = _stated(queries, len(sizes), spec.label_noise, generator)
-    tested = _labels_asked(spec, sizes, generator, spec.n_test)
+    # So many that what is missed is missed by the calibration, and seldom by chance of the test.
+    n_matched = max(spec.n_test, TESTED * spec.n_calibration)
+    tested = _labels_asked(spec, sizes, generator, n_matched)
     matched, _ = _photographed(latents, centres, tested)
     # Many absent labels, few images of each: the truth is the average over the prior.
     withheld = _absent(latents, generator, spec.n_withheld, 5)

@@ -123,6 +123,19 @@ def test_without_calibration_nothing_is_invented() -> None:
     assert decision.match_probabilities is None
     assert decision.assessment.outlier_p_value is None
     assert decision.assessment.percentile is None
+    assert decision.reason is None
+
+
+def test_without_calibration_it_says_what_was_asked_for_in_vain() -> None:
+    for terms, names in (
+        (Terms(0.1, expected_absent=0.5), ("`expected_absent`",)),
+        (Terms(0.1, source="phone"), ("`source`",)),
+        (Terms(0.1, expected_absent=0.5, source="phone"), ("`expected_absent`", "`source`")),
+    ):
+        reason = decide(None, query(), found(0.9, 0.8), terms).reason
+        assert reason is not None
+        assert "not calibrated" in reason
+        assert all(name in reason for name in names)
 
 
 @pytest.mark.parametrize(

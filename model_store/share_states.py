@@ -1,0 +1,80 @@
+"""The share of absent queries, as every process that serves a bundle has seen it."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from model_store.decision import ServedShare
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS absent_share (
+  bundle TEXT PRIMARY KEY,
+  counts BLOB NOT NULL,
+  n_served INTEGER NOT NULL,
+  saved_at REAL NOT NULL
+) WITHOUT ROWID
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedShare:
+    """The counts of what was served of one bundle, by any process.
+
+    Attributes
+    ----------
+    served : the histogram that the share is estimated from.
+    n_served : queries that were counted.
+    """
+
+    served: ServedShare
+    n_served: int
+
+
+class ShareStates:
+    """A table of a SQLite file, one row a bundle.
+
+    Processes that share the file share the row: each adds what it served since it did so last, and
+    goes on from the whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, bundle: str, assumed: float, no_match: Sequence[float]) -> SavedShare:
+        """Count served queries of a bundle, and return all that were ever counted.
+
+        Parameters
+        ----------
+        assumed : share of absent queries that the bundle's probabilities were fitted with.
+        no_match : their P(no match) at that share, oldest first.
+        """
+        if not no_match and not self._path.exists():
+            return SavedShare(ServedShare(assumed), 0)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
+            connection.execute(_SCHEMA)
+            # Nobody else may count between reading and writing.
+            connection.execute("BEGIN IMMEDIATE" if no_match else "BEGIN")
+            row = connection.execute(
+                "SELECT counts, n_served FROM absent_share WHERE bundle = ?", (bundle,)
+            ).fetchone()
+            counts, n_before = (None, 0) if row is None else row
+            kept = None if counts is None else np.frombuffer(counts, "<f8").astype(np.float64)
+            served = ServedShare(assumed, kept)
+            for value in no_match:
+                served.observe(value)
+            saved = SavedShare(served, n_before + len(no_match))
+            if no_match:
+                connection.execute(
+                    "INSERT OR REPLACE INTO absent_share VALUES (?, ?, ?, ?)",
+                    (bundle, served.counts.astype("<f8").tobytes(), saved.n_served, time.time()),
+                )
+            connection.execute("COMMIT")
+        return saved
