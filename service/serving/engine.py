@@ -129,6 +129,8 @@ class SearchEngine:
         await asyncio.gather(self._batcher.close(), encoder_closes, self.watch.keep())
         if self.bundle.live is not None:
             await asyncio.to_thread(self.bundle.live.close)
+        if self.bundle.hold is not None:
+            self.bundle.hold.close()
 
     def pinned(self, version: int | None = None) -> SearchEngine:
         """A copy whose gallery stays as it is now, or was after the change ``version``."""

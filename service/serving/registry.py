@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import bundle_directory, bundle_ids, previous_id
+from model_store.bundles.retention import KEPT, prune
 from model_store.errors import (
     ActivationRefused,
     BundleNotFound,
@@ -64,6 +65,7 @@ class Galleries:
     period_s : between canaries, and between looks at `CURRENT`.
     observe : told of every attempt to serve another bundle: its gallery, `activated` or `refused`.
     compact_after : changes of a gallery after which it is compacted; 0: never by itself.
+    keep_bundles : see `prune`; of those that were compacted.
     """
 
     def __init__(
@@ -73,12 +75,14 @@ class Galleries:
         period_s: float,
         observe: Callable[[str, str], None] = lambda _gallery, _outcome: None,
         compact_after: int = 0,
+        keep_bundles: int = KEPT,
     ) -> None:
         self._open_bundle = open_bundle
         self._start = start
         self._period_s = period_s
         self._observe = observe
         self._compact_after = compact_after
+        self._keep_bundles = keep_bundles
         self._served: dict[str, _Served] = {}
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
@@ -292,6 +296,12 @@ class Galleries:
             if 0 < self._compact_after <= engine.bundle.n_pending and not self._switching.locked():
                 await self.compact(name)
                 self._observe(name, "compacted")
+            root, keep = engine.bundle.root, self._keep_bundles
+            if root is not None:
+                removed = await asyncio.to_thread(partial(prune, root, keep, compacted=True))
+                for bundle_id in removed:
+                    fields = {"gallery": name, "bundle": bundle_id}
+                    logger.info("bundle removed", extra={"fields": fields})
         except (GallerySuperseded, StorageBusy) as error:  # another process compacts it
             logger.info(str(error), extra={"fields": {"gallery": name}})
         except VouchError as error:
