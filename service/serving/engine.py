@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.bundles.bundle import Bundle
+from model_store.bundles.intact import BundleFiles
 from model_store.bundles.secret import secret_of
 from model_store.decision import assess
 from model_store.encoder.contract import PROVIDERS
@@ -80,6 +81,8 @@ class SearchEngine:
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
         self.watch = Watch(bundle, workplace.feedback, workplace.audit_share)
         self.secret = secret_of(bundle.root, bundle.manifest)
+        self.files = BundleFiles(bundle.directory, bundle.manifest)
+        self.changed_file: str | None = None
         self._key_prefix = key_prefix(bundle.retriever)
         self._heard: tuple[int, int] | None = (0, 0)
         self.canary_at = -math.inf
