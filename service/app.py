@@ -185,6 +185,7 @@ async def _set_up(
         settings.canary_period_s,
         telemetry.activation,
         settings.compact_after,
+        settings.keep_bundles,
     )
     stack.push_async_callback(galleries.close)
     for bundle in bundles:

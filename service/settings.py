@@ -10,6 +10,7 @@ from limits import RateLimitItem, parse_many
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from model_store.bundles.retention import KEPT
 from model_store.encoder.contract import ProviderChoice
 from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
@@ -143,6 +144,12 @@ class Settings(BaseSettings):
         ge=0,
         description="Items put into a gallery after which it is compacted into a new bundle; 0: "
         "only when asked to.",
+    )
+    keep_bundles: int = Field(
+        KEPT,
+        ge=1,
+        description="Bundles of a gallery that are kept, the current one among them; older ones it "
+        "was compacted from are removed, with their changes.",
     )
     max_image_bytes: int = Field(
         ImageLimits().max_bytes, gt=0, description="Size of the largest image file."

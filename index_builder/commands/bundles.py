@@ -16,6 +16,7 @@ from model_store.bundles.directory import (
     previous_id,
 )
 from model_store.bundles.manifest import read_manifest
+from model_store.bundles.retention import KEPT, prune
 from model_store.errors import BundleNotFound
 
 DirectoryArgument = Annotated[Path, typer.Argument(help="The directory of bundles.")]
@@ -40,6 +41,18 @@ def activate_command(
         )
     read_manifest(bundle_directory(directory, bundle_id))
     activate(directory, bundle_id)
+
+
+def prune_command(
+    directory: DirectoryArgument,
+    keep: Annotated[
+        int, typer.Option(min=1, help="Bundles to keep, the current one among them.")
+    ] = KEPT,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which would go.")] = False,
+) -> None:
+    """Remove old bundles with their changes; never the current, the previous, or one in use."""
+    for bundle_id in prune(directory, keep, dry_run=dry_run):
+        print(bundle_id)
 
 
 def doctor_command(

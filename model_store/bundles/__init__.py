@@ -8,6 +8,8 @@
     bundle        a bundle, opened
     changes       the place of a live gallery's log
     compaction    bundle and log → a new bundle
+    intact        whether the files are still those that were opened
+    retention     which bundles are kept, and which are in use
     secret        what services on one directory sign with
     backup        bundle and log → one archive, and back
 """

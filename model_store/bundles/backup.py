@@ -27,6 +27,7 @@ from pathlib import Path
 from model_store.bundles.changes import changes_path, open_live
 from model_store.bundles.directory import activate, bundle_directory, is_bundle_id, locate
 from model_store.bundles.manifest import read_manifest
+from model_store.bundles.retention import Hold
 from model_store.errors import ArchiveError
 from model_store.files import flush
 from model_store.gallery import ChangesFile, FaissGallery, LiveGallery
@@ -71,6 +72,11 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
     if archive.exists():
         raise ArchiveError(f"{archive} exists already. Name a new file, or move the old one away.")
     directory = locate(root)
+    with Hold(directory):
+        return _back_up(root, directory, archive)
+
+
+def _back_up(root: Path, directory: Path, archive: Path) -> BackupSummary:
     bundle_id = read_manifest(directory).id
     partial = archive.with_name(f".{archive.name}.partial")
     try:

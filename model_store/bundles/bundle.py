@@ -9,6 +9,7 @@ from pathlib import Path
 from model_store.bundles.changes import open_writable
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE, Manifest, read_manifest
+from model_store.bundles.retention import Hold
 from model_store.decision import Calibration
 from model_store.encoder.contract import Encoder, ProviderChoice
 from model_store.encoder.onnx import OnnxEncoder
@@ -26,6 +27,7 @@ class Bundle:
     ----------
     root : the directory of bundles whose `CURRENT` named it; None where it was named itself.
     live : takes changes of the gallery, by way of ``root``; None where there is no root.
+    hold : keeps it from being removed while it is open.
     """
 
     directory: Path
@@ -33,6 +35,7 @@ class Bundle:
     retriever: Retriever
     root: Path | None = None
     live: Writable | None = None
+    hold: Hold | None = None
 
     @property
     def name(self) -> str:
@@ -138,6 +141,7 @@ def open_bundle(
     GalleryUnavailable : Milvus holds the gallery, and does not answer.
     """
     directory = locate(path)
+    hold = Hold(directory)
     manifest = read_manifest(directory)
     retriever = open_parts(directory, provider, threads, open_encoder, milvus)
     if manifest.encoder["fingerprint"] != retriever.encoder.fingerprint:
@@ -147,7 +151,7 @@ def open_bundle(
             f"{str(manifest.encoder['fingerprint'])[:12]}, the file is "
             f"{retriever.encoder.fingerprint[:12]}. Build the bundle again."
         )
-    bundle = Bundle(directory, manifest, retriever)
+    bundle = Bundle(directory, manifest, retriever, hold=hold)
     if directory == path:
         return bundle
     try:

@@ -214,6 +214,7 @@ def _copy_rest(bundle: Path, staging: Path) -> None:
 
     Not by `shutil.copytree`, which gathers what went wrong into an error of its own.
     """
+    staging.mkdir()
     anew = {MANIFEST_FILE, *GALLERY_FILES}
     for name in file_names(bundle):
         if name not in anew:

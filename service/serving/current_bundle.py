@@ -1,11 +1,17 @@
-"""The file `CURRENT`, in a directory that may be mounted for reading."""
+"""The current bundle: having `CURRENT` name it, and removing what came before it."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
+from model_store.bundles.retention import prune
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +36,12 @@ def persist(directory: Path) -> bool:
     except OSError:  # bundles are mounted for reading only, say
         return False
     return True
+
+
+async def remove_old(bundle: Bundle, keep: int) -> None:
+    """Remove what a bundle was compacted from, but for the newest; see `prune`."""
+    if bundle.root is None:
+        return
+    for removed in await asyncio.to_thread(prune, bundle.root, keep, compacted=True):
+        fields = {"gallery": bundle.name, "bundle": removed}
+        logger.info("bundle removed", extra={"fields": fields})

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.bundles.bundle import Bundle
+from model_store.bundles.intact import BundleFiles
 from model_store.bundles.secret import secret_of
 from model_store.decision import assess
 from model_store.encoder.contract import PROVIDERS
@@ -87,6 +88,8 @@ class SearchEngine:
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
         self.watch = Watch(bundle, workplace.feedback, workplace.audit_share)
         self.secret = secret_of(bundle.root, bundle.manifest)
+        self.files = BundleFiles(bundle.directory, bundle.manifest)
+        self.changed_file: str | None = None
         self._key_prefix = key_prefix(bundle.retriever)
         self._heard: tuple[int, int] | None = (0, 0)
         self.canary_at = -math.inf
@@ -136,6 +139,8 @@ class SearchEngine:
         await asyncio.gather(self._batcher.close(), encoder_closes, self.watch.keep())
         if self.bundle.live is not None:
             await asyncio.to_thread(self.bundle.live.close)
+        if self.bundle.hold is not None:
+            self.bundle.hold.close()
 
     def pinned(self, version: int | None = None) -> SearchEngine:
         """A copy whose gallery stays as it is now, or was after the change ``version``."""

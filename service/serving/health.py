@@ -1,15 +1,37 @@
-"""Canaries: whether an engine still answers."""
+"""Canaries: whether an engine still answers, from the files that it was opened with."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 
-from model_store.errors import VouchError
+from model_store.errors import NotReady, VouchError
 from service.serving.engine import SearchEngine
 
 STALE_AFTER_PERIODS = 3
 """A canary may be late twice: a busy service is not a broken one."""
+
+
+logger = logging.getLogger(__name__)
+
+
+async def look_at_files(engine: SearchEngine) -> None:
+    """Note that a file of the engine's bundle was changed, cut or removed under it."""
+    changed = await asyncio.to_thread(engine.files.changed)
+    if changed != engine.changed_file and changed is not None:
+        fields = {"gallery": engine.bundle.name, "file": changed}
+        logger.error("a file of the bundle was changed", extra={"fields": fields})
+    engine.changed_file = changed
+
+
+def require_whole(engine: SearchEngine) -> None:
+    """Raise `NotReady` where a file of the engine's bundle was changed under it."""
+    if engine.changed_file is not None:
+        raise NotReady(
+            f"{engine.changed_file} of the bundle of {engine.bundle.name!r} was changed while it "
+            "was served. Its operator restores the bundle, or activates another."
+        )
 
 
 async def send_canary(engine: SearchEngine, patience_s: float) -> None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import bundle_directory, bundle_ids, previous_id
+from model_store.bundles.retention import KEPT
 from model_store.errors import (
     ActivationRefused,
     BundleNotFound,
@@ -25,10 +26,10 @@ from model_store.errors import (
     VouchError,
 )
 from model_store.gallery import Delete, Retry, Upsert, Written
-from service.serving.current_bundle import Switched, persist
+from service.serving.current_bundle import Switched, persist, remove_old
 from service.serving.engine import SearchEngine
 from service.serving.following import Following
-from service.serving.health import STALE_AFTER_PERIODS, send_canary
+from service.serving.health import STALE_AFTER_PERIODS, look_at_files, require_whole, send_canary
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Galleries:
     period_s : between canaries, and between looks at `CURRENT`.
     observe : told of every attempt to serve another bundle: its gallery, `activated` or `refused`.
     compact_after : changes of a gallery after which it is compacted; 0: never by itself.
+    keep_bundles : see `prune`; of those that were compacted.
     """
 
     def __init__(
@@ -73,12 +75,14 @@ class Galleries:
         period_s: float,
         observe: Callable[[str, str], None] = lambda _gallery, _outcome: None,
         compact_after: int = 0,
+        keep_bundles: int = KEPT,
     ) -> None:
         self._open_bundle = open_bundle
         self._start = start
         self._period_s = period_s
         self._observe = observe
         self._compact_after = compact_after
+        self._keep_bundles = keep_bundles
         self._served: dict[str, _Served] = {}
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
@@ -280,6 +284,7 @@ class Galleries:
             for engine in self.engines():
                 self._spawn(send_canary(engine, STALE_AFTER_PERIODS * self._period_s))
                 self._spawn(engine.watch.keep())
+                self._spawn(look_at_files(engine))
                 if engine.bundle.root is not None:
                     self._spawn(self._following.ahead(engine.bundle))
                     self._spawn(self._look_after(engine))
@@ -292,6 +297,7 @@ class Galleries:
             if 0 < self._compact_after <= engine.bundle.n_pending and not self._switching.locked():
                 await self.compact(name)
                 self._observe(name, "compacted")
+            await remove_old(engine.bundle, self._keep_bundles)
         except (GallerySuperseded, StorageBusy) as error:  # another process compacts it
             logger.info(str(error), extra={"fields": {"gallery": name}})
         except VouchError as error:
@@ -315,7 +321,9 @@ class Galleries:
             await engine.catch_up()
 
     def require_ready(self) -> None:
-        """Raise `NotReady` unless every gallery has answered a canary lately."""
+        """Raise `NotReady` unless every gallery has answered a canary lately, from whole files."""
+        for engine in self.engines():
+            require_whole(engine)
         oldest = time.monotonic() - STALE_AFTER_PERIODS * self._period_s
         silent = [
             engine.bundle.name

@@ -7,22 +7,19 @@ import os
 import shutil
 import sqlite3
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import FakeEncoder
 from laws.gallery_laws import new_items, random_embeddings
+from live_bundles import compaction, opened, published, upsert
 from numpy.typing import NDArray
 
-from model_store.bundles.changes import changes_path, open_live
-from model_store.bundles.compaction import Compaction
+from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import activate, bundle_ids, current_id, previous_id
-from model_store.bundles.manifest import Manifest, read_manifest
-from model_store.bundles.publish import publish
+from model_store.bundles.manifest import read_manifest
 from model_store.decision import Calibration, label_means
-from model_store.encoder.contract import Embeddings
 from model_store.errors import (
     GallerySuperseded,
     ItemNotFound,
@@ -39,7 +36,6 @@ from model_store.gallery import (
     Thumbnail,
     Upsert,
     Vector,
-    write_faiss_gallery,
 )
 
 N, DIM = 30, 6
@@ -48,37 +44,6 @@ N, DIM = 30, 6
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return published(tmp_path, random_embeddings(N, DIM, seed=0), new_items(N))
-
-
-def published(folder: Path, embeddings: Embeddings, items: Sequence[NewItem]) -> Path:
-    """A directory of bundles with a gallery of ``items``."""
-    staging, encoder = folder / "staging", FakeEncoder(embeddings.mean.shape[1])
-    staging.mkdir()
-    (staging / "encoder.onnx").write_bytes(b"an encoder")
-    write_faiss_gallery(staging, embeddings, items, encoder.fingerprint)
-    manifest = Manifest(
-        gallery={"name": "g", "description": "", "n_items": len(items)},
-        encoder={"fingerprint": encoder.fingerprint},
-        calibration=None,
-        metrics=None,
-        samples=(),
-        library_versions={},
-    )
-    return publish(staging, manifest, folder / "bundles").parent
-
-
-def opened(root: Path, bundle_id: str | None = None) -> LiveGallery:
-    return open_live(root, root / (bundle_id or str(current_id(root))))
-
-
-def compaction(root: Path, live: LiveGallery) -> Compaction:
-    return Compaction(root, read_manifest(root / str(current_id(root))), live)
-
-
-def upsert(item_id: str, seed: int, label: str | None = None) -> Upsert:
-    embeddings = random_embeddings(1, DIM, seed)
-    item = NewItem(item_id, label, {"seed": seed}, Thumbnail(item_id.encode(), "image/png"))
-    return Upsert(item, Vector(embeddings.mean[0], embeddings.variance[0]))
 
 
 Content = dict[str, tuple[Item, Thumbnail, NDArray[np.float32]]]

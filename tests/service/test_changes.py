@@ -338,6 +338,23 @@ class TestCompaction:
         assert current_id(root) == serving(client)
         assert client.get(f"{ITEMS}/b").status_code == 200
 
+    def test_old_bundles_are_removed_with_their_changes(
+        self, root: Path, start: StartClient, stranger: bytes
+    ) -> None:
+        """But never one that another service has open."""
+        ids = [str(current_id(root))]
+        slow = start(open_bundle(root, "cpu", threads=1), canary_period_s=60)
+        client = start(open_bundle(root, "cpu", threads=1), canary_period_s=0.1, keep_bundles=2)
+        for number in range(4):
+            put(client, f"n{number}", stranger)
+            compact(client)
+            ids.append(str(current_id(root)))
+        assert ids[0] in bundle_ids(root)
+        assert slow.get(f"{ITEMS}/n3").status_code == 200  # it has changed over
+        wait_until(lambda: set(bundle_ids(root)) == set(ids[3:]))
+        changes = root / "changes"
+        wait_until(lambda: {one.name.split(".")[0] for one in changes.iterdir()} == set(ids[3:]))
+
     def test_no_write_is_lost_while_it_goes_on(
         self, live: TestClient, digit: bytes, stranger: bytes
     ) -> None:

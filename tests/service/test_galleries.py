@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -400,6 +401,33 @@ async def test_ready_is_who_answered_a_canary_lately(
         return True
 
     await until(is_ready)
+    watching.cancel()
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "cut", "removed"])
+async def test_a_file_that_was_changed_under_it_makes_it_not_ready(
+    galleries: Galleries, root: Path, ids: tuple[str, str], damage: str
+) -> None:
+    """Until it is what it was; that somebody touched it is no matter."""
+    watching = asyncio.create_task(galleries.watch())
+    file = root / ids[0] / "evaluation.json"
+    content = file.read_bytes()
+    os.utime(file)
+    await asyncio.sleep(4 * PERIOD_S)
+    galleries.require_ready()
+    if damage == "overwritten":
+        flip_a_byte(file)
+    elif damage == "cut":
+        os.truncate(file, 7)
+    else:
+        file.unlink()
+    [engine] = galleries.engines()
+    await until(lambda: engine.changed_file is not None)
+    with pytest.raises(NotReady, match=r"evaluation\.json of the bundle of 'digits' was changed"):
+        galleries.require_ready()
+    file.write_bytes(content)
+    await until(lambda: engine.changed_file is None)
+    galleries.require_ready()
     watching.cancel()
 
 

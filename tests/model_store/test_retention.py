@@ -1,0 +1,113 @@
+"""Old bundles go with their changes; what is current, previous or open stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from laws.gallery_laws import new_items, random_embeddings
+from live_bundles import DIM, compaction, opened, published, upsert
+
+from model_store.bundles.directory import CURRENT_FILE, activate, bundle_ids, current_id
+from model_store.bundles.retention import Hold, prune
+from model_store.errors import BundleNotFound
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return published(tmp_path, random_embeddings(9, DIM, seed=0), new_items(9))
+
+
+def compacted(root: Path, times: int) -> list[str]:
+    """All ids, oldest first, after so many compactions."""
+    ids = [str(current_id(root))]
+    for number in range(times):
+        live = opened(root)
+        live.commit([upsert(f"n{number}", number)])
+        with compaction(root, live) as one:
+            one.prepare()
+            one.take_over()
+        live.close()
+        ids.append(str(current_id(root)))
+    for age, bundle_id in enumerate(ids):
+        os.utime(root / bundle_id, (1e9 + age, 1e9 + age))
+    return ids
+
+
+def logs(root: Path) -> set[str]:
+    return {path.name.partition(".")[0] for path in (root / "changes").iterdir()}
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, 2), (2, 2), (3, 3), (5, 5), (9, 5)])
+def test_the_newest_are_kept(root: Path, keep: int, left: int) -> None:
+    """And the previous one, though only the current one was asked for."""
+    ids = compacted(root, 4)
+    assert prune(root, keep, dry_run=True) == ids[: 5 - left]
+    assert bundle_ids(root) == ids
+    assert prune(root, keep) == ids[: 5 - left]
+    assert bundle_ids(root) == ids[5 - left :]
+    assert logs(root) == set(ids[5 - left :])
+    assert not list(root.glob(".*.removed"))
+    assert opened(root).snapshot().n_items == 13
+
+
+def test_after_going_back_what_is_served_and_what_was_stay(root: Path) -> None:
+    ids = compacted(root, 3)
+    activate(root, ids[0])
+    prune(root, 1)
+    assert bundle_ids(root) == [ids[0], ids[3]]
+
+
+def test_what_was_put_there_to_be_activated_is_not_taken_by_a_service(root: Path) -> None:
+    ids = compacted(root, 3)
+    activate(root, ids[1])  # 2 and 3 did not lead to it
+    activate(root, ids[3])
+    activate(root, ids[1])
+    os.utime(root / ids[2], (0, 0))
+    assert prune(root, 2, compacted=True) == [ids[0]]
+    assert prune(root, 2) == [ids[2]]
+
+
+def test_one_that_is_open_stays_whoever_has_it_open(root: Path) -> None:
+    ids = compacted(root, 3)
+    said = "import sys, pathlib\nfrom model_store.bundles.retention import Hold\n"
+    said += "hold = Hold(pathlib.Path(sys.argv[1]))\nprint(flush=True)\nsys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", said, str(root / ids[0])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with Hold(root / ids[1]), Hold(root / ids[1]):
+            assert prune(root, 1) == []
+        assert prune(root, 1, compacted=True) == []  # until what came before it can go
+        assert prune(root, 1) == [ids[1]]
+        assert bundle_ids(root) == [ids[0], *ids[2:]]
+        other.communicate()
+    assert prune(root, 1) == [ids[0]]
+    with pytest.raises(BundleNotFound):
+        Hold(root / ids[0])
+
+
+@pytest.mark.parametrize("pointer", [None, b"\xff\xfe", b"../x"])
+def test_without_a_current_one_nothing_is_removed(root: Path, pointer: bytes | None) -> None:
+    ids = compacted(root, 3)
+    (root / CURRENT_FILE).unlink()
+    if pointer is not None:
+        (root / CURRENT_FILE).write_bytes(pointer)
+    assert prune(root, 1) == []
+    assert bundle_ids(root) == ids
+
+
+def test_what_an_interrupted_removal_left_is_removed(root: Path) -> None:
+    ids = compacted(root, 2)
+    (root / ids[0]).rename(root / f".{ids[0]}.removed")
+    prune(root, 9, dry_run=True)
+    assert ids[0] in logs(root)
+    prune(root, 9)
+    assert logs(root) == set(ids[1:])
+    assert not list(root.glob(".*.removed"))
