@@ -26,7 +26,7 @@ async def readyz(state: StateOf) -> schemas.Ready:
     """Whether queries are answered: every gallery has answered a canary lately."""
     state.galleries.require_ready()
     await state.cache.get("readyz")  # its state is that of the last attempt: make one
-    return answers.ready(state.galleries, state.cache.state)
+    return answers.ready(state.galleries, state.cache.state, state.sandbox)
 
 
 @router.get(
