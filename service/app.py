@@ -164,7 +164,13 @@ async def _set_up(
     if settings.decoders:
         lost = telemetry.decoders_lost.inc
         decoder = await stack.enter_async_context(
-            DecoderPool(settings.decoders, settings.image_limits, settings.decoding_budget, lost)
+            DecoderPool(
+                settings.decoders,
+                settings.image_limits,
+                settings.decoding_budget,
+                lost,
+                settings.decoder_sandbox,
+            )
         )
     feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
     workplace = Workplace(
@@ -196,4 +202,6 @@ async def _set_up(
     watching = asyncio.create_task(galleries.watch())
     stack.callback(watching.cancel)
     writer = ItemWriter(galleries, telemetry)
-    return State(galleries, writer, cache, telemetry, feedback, settings.max_image_bytes)
+    return State(
+        galleries, writer, cache, telemetry, feedback, settings.max_image_bytes, decoder.sandbox
+    )

@@ -16,6 +16,7 @@ from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
 from model_store.installation import how_to_install
+from service.decoding.sandbox import SandboxMode
 
 
 def parse_rate(text: str) -> RateLimitItem:
@@ -162,6 +163,11 @@ class Settings(BaseSettings):
         ge=0,
         description="Processes that decode images, of several all but one for a caller; 0: threads "
         "of this one instead.",
+    )
+    decoder_sandbox: SandboxMode = Field(
+        "available",
+        description="Whether the kernel confines decoders (seccomp, Landlock): required: or they "
+        "do not start; available: as far as it can, see /readyz; off.",
     )
     decode_timeout_s: float = Field(
         DecodingBudget().cpu_s, gt=0, description="Of computing, for one image; past it: refused."

@@ -1,4 +1,4 @@
-"""Whether the files of a bundle are still those that were verified when it was opened."""
+"""A check that a bundle's files are still those that were verified when it was opened."""
 
 from __future__ import annotations
 

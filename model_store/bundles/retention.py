@@ -1,4 +1,4 @@
-"""Which bundles of a directory are kept, and the end of the others, with their changes.
+"""Retention: old bundles of a directory are removed, with their changes.
 
 Whoever has a bundle open holds a lock of it: it is never taken away from under him.
 """

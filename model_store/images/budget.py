@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache
 
-_MAPPED = Path("/proc/self/statm")
+
+@lru_cache(maxsize=1)
+def _mapped() -> int | None:
+    """The open file in which Linux says what this process has mapped; None elsewhere.
+
+    It stays open: a process that decodes may have given up opening files.
+    """
+    try:
+        return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +63,8 @@ def _limit_memory(spare_bytes: int | None) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if spare_bytes is None:
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    elif _MAPPED.exists():
-        pages = int(_MAPPED.read_text(encoding="ascii").split()[0])
+    elif (mapped := _mapped()) is not None:
+        pages = int(os.pread(mapped, 100, 0).split()[0])
         soft = pages * resource.getpagesize() + spare_bytes
         if hard != resource.RLIM_INFINITY:
             soft = min(soft, hard)

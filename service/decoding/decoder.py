@@ -38,7 +38,14 @@ class Prepared:
 
 
 class Decoder(Protocol):
-    """From uploads to the encoder's input."""
+    """From uploads to the encoder's input.
+
+    Attributes
+    ----------
+    sandbox : what the kernel confines it by.
+    """
+
+    sandbox: tuple[str, ...]
 
     async def decode(
         self,
@@ -53,6 +60,8 @@ class Decoder(Protocol):
 
 class ThreadDecoder:
     """Decodes on threads of this process: for images that are trusted, and for tests."""
+
+    sandbox: tuple[str, ...] = ()
 
     def __init__(self, executor: Executor, limits: ImageLimits) -> None:
         self._executor = executor

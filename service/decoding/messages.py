@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -55,7 +55,24 @@ class _Decoded(_Reply):
     thumbnail: Base64Bytes | None = None
 
 
+class _Started(_Reply):
+    sandbox: list[Literal["seccomp", "landlock"]]
+
+
 _ANSWER: TypeAdapter[_Decoded | _Refused] = TypeAdapter(_Decoded | _Refused)
+
+
+def read_started(said: bytes) -> tuple[str, ...]:
+    """What confines a decoder that has just started.
+
+    Raises
+    ------
+    EOFError : it says what no decoder says.
+    """
+    try:
+        return tuple(_Started.model_validate_json(said).sandbox)
+    except ValidationError as error:
+        raise EOFError("a decoder answered what is no answer") from error
 
 
 def read_reply(

@@ -20,8 +20,9 @@ from model_store.errors import CorruptImage, ImageError, ImageTooCostly
 from model_store.images import ImageLimits, Preprocessing, check_size
 from model_store.images.budget import DecodingBudget
 from service.decoding.decoder import Prepared
-from service.decoding.messages import read_reply, request_message
+from service.decoding.messages import read_reply, read_started, request_message
 from service.decoding.process import DecoderProcess
+from service.decoding.sandbox import PARTS, SandboxMode
 from service.fair_share import FairShare
 
 T = TypeVar("T")
@@ -48,10 +49,12 @@ class DecoderPool:
     Parameters
     ----------
     lost : told of every decoder that ended otherwise than by the pool's end.
+    sandbox : whether decoders are to start where the kernel cannot confine them.
 
     Attributes
     ----------
     n_lost : decoders that ended otherwise than by `close`.
+    sandbox : what confines them, of `service.decoding.sandbox.PARTS`.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class DecoderPool:
         limits: ImageLimits | None = None,
         budget: DecodingBudget | None = None,
         lost: Callable[[], None] = lambda: None,
+        sandbox: SandboxMode = "available",
     ) -> None:
         self._n_processes = n_processes
         self._limits = limits or ImageLimits()
@@ -69,6 +73,8 @@ class DecoderPool:
         self._decoders: set[DecoderProcess] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lost = lost
+        self._sandbox = sandbox
+        self.sandbox: tuple[str, ...] = ()
         self.n_lost = 0
 
     async def __aenter__(self) -> Self:
@@ -79,6 +85,9 @@ class DecoderPool:
         except* (OSError, EOFError) as errors:
             await self._close()
             raise RuntimeError("The image decoders do not start; see the log.") from errors
+        if self._sandbox != "off" and set(self.sandbox) < set(PARTS):
+            fields = {"missing": sorted(set(PARTS) - set(self.sandbox))}
+            logger.warning("decoders are not fully confined", extra={"fields": fields})
         return self
 
     async def __aexit__(
@@ -196,12 +205,17 @@ class DecoderPool:
         decoder = DecoderProcess()
         self._decoders.add(decoder)
         try:
-            settings = {"limits": asdict(self._limits), "budget": asdict(self._budget)}
-            await decoder.ask(json.dumps(settings).encode(), b"")
+            settings = {
+                "limits": asdict(self._limits),
+                "budget": asdict(self._budget),
+                "sandbox": self._sandbox,
+            }
+            said = await decoder.ask(json.dumps(settings).encode(), b"")
         except (OSError, EOFError):
             self._decoders.discard(decoder)
             await decoder.end()
             raise
+        self.sandbox = read_started(said)
         self._free.put_nowait(decoder)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

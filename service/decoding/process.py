@@ -12,6 +12,8 @@ from service.decoding.worker import PREFIX
 from service.processes.memory import kept_freed_memory
 from service.processes.shared_pixels import SharedPixels
 
+WORKER = "service.decoding.worker"
+
 _MAX_HEADER = 2**16
 """Bytes; a thumbnail of pure noise takes 27,000 in it."""
 
@@ -34,7 +36,7 @@ class DecoderProcess:
                     "-W",
                     "ignore",
                     "-m",
-                    "service.decoding.worker",
+                    WORKER,
                     *map(str, numbers),
                 ],
                 env=_environment(),

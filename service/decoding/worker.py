@@ -35,6 +35,7 @@ from model_store.images import (
 )
 from model_store.images.budget import DecodingBudget, spending
 from model_store.images.quality import quality_measures
+from service.decoding import sandbox
 from service.processes.shared_pixels import SharedPixels
 
 PREFIX = struct.Struct("!II")
@@ -51,7 +52,9 @@ def main() -> None:
     fields, _ = _receive(channel)
     limits, budget = ImageLimits(**fields["limits"]), DecodingBudget(**fields["budget"])
     _warm_up(limits)
-    _send(channel, {})
+    with spending(budget):  # which opens what it reads
+        pass
+    _send(channel, {"sandbox": sandbox.enter(fields["sandbox"])})
     while True:
         fields, data = _receive(channel)
         fields, picture = _within(budget, data, fields, limits)

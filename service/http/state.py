@@ -18,6 +18,7 @@ class State:
     Attributes
     ----------
     max_image_bytes : of one image file.
+    sandbox : what the kernel confines decoders by.
     """
 
     galleries: Galleries
@@ -26,3 +27,4 @@ class State:
     telemetry: Telemetry
     feedback: FeedbackLog | None
     max_image_bytes: int
+    sandbox: tuple[str, ...]

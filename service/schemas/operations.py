@@ -41,3 +41,6 @@ class Ready(BaseModel):
     status: Literal["ready"] = "ready"
     galleries: list[ReadyGallery]
     cache: str = Field(description="`redis`, `redis (unreachable)` or `process`.")
+    decoder_sandbox: list[str] = Field(
+        description="What the kernel confines decoders by: `landlock`, `seccomp`; empty: nothing."
+    )

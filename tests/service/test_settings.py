@@ -38,6 +38,7 @@ FROM_ENVIRONMENT = [
     ("tls_key", "/srv/key.pem", Path("/srv/key.pem")),
     ("trusted_proxies", '["10.0.0.7"]', ("10.0.0.7",)),
     ("cache_secret", "sixteen or more characters", SecretStr("sixteen or more characters")),
+    ("decoder_sandbox", "required", "required"),
     ("allowed_hosts", '["shop.example"]', ("shop.example",)),
     ("canary_period_s", "0.5", 0.5),
     ("compact_after", "0", 0),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from model_store.encoder.placement import Placement
 from service import schemas
 from service.serving.registry import Galleries
 
 
-def ready(galleries: Galleries, cache: str) -> schemas.Ready:
+def ready(galleries: Galleries, cache: str, sandbox: Sequence[str]) -> schemas.Ready:
     """The galleries, and when each last proved that it answers."""
     now = time.monotonic()
     return schemas.Ready(
@@ -27,6 +28,7 @@ def ready(galleries: Galleries, cache: str) -> schemas.Ready:
             for engine in galleries.engines()
         ],
         cache=cache,
+        decoder_sandbox=list(sandbox),
     )
 
 

@@ -1,0 +1,110 @@
+"""A decoder that a file has taken over gets at no secret; any other decodes as ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.questions import search
+from hostile_images import contrived
+from planted_decoder import PLANTED
+from starlette.testclient import TestClient
+
+from model_store.bundles.bundle import Bundle
+from model_store.errors import CorruptImage, ImageError
+from model_store.images import Preprocessing
+from service.decoding.pool import DecoderPool
+from service.decoding.sandbox import PARTS, SandboxMode
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel that confines is Linux")
+
+PREPROCESSING = Preprocessing(8, 8)
+StartClient = Callable[..., TestClient]
+
+
+@pytest.fixture
+def target(tmp_path: Path, bundle: Bundle) -> Iterator[dict[str, Any]]:
+    """What a decoder should not get at."""
+    keys = tmp_path / "keys.json"
+    keys.write_text("secret", encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield {
+            "keys": str(keys),
+            "gallery": str(next(bundle.directory.rglob("*.sqlite*"))),
+            "directory": str(tmp_path),
+            "port": server.getsockname()[1],
+            "pid": os.getpid(),
+        }
+
+
+async def tried(target: dict[str, Any], mode: SandboxMode) -> dict[str, Any]:
+    """What a decoder could do that had been taken over."""
+    async with DecoderPool(1, sandbox=mode) as pool:
+        with pytest.raises(CorruptImage) as said:
+            await pool.decode(PLANTED + json.dumps(target).encode(), PREPROCESSING)
+        found: dict[str, Any] = json.loads(str(said.value))
+        return found
+
+
+@pytest.mark.anyio
+class TestADecoderThatWasTakenOver:
+    @pytest.fixture(autouse=True)
+    def _planted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("service.decoding.process.WORKER", "planted_decoder")
+        monkeypatch.setenv("VOUCH_REDIS_URL", "redis://:password@redis")
+
+    async def test_gets_at_nothing(self, target: dict[str, Any]) -> None:
+        found = await tried(target, "required")
+        assert [name for name, came in found["outcomes"].items() if came == "done"] == []
+        assert len(found["outcomes"]) == 16
+        assert found["secrets"] == []
+
+    async def test_would_get_at_much_without(self, target: dict[str, Any]) -> None:
+        """The attempts are such that succeed where nothing confines them."""
+        outcomes = (await tried(target, "off"))["outcomes"]
+        done = {name for name, came in outcomes.items() if came == "done"}
+        # Of other processes a system may itself keep some.
+        assert done >= set(outcomes) - {"memory of the service"}
+
+
+@pytest.mark.anyio
+async def test_every_file_is_decoded_as_without() -> None:
+    outcomes: dict[str, dict[str, object]] = {}
+    modes: tuple[SandboxMode, SandboxMode] = ("off", "required")
+    for mode in modes:
+        found = outcomes[mode] = {}
+        async with DecoderPool(1, sandbox=mode) as pool:
+            assert set(pool.sandbox) == (set() if mode == "off" else set(PARTS))
+            for name, data in contrived().items():
+                try:
+                    made = await pool.decode(data, PREPROCESSING, measured=True, thumbnail=True)
+                except ImageError as error:
+                    found[name] = str(error)
+                else:
+                    found[name] = (made.format, made.warnings, made.pixels.tobytes())
+    assert outcomes["required"] == outcomes["off"]
+
+
+@pytest.mark.anyio
+async def test_where_it_is_required_and_not_to_be_had_nothing_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "pyseccomp.py").write_text("raise RuntimeError('no libseccomp')", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RuntimeError, match="do not start"):
+        await DecoderPool(1, sandbox="required").__aenter__()
+    async with DecoderPool(1, sandbox="available") as pool:
+        assert pool.sandbox == ("landlock",)
+
+
+def test_what_is_in_force_is_said(start: StartClient, digit: bytes) -> None:
+    client = start(decoders=1, decoder_sandbox="required")
+    assert search(client, digit).status_code == 200
+    assert set(client.get("/readyz").json()["decoder_sandbox"]) == set(PARTS)
+    assert start(decoders=0).get("/readyz").json()["decoder_sandbox"] == []
