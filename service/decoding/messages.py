@@ -63,7 +63,7 @@ _ANSWER: TypeAdapter[_Decoded | _Refused] = TypeAdapter(_Decoded | _Refused)
 
 
 def read_started(said: bytes) -> tuple[str, ...]:
-    """What confines a decoder that has just started.
+    """Read what confines a decoder that has just started.
 
     Raises
     ------

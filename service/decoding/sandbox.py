@@ -1,4 +1,4 @@
-"""What a decoder cannot do any more once it has begun: open a file, connect, look at a process.
+"""The sandbox of a decoder: it can open no file, connect nowhere and look at no process.
 
 A decoder parses files of strangers. One that a file has taken over may still compute, answer, and
 spoil the pictures that it is given; it cannot read keys, galleries or another process, nor reach a
@@ -69,7 +69,7 @@ def enter(mode: SandboxMode) -> list[str]:
 
 
 def _seccomp() -> Callable[[], object]:
-    """What lets the kernel refuse, with EPERM, every system call that computing does not take."""
+    """Have the kernel refuse, with EPERM, every system call that computing does not take."""
     if sys.platform != "linux":
         raise OSError("it is Linux's")
     seccomp = importlib.import_module("pyseccomp")  # which loads libseccomp
@@ -105,7 +105,7 @@ _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 
 
 def _landlock() -> Callable[[], object]:
-    """What lets the kernel refuse every path, and from the fourth version on every port.
+    """Have the kernel refuse every path, and from the fourth version on every port.
 
     The package `landlock` (1.0.0.dev5) does not know of ports and scopes.
     """
