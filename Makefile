@@ -5,7 +5,7 @@ export VOUCH_PORT ?= 8080
 
 .PHONY: install demo check test lint bench bench-promises bench-outliers bench-label-free bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images crash-indexing \
-  crash-writes linearizability ray-indexing soak try-compose pictures clean
+  crash-writes linearizability ray-indexing soak try-compose pictures tables clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make try-compose   three replicas in Docker: written to, killed, exchanged; some minutes"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make pictures  the pictures of the README"
+	@echo "make tables    the tables of settings in the READMEs"
 	@echo "make install   make .venv with everything for development"
 	@echo "make lint      format, lint, types, import contracts"
 
@@ -82,6 +83,9 @@ soak: install bundles/digits/CURRENT
 
 crash-writes: install bundles/digits/CURRENT
 	PYTHONPATH=. $(BIN)/python tests/crash_writes.py bundles/digits
+
+tables: install
+	PYTHONPATH=.:tests $(BIN)/python tests/tables.py
 
 pictures: install bundles/digits/CURRENT
 	PYTHONPATH=.:tests $(BIN)/python tests/pictures.py bundles/digits .github/pictures

@@ -1,4 +1,4 @@
-"""The README's own commands, run as they stand."""
+"""The commands of the READMEs, run as they stand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,18 @@ from model_store.bundles.manifest import read_manifest
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PACKAGES = ("service", "model_store", "index_builder", "tests")
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docker/README.md")),
+    *sorted(path for package in PACKAGES for path in (ROOT / package).rglob("README.md")),
+]
+README = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+"""All of them: a command stands in one place."""
+
+LONGEST = 250
+"""Lines of the README at the top."""
+
 BIN = Path(sys.executable).parent
 
 
@@ -171,6 +182,7 @@ def test_photographs_and_a_pretrained_trunk_become_a_bundle(place: Path) -> None
     "target",
     [
         "demo",
+        "check",
         "test",
         "bench",
         "bench-posteriors",
@@ -182,6 +194,18 @@ def test_photographs_and_a_pretrained_trunk_become_a_bundle(place: Path) -> None
 )
 def test_the_make_targets_exist(target: str) -> None:
     assert run(f"make -n {target}", ROOT)
+
+
+def test_the_first_page_is_short() -> None:
+    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in link:
+            assert (page.parent / link).exists(), link
 
 
 def test_every_setting_is_documented() -> None:
