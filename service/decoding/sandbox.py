@@ -22,7 +22,7 @@ SandboxMode = Literal["required", "available", "off"]
 PARTS = ("seccomp", "landlock")
 
 MAX_FILE_BYTES = 2**28
-"""How far the file of pictures that a decoder shares with the service can be made to grow."""
+"""Bytes of the file of pictures that a decoder shares with the service, at most."""
 
 _COMPUTING = (
     *("read", "write", "readv", "writev", "recvfrom", "sendto", "recvmsg", "sendmsg"),
@@ -37,7 +37,7 @@ _COMPUTING = (
 there, and how large."""
 
 _NOT_THERE = ("clone3", "rseq", "membarrier")
-"""What libraries do without where a kernel does not have it."""
+"""System calls that libraries do without where a kernel does not have it."""
 
 
 def enter(mode: SandboxMode) -> list[str]:
@@ -101,7 +101,7 @@ class _Ruleset(ctypes.Structure):
 
 _CREATE_RULESET, _RESTRICT_SELF, _NO_NEW_PRIVILEGES = 444, 446, 38
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""How many kinds of access each version of Landlock knows; from the fifth on 16."""
+"""The number of kinds of access that each version of Landlock knows; from the fifth on 16."""
 
 
 def _landlock() -> Callable[[], object]:

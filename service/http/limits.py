@@ -4,7 +4,7 @@ from __future__ import annotations
 
 MAX_HEAD_BYTES = 32 * 2**10
 MAX_HEADERS = 128
-"""Of a request's line and headers, and of what follows a body in chunks."""
+"""The bytes of a request's line and headers, and of what follows a body in chunks."""
 
 MAX_PIPELINED = 16
 """Requests that a connection may send ahead of their answers."""
@@ -22,13 +22,13 @@ FORM_ALLOWANCE = 64 * 2**10
 """Bytes a body may hold beyond its images: boundaries, part headers, other fields."""
 
 MAX_FILES = MAX_FIELDS = 64
-"""Of a form, twice what the largest takes."""
+"""The files and other fields of a form, twice what the largest takes."""
 
 MAX_FIELD_BYTES = 2**20
-"""Of a form's field that is no file: 32 items with their metadata."""
+"""The bytes of a form's field that is no file: 32 items with their metadata."""
 
 MAX_JSON_PARTS = 4_096
 """Brackets, commas and colons of a document, those in its texts too."""
 
 AT_ONCE_BYTES = 2**18
-"""What may be read, hashed or decoded while everybody else waits: a millisecond."""
+"""The bytes that may be read, hashed or decoded while everybody else waits: a millisecond."""

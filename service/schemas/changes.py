@@ -24,7 +24,7 @@ _UNTEXTUAL = {"Cc", "Cs", "Zl", "Zp"}
 """Control characters, halves of surrogate pairs, ends of lines and paragraphs."""
 
 _REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""What makes text look like another (CVE-2021-42574); marks of direction alone do not."""
+"""Characters that make text look like another (CVE-2021-42574); marks of direction alone do not."""
 
 
 def _check_id(item_id: str) -> str:

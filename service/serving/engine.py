@@ -56,9 +56,8 @@ T = TypeVar("T")
 HASHED_AT_ONCE_BYTES = 2**18
 """Half a millisecond of hashing."""
 
-
 EMPTY_PICTURE, _ = encode_thumbnail(np.zeros((8, 8, 3), dtype=np.uint8))
-"""What a canary is sent with."""
+"""The image that a canary is sent with."""
 
 
 class SearchEngine:

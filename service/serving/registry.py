@@ -39,7 +39,7 @@ OpenBundle = Callable[[Path], Bundle]
 StartEngine = Callable[[Bundle], Awaitable[SearchEngine]]
 
 SWITCH_PATIENCE_S = 5.0
-"""How long a request waits for a bundle that is just being opened; half of what it may take."""
+"""Seconds that a request waits for a bundle that is being opened; half of what it may take."""
 
 
 @dataclass(eq=False, slots=True)

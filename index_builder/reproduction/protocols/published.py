@@ -50,8 +50,8 @@ lam_posthoc_fixed_arccos   0.78±0.00 0.74±0.00 0.72±0.00 0.98±0.01 0.98±0.0
 lam_posthoc_positives_arccos 0.78±0.00 0.74±0.00 0.72±0.00 0.99±0.01 0.98±0.01 0.78±0.02 0.07±0.01
 lam_posthoc_full_arccos    0.78±0.00 0.74±0.00 0.72±0.00 0.99±0.01 0.98±0.01 0.77±0.02 0.02±0.01
 """)
-"""Of commit 89588b3. Its table has lost its label; that it is Fashion-MNIST's is inferred from the
-recall, which is that of the labelled table before it."""
+"""The figures of commit 89588b3. Its table has lost its label; that it is Fashion-MNIST's is
+inferred from the recall, which is that of the labelled table before it."""
 
 CIFAR10 = _rows("""
 deterministic              0.66±0.00 0.59±0.00 0.58±0.00 - - - -
@@ -67,7 +67,7 @@ lam_posthoc_fixed_arccos   0.66±0.00 0.60±0.00 0.58±0.00 0.50±0.11 0.69±0.0
 lam_posthoc_positives_arccos 0.66±0.00 0.60±0.00 0.58±0.00 0.50±0.11 0.69±0.06 0.81±0.00 0.35±0.01
 lam_posthoc_full_arccos    0.66±0.00 0.60±0.00 0.58±0.00 0.51±0.11 0.70±0.06 0.81±0.00 0.25±0.01
 """)
-"""Of commit 89588b3."""
+"""The figures of commit 89588b3."""
 
 LFW = _rows("""
 lam_posthoc_fixed          0.45±0.00 0.70±0.00 0.67±0.00 0.57±0.25 0.68±0.19 0.44±0.01 0.57±0.01
@@ -83,9 +83,9 @@ lam_online_fixed_arccos    0.46±0.00 0.71±0.00 0.69±0.00 0.78±0.18 0.84±0.1
 lam_online_positives_arccos 0.45±0.00 0.70±0.00 0.68±0.00 0.23±0.03 0.46±0.01 0.46±0.00 0.75±0.06
 lam_online_full_arccos     0.46±0.01 0.71±0.00 0.69±0.00 0.70±0.12 0.77±0.10 0.51±0.01 0.74±0.03
 """)
-"""Of commit e57a3c8."""
+"""The figures of commit e57a3c8."""
 
 CUB200 = _rows("""
 pfe                        0.62±0.01 0.49±0.00 0.43±0.00 0.42±0.21 0.50±0.08 0.61±0.03 0.06±0.03
 """)
-"""Of commit d039171."""
+"""The figures of commit d039171."""
