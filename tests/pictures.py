@@ -21,7 +21,7 @@ from end_to_end.processes import Service
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from index_builder.reproduction.charts import HEIGHT, LEFT, UNIT, WIDTH
+from index_builder.metrics.charts import HEIGHT, LEFT, UNIT, WIDTH
 
 SIZE = {"width": 1080, "height": 760}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from index_builder.reproduction.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, UNIT, WIDTH
+from index_builder.metrics.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, UNIT, WIDTH
 
 SIZES = {"one": "one image", "few": "2 to 5 images", "many": "more than 5 images"}
 """Size classes of labels, as people say them."""

@@ -7,6 +7,7 @@
 `selective`        answering only when sure: sparsification, AUSC, AURC, AUGRC
 `open_set`         gallery and strangers at once: detection and identification, OSCR
 `structure`        the embedding itself: NMI, feature and cluster diversity
+`charts`           curves as paths and ticks of an SVG
 =================  ==============================================================================
 
 A metric that is not defined, for example a rate over nothing, is None. NaN cannot be ranked, and is

@@ -124,10 +124,6 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
 @lru_cache(maxsize=1)
 def splits_of(config: BuildConfig) -> Splits:
     """The data of a build: the steps of one process share it, since a folder is slow to check."""
-    if config.dataset.kind == "protocol":
-        from index_builder.reproduction.protocols import load_protocol  # noqa: PLC0415 - with torchvision
-
-        return load_protocol(config).splits()
     return load_splits(config)
 
 

@@ -73,13 +73,17 @@ MIN_POSITIVES = 2
 """Images of a label that make a positive pair."""
 
 
-def train_step(config: BuildConfig, run: Run) -> None:
+def train_step(config: BuildConfig, run: Run, splits: Splits | None = None) -> None:
     """Images → checkpoint.safetensors, objective.safetensors and training.json.
 
     Of an ensemble each member has them. One that was interrupted goes on with the member that it
     was at. Under ``torchrun`` its processes train together, and the first one writes.
+
+    Parameters
+    ----------
+    splits : in place of those of ``config.dataset``.
     """
-    images = splits_of(config).training
+    images = (splits or splits_of(config)).training
     with process_group() as group:
         if isinstance(config.posterior, EnsembleConfig):
             _train_members(config, images, run, group)
@@ -162,10 +166,15 @@ def _train_alone(config: BuildConfig, images: LabelledImages, run: Run, group: G
     )
 
 
-def fit_step(config: BuildConfig, run: Run) -> None:
-    """Checkpoint, objective and training images → posterior.safetensors and posterior.json."""
+def fit_step(config: BuildConfig, run: Run, splits: Splits | None = None) -> None:
+    """Checkpoint, objective and training images → posterior.safetensors and posterior.json.
+
+    Parameters
+    ----------
+    splits : in place of those of ``config.dataset``.
+    """
     started = time.perf_counter()
-    splits = splits_of(config)
+    splits = splits or splits_of(config)
     posterior: Posterior | EnsemblePosterior
     if isinstance(config.posterior, EnsembleConfig):
         members = trained_members(config, run)
@@ -192,11 +201,16 @@ def fit_step(config: BuildConfig, run: Run) -> None:
     )
 
 
-def export_step(config: BuildConfig, run: Run) -> None:
-    """Checkpoint and posterior → encoder.onnx."""
+def export_step(config: BuildConfig, run: Run, splits: Splits | None = None) -> None:
+    """Checkpoint and posterior → encoder.onnx.
+
+    Parameters
+    ----------
+    splits : in place of those of ``config.dataset``.
+    """
     fitted = load_fitted(config, run)
     run.staging.mkdir(parents=True, exist_ok=True)
-    some = splits_of(config).training.subset(range(N_PARITY_IMAGES))
+    some = (splits or splits_of(config)).training.subset(range(N_PARITY_IMAGES))
     prepared = some.prepared(fitted.preprocessing)
     metadata = EncoderMetadata(fitted.preprocessing, run.read_json(POSTERIOR_REPORT)["method"])
     with threads_for(len(prepared)):

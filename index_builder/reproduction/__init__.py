@@ -10,6 +10,6 @@
 `pictures`         queries to look at
 `resources`        wall time and peak memory
 `summary`          cells → report.json, and tables in text
-`page`, `charts`   report.json → one page with everything in it
+`page`             report.json → one page with everything in it
 =================  ==============================================================================
 """

@@ -229,11 +229,12 @@ def _built(plan: Plan, method: str, config: BuildConfig, run: Run) -> dict[str, 
     post_hoc = METHODS[BASE_METHOD if method == DECISION else method].post_hoc
     if post_hoc:
         training = _shared_training(plan, config.seed)
+    splits = load_protocol(config).splits()
     with measured() as own_training:
-        train_step(config, run)
+        train_step(config, run, splits)
     with measured() as fit:
-        fit_step(config, run)
-    export_step(config, run)
+        fit_step(config, run, splits)
+    export_step(config, run, splits)
     costs = {
         "training": asdict(own_training) if training is None else training,
         "fit": asdict(fit),
@@ -249,8 +250,10 @@ def _shared_training(plan: Plan, seed: int) -> dict[str, Any]:
     with _alone_in(run):
         if not costs_file.exists():
             base = plan.base.model_copy(update={"seed": seed})
+            config = configured(base, TRAINED_METHOD)
+            splits = load_protocol(config).splits()
             with measured() as cost:
-                train_step(configured(base, TRAINED_METHOD), run)
+                train_step(config, run, splits)
             _write(costs_file, {**asdict(cost), "shared": True})
     return dict(json.loads(costs_file.read_text(encoding="utf-8")))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from index_builder.reproduction.charts import (
+from index_builder.metrics.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,

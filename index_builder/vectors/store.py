@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS vectors (
 _KNOWN = "SELECT vector, checksum FROM vectors WHERE maker = ? AND content = ?"
 
 MOST_BYTES = 2**30
-"""Bytes of vectors that are kept at most: 200,000 photographs through MobileNetV2 are a gigabyte."""
+"""Bytes of vectors that are kept: 200,000 photographs through MobileNetV2 are a gigabyte."""
 
 
 class VectorFile:
