@@ -10,6 +10,20 @@ The way of a query: `images` (bytes to pixels) → `encoder` (pixels to a Gaussi
 verdict); `retriever` ties them together, and a bundle
 (`bundles`) keeps what they need. `gaussian` has the
 algebra of uncertain distances, `errors` the whole error family.
+
+::
+
+    errors          the whole family
+    files           files that survive a crash, and locks
+    feedback        what users said of matches, in SQLite
+    drift_states    drift tests, kept across restarts
+    share_states    the share of absent queries, counted by all replicas
+    matches         ranked neighbours with their probabilities
+    verdicts        the words of answers
+    deadline        work for nobody is given up
+    threads         threads of arithmetic
+    processors      processors that may be used
+    installation    the installed distribution and its extras
 """
 
 from importlib import import_module

@@ -10,7 +10,7 @@ The way of a request::
     model_store      search and decision
 
 Beside it: `schemas` (the JSON of requests and answers), `observability` (metrics, logs, traces),
-`processes` (what child processes share), `redis_calls`
+`processes` (what child processes share), `fair_share` (places that callers share), `redis_calls`
 and `circuit_breaker` (a Redis that is broken, or lies, is left alone),
 `settings` (``VOUCH_*``), `app` (puts everything together), `page` (what a visitor sees at ``/``)
 and `client` (asks a service from Python).

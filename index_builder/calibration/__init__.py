@@ -4,8 +4,9 @@
 `label_choices` what result sets choose among; `fit` puts them together with the evidence that
 promises are computed from. `hidden_labels` makes absent queries of matched ones, and
 `leave_one_out` queries of gallery images, where the encoder has learned nothing from them;
-`of_gallery` is the way in, for the build of a configuration and for any collection; `feedback`
-corrects the whole by what users said of it.
+`calibrate` is the way in, for the build of a configuration and for any collection; `retrieval`
+retrieves what it is fitted to; `feedback` corrects the whole by what users said of it; `evaluate`
+measures a bundle on queries used for nothing else.
 """
 
 from index_builder.calibration.detector import fit_detector

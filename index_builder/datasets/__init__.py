@@ -1,9 +1,10 @@
 """Labelled images and what each part of them is for.
 
-`load_splits` is the way in. Sources: `digits` (scikit-learn's, come with the library), `idx`
-(Fashion-MNIST and MNIST), `folder` (one sub-folder for each label), `outliers` (other worlds),
-`official` (published data sets, in the layout and the parts of their authors). Made up from them:
-`views` (what a query could look like), `corruption` (spoilt copies).
+`load_splits` (`splits`) is the way in. Sources: `digits` (scikit-learn's, come with the library),
+`idx` (Fashion-MNIST and MNIST), `folder` (one sub-folder for each label), `outliers` (other worlds).
+`other_formats` counts files that are not read. `groups` and `near_duplicates` keep what belongs
+together on one side. Made up from them: `views` (what a query could look like), `corruption`
+(spoilt copies). `images` is what all of them give.
 """
 
 from index_builder.datasets.images import LabelledImages

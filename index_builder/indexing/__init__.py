@@ -7,13 +7,14 @@
     manifest,   distinct,     that go                 of one      checksums)
     archive)    in order)     together)               size)
 
-`blocks` says what travels together, `preparing` turns files into the encoder's input,
-`embedding` the input into a shard, `shards` keeps it; `decoders` and `engines` overlap the work, on
-one machine or on a Ray cluster (`ray_engine`); `assemble` makes the gallery of the shards,
-`reports` say what is not in it; `work` is the directory that all of this lies in, `run` fills it,
-and `collections` is the way in: a collection to a bundle; `calibrating` makes queries of the
-collection's own images. `dry_run` looks and embeds nothing. `gallery` indexes the images of a
-training configuration through the same rooms.
+`blocks` says what travels together, `prepare` turns files into the encoder's input, `embed` the
+input into a shard, `shards` keeps it; `decoders` and `engines` overlap the work, on one machine or
+on a Ray cluster (`ray_engine`); `assemble` makes the gallery of the shards, `reports` say what is
+not in it, `bundle_manifest` what the bundle says of itself; `workdir` is the directory that all of
+this lies in, `embed_catalogue` fills it, within the `tolerance`, and `collection` is the way in: a
+collection to a bundle. `holding_out` keeps images back as queries, `calibrate` calibrates with
+them. `dry_run` looks and embeds nothing. `from_images` indexes the images of a training
+configuration through the same rooms.
 
 The same collection gives the same gallery, bit for bit, however often the work was interrupted and
 on however many processors: blocks are cut by place in the source, an image that cannot be read

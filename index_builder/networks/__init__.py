@@ -1,4 +1,20 @@
-"""Encoders: a trunk that computes features, and the linear last layer that embeds them."""
+"""Encoders: a trunk that computes features, and the linear last layer that embeds them.
+
+::
+
+    encoder              trunk and linear last layer
+    trunk                the interface of trunks
+    small_cnn            the papers' trunk for grey images
+    colour_cnn           the papers' trunk for CIFAR-10
+    torchvision_trunk    a backbone of torchvision
+    pooling              a feature map → one vector
+    whitening            a last layer in closed form
+    dropout              masks from a generator
+    initialisation       layers that begin the same for the same generator
+    weights              pretrained weights
+    features             features of many images
+    feature_blocks       their type, block by block
+"""
 
 from index_builder.networks.encoder import (
     MetricEncoder,

@@ -1,4 +1,17 @@
-"""Objectives: what training minimises, for each posterior."""
+"""Objectives: what training minimises, for each posterior.
+
+::
+
+    objective            the interface
+    build                a configuration → its objective
+    contrastive          the contrastive loss
+    online_laplace       the same with a posterior along the way
+    bayesian_triplet     distributions by a variance head
+    triplets             triplets worth training on
+    mutual_likelihood    probabilistic face embeddings
+    hedged_instance      hedged instance embeddings
+    von_mises_fisher     the von Mises-Fisher distribution with gradients
+"""
 
 from index_builder.objectives.bayesian_triplet import BayesianTripletLoss
 from index_builder.objectives.build import build_objective, initial_module

@@ -2,11 +2,13 @@
 
 =================  ==============================================================================
 `command`          the whole of it
+`protocols`        data, splits, outliers and settings by name
+`datasets`         published data sets in the layout of their authors
 `cells`            what is measured: each method × seed once, whatever interrupts
 `evaluate`         one method, or the decision layer, on the test
-`searched`         a task as an encoder sees it; the consensus of samples
+`retrieval`        a task as an encoder sees it; the consensus of samples
 `decision`         the decision layer, fitted to the rehearsal and judged on the test
-`measures`         metrics and curves of plain arrays
+`metrics`          metrics and curves of plain arrays
 `pictures`         queries to look at
 `resources`        wall time and peak memory
 `summary`          cells → report.json, and tables in text

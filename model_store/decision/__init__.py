@@ -7,8 +7,9 @@ have nothing to be found, `recalibration` corrects them by what users said, and 
 them; `outliers` measures how alien a query is. `evidence` holds what came of each calibration
 query; `operating` computes from it what a threshold on a probability leads to, `result_sets` which
 items to return so that a match is among them, and `promises` all that is promised of a stream of
-queries. `calibration` holds the fitted whole; `verdict` decides; `drift` watches whether all of
-that still holds, and `error_watch` how often a match is wrong, both by `betting`.
+queries. `calibration` holds the fitted whole; `verdict` decides; `drift` watches
+whether all of that still holds, `staleness` says that the gallery is another, and `error_watch`
+how often a match is wrong, the first and the last by `betting`.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share

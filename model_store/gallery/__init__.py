@@ -5,6 +5,17 @@
 `MilvusGallery` (a collection of Milvus) is the one beyond one machine, `MilvusLive` takes its
 changes; both that do are `Writable`.
 `read_filter` reads which items a search may find, and `Gallery.matching` finds them.
+
+::
+
+    protocol    the `Gallery` and what it holds
+    writable    the `Writable`: a gallery that takes changes
+    opening     a directory → its gallery
+    files       the embedded engine
+    index       FAISS indexes
+    live        a log of changes on top
+    filters     the language of filters
+    milvus      the engine beyond one machine
 """
 
 from importlib import import_module

@@ -4,7 +4,7 @@ A second copy is how train/serve skew is born, so everything that turns an image
 encoder's input is here: `decode` (what is accepted, within which limits), `containers` (what a file
 says of itself before it is decoded), `colours` (whatever was in it, as RGB), `profiles` (colour
 profiles), and `resize` (to the encoder's input, and to thumbnails).
-`budget` is what decoding one image may cost.
+`budget` is what decoding one image may cost, `quality` measures whether a picture is good enough.
 """
 
 from model_store.images.decode import (

@@ -2,6 +2,8 @@
 
 ::
 
+    connections        bounds of connections and heads
+    bounded_request    bodies that cost what their size suggests
     middleware    request ids, bounds, headers, the log line
     limits        limits of one request and of one connection
     admission     how many requests may wait, and how long

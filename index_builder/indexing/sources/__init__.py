@@ -1,6 +1,13 @@
 """The sources of a collection: a folder, a manifest, or an archive, opened by `open_source`.
 
 Each gives its entries in an order of its own that is always the same, and looks at no pixel.
+
+::
+
+    folder      a folder of images
+    manifest    CSV, JSONL or Parquet
+    archive     a tar of images
+    places      the folder that images must lie in
 """
 
 from __future__ import annotations

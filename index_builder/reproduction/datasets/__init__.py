@@ -3,6 +3,18 @@
 Each reader takes an `Origin`, the folder that the user's data sets lie in, and gives an `Official`:
 parts by name, counted. What is missing, or fewer than published, is a `DatasetError` that says what
 was wanted and where to get it; `Origin.allow_partial` takes less, and remembers what is missing.
+
+::
+
+    official        place and completeness of data
+    small           MNIST's kin, CIFAR-10, SVHN, Chars74K
+    omniglot        Omniglot
+    fine_grained    CUB-200 and Cars-196
+    products        Stanford Online Products, In-Shop
+    faces           Labeled Faces in the Wild
+    street_level    Mapillary Street-Level Sequences
+    mosaic          many small images in one picture
+    tables          the text files that describe them
 """
 
 from index_builder.reproduction.datasets.official import Official, Origin

@@ -1,4 +1,14 @@
-"""From the core's values to the service's JSON; rooms as in `service.schemas`."""
+"""From the core's values to the service's JSON; rooms as in `service.schemas`.
+
+::
+
+    search        results, assessments, embeddings
+    items         items and their pages
+    galleries     galleries and their calibration
+    bundles       which bundle answers
+    feedback      what users said
+    operations    health
+"""
 
 from service.http.answers.bundles import activation, bundle_list, bundle_state
 from service.http.answers.feedback import feedback_answer

@@ -1,0 +1,43 @@
+"""The packages are maps of their rooms, and their floors stay small."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = sorted(
+    init.parent.relative_to(ROOT)
+    for name in ("service", "model_store", "index_builder")
+    for init in (ROOT / name).rglob("__init__.py")
+)
+MOST = {"service": (9, 9), "index_builder": (4, None), "model_store/gallery": (4, None)}
+"""Modules and folders that may lie in a room, where we keep count."""
+
+
+def modules(package: Path) -> set[str]:
+    return {path.stem for path in (ROOT / package).glob("*.py")}
+
+
+def folders(package: Path) -> set[str]:
+    inside = (ROOT / package).iterdir()
+    return {path.name for path in inside if path.is_dir() and not path.name.startswith("_")}
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=str)
+def test_a_package_names_all_its_rooms(package: Path) -> None:
+    text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text("utf-8")))
+    rooms = modules(package) - {"__init__", "__main__"}
+    rooms |= {name for name in folders(package) if (ROOT / package / name / "__init__.py").exists()}
+    missing = rooms - set(re.findall(r"\w+", text or ""))
+    assert not missing, f"{package}/__init__.py does not say what {sorted(missing)} are"
+
+
+@pytest.mark.parametrize("package", list(MOST))
+def test_a_floor_stays_small(package: str) -> None:
+    most_modules, most_folders = MOST[package]
+    assert len(modules(Path(package))) <= most_modules
+    assert most_folders is None or len(folders(Path(package))) <= most_folders
