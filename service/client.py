@@ -27,6 +27,7 @@ from pydantic import BaseModel, ValidationError
 
 from model_store.verdicts import Order
 from service import schemas
+from service.client_problems import problem_of
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -82,30 +83,6 @@ class SearchOptions(ListOptions, total=False):
     filter_means: Literal["show", "known"]
     order: Order
     on_uncertain: schemas.OnUncertain
-
-
-class VouchProblem(Exception):
-    """The service answered with a problem, or with something that is no answer of it.
-
-    Attributes
-    ----------
-    status : of HTTP.
-    code : stable name of the kind of problem, to switch on; ``not_vouch`` where the answer is not
-        one of the service, such as a proxy's.
-    detail : what was received, what was wanted and what to do.
-    request_id : what its operator finds the request by.
-    retry_after : seconds after which it may be asked again, None where it did not say.
-    errors : the fields that are wrong.
-    """
-
-    def __init__(self, problem: schemas.Problem, retry_after: float | None = None) -> None:
-        super().__init__(f"{problem.status} {problem.code}: {problem.detail}")
-        self.status = problem.status
-        self.code = problem.code
-        self.detail = problem.detail
-        self.request_id = problem.request_id
-        self.retry_after = retry_after
-        self.errors = tuple(problem.errors or ())
 
 
 class VouchClient:
@@ -367,7 +344,7 @@ class VouchClient:
             response = self._http.send(request)
             if response.is_success:
                 break
-            problem = _problem(response)
+            problem = problem_of(response)
             wait = problem.retry_after
             if response.status_code != 503 or wait is None or attempt == MAX_ATTEMPTS:
                 raise problem
@@ -381,35 +358,6 @@ class VouchClient:
 def _sent_again(key: str | None) -> dict[str, str]:
     """The header of a request that may be sent again, by this client among others."""
     return {"Idempotency-Key": key or uuid.uuid4().hex}
-
-
-def _problem(response: httpx2.Response) -> VouchProblem:
-    try:
-        problem = schemas.Problem.model_validate_json(response.content)
-    except ValidationError:
-        return _not_vouch(response)
-    return VouchProblem(problem, _retry_after(response))
-
-
-def _not_vouch(response: httpx2.Response) -> VouchProblem:
-    """Return the problem of a response that does not come from this release of Vouch."""
-    problem = schemas.Problem(
-        type="about:blank",
-        title=response.reason_phrase,
-        status=response.status_code,
-        detail=f"{response.request.url} is not answered by Vouch, or by another release of it: "
-        f"{len(response.content)} bytes of {response.headers.get('content-type', 'no type')}.",
-        instance=response.request.url.path,
-        code="not_vouch",
-        request_id=response.headers.get("x-request-id", ""),
-    )
-    return VouchProblem(problem, _retry_after(response))
-
-
-def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds; None for a date, which the service does not send."""
-    said = response.headers.get("retry-after", "")
-    return float(said) if said.isdigit() else None
 
 
 def _file(image: Image) -> tuple[str, bytes]:

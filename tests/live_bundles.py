@@ -14,14 +14,7 @@ from model_store.bundles.directory import current_id
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.encoder.contract import Embeddings
-from model_store.gallery import (
-    LiveGallery,
-    NewItem,
-    Thumbnail,
-    Upsert,
-    Vector,
-    write_faiss_gallery,
-)
+from model_store.gallery import LiveGallery, NewItem, Thumbnail, Upsert, Vector, write_faiss_gallery
 
 DIM = 6
 

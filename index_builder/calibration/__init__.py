@@ -1,8 +1,8 @@
 """Fitting the decision layer on held-out queries, never on an image that finds itself.
 
 `detector` learns what tells alien images apart, `probabilities` what makes a match likely,
-`label_choices` what result sets choose among; `fit` puts them together with the evidence that
-promises are computed from. `hidden_labels` makes absent queries of matched ones, and
+`label_choices` what result sets choose among; `queries` are what all are fitted to; `fit` puts them together with
+the evidence that promises are computed from. `hidden_labels` makes absent queries of matched ones, and
 `leave_one_out` queries of gallery images, where the encoder has learned nothing from them;
 `calibrate` is the way in, for the build of a configuration and for any collection; `retrieval`
 retrieves what it is fitted to; `feedback` corrects the whole by what users said of it; `evaluate`
@@ -11,17 +11,11 @@ measures a bundle on queries used for nothing else.
 
 from index_builder.calibration.detector import fit_detector
 from index_builder.calibration.feedback import corrected_by_feedback, fit_recalibration
-from index_builder.calibration.fit import (
-    ASSUMED_ABSENT,
-    MIN_QUERIES,
-    CalibratedGallery,
-    CalibrationQueries,
-    LeaveOneOut,
-    fit_calibration,
-)
+from index_builder.calibration.fit import ASSUMED_ABSENT, MIN_QUERIES, fit_calibration
 from index_builder.calibration.hidden_labels import LabelFolds, fit_label_folds
 from index_builder.calibration.leave_one_out import leave_one_out_queries, out_of_fold_signals
 from index_builder.calibration.probabilities import Examples, fit_choice, fit_venn_abers
+from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries, LeaveOneOut
 
 __all__ = [
     "ASSUMED_ABSENT",

@@ -8,12 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.detector import fit_detector
-from index_builder.calibration.fit import (
-    CalibratedGallery,
-    CalibrationQueries,
-    LeaveOneOut,
-    fit_calibration,
-)
+from index_builder.calibration.fit import fit_calibration
 from index_builder.calibration.hidden_labels import LabelFolds, fit_label_folds
 from index_builder.calibration.leave_one_out import (
     ENOUGH,
@@ -22,6 +17,7 @@ from index_builder.calibration.leave_one_out import (
     out_of_fold_signals,
     rows_of_groups,
 )
+from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries, LeaveOneOut
 from index_builder.calibration.retrieval import Observed, look_up, observe
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages

@@ -19,6 +19,7 @@ from index_builder.calibration.probabilities import (
     fit_choice,
     fit_venn_abers,
 )
+from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries
 from index_builder.calibration.retrieval import Observed
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, calibration_error, reliability
@@ -27,8 +28,6 @@ from model_store.decision import (
     Absence,
     Calibration,
     Evidence,
-    LabelMeans,
-    OutlierDetector,
     OutlierFusion,
     Recalibration,
     bounded_logit,
@@ -36,10 +35,7 @@ from model_store.decision import (
 )
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.promises import LEAST_ABSENT_LABELS
-from model_store.decision.staleness import search_settings
-from model_store.encoder.contract import Encoder
 from model_store.errors import CalibrationError
-from model_store.gallery import Gallery
 from model_store.verdicts import Order
 
 MIN_QUERIES = 50
@@ -59,135 +55,6 @@ COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Names = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CalibratedGallery:
-    """The gallery that a calibration is fitted for.
-
-    Attributes
-    ----------
-    encoder_fingerprint, search : of the encoder, and how the gallery is searched.
-    n_candidates : items of every list.
-    label_counts : (C,) items of each label by its code.
-    n_unlabelled : items without a label, each of which is one of its own.
-    detector, means : the outlier detector and the label means fitted to its images.
-    """
-
-    encoder_fingerprint: str
-    search: Mapping[str, Any]
-    n_candidates: int
-    label_counts: Integers
-    n_unlabelled: int
-    detector: OutlierDetector
-    means: LabelMeans
-
-    @classmethod
-    def of(
-        cls,
-        encoder: Encoder,
-        gallery: Gallery,
-        detector: OutlierDetector,
-        means: LabelMeans,
-        n_candidates: int,
-    ) -> CalibratedGallery:
-        """Describe a gallery."""
-        codes = gallery.label_codes(np.arange(gallery.n_items))
-        counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
-        return cls(
-            encoder.fingerprint,
-            search_settings(gallery),
-            n_candidates,
-            counts.astype(np.int64),
-            int((codes < 0).sum()),
-            detector,
-            means,
-        )
-
-    def n_labels(self) -> Integers:
-        """Return the number (3,) of labels in each size class."""
-        held = size_classes(self.label_counts[self.label_counts > 0])
-        counts = np.bincount(held, minlength=3).astype(np.int64)
-        counts[0] += self.n_unlabelled
-        return counts
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveOneOut:
-    """Gallery images as queries, each hidden from its own list with its group.
-
-    Nothing may have been learned from them but the gallery itself: then they are to the rest of it
-    what held-out queries are to all of it.
-
-    Attributes
-    ----------
-    matched : those whose label another item has.
-    absent, absent_of : as in `CalibrationQueries`; None where no labels are hidden.
-    clusters : of the matched, numbered as those of the held-out queries are.
-    sources : as in `CalibrationQueries`.
-    """
-
-    matched: Observed
-    absent: Observed | None
-    absent_of: Integers | None
-    clusters: Integers
-    sources: Names | None
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationQueries:
-    """The queries that a gallery is calibrated with.
-
-    Attributes
-    ----------
-    matched : held-out queries whose label is in the gallery.
-    absent : queries of the same kinds of picture without a true match there.
-    absent_of : the places among the matched queries of those that are absent because their own
-        label is hidden from them; None where they are images of withheld labels.
-    are_views : whether all of these are made-up views of gallery images, because no labels say
-        which images belong together.
-    corrupted : some of the matched queries, spoilt.
-    corrupted_of : their places among the matched queries.
-    outliers : far-OOD queries. They teach what alien images look like; the p-value needs no example
-        of them.
-    clusters : of the matched queries; copies, and photographs of one object, share a number.
-    sources : the source of each matched query; None where none is known.
-    absent_sources : the same of queries of withheld labels.
-    leave_one_out : more queries, for estimates that need no exchangeability of the outlier scores;
-        None where there are enough, or the encoder has learned from the gallery's images.
-    unseen : whether the encoder has learned nothing from the gallery's labels.
-    """
-
-    matched: Observed
-    absent: Observed
-    absent_of: Integers | None
-    are_views: bool
-    corrupted: Observed
-    corrupted_of: Integers
-    outliers: Observed | None
-    clusters: Integers
-    sources: Names | None = None
-    absent_sources: Names | None = None
-    leave_one_out: LeaveOneOut | None = None
-    unseen: bool = False
-
-    @property
-    def absence(self) -> Absence:
-        """The kind of the absent queries."""
-        if self.absent_of is None:
-            return "absent_labels"
-        if self.are_views:
-            return "near_misses_of_views"
-        return "hidden_labels" if self.unseen else "hidden_trained_labels"
-
-    def outlier_kinds(self) -> dict[str, Observed]:
-        """Return what teaches the outlier score, by kind."""
-        kinds = {"corrupted": self.corrupted}
-        if self.absent_of is None:
-            kinds["near"] = self.absent
-        if self.outliers is not None:
-            kinds["far"] = self.outliers
-        return kinds
 
 
 @dataclass(frozen=True, slots=True)

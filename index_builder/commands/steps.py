@@ -12,13 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from index_builder.configuration.build import (
-    BuildConfig,
-    builtin_configs,
-    in_milvus,
-    load_config,
-    photographs_config,
-)
+from index_builder.configuration.build import BuildConfig, builtin_configs, in_milvus, load_config
+from index_builder.configuration.photographs import photographs_config
 from index_builder.pipeline.run import Run
 from index_builder.progress import say_what_is_next
 from model_store.errors import ConfigError

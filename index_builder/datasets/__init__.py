@@ -1,6 +1,6 @@
 """Labelled images and what each part of them is for.
 
-`load_splits` (`splits`) is the way in. Sources: `digits` (scikit-learn's, come with the library),
+`load_splits` (`splits`) is the way in. Sources: `digits` (they come with scikit-learn),
 `idx` (Fashion-MNIST and MNIST), `folder` (one sub-folder for each label), `outliers` (other worlds).
 `other_formats` counts files that are not read. `groups` and `near_duplicates` keep what belongs
 together on one side. Made up from them: `views` (what a query could look like), `corruption`

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 from strong_views import strong_views
 
-from index_builder.configuration.build import photographs_config
+from index_builder.configuration.photographs import photographs_config
 from index_builder.datasets.images import LabelledImages, from_files
 from index_builder.indexing.embed import open_encoder
 from index_builder.metrics import expected_calibration_error

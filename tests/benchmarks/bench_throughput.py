@@ -97,7 +97,7 @@ def built() -> None:
         return
     from bench_zero_shot import WEIGHTS, unpacked
 
-    from index_builder.configuration.build import photographs_config
+    from index_builder.configuration.photographs import photographs_config
     from index_builder.pipeline.run import Run
     from index_builder.pipeline.steps import build_all
 

@@ -32,7 +32,8 @@ from kept_features import fitted
 from numpy.typing import NDArray
 from torch import Tensor
 
-from index_builder.configuration.build import BuildConfig, photographs_config
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.photographs import photographs_config
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.idx import idx_dataset

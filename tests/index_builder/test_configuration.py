@@ -4,12 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.configuration.build import (
-    BuildConfig,
-    builtin_configs,
-    load_config,
-    photographs_config,
-)
+from index_builder.configuration.build import BuildConfig, builtin_configs, load_config
+from index_builder.configuration.photographs import photographs_config
 from model_store.errors import ConfigError
 
 

@@ -16,7 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
-from index_builder.configuration.build import BuildConfig, photographs_config
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.photographs import photographs_config
 from index_builder.configuration.posterior import EnsembleConfig, MonteCarloDropoutConfig
 from index_builder.datasets import load_splits
 from index_builder.networks import load_encoder

@@ -20,23 +20,8 @@ from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import activate, bundle_ids, current_id, previous_id
 from model_store.bundles.manifest import read_manifest
 from model_store.decision import Calibration, label_means
-from model_store.errors import (
-    GallerySuperseded,
-    ItemNotFound,
-    LogDamaged,
-    StorageBusy,
-    StorageFull,
-)
-from model_store.gallery import (
-    Delete,
-    Item,
-    LiveGallery,
-    NewItem,
-    Retry,
-    Thumbnail,
-    Upsert,
-    Vector,
-)
+from model_store.errors import GallerySuperseded, ItemNotFound, LogDamaged, StorageBusy, StorageFull
+from model_store.gallery import Delete, Item, LiveGallery, NewItem, Retry, Thumbnail, Upsert, Vector
 
 N, DIM = 30, 6
 

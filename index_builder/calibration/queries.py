@@ -1,0 +1,145 @@
+"""The queries that the decision layer is fitted to, and the gallery that they were searched in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from index_builder.calibration.fit import Integers, Names
+from index_builder.calibration.retrieval import Observed
+from model_store.decision import Absence, LabelMeans, OutlierDetector, size_classes
+from model_store.decision.staleness import search_settings
+from model_store.encoder.contract import Encoder
+from model_store.gallery import Gallery
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedGallery:
+    """The gallery that a calibration is fitted for.
+
+    Attributes
+    ----------
+    encoder_fingerprint, search : of the encoder, and how the gallery is searched.
+    n_candidates : items of every list.
+    label_counts : (C,) items of each label by its code.
+    n_unlabelled : items without a label, each of which is one of its own.
+    detector, means : the outlier detector and the label means fitted to its images.
+    """
+
+    encoder_fingerprint: str
+    search: Mapping[str, Any]
+    n_candidates: int
+    label_counts: Integers
+    n_unlabelled: int
+    detector: OutlierDetector
+    means: LabelMeans
+
+    @classmethod
+    def of(
+        cls,
+        encoder: Encoder,
+        gallery: Gallery,
+        detector: OutlierDetector,
+        means: LabelMeans,
+        n_candidates: int,
+    ) -> CalibratedGallery:
+        """Describe a gallery."""
+        codes = gallery.label_codes(np.arange(gallery.n_items))
+        counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
+        return cls(
+            encoder.fingerprint,
+            search_settings(gallery),
+            n_candidates,
+            counts.astype(np.int64),
+            int((codes < 0).sum()),
+            detector,
+            means,
+        )
+
+    def n_labels(self) -> Integers:
+        """Return the number (3,) of labels in each size class."""
+        held = size_classes(self.label_counts[self.label_counts > 0])
+        counts = np.bincount(held, minlength=3).astype(np.int64)
+        counts[0] += self.n_unlabelled
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOneOut:
+    """Gallery images as queries, each hidden from its own list with its group.
+
+    Nothing may have been learned from them but the gallery itself: then they are to the rest of it
+    what held-out queries are to all of it.
+
+    Attributes
+    ----------
+    matched : those whose label another item has.
+    absent, absent_of : as in `CalibrationQueries`; None where no labels are hidden.
+    clusters : of the matched, numbered as those of the held-out queries are.
+    sources : as in `CalibrationQueries`.
+    """
+
+    matched: Observed
+    absent: Observed | None
+    absent_of: Integers | None
+    clusters: Integers
+    sources: Names | None
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationQueries:
+    """The queries that a gallery is calibrated with.
+
+    Attributes
+    ----------
+    matched : held-out queries whose label is in the gallery.
+    absent : queries of the same kinds of picture without a true match there.
+    absent_of : the places among the matched queries of those that are absent because their own
+        label is hidden from them; None where they are images of withheld labels.
+    are_views : whether all of these are made-up views of gallery images, because no labels say
+        which images belong together.
+    corrupted : some of the matched queries, spoilt.
+    corrupted_of : their places among the matched queries.
+    outliers : far-OOD queries. They teach what alien images look like; the p-value needs no example
+        of them.
+    clusters : of the matched queries; copies, and photographs of one object, share a number.
+    sources : the source of each matched query; None where none is known.
+    absent_sources : the same of queries of withheld labels.
+    leave_one_out : more queries, for estimates that need no exchangeability of the outlier scores;
+        None where there are enough, or the encoder has learned from the gallery's images.
+    unseen : whether the encoder has learned nothing from the gallery's labels.
+    """
+
+    matched: Observed
+    absent: Observed
+    absent_of: Integers | None
+    are_views: bool
+    corrupted: Observed
+    corrupted_of: Integers
+    outliers: Observed | None
+    clusters: Integers
+    sources: Names | None = None
+    absent_sources: Names | None = None
+    leave_one_out: LeaveOneOut | None = None
+    unseen: bool = False
+
+    @property
+    def absence(self) -> Absence:
+        """The kind of the absent queries."""
+        if self.absent_of is None:
+            return "absent_labels"
+        if self.are_views:
+            return "near_misses_of_views"
+        return "hidden_labels" if self.unseen else "hidden_trained_labels"
+
+    def outlier_kinds(self) -> dict[str, Observed]:
+        """Return what teaches the outlier score, by kind."""
+        kinds = {"corrupted": self.corrupted}
+        if self.absent_of is None:
+            kinds["near"] = self.absent
+        if self.outliers is not None:
+            kinds["far"] = self.outliers
+        return kinds

@@ -1,0 +1,61 @@
+"""Problems that `service.client` raises, read from answers that are none."""
+
+from __future__ import annotations
+
+import httpx2
+from pydantic import ValidationError
+
+from service import schemas
+
+
+class VouchProblem(Exception):
+    """The service answered with a problem, or with something that is no answer of it.
+
+    Attributes
+    ----------
+    status : of HTTP.
+    code : stable name of the kind of problem, to switch on; ``not_vouch`` where the answer is not
+        one of the service, such as a proxy's.
+    detail : what was received, what was wanted and what to do.
+    request_id : what its operator finds the request by.
+    retry_after : seconds after which it may be asked again, None where it did not say.
+    errors : the fields that are wrong.
+    """
+
+    def __init__(self, problem: schemas.Problem, retry_after: float | None = None) -> None:
+        super().__init__(f"{problem.status} {problem.code}: {problem.detail}")
+        self.status = problem.status
+        self.code = problem.code
+        self.detail = problem.detail
+        self.request_id = problem.request_id
+        self.retry_after = retry_after
+        self.errors = tuple(problem.errors or ())
+
+
+def problem_of(response: httpx2.Response) -> VouchProblem:
+    try:
+        problem = schemas.Problem.model_validate_json(response.content)
+    except ValidationError:
+        return _not_vouch(response)
+    return VouchProblem(problem, _retry_after(response))
+
+
+def _not_vouch(response: httpx2.Response) -> VouchProblem:
+    """Return the problem of a response that does not come from this release of Vouch."""
+    problem = schemas.Problem(
+        type="about:blank",
+        title=response.reason_phrase,
+        status=response.status_code,
+        detail=f"{response.request.url} is not answered by Vouch, or by another release of it: "
+        f"{len(response.content)} bytes of {response.headers.get('content-type', 'no type')}.",
+        instance=response.request.url.path,
+        code="not_vouch",
+        request_id=response.headers.get("x-request-id", ""),
+    )
+    return VouchProblem(problem, _retry_after(response))
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    """Seconds; None for a date, which the service does not send."""
+    said = response.headers.get("retry-after", "")
+    return float(said) if said.isdigit() else None
