@@ -27,7 +27,9 @@ from pydantic import BaseModel, ValidationError
 
 from model_store.verdicts import Order
 from service import schemas
-from service.client_problems import problem_of
+from service.client_problems import VouchProblem, not_vouch, problem_of
+
+__all__ = ["ListOptions", "SearchOptions", "VouchClient", "VouchProblem"]
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -352,7 +354,7 @@ class VouchClient:
         try:
             return answer.model_validate_json(response.content)
         except ValidationError:
-            raise _not_vouch(response) from None
+            raise not_vouch(response) from None
 
 
 def _sent_again(key: str | None) -> dict[str, str]:

@@ -33,14 +33,15 @@ class VouchProblem(Exception):
 
 
 def problem_of(response: httpx2.Response) -> VouchProblem:
+    """Return the problem that a response describes."""
     try:
         problem = schemas.Problem.model_validate_json(response.content)
     except ValidationError:
-        return _not_vouch(response)
+        return not_vouch(response)
     return VouchProblem(problem, _retry_after(response))
 
 
-def _not_vouch(response: httpx2.Response) -> VouchProblem:
+def not_vouch(response: httpx2.Response) -> VouchProblem:
     """Return the problem of a response that does not come from this release of Vouch."""
     problem = schemas.Problem(
         type="about:blank",

@@ -19,7 +19,12 @@ from index_builder.calibration.probabilities import (
     fit_choice,
     fit_venn_abers,
 )
-from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries
+from index_builder.calibration.queries import (
+    CalibratedGallery,
+    CalibrationQueries,
+    Integers,
+    Names,
+)
 from index_builder.calibration.retrieval import Observed
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, calibration_error, reliability
@@ -53,8 +58,6 @@ COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
 """Coverages for which the report describes result sets."""
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Names = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from index_builder.calibration.fit import Integers, Names
 from index_builder.calibration.retrieval import Observed
 from model_store.decision import Absence, LabelMeans, OutlierDetector, size_classes
 from model_store.decision.staleness import search_settings
 from model_store.encoder.contract import Encoder
 from model_store.gallery import Gallery
+
+Integers = NDArray[np.int64]
+Names = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Labelled images and what each part of them is for.
 
-`load_splits` (`splits`) is the way in. Sources: `digits` (they come with scikit-learn),
-`idx` (Fashion-MNIST and MNIST), `folder` (one sub-folder for each label), `outliers` (other worlds).
+`load_splits` (`splits`) is the way in. Sources: `digits` (they come with scikit-learn), `idx`
+(Fashion-MNIST and MNIST), `folder` (one sub-folder for each label), `outliers` (other worlds).
 `other_formats` counts files that are not read. `groups` and `near_duplicates` keep what belongs
 together on one side. Made up from them: `views` (what a query could look like), `corruption`
 (spoilt copies). `images` is what all of them give.
