@@ -10,7 +10,7 @@ from limits import RateLimitItem, parse_many
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from model_store.bundles.retention import KEPT
+from model_store.bundles.directory import KEPT_BUNDLES
 from model_store.encoder.contract import ProviderChoice
 from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
@@ -147,7 +147,7 @@ class Settings(BaseSettings):
         "only when asked to.",
     )
     keep_bundles: int = Field(
-        KEPT,
+        KEPT_BUNDLES,
         ge=1,
         description="Bundles of a gallery that are kept, the current one among them; older ones it "
         "was compacted from are removed, with their changes.",

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from model_store.bundles.directory import (
+    KEPT_BUNDLES,
     activate,
     bundle_directory,
     bundle_ids,
@@ -16,7 +17,6 @@ from model_store.bundles.directory import (
     previous_id,
 )
 from model_store.bundles.manifest import read_manifest
-from model_store.bundles.retention import KEPT, prune
 from model_store.errors import BundleNotFound
 
 DirectoryArgument = Annotated[Path, typer.Argument(help="The directory of bundles.")]
@@ -47,10 +47,11 @@ def prune_command(
     directory: DirectoryArgument,
     keep: Annotated[
         int, typer.Option(min=1, help="Bundles to keep, the current one among them.")
-    ] = KEPT,
+    ] = KEPT_BUNDLES,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which would go.")] = False,
 ) -> None:
     """Remove old bundles with their changes; never the current, the previous, or one in use."""
+    prune = importlib.import_module("model_store.bundles.retention").prune
     for bundle_id in prune(directory, keep, dry_run=dry_run):
         print(bundle_id)
 

@@ -12,6 +12,9 @@ from model_store.files import replacing
 CURRENT_FILE = "CURRENT"
 PREVIOUS_FILE = "PREVIOUS"
 
+KEPT_BUNDLES = 3
+"""Bundles that are kept where nothing else is said, the current one among them."""
+
 _MOST_POINTER_BYTES = 1024
 """Read of a pointer at most: an id, and whatever an editor put around it."""
 

@@ -15,6 +15,7 @@ from typing import Self
 
 from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import (
+    KEPT_BUNDLES,
     bundle_directory,
     bundle_ids,
     current_id,
@@ -23,9 +24,6 @@ from model_store.bundles.directory import (
 )
 from model_store.bundles.manifest import MANIFEST_FILE
 from model_store.errors import BundleNotFound, PointerUnreadable
-
-KEPT = 3
-"""Bundles that are kept where nothing else is said, the current one among them."""
 
 
 class Hold:
@@ -70,7 +68,7 @@ class Hold:
 
 
 def prune(
-    root: Path, keep: int = KEPT, *, compacted: bool = False, dry_run: bool = False
+    root: Path, keep: int = KEPT_BUNDLES, *, compacted: bool = False, dry_run: bool = False
 ) -> list[str]:
     """Remove all bundles but the newest ``keep``, with their changes; returns ids, oldest first.
 

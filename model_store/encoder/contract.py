@@ -6,14 +6,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.encoder.placement import Placement
 from model_store.images import Preprocessing
 from model_store.sphere import spherical_variance, unit_direction
+
+if TYPE_CHECKING:
+    from model_store.encoder.placement import Placement  # which needs ONNX Runtime
 
 INPUT_NAME = "images"
 OUTPUT_NAMES = ("embedding_mean", "embedding_variance", "features")

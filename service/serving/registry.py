@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.compaction import Compaction
-from model_store.bundles.directory import bundle_directory, bundle_ids, previous_id
-from model_store.bundles.retention import KEPT
+from model_store.bundles.directory import KEPT_BUNDLES, bundle_directory, bundle_ids, previous_id
 from model_store.errors import (
     ActivationRefused,
     BundleNotFound,
@@ -75,7 +74,7 @@ class Galleries:
         period_s: float,
         observe: Callable[[str, str], None] = lambda _gallery, _outcome: None,
         compact_after: int = 0,
-        keep_bundles: int = KEPT,
+        keep_bundles: int = KEPT_BUNDLES,
     ) -> None:
         self._open_bundle = open_bundle
         self._start = start

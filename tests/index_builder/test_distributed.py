@@ -44,6 +44,7 @@ def train(place: Path, *command: str) -> tuple[dict[str, Any], dict[str, torch.T
     return report, load_file(run / "checkpoint.safetensors")
 
 
+@pytest.mark.process
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     """Of batches of 133 images, which two cannot divide."""
     alone, weights = train(tmp_path / "alone", "index_builder")
@@ -63,6 +64,7 @@ def test_parts_are_of_one_size_and_hold_every_row() -> None:
     assert torch.cat(parts)[7:].tolist() == [6, 6]
 
 
+@pytest.mark.process
 def test_only_training_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = subprocess.run(

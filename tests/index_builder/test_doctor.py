@@ -32,6 +32,7 @@ def test_an_installation_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Redis" not in found.stdout
 
 
+@pytest.mark.process
 def test_redis_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -187,6 +187,7 @@ def test_a_bundle_without_calibration_has_nothing_to_certify(tmp_path: Path) -> 
     assert "is not calibrated and promises nothing" in " ".join(done.stderr.split())
 
 
+@pytest.mark.process
 def test_neither_command_needs_torch(certificate: Path, bundle: Path) -> None:
     script = (
         "import sys\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 import hostile_images
 import numpy as np
 import psutil
+import pytest
 from image_files import encoded, picture
 
 from index_builder.indexing.blocks import Block, Place
@@ -28,6 +29,7 @@ def block_of(folder: Path, **files: bytes) -> Block:
     return Block(0, tuple(files), tuple(places))
 
 
+@pytest.mark.process
 def test_an_image_that_ends_its_decoder_is_left_out_alone(tmp_path: Path) -> None:
     """By more computing than is allowed: SIGPROF ends whoever decodes it."""
     block = block_of(
@@ -50,6 +52,7 @@ def test_an_image_that_ends_its_decoder_is_left_out_alone(tmp_path: Path) -> Non
     assert not again.failures
 
 
+@pytest.mark.process
 def test_a_killed_decoder_loses_nothing(tmp_path: Path) -> None:
     files = {f"{n}": encoded(picture(seed=n)) for n in range(40)}
     block = block_of(tmp_path, **files)
