@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
@@ -14,7 +14,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from index_builder.configuration.build import CalibrationConfig, in_milvus, in_words, load_config
-from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.tolerance import NONE, parse_tolerance
 from index_builder.pipeline.run import Run
 from index_builder.progress import console, say_what_is_next
@@ -22,6 +21,9 @@ from model_store.errors import ConfigError
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
 from model_store.images import ImageLimits
 from model_store.processors import usable_processors
+
+if TYPE_CHECKING:
+    from index_builder.datasets.other_formats import OtherFormats
 
 
 class Engine(StrEnum):
