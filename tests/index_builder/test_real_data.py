@@ -81,6 +81,7 @@ def assert_calibrates_by_itself(photographs: Path, encoder: Path, tmp_path: Path
 
 
 @pytest.mark.real_data
+@pytest.mark.process
 def test_a_folder_of_photographs_and_imagenet_weights_become_a_bundle(
     data_dir: Path, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_finished_cell_is_not_measured_again(out: Path, report: dict) -> None:
     assert again["metrics"] == pytest.approx(first["metrics"])
 
 
+@pytest.mark.process
 def test_side_by_side_or_one_by_one_gives_the_same(out: Path, tmp_path: Path) -> None:
     command = [*ARGUMENTS, "--epochs", "2", "--jobs", "2", "--out", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
