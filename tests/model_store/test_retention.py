@@ -71,6 +71,7 @@ def test_what_was_put_there_to_be_activated_is_not_taken_by_a_service(root: Path
     assert prune(root, 2) == [ids[2]]
 
 
+@pytest.mark.process
 def test_one_that_is_open_stays_whoever_has_it_open(root: Path) -> None:
     ids = compacted(root, 3)
     said = "import sys, pathlib\nfrom model_store.bundles.retention import Hold\n"

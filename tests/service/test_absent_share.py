@@ -13,6 +13,7 @@ import pytest
 from end_to_end.keys import KeysFile, bearer
 from end_to_end.questions import search, search_batch, search_json, search_raw
 from image_files import encoded
+from local_client import LocalClient
 from scipy.special import expit, logit
 from starlette.testclient import TestClient
 
@@ -180,7 +181,7 @@ class TestKept:
         self, start: StartClient, bundle: Bundle, absent: list[bytes], tmp_path: Path
     ) -> None:
         owned, settings = of_gallery(bundle, None), Settings(decoders=0, feedback=tmp_path / "f.db")
-        with TestClient(create_app(settings, [owned])) as first:
+        with LocalClient(create_app(settings, [owned])) as first:
             for image in absent:
                 search(first, image, alpha=0.001)
             before = first.get("/v1/galleries/digits/calibration").json()["absent"]

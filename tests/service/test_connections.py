@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 import uvicorn
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from end_to_end.processes import free_port
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -241,10 +244,28 @@ def test_the_room_is_never_more_than_the_files_allow(monkeypatch: pytest.MonkeyP
     assert Room(50)._n_places == 50
 
 
+def write_certificate(cert: Path, key: Path) -> None:
+    """Write a private key, and a certificate that it signs itself."""
+    private, name = Ed25519PrivateKey.generate(), x509.Name.from_rfc4514_string("CN=localhost")
+    now = datetime.now(UTC)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(private, algorithm=None)
+    )
+    cert.write_bytes(signed.public_bytes(Encoding.PEM))
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
 def test_it_speaks_tls(serve: Serve, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made = f"openssl req -x509 -newkey ed25519 -nodes -subj /CN=localhost -keyout {key} -out {cert}"
-    subprocess.run(made.split(), check=True, capture_output=True)
+    write_certificate(cert, key)
     port = serve(ssl_certfile=cert, ssl_keyfile=key)
     context = ssl.create_default_context(cafile=str(cert))
     context.check_hostname = False
