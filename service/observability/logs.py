@@ -42,6 +42,8 @@ def log_as_json(level: int = logging.INFO) -> None:
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
+    # It warns of each malformed form: whoever sends them would write the log.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 def _described(value: object) -> str:

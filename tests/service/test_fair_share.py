@@ -93,6 +93,7 @@ async def test_a_turn_that_comes_as_it_is_given_up_is_passed_on() -> None:
     assert await asyncio.wait_for(stays, 5) == "stays"
 
 
+@pytest.mark.process
 async def test_costly_images_of_one_caller_keep_nobody_waiting() -> None:
     """As many as there are decoders, and more: each takes a second of computing."""
     costly, plain = scan_bomb(3_000), picture("PNG")

@@ -309,7 +309,7 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         ),
         422,
         "invalid_request",
-        "could not be read|JSON",
+        "more than 4,096 parts",
     ),
     "bytes that are no text in an address": (
         get("/v1/galleries/%ff%00"),

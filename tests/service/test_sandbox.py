@@ -22,7 +22,10 @@ from model_store.images import Preprocessing
 from service.decoding.pool import DecoderPool
 from service.decoding.sandbox import PARTS, SandboxMode
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel that confines is Linux")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="the kernel that confines is Linux"),
+]
 
 PREPROCESSING = Preprocessing(8, 8)
 StartClient = Callable[..., TestClient]
