@@ -10,7 +10,7 @@ export VOUCH_PORT ?= 8080
 
 help:
 	@echo "make demo      install, build the demo bundle, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
-	@echo "make check     install, lint, run the tests that need no bundle and no process; a minute"
+	@echo "make check     install, lint, run the tests that need no bundle and no process; four minutes"
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make bench     measure, and write build/bench.json"
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
