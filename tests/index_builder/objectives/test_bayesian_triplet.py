@@ -159,9 +159,11 @@ def test_the_whole_loss_is_differentiable_by_all_that_it_learns(prior: Prior) ->
 def test_the_length_of_a_mean_counts_where_it_is_not_normalised(normalised: bool) -> None:
     """A last layer twice as large, by torch's divergence and Monte Carlo of the margin."""
     loss = loss_of(kl_weight=0.3, normalised=normalised)
-    layer = nn.Linear(N_FEATURES, DIM).double()
     generator = torch.Generator().manual_seed(3)
     features = torch.randn(3, N_FEATURES, generator=generator, dtype=torch.float64)
+    layer = nn.Linear(N_FEATURES, DIM).double()
+    nn.init.normal_(layer.weight, std=0.1, generator=generator)
+    nn.init.normal_(layer.bias, std=0.1, generator=generator)
     labels = torch.tensor([0, 0, 1])  # two triplets: either image of label 0 is the anchor
     values = []
     for _ in range(2):
