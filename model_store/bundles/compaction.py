@@ -14,8 +14,6 @@ taken away by the next compaction.
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import shutil
 import sqlite3
 from dataclasses import asdict, replace
@@ -24,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from filelock import Timeout
+
 from model_store.bundles.changes import changes_path, require_current
 from model_store.bundles.directory import activate, bundle_directory, current_id, is_bundle_id
 from model_store.bundles.manifest import MANIFEST_FILE, Manifest, file_names
@@ -31,7 +31,7 @@ from model_store.bundles.publish import become_bundle, described
 from model_store.decision import Calibration, label_means
 from model_store.decision.staleness import search_settings
 from model_store.errors import StorageBusy
-from model_store.files import flush
+from model_store.files import flush, lock_between_processes
 from model_store.gallery import (
     FaissGallery,
     GallerySnapshot,
@@ -67,16 +67,14 @@ class Compaction:
 
     def __init__(self, root: Path, manifest: Manifest, live: LiveGallery) -> None:
         self._root, self._manifest, self._live = root, manifest, live
-        self._lock: int | None = None
+        self._lock = lock_between_processes(root / LOCK_FILE)
         self._prepared: Path | None = None
         self._until = 0
 
     def __enter__(self) -> Self:
         try:
-            self._lock = os.open(self._root / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._unlock()
+            self._lock.acquire(blocking=False)
+        except Timeout:
             raise StorageBusy(
                 "The gallery is being compacted by another process. Wait until that has ended."
             ) from None
@@ -87,7 +85,7 @@ class Compaction:
             require_current(self._root, self._manifest.id)
             self._clean_up()
         except BaseException:
-            self._unlock()
+            self._lock.release()
             raise
         return self
 
@@ -99,7 +97,7 @@ class Compaction:
     ) -> None:
         if self._prepared is not None:  # it did not take over
             shutil.rmtree(self._prepared, ignore_errors=True)
-        self._unlock()
+        self._lock.release()
 
     def prepare(self) -> Path:
         """Write a bundle of the gallery as it is now, beside the current one.
@@ -177,11 +175,6 @@ class Compaction:
             and not changes_path(self._root, prepared).exists()
         ):
             shutil.rmtree(bundle_directory(self._root, prepared), ignore_errors=True)
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
 
 def _write(staging: Path, manifest: Manifest, snapshot: GallerySnapshot) -> Manifest:
