@@ -46,21 +46,26 @@ def test_blocks_of_a_query_are_not_fetched_anew() -> None:
 
 
 HELD = """
-import re
 held = bytearray(64 * 2**20)
-for i in range(0, len(held), 4096):
-    held[i] = 1
-print(re.search(r"AnonHugePages:\\s+(\\d+)", open("/proc/self/smaps_rollup").read())[1])
+advised = size = 0
+for line in open("/proc/self/smaps"):
+    name, _, value = line.partition(":")
+    if name == "Size":
+        size = int(value.split()[0])
+    elif name == "VmFlags" and "hg" in value.split():
+        advised += size
+print(advised)
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is tuned")
 @pytest.mark.process
-def test_an_encoder_keeps_its_memory_in_large_pages() -> None:
+def test_an_encoder_asks_for_large_pages() -> None:
+    """The kernel is told of every block; whether it has large pages to give is its own affair."""
     offered = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not offered.exists() or "[madvise]" not in offered.read_text(encoding="ascii"):
         pytest.skip("the system gives large pages to everybody, or to nobody")
-    kib = {
+    advised_kib = {
         way: int(
             subprocess.run(
                 [sys.executable, "-c", HELD],
@@ -72,8 +77,8 @@ def test_an_encoder_keeps_its_memory_in_large_pages() -> None:
         )
         for way, added in {"small": {}, "large": large_pages(os.environ)}.items()
     }
-    assert kib["small"] < 16 * 1024
-    assert kib["large"] > 48 * 1024
+    assert advised_kib["small"] < 16 * 1024
+    assert advised_kib["large"] >= 64 * 1024
 
 
 def test_what_an_operator_says_of_them_counts() -> None:
