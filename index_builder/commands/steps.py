@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,7 +66,18 @@ def _step(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.pipe
         if name in _WITH_TORCH
         else "index_builder.pipeline.gallery_steps"
     )
-    return getattr(importlib.import_module(module), name)
+    with _without_collection():
+        return getattr(importlib.import_module(module), name)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Let the garbage collector rest: a fifth of torch's import is collecting what all stays."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _print_report(report: dict[str, Any]) -> None:

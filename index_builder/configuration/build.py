@@ -113,6 +113,9 @@ class OutlierConfig(Section):
 
     calibration: OutlierKind = "photographs"
     evaluation: OutlierKind = "photographs"
+    n_images: int | None = Field(
+        None, ge=1, description="Images of each of the two, at most; all where it is left out."
+    )
 
 
 PHOTOGRAPH = 224

@@ -157,8 +157,10 @@ def _outliers(
     config: BuildConfig, generator: np.random.Generator
 ) -> Iterator[LabelledImages | None]:
     """Images from other worlds: to calibrate with, then to be tested on."""
+    most = config.outliers.n_images
     for part, kind in enumerate((config.outliers.calibration, config.outliers.evaluation)):
-        yield outliers(kind, part, generator)
+        images = outliers(kind, part, generator)
+        yield images if images is None or most is None else images.subset(range(len(images))[:most])
 
 
 def _parts(

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from index_builder.configuration.build import BuildConfig, DatasetConfig, OutlierConfig
-from index_builder.datasets import LabelledImages, load_splits
+from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.datasets.folder import folder
 from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import from_arrays
@@ -19,8 +19,10 @@ from model_store.errors import DatasetError
 from model_store.images import Preprocessing
 
 
-def config_of(dataset: DatasetConfig, seed: int = 0) -> BuildConfig:
-    return BuildConfig(name="x", seed=seed, dataset=dataset, outliers=OutlierConfig())
+def config_of(
+    dataset: DatasetConfig, seed: int = 0, outliers: OutlierConfig | None = None
+) -> BuildConfig:
+    return BuildConfig(name="x", seed=seed, dataset=dataset, outliers=outliers or OutlierConfig())
 
 
 def digits_without(*labels: str, seed: int = 0) -> BuildConfig:
@@ -155,6 +157,20 @@ def test_outliers_of_the_two_halves_share_nothing() -> None:
     assert crops[0].pixels(0).shape == (48, 48, 3)
     assert not np.array_equal(crops[0].pixels(0), crops[1].pixels(0))
     assert outliers("none", 0, np.random.default_rng(0)) is None
+
+
+def test_as_many_outliers_as_are_asked_for() -> None:
+    """Fewer outliers change nothing else: the rest of the split is drawn as it was."""
+
+    def split(n_images: int | None) -> Splits:
+        kinds = OutlierConfig(calibration="digits", evaluation="photographs", n_images=n_images)
+        return load_splits(config_of(DatasetConfig(kind="digits"), outliers=kinds))
+
+    whole, few, enough = split(None), split(25), split(10**6)
+    assert len(few.calibration.outliers) == len(few.evaluation.outliers) == 25
+    assert set(few.calibration.outliers.ids) <= set(whole.calibration.outliers.ids)
+    assert few.training.ids == whole.training.ids
+    assert len(enough.evaluation.outliers) == len(whole.evaluation.outliers)
 
 
 def test_missing_idx_files_say_where_they_were_looked_for(
