@@ -16,7 +16,7 @@ help:
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
 	@echo "make bench-promises   what came true of promises, in worlds whose truth is known; an hour"
 	@echo "make bench-outliers   the outlier score beside its best single signal; half an hour"
-	@echo "make bench-label-free   galleries calibrated by views of their items; a quarter of an hour"
+	@echo "make bench-label-free   galleries calibrated by views of their items; five minutes"
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
 	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
 	@echo "make bench-indexing  images indexed a second, beside what the cores could do; minutes"

@@ -41,7 +41,7 @@ from model_store.decision import (
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.promises import LEAST_ABSENT_LABELS
 from model_store.errors import CalibrationError
-from model_store.verdicts import Order
+from model_store.verdicts import STAND_INS_ONLY, Order
 
 MIN_QUERIES = 50
 """Below it a conformal p-value cannot even reach 0.02, and a logistic fit is guesswork."""
@@ -107,7 +107,7 @@ def fit_calibration(
     ordinary = parts[0].scores
     assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
     examples = Examples.of(_weighted(parts, assumed))
-    limits = BY_SIGN if queries.absence == "hidden_trained_labels" else None
+    limits = BY_SIGN if queries.absence in STAND_INS_ONLY else None
     probabilities, folds = cross_fitted(examples, seed, limits)
     choices = LabelChoices.of(examples, probabilities, folds)
     n_labels = gallery.n_labels()
