@@ -62,7 +62,7 @@ bench-outliers: install
 	PYTHONPATH=. $(BIN)/python tests/benchmarks/outlier_regret.py
 
 bench-gallery: install
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[bench]'
+	$(BIN)/uv sync --quiet --frozen --inexact --extra bench
 	PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_gallery.py --peers
 
 # The packages before tests/, which has folders of the same names.
@@ -107,14 +107,15 @@ bundles/digits/CURRENT: | .venv/.installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 
-.venv/.installed: pyproject.toml | .venv/bin/uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[service,builder]'
+# What uv.lock says, hashes checked; `--inexact` leaves uv itself and what else was installed.
+.venv/.installed: pyproject.toml uv.lock | .venv/bin/uv
+	$(BIN)/uv sync --quiet --frozen --inexact --extra service --extra builder
 	@touch $@
 
 # The tests start hundreds of processes: half a minute of compiling beforehand saves each of them
 # seconds where PYTHONDONTWRITEBYTECODE is set.
-.venv/.installed-dev: pyproject.toml | .venv/bin/uv
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e '.[dev]'
+.venv/.installed-dev: pyproject.toml uv.lock | .venv/bin/uv
+	$(BIN)/uv sync --quiet --frozen --inexact --compile-bytecode --extra dev
 	@touch $@ .venv/.installed
 
 # The page is tested in a real browser: the system's Chromium, or one that Playwright downloads.

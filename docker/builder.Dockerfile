@@ -5,8 +5,10 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ig
 # What has to be installed, as a file that changes only when that does.
 FROM base AS requirements
 WORKDIR /src
-COPY docker/requirements.py pyproject.toml ./
-RUN python requirements.py builder milvus > requirements.txt
+RUN --mount=type=cache,target=/root/.cache/pip pip install uv
+COPY docker/requirements.py pyproject.toml uv.lock ./
+RUN python requirements.py builder milvus > requirements.txt \
+ && python requirements.py builder milvus --without-torch > without-torch.txt
 
 FROM base AS wheel
 WORKDIR /src
@@ -24,11 +26,13 @@ RUN useradd --uid 10001 --user-group --no-log-init --create-home vouch \
 # than PyPI's; where it cannot be reached, PyPI's do.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install --retries 1 --index-url "${TORCH_INDEX}" torch torchvision \
- || echo "No torch from ${TORCH_INDEX}; taking PyPI's."
-RUN --mount=type=cache,target=/root/.cache/pip \
-    --mount=type=bind,from=requirements,source=/src/requirements.txt,target=/requirements.txt \
-    pip install -r /requirements.txt
+    --mount=type=bind,from=requirements,source=/src,target=/src \
+    if pip install --retries 1 --no-deps --index-url "${TORCH_INDEX}" \
+         $(grep -oE '^torch(vision)?==[^ ]+' /src/requirements.txt); \
+    then pip install --no-deps -r /src/without-torch.txt; \
+    else echo "No torch from ${TORCH_INDEX}; taking PyPI's."; \
+         pip install --no-deps -r /src/requirements.txt; \
+    fi
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-deps --no-cache-dir /wheels/*.whl \
  && rm /usr/local/bin/vouch-serve

@@ -7,7 +7,8 @@ FROM base AS requirements
 # "service telemetry milvus gpu" adds NVIDIA's libraries.
 ARG EXTRAS="service telemetry milvus"
 WORKDIR /src
-COPY docker/requirements.py pyproject.toml ./
+RUN --mount=type=cache,target=/root/.cache/pip pip install uv
+COPY docker/requirements.py pyproject.toml uv.lock ./
 RUN python requirements.py ${EXTRAS} > requirements.txt
 
 FROM base AS wheel
@@ -24,7 +25,7 @@ RUN useradd --uid 10001 --user-group --no-log-init --no-create-home --home-dir /
  && install -d -o vouch -g vouch /bundles /keys
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,from=requirements,source=/src/requirements.txt,target=/requirements.txt \
-    pip install -r /requirements.txt
+    pip install --no-deps -r /requirements.txt
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-deps --no-cache-dir /wheels/*.whl \
  && rm /usr/local/bin/vouch-build

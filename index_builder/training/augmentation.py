@@ -55,8 +55,3 @@ class Augmentation:
             image = torch.arange(len(images))[:, None, None]
             images = padded[image, down[:, :, None], across[:, None, :]]
         return images
-
-
-def augment(images: Tensor, config: TrainingConfig, generator: torch.Generator) -> Tensor:
-    """Mirror and move ``images`` (B, H, W, 3) at random, as ``config`` says."""
-    return Augmentation.drawn(len(images), config, generator)(images)

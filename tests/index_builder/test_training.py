@@ -15,7 +15,7 @@ from index_builder.datasets.digits import digits
 from index_builder.networks import build_encoder, load_pretrained
 from index_builder.networks.dropout import dropped_out
 from index_builder.objectives import ContrastiveLoss, contrastive_loss
-from index_builder.training.augmentation import augment
+from index_builder.training.augmentation import Augmentation
 from index_builder.training.batches import balanced_batches
 from index_builder.training.loop import (
     WARM_UP_STEPS,
@@ -184,7 +184,7 @@ def test_pixels_are_standardised_by_the_training_images() -> None:
 def test_augmentation_moves_and_mirrors_but_keeps_shape() -> None:
     images = torch.randint(0, 256, (40, 6, 6, 3), dtype=torch.uint8)
     config = TrainingConfig(flip=True, shift=1)
-    moved = augment(images, config, torch.Generator().manual_seed(0))
+    moved = Augmentation.drawn(len(images), config, torch.Generator().manual_seed(0))(images)
     assert moved.shape == images.shape
     assert moved.dtype == torch.uint8
     assert not torch.equal(moved, images)
@@ -197,7 +197,8 @@ def test_augmentation_moves_and_mirrors_but_keeps_shape() -> None:
 
 def test_without_augmentation_images_stay() -> None:
     images = torch.randint(0, 256, (4, 6, 6, 3), dtype=torch.uint8)
-    assert torch.equal(augment(images, TrainingConfig(), torch.Generator()), images)
+    unchanged = Augmentation.drawn(len(images), TrainingConfig(), torch.Generator())
+    assert torch.equal(unchanged(images), images)
 
 
 def trained(seed: int, epochs: int = 3) -> Tensor:
