@@ -48,6 +48,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/deptry .
+	$(BIN)/vulture
+	$(BIN)/uv lock --check --quiet --offline
 
 bench: install
 	$(BIN)/python tests/benchmarks
