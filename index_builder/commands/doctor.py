@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -53,6 +55,12 @@ _OPTIONAL = {
     "fastapi": "service",
     "redis": "service",
 }
+_CONFINED_BY = {
+    "landlock": "Run Linux 5.13 or later, with landlock among /sys/kernel/security/lsm.",
+    "seccomp": "Install libseccomp (libseccomp2), or the extra `service`, and allow seccomp.",
+}
+"""Parts of the sandbox, and what each needs."""
+
 _REDIS_TIMEOUT_S = 2.0
 
 
@@ -99,6 +107,7 @@ def _installation() -> Iterator[Finding]:
             yield Finding("good", f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             yield Finding("note", f"{package} is not installed", how_to_install(extra))
+    yield from _sandbox()
     yield Finding("good", f"{usable_processors()} processors may be used")
     url = os.environ.get("VOUCH_REDIS_URL")
     if url:
@@ -141,6 +150,24 @@ def _onnx_runtime() -> Iterator[Finding]:
         yield Finding(
             "note", "there is a GPU, and ONNX Runtime cannot use it", how_to_install("gpu")
         )
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Look, in a process that enters it, what would confine the service's decoders here.
+
+    In a process, since the builder knows no service, and nobody leaves a sandbox.
+    """
+    if importlib.util.find_spec("service") is None:
+        return  # it is another image's
+    command = [sys.executable, "-P", "-m", "service.decoding.sandbox"]
+    entered = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    missing = [part for part in _CONFINED_BY if part not in entered.stdout.split()]
+    if not missing:
+        yield Finding(
+            "good", f"decoders of the service are confined by {' and '.join(_CONFINED_BY)}"
+        )
+    for part in missing:
+        yield Finding("note", f"decoders would not be confined by {part}", _CONFINED_BY[part])
 
 
 def _redis(url: str) -> Finding:

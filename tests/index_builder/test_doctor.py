@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +21,40 @@ from model_store.bundles.changes import changes_path, open_live
 from model_store.bundles.directory import CURRENT_FILE, activate
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.gallery import Delete
+from service.decoding.pool import DecoderPool
+from service.decoding.sandbox import PARTS
 
 
 def doctor(path: Path | None = None) -> Result:
     return CliRunner().invoke(app, ["doctor"] if path is None else ["doctor", str(path)])
 
 
+@pytest.mark.process
 def test_an_installation_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VOUCH_REDIS_URL", raising=False)
     found = doctor()
     assert found.exit_code == 0, found.stdout
     assert "CPUExecutionProvider" in found.stdout
     assert "Redis" not in found.stdout
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel that confines is Linux")
+def test_the_sandbox_of_decoders_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VOUCH_REDIS_URL", raising=False)
+    confined = asyncio.run(_confined_by())
+    found = " ".join(doctor().stdout.split())
+    for part in PARTS:
+        assert (f"would not be confined by {part}" not in found) is (part in confined)
+    assert ("decoders of the service are confined by landlock and seccomp" in found) is (
+        set(confined) == set(PARTS)
+    )
+
+
+async def _confined_by() -> Sequence[str]:
+    """Return what a decoder of the service says is in force."""
+    async with DecoderPool(1, sandbox="available") as pool:
+        return pool.sandbox
 
 
 @pytest.mark.process
