@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 from model_store.bundles.manifest import Manifest, describe_file
+
+HASHED_AGAIN_AFTER_S = 86_400.0
+"""A file that nobody touched is hashed again after a day: storage may rot."""
 
 _Mark = tuple[int, int, int] | None
 
@@ -12,28 +17,51 @@ _Mark = tuple[int, int, int] | None
 class BundleFiles:
     """The files of an open bundle, which nobody should touch.
 
-    Looking at them costs a few system calls; one that was touched is hashed again.
+    Looking at them costs a few system calls. One that was touched is hashed, and of the others, at
+    most one a look, the one that was not hashed for longest.
+
+    Parameters
+    ----------
+    hashed_again_after_s : seconds for which a file that nobody touched is believed.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        self._directory, self._wanted = directory, manifest.files
+    def __init__(
+        self,
+        directory: Path,
+        manifest: Manifest,
+        hashed_again_after_s: float = HASHED_AGAIN_AFTER_S,
+    ) -> None:
+        self._directory, self._described = directory, manifest.files
         self._marks = {name: _mark(directory / name) for name in manifest.files}
+        self._hashed_at = dict.fromkeys(manifest.files, time.monotonic())
+        self._hashed_again_after_s = hashed_again_after_s
+        self._hashing = threading.Lock()
 
     def changed(self) -> str | None:
         """Return the name of a file that is not what the manifest says any more; None if none."""
-        for name, wanted in self._wanted.items():
-            path, known = self._directory / name, self._marks[name]
-            mark = _mark(path)
-            if mark == known and mark is not None:
-                continue
-            try:
-                same = describe_file(path) == wanted
-            except OSError:
-                same = False
-            if not same:
+        for name, known in self._marks.items():
+            if (known is None or _mark(self._directory / name) != known) and not self._whole(name):
                 return name
-            self._marks[name] = mark
-        return None
+        if not self._hashing.acquire(blocking=False):
+            return None  # a large file takes longer than the time between two looks
+        try:
+            name = min(self._hashed_at, key=self._hashed_at.__getitem__)
+            due = time.monotonic() - self._hashed_at[name] >= self._hashed_again_after_s
+            return name if due and not self._whole(name) else None
+        finally:
+            self._hashing.release()
+
+    def _whole(self, name: str) -> bool:
+        """Hash a file; from then on it is believed if it is what the manifest says."""
+        path = self._directory / name
+        mark = _mark(path)
+        try:
+            same = describe_file(path) == self._described[name]
+        except OSError:
+            same = False
+        self._marks[name] = mark if same else None
+        self._hashed_at[name] = time.monotonic()
+        return same
 
 
 def _mark(path: Path) -> _Mark:
