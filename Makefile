@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
-.PHONY: install demo check test lint bench bench-promises bench-outliers bench-label-free bench-posteriors bench-zero-shot bench-decision \
+.PHONY: install demo check test lint audit sbom bench bench-promises bench-outliers bench-label-free bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images crash-indexing \
   crash-writes linearizability ray-indexing soak try-compose pictures tables clean
 .DEFAULT_GOAL := help
@@ -31,7 +31,9 @@ help:
 	@echo "make pictures  the pictures of the README"
 	@echo "make tables    the tables of settings in the READMEs"
 	@echo "make install   make .venv with everything for development"
-	@echo "make lint      format, lint, types, import contracts"
+	@echo "make lint      format, lint, types, import contracts, dependencies, dead code, the lock file"
+	@echo "make audit     known vulnerabilities of what uv.lock names, from OSV where it can be reached"
+	@echo "make sbom      what uv.lock names as CycloneDX, in build/sbom.cdx.json"
 
 install: .venv/.installed-dev
 check: lint
@@ -51,6 +53,14 @@ lint: install
 	$(BIN)/deptry .
 	$(BIN)/vulture
 	$(BIN)/uv lock --check --quiet --offline
+
+# Exit status 1: something is known of a locked package; 2: nothing could be asked.
+audit: | .venv/bin/uv
+	@$(BIN)/uv audit --quiet --preview-features audit-command --frozen || { [ $$? -ne 1 ] && echo "NOT AUDITED: no database of known vulnerabilities (OSV) can be reached."; }
+
+sbom: | .venv/bin/uv
+	@mkdir -p build
+	$(BIN)/uv export --quiet --frozen --preview-features sbom-export --format cyclonedx1.5 --all-extras --output-file build/sbom.cdx.json
 
 bench: install
 	$(BIN)/python tests/benchmarks
