@@ -192,6 +192,18 @@ class Retriever:
             self.stale or stale,
             self.order_of(order),
         )
+        return self._answer(predictive, limit, terms, left_out, where, diversity)
+
+    def _answer(
+        self,
+        predictive: Predictive,
+        limit: int,
+        terms: Terms,
+        left_out: int | None,
+        where: Filter | None,
+        diversity: Diversity,
+    ) -> Answer:
+        """Search, decide and describe the items; see `find`."""
         started = time.perf_counter()
         allowed = None if where is None else self.gallery.matching(where)
         neighbours = two_stage_search(
@@ -212,9 +224,7 @@ class Retriever:
         decided = time.perf_counter()
         chosen = decision.result_set
         members = rows[:0] if chosen is None else rows[chosen.places]
-        described = list(dict.fromkeys([*shown.tolist(), *members.tolist()]))  # most are shown
-        items = self.gallery.items(np.array(described, np.int64))
-        item_of = dict(zip(described, items, strict=True))
+        item_of = self._items(shown, members)
         matches = matches_of(
             [item_of[row] for row in shown.tolist()],
             self.gallery.dispersions(shown),
@@ -226,18 +236,21 @@ class Retriever:
             "decide": decided - searched,
             "items": time.perf_counter() - decided,
         }
-        result_set = tuple(item_of[row] for row in members.tolist())
-        n_listed = len(neighbours.listed)
         return Answer(
             decision,
             predictive,
             terms.alpha,
             terms.order,
             matches,
-            n_listed,
-            result_set,
+            len(neighbours.listed),
+            tuple(item_of[row] for row in members.tolist()),
             seconds,
         )
+
+    def _items(self, shown: NDArray[np.int64], members: NDArray[np.int64]) -> dict[int, Item]:
+        """Look up items by row, each once: most members of a result set are shown as well."""
+        rows = list(dict.fromkeys([*shown.tolist(), *members.tolist()]))
+        return dict(zip(rows, self.gallery.items(np.array(rows, np.int64)), strict=True))
 
     def _retrieved(
         self,

@@ -112,6 +112,13 @@ class SearchedGallery:
             min(n_candidates, gallery.n_items - n_hidden),
         )
 
+    @property
+    def calibrated(self) -> CalibratedGallery:
+        """The gallery as its calibration describes it."""
+        return CalibratedGallery.of(
+            self.encoder, self.gallery, self.detector, self.means, self.n_candidates
+        )
+
     def observe(self, queries: LabelledImages, seen: Seen | None = None) -> Observed:
         """Embed queries and look them up; ``seen`` is told of those that had to be decoded."""
         return observe(
@@ -276,10 +283,8 @@ def calibrate_gallery(
     CalibrationError : too few queries, or too few images.
     """
     embeddings = embed_with_features(encoder, images, "features of the gallery")
-    hide_labels = len(queries.withheld) == 0
-    n_held_out = len(queries.matched)
-    left_out = leave_one_out_queries(images, n_held_out, enough if unseen else 0)
-    some = images.subset(left_out)
+    matched = queries.matched
+    left_out = leave_one_out_queries(images, len(matched), enough if unseen else 0)
     hidden = rows_of_groups(gallery, images)[left_out] if len(left_out) else None
     searched = SearchedGallery.of(
         encoder,
@@ -287,10 +292,9 @@ def calibrate_gallery(
         images,
         embeddings,
         seed,
-        hide_labels=hide_labels,
+        hide_labels=len(queries.withheld) == 0,
         n_hidden=0 if hidden is None else hidden.shape[1],
     )
-    matched = queries.matched
     pictures = _MeasuredPictures(encoder.metadata.preprocessing.smallest_side)
     observed = calibration_queries(
         searched,
@@ -302,38 +306,51 @@ def calibrate_gallery(
         seen=None if are_views else pictures.look_at,  # of a view nobody knows what was decoded
     )
     if hidden is not None:
-        clusters = group_numbers(matched, some)
-        groups = group_numbers(images)
-        of_some = embeddings.at(left_out)
-        signals = out_of_fold_signals(embeddings, images.label_codes(), groups, seed)[left_out]
-        absent, absent_of = observe_hidden(searched, some, of_some) if hide_labels else (None, None)
-        observed = replace(
-            observed,
-            clusters=clusters[: len(matched)],
-            leave_one_out=LeaveOneOut(
-                look_up(
-                    gallery,
-                    searched.means,
-                    some,
-                    of_some,
-                    signals,
-                    searched.n_candidates,
-                    hidden=hidden,
-                ),
-                absent,
-                absent_of,
-                clusters[len(matched) :],
-                some.sources,
-            ),
+        observed = _with_gallery_images(
+            observed, searched, matched, images, embeddings, left_out, hidden, seed
         )
-    return fit_calibration(
-        CalibratedGallery.of(
-            encoder, gallery, searched.detector, searched.means, searched.n_candidates
-        ),
+    limits = ordinary_limits(pictures.measures(matched))
+    return fit_calibration(searched.calibrated, observed, config, seed, limits)
+
+
+def _with_gallery_images(
+    observed: CalibrationQueries,
+    searched: SearchedGallery,
+    matched: LabelledImages,
+    images: LabelledImages,
+    embeddings: Embeddings,
+    rows: NDArray[np.int64],
+    hidden: NDArray[np.int64],
+    seed: int,
+) -> CalibrationQueries:
+    """Add images of the gallery as queries, each left out of its own list.
+
+    Parameters
+    ----------
+    matched : the held-out queries.
+    images, embeddings : of the gallery.
+    rows : (B,) of them that become queries.
+    hidden : (B, m) see `look_up`.
+    """
+    signals = out_of_fold_signals(embeddings, images.label_codes(), group_numbers(images), seed)
+    some, of_some = images.subset(rows), embeddings.at(rows)
+    found = look_up(
+        searched.gallery,
+        searched.means,
+        some,
+        of_some,
+        signals[rows],
+        searched.n_candidates,
+        hidden=hidden,
+    )
+    absent, absent_of = None, None
+    if searched.label_folds is not None:
+        absent, absent_of = observe_hidden(searched, some, of_some)
+    clusters = group_numbers(matched, some)
+    return replace(
         observed,
-        config,
-        seed,
-        ordinary_limits(pictures.measures(matched)),
+        clusters=clusters[: len(matched)],
+        leave_one_out=LeaveOneOut(found, absent, absent_of, clusters[len(matched) :], some.sources),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
@@ -15,6 +15,7 @@ from index_builder.calibration.probabilities import (
     BY_SIGN,
     Examples,
     Group,
+    Limits,
     cross_fitted,
     fit_choice,
     fit_venn_abers,
@@ -35,6 +36,7 @@ from model_store.decision import (
     Evidence,
     OutlierFusion,
     Recalibration,
+    VennAbers,
     bounded_logit,
     size_classes,
 )
@@ -94,35 +96,13 @@ def fit_calibration(
     ------
     CalibrationError : too few queries, matched or absent.
     """
+    _require_enough(queries)
     matched = queries.matched
-    for name, observed in (("matched", matched), ("absent", queries.absent)):
-        if len(observed) < MIN_QUERIES:
-            raise CalibrationError(
-                f"There are {len(observed)} {name} calibration queries; at least {MIN_QUERIES} are "
-                "needed. Hold out more images, or withhold more labels."
-            )
     kinds = queries.outlier_kinds()
     fusion = fit_fusion(matched.outlier_signals, [kind.outlier_signals for kind in kinds.values()])
     parts, of_kinds = _scored(queries, fusion, seed)
     ordinary = parts[0].scores
-    assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
-    examples = Examples.of(_weighted(parts, assumed))
-    limits = BY_SIGN if queries.absence in STAND_INS_ONLY else None
-    probabilities, folds = cross_fitted(examples, seed, limits)
-    choices = LabelChoices.of(examples, probabilities, folds)
-    n_labels = gallery.n_labels()
-    n_rivals = int(n_labels.sum())
-    evidence = _evidence(
-        parts,
-        examples,
-        probabilities,
-        choices,
-        queries.absence,
-        1.0 if queries.absent_of is None else n_rivals / max(n_rivals - 1, 1),
-    )
-    near = examples.places < N_INTERVAL_LABELS
-    share = np.where(examples.places == 0, 0.5, 0.5 / (N_INTERVAL_LABELS - 1))
-    of_row = share * examples.weights[examples.queries]
+    fitted = _cross_fit(queries, parts, int(gallery.n_labels().sum()), seed)
     calibration = Calibration(
         encoder_fingerprint=gallery.encoder_fingerprint,
         search=gallery.search,
@@ -133,37 +113,97 @@ def fit_calibration(
         max_error=config.max_error,
         max_false_match_rate=config.max_false_match_rate,
         delta=config.delta,
-        assumed_absent=assumed,
+        assumed_absent=fitted.assumed,
         expected_absent=config.expected_absent,
         order=config.order,
         uncertainties=np.sort(matched.spherical_variances),
         outlier_scores=np.sort(ordinary),
         means=gallery.means,
         label_classes=size_classes(gallery.label_counts),
-        n_labels=n_labels,
+        n_labels=gallery.n_labels(),
         detector=gallery.detector,
         fusion=fusion,
-        match=fit_choice(examples, limits),
-        intervals=fit_venn_abers(
-            bounded_logit(probabilities[near]), examples.matches[near], of_row[near]
-        ),
+        match=fit_choice(fitted.examples, fitted.limits),
+        intervals=_fit_intervals(fitted.examples, fitted.probabilities),
         feedback=Recalibration(),
-        evidence=evidence,
+        evidence=fitted.evidence,
         quality_limits=quality_limits,
         report={},
     )
-    report = {
-        "n_matched": len(matched),
+    measured = _measured(calibration, fitted.choices, fitted.examples)
+    measured["outlier_auroc"] = {name: auroc(scores, ordinary) for name, scores in of_kinds.items()}
+    return replace(calibration, report=_described(queries, parts, fusion, measured))
+
+
+@dataclass(frozen=True, slots=True)
+class _CrossFitted:
+    """Match probabilities by fits that have not seen their query.
+
+    Attributes
+    ----------
+    examples, probabilities : the labels that the queries find; (N,).
+    assumed : share of absent queries that the examples are weighed to.
+    limits : of the fit, see `fit_choice`.
+    choices, evidence : what came of each query.
+    """
+
+    examples: Examples
+    probabilities: Floats
+    assumed: float
+    limits: Limits | None
+    choices: LabelChoices
+    evidence: Evidence
+
+
+def _cross_fit(
+    queries: CalibrationQueries, parts: list[_Part], n_rivals: int, seed: int
+) -> _CrossFitted:
+    """Fit probabilities in folds, among ``n_rivals`` labels of the gallery."""
+    assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
+    examples = Examples.of(_weighted(parts, assumed))
+    limits = BY_SIGN if queries.absence in STAND_INS_ONLY else None
+    probabilities, folds = cross_fitted(examples, seed, limits)
+    choices = LabelChoices.of(examples, probabilities, folds)
+    rivals = 1.0 if queries.absent_of is None else n_rivals / max(n_rivals - 1, 1)
+    evidence = _evidence(parts, examples, probabilities, choices, queries.absence, rivals)
+    return _CrossFitted(examples, probabilities, assumed, limits, choices, evidence)
+
+
+def _require_enough(queries: CalibrationQueries) -> None:
+    """Raise `CalibrationError` where there are too few queries, matched or absent."""
+    for name, observed in (("matched", queries.matched), ("absent", queries.absent)):
+        if len(observed) < MIN_QUERIES:
+            raise CalibrationError(
+                f"There are {len(observed)} {name} calibration queries; at least {MIN_QUERIES} are "
+                "needed. Hold out more images, or withhold more labels."
+            )
+
+
+def _fit_intervals(examples: Examples, probabilities: Floats) -> VennAbers:
+    """Tabulate intervals for the nearest labels of each query, of which the first weighs half."""
+    near = examples.places < N_INTERVAL_LABELS
+    share = np.where(examples.places == 0, 0.5, 0.5 / (N_INTERVAL_LABELS - 1))
+    of_row = share * examples.weights[examples.queries]
+    return fit_venn_abers(bounded_logit(probabilities[near]), examples.matches[near], of_row[near])
+
+
+def _described(
+    queries: CalibrationQueries,
+    parts: Sequence[_Part],
+    fusion: OutlierFusion,
+    measured: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the report of a calibration: its queries, and what was ``measured``."""
+    return {
+        "n_matched": len(queries.matched),
         "n_leave_one_out": sum(len(part.observed) for part in parts[1:] if not part.absent),
-        "n_absent": int(evidence.absent.sum()),
+        "n_absent": sum(len(part.observed) for part in parts if part.absent),
         "absence": queries.absence,
         "queries": "views_of_items" if queries.are_views else "held_out_images",
         "n_outliers": 0 if queries.outliers is None else len(queries.outliers),
         "outlier_weights": dict(zip(OUTLIER_SIGNALS, fusion.weights.tolist(), strict=True)),
-        "cross_fitted": _measured(calibration, choices, examples)
-        | {"outlier_auroc": {name: auroc(scores, ordinary) for name, scores in of_kinds.items()}},
+        "cross_fitted": measured,
     }
-    return replace(calibration, report=report)
 
 
 def _is_known(queries: CalibrationQueries) -> bool:
@@ -242,28 +282,36 @@ def _scored(
     )
     scores = dict(zip(kinds, of_kinds, strict=True))
     near = scores["near"] if queries.absent_of is None else of_judged[0]
+    return _parts(queries, fusion, ordinary, near, clusters["near"]), scores
+
+
+def _parts(
+    queries: CalibrationQueries,
+    fusion: OutlierFusion,
+    ordinary: Floats,
+    near: Floats,
+    near_clusters: Integers,
+) -> list[_Part]:
+    """Return the queries that are searched with, the matched ones first.
+
+    Parameters
+    ----------
+    fusion : scores those left out of the gallery.
+    ordinary, near : scores of the matched and of the absent queries.
+    near_clusters : of the absent ones.
+    """
+    matched, left_out = queries.matched, queries.leave_one_out
     parts = [_Part(matched, ordinary, queries.clusters, absent=False, sources=queries.sources)]
     if left_out is not None:
-        of_left_out = fusion(left_out.matched.outlier_signals)
+        scores = fusion(left_out.matched.outlier_signals)
         parts.append(
             _Part(
-                left_out.matched,
-                of_left_out,
-                left_out.clusters,
-                absent=False,
-                sources=left_out.sources,
+                left_out.matched, scores, left_out.clusters, absent=False, sources=left_out.sources
             )
         )
-    hidden_sources = _some(queries.sources, queries.absent_of)
-    parts.append(
-        _Part(
-            absent,
-            near,
-            clusters["near"],
-            absent=True,
-            sources=queries.absent_sources if queries.absent_of is None else hidden_sources,
-        )
-    )
+    hidden = _some(queries.sources, queries.absent_of)
+    sources = queries.absent_sources if queries.absent_of is None else hidden
+    parts.append(_Part(queries.absent, near, near_clusters, absent=True, sources=sources))
     if left_out is not None and left_out.absent is not None:
         assert left_out.absent_of is not None  # noqa: S101 - the two come together
         parts.append(
@@ -275,7 +323,7 @@ def _scored(
                 sources=_some(left_out.sources, left_out.absent_of),
             )
         )
-    return parts, scores
+    return parts
 
 
 def _some(names: Names | None, places: Integers | None) -> Names | None:

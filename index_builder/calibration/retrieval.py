@@ -149,25 +149,10 @@ def look_up(
     sizes = _Sizes(item_codes, codes, hidden)
     directions = embeddings.directions
     n = min(n, gallery.n_items)
-    rows = np.empty((len(queries), n), dtype=np.int64)
-    similarities = np.empty((len(queries), n))
     if hide_label:  # which hides an item from itself as well
-        for code in np.unique(codes):
-            chosen = np.flatnonzero(codes == code)
-            others = item_codes != code
-            if alike is not None and code >= 0:  # without labels an item's code is its row
-                others = alike != alike[code]
-            found = gallery.candidates(directions[chosen], n, others)
-            similarities[chosen], rows[chosen] = found.similarities, found.rows
+        rows, similarities = _without_own_label(gallery, directions, n, item_codes, codes, alike)
     else:
-        for start in range(0, len(queries), BATCH):
-            chosen = np.arange(start, min(start + BATCH, len(queries)))
-            unwanted = np.empty((len(chosen), 0)) if hidden is None else hidden[chosen]
-            found = gallery.candidates(directions[chosen], n + unwanted.shape[1])
-            dropped = (found.rows[:, :, None] == unwanted[:, None, :]).any(axis=2)
-            kept = np.argsort(dropped, axis=1, kind="stable")[:, :n]  # nearest first, as found
-            similarities[chosen] = np.take_along_axis(found.similarities, kept, axis=1)
-            rows[chosen] = np.take_along_axis(found.rows, kept, axis=1)
+        rows, similarities = _without(gallery, directions, n, hidden)
     label_codes = item_codes[rows]
     of_means = similarities
     if gallery.labels:
@@ -189,6 +174,44 @@ def look_up(
         np.zeros(len(queries), dtype=np.int64) if hide_label else sizes.own,
         sizes.of(label_codes),
     )
+
+
+def _without_own_label(
+    gallery: Gallery,
+    directions: NDArray[np.float32],
+    n: int,
+    item_codes: NDArray[np.int32],
+    codes: NDArray[np.int32],
+    alike: Integers | None,
+) -> tuple[Integers, Floats]:
+    """Return rows and similarities (B, n) of candidates that have not the query's label."""
+    rows = np.empty((len(directions), n), dtype=np.int64)
+    similarities = np.empty((len(directions), n))
+    for code in np.unique(codes):
+        chosen = np.flatnonzero(codes == code)
+        others = item_codes != code
+        if alike is not None and code >= 0:  # without labels an item's code is its row
+            others = alike != alike[code]
+        found = gallery.candidates(directions[chosen], n, others)
+        similarities[chosen], rows[chosen] = found.similarities, found.rows
+    return rows, similarities
+
+
+def _without(
+    gallery: Gallery, directions: NDArray[np.float32], n: int, hidden: Integers | None
+) -> tuple[Integers, Floats]:
+    """Return rows and similarities (B, n) of candidates but those ``hidden`` (B, m)."""
+    rows = np.empty((len(directions), n), dtype=np.int64)
+    similarities = np.empty((len(directions), n))
+    for start in range(0, len(directions), BATCH):
+        chosen = np.arange(start, min(start + BATCH, len(directions)))
+        unwanted = np.empty((len(chosen), 0)) if hidden is None else hidden[chosen]
+        found = gallery.candidates(directions[chosen], n + unwanted.shape[1])
+        dropped = (found.rows[:, :, None] == unwanted[:, None, :]).any(axis=2)
+        kept = np.argsort(dropped, axis=1, kind="stable")[:, :n]  # nearest first, as found
+        similarities[chosen] = np.take_along_axis(found.similarities, kept, axis=1)
+        rows[chosen] = np.take_along_axis(found.rows, kept, axis=1)
+    return rows, similarities
 
 
 class _Sizes:

@@ -59,55 +59,75 @@ def held_out_groups(
     -------
     (G,) whether the group is held out.
     """
-    n_groups, n_labels = len(order), len(wanted)
-    keys, counts = np.unique(groups * n_labels + labels, return_counts=True)
-    bounds = np.searchsorted(keys, np.arange(n_groups + 1) * n_labels).tolist()
-    label_of, sizes = (keys % n_labels).tolist(), counts.tolist()
-    n_wanted, n_most = wanted.tolist(), most.tolist()
-    held, taken = [0] * n_labels, np.zeros(n_groups, dtype=bool)
+    division = _Division(labels, groups, len(order), most)
+    division.take_by_label(order.tolist(), wanted.tolist())
+    division.take_by_share(order.tolist(), share)
+    return division.taken
 
-    def members(group: int) -> list[tuple[int, int]]:
-        span = slice(bounds[group], bounds[group + 1])
-        return list(zip(label_of[span], sizes[span], strict=True))
 
-    def take(group: int) -> None:
-        taken[group] = True
-        for label, n in members(group):
-            held[label] += n
+class _Division:
+    """The groups that are held out so far.
 
-    visits = order.tolist()
-    tied = [False] * n_labels
-    n_due, n_taken = 0.0, 0
-    for group in visits:
-        parts = members(group)
-        change = sum(
-            abs(held[label] + n - n_wanted[label]) - abs(held[label] - n_wanted[label])
-            for label, n in parts
-        )
-        if change > 0 or any(held[label] + n > n_most[label] for label, n in parts):
-            continue
-        if change < 0:
-            take(group)
-        elif all(held[label] and not tied[label] for label, _ in parts):
-            size = sum(n for _, n in parts)
-            n_due += size / 2
-            if n_taken + size / 2 <= n_due:
-                take(group)
-                n_taken += size
+    Attributes
+    ----------
+    taken : (G,) whether a group is.
+    """
+
+    def __init__(self, labels: Integers, groups: Integers, n_groups: int, most: Integers) -> None:
+        n_labels = len(most)
+        keys, counts = np.unique(groups * n_labels + labels, return_counts=True)
+        self._bounds = np.searchsorted(keys, np.arange(n_groups + 1) * n_labels).tolist()
+        self._label_of, self._sizes = (keys % n_labels).tolist(), counts.tolist()
+        self._n_of_label = np.bincount(labels, minlength=n_labels).tolist()
+        self._most = most.tolist()
+        self._held = [0] * n_labels
+        self.taken = np.zeros(n_groups, dtype=bool)
+
+    def take_by_label(self, visits: list[int], wanted: list[int]) -> None:
+        """Take groups that bring their labels nearer to the ``wanted`` number of each."""
+        tied = [False] * len(wanted)
+        n_due, n_taken = 0.0, 0
+        for group in visits:
+            parts = self._parts(group)
+            change = sum(
+                abs(self._held[label] + n - wanted[label]) - abs(self._held[label] - wanted[label])
+                for label, n in parts
+            )
+            if change > 0 or any(self._held[label] + n > self._most[label] for label, n in parts):
+                continue
+            if change < 0:
+                self._take(group)
+            elif all(self._held[label] and not tied[label] for label, _ in parts):
+                size = sum(n for _, n in parts)
+                n_due += size / 2
+                if n_taken + size / 2 <= n_due:
+                    self._take(group)
+                    n_taken += size
+                for label, _ in parts:
+                    tied[label] = True
+
+    def take_by_share(self, visits: list[int], share: float) -> None:
+        """Take, of labels that gave nothing, groups that come to ``share`` of their images."""
+        gave_nothing = [n == 0 for n in self._held]
+        n_due, n_taken = 0.0, 0
+        for group in visits:
+            parts = self._parts(group)
+            if not all(gave_nothing[label] and n <= self._most[label] for label, n in parts):
+                continue
             for label, _ in parts:
-                tied[label] = True
-    n_of_label = np.bincount(labels, minlength=n_labels).tolist()
-    gave_nothing = [n == 0 for n in held]
-    n_due, n_taken = 0.0, 0
-    for group in visits:
-        parts = members(group)
-        if not all(gave_nothing[label] and n <= n_most[label] for label, n in parts):
-            continue
-        for label, _ in parts:
-            gave_nothing[label] = False
-            n_due += share * n_of_label[label]
-        size = sum(n for _, n in parts)
-        if n_taken + size / 2 <= n_due + 1e-9:  # the nearest that whole groups allow
-            take(group)
-            n_taken += size
-    return taken
+                gave_nothing[label] = False
+                n_due += share * self._n_of_label[label]
+            size = sum(n for _, n in parts)
+            if n_taken + size / 2 <= n_due + 1e-9:  # the nearest that whole groups allow
+                self._take(group)
+                n_taken += size
+
+    def _parts(self, group: int) -> list[tuple[int, int]]:
+        """Return the labels of a group, with its images of each."""
+        span = slice(self._bounds[group], self._bounds[group + 1])
+        return list(zip(self._label_of[span], self._sizes[span], strict=True))
+
+    def _take(self, group: int) -> None:
+        self.taken[group] = True
+        for label, n in self._parts(group):
+            self._held[label] += n

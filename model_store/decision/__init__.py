@@ -2,14 +2,14 @@
 
 Fitted offline by `index_builder.calibration`, stored in the bundle, applied online by the pure
 functions here. `signals` describes each label in a result list, by the list and the `label_means`;
-`logistic` turns signals into probabilities, `absent_share` moves them to the share of queries that
-have nothing to be found, `recalibration` corrects them by what users said, and `venn_abers` bounds
-them; `outliers` measures how alien a query is. `evidence` holds what came of each calibration
-query; `operating` computes from it what a threshold on a probability leads to, `result_sets` which
-items to return so that a match is among them, and `promises` all that is promised of a stream of
-queries. `calibration` holds the fitted whole; `verdict` decides; `drift` watches
-whether all of that still holds, `staleness` says that the gallery is another, and `error_watch`
-how often a match is wrong, the first and the last by `betting`.
+`logistic` turns signals into probabilities, of the `found_labels` of a query, `absent_share` moves
+them to the share of queries that have nothing to be found, `recalibration` corrects them by what
+users said, and `venn_abers` bounds them; `outliers` measures how alien a query is. `evidence` holds
+what came of each calibration query; `operating` computes from it what a threshold on a probability
+leads to, `result_sets` which items to return so that a match is among them, and `promises` all that
+is promised of a stream of queries. `calibration` holds the fitted whole; `verdict` decides; `drift`
+watches whether all of that still holds, `staleness` says that the gallery is another, and
+`error_watch` how often a match is wrong, the first and the last by `betting`.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share
@@ -17,6 +17,7 @@ from model_store.decision.calibration import Calibration
 from model_store.decision.drift import DriftState, DriftTest
 from model_store.decision.error_watch import ErrorTest, error_interval
 from model_store.decision.evidence import SIZE_CLASSES, Evidence, size_classes
+from model_store.decision.found_labels import Retrieved, Terms
 from model_store.decision.label_means import LabelMeans, label_means
 from model_store.decision.logistic import LogisticModel, bounded_logit, choice_probabilities
 from model_store.decision.operating import OperatingPoint, Stream
@@ -26,7 +27,7 @@ from model_store.decision.recalibration import Recalibration
 from model_store.decision.result_sets import ResultSet, ResultSetRule
 from model_store.decision.signals import SIGNALS, labels_found, signals
 from model_store.decision.venn_abers import VennAbers
-from model_store.decision.verdict import Assessment, Decision, Retrieved, Terms, assess, decide
+from model_store.decision.verdict import Assessment, Decision, assess, decide
 from model_store.verdicts import Absence, FilterMeans, Verdict
 
 __all__ = [

@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
 
 from model_store.decision.calibration import Calibration
-from model_store.decision.logistic import bounded_logit, choice_probabilities
+from model_store.decision.found_labels import FoundLabels, MatchProbabilities, Retrieved, Terms
+from model_store.decision.logistic import bounded_logit
 from model_store.decision.operating import LEAST_THRESHOLD
 from model_store.decision.promises import Promises
 from model_store.decision.result_sets import ResultSet
-from model_store.decision.signals import labels_found, signals
 from model_store.predictive import Predictive
-from model_store.verdicts import FilterMeans, Level, Order, Verdict
+from model_store.verdicts import Level, Verdict
 
 _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
 """Up to which percentile of the calibration queries an uncertainty is called what: half of the
@@ -60,53 +59,6 @@ class Assessment:
         if self.outlier_p_value is None or self.least_alpha is None or alpha < self.least_alpha:
             return None
         return self.outlier_p_value <= alpha
-
-
-@dataclass(frozen=True, slots=True)
-class Retrieved:
-    """The items that a search found for one query.
-
-    Attributes
-    ----------
-    similarities : (n,) of the items found: first the list of the whole gallery's nearest,
-        descending; then items that are shown though others are nearer, if any.
-    label_codes : (n,) of these items, −1 where an item has no label.
-    n_listed : how many of them are the list that signals are taken from.
-    listed : (m,) places of the items that may be described, nearest first.
-    allowed : (n,) which items pass the filter; None without a filter.
-    limit : how many are described; None for all of ``listed``.
-    """
-
-    similarities: Floats
-    label_codes: NDArray[np.int32]
-    n_listed: int
-    listed: Integers
-    allowed: NDArray[np.bool_] | None = None
-    limit: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Under which terms a query is decided.
-
-    Attributes
-    ----------
-    alpha : rate of false alarms of the outlier flag.
-    coverage : of the result set; None for the calibration's.
-    expected_absent : share of absent queries among those that are asked; None for the default.
-    source : where the query comes from; None for anywhere.
-    filter_means : what a filter says.
-    stale : why the calibration does not hold; None where it does.
-    order : what the first items come first by.
-    """
-
-    alpha: float
-    coverage: float | None = None
-    expected_absent: float | None = None
-    source: str | None = None
-    filter_means: FilterMeans = "show"
-    stale: str | None = None
-    order: Order = "similarity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,105 +143,31 @@ def decide(
             "not_calibrated", assess(calibration, predictive), _unheard(calibration, terms)
         )
     promises = calibration.promises(terms.expected_absent, terms.source, terms.order)
-    found = _Labels.of(calibration, predictive, retrieved)
-    fitted = found.probabilities(calibration, 0.0)
-    expected = fitted if promises.shift == 0 else found.probabilities(calibration, promises.shift)
-    final = calibration.feedback.of(expected)
-    total = float(np.add.reduce(final))
-    if total > 1:  # labels are corrected one by one, and only one can be right
-        final, total = final / total, 1.0
-    nothing = 1 - total
+    found = FoundLabels.of(calibration, predictive, retrieved)
     allowed = None if retrieved.allowed is None else found.belong & retrieved.allowed
-    if allowed is not None:
-        passing = float(final @ allowed.any(axis=1))
-        if terms.filter_means == "known":
-            whole = max(nothing + passing, np.finfo(float).tiny)
-            final, nothing = final / whole, nothing / whole
-        else:
-            nothing = 1 - passing
+    probabilities = MatchProbabilities.of(calibration, promises, found, allowed, terms)
     labels = found.belong[:, retrieved.listed].argmax(axis=0)
     ranking = np.arange(len(labels))
     if terms.order == "probability":
-        ranking = np.argsort(-final[labels], kind="stable")
+        ranking = np.argsort(-probabilities.final[labels], kind="stable")
     labels = labels[ranking[: retrieved.limit]]
     assessment = assess(calibration, predictive)
-    verdict, reason = _verdict(
-        assessment,
-        terms,
-        promises,
-        float(final[labels[0]]) if len(labels) else 0.0,
-        int(found.classes[labels[0]]) if len(labels) else 0,
-        nothing,
-    )
-    shown = final[labels]
-    if final is fitted:  # as by default: nothing is moved
-        intervals = _intervals(calibration, shown, shown, shown)
-    else:
-        intervals = _intervals(calibration, fitted[labels], expected[labels], shown)
+    shown = probabilities.final[labels]
+    first = (float(shown[0]), int(found.classes[labels[0]])) if len(labels) else (0.0, 0)
+    verdict, reason = _verdict(assessment, terms, promises, *first, probabilities.nothing)
     return Decision(
         verdict,
         assessment,
         reason,
         ranking,
         promises.expected,
-        bounded_logit(expected[labels]),
+        bounded_logit(probabilities.expected[labels]),
         shown,
-        intervals,
-        nothing,
-        float(1 - np.add.reduce(fitted)),
-        _result_set(calibration, promises, found, fitted, allowed, terms),
+        probabilities.intervals(calibration, labels),
+        probabilities.nothing,
+        float(1 - np.add.reduce(probabilities.fitted)),
+        _result_set(calibration, promises, found, probabilities.fitted, allowed, terms),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Labels:
-    """The labels among the items found.
-
-    Attributes
-    ----------
-    places, belong : (g,) and (g, n), see `labels_found`.
-    values : (g, S) signals.
-    classes : (g,) size classes.
-    n_in_list : how many of them are in the list that signals are taken from: the first ones.
-    """
-
-    places: Integers
-    belong: NDArray[np.bool_]
-    values: Floats
-    classes: NDArray[np.int8]
-    n_in_list: int
-
-    @classmethod
-    def of(cls, calibration: Calibration, predictive: Predictive, retrieved: Retrieved) -> _Labels:
-        """Find the labels, and take their signals."""
-        places, belong = labels_found(retrieved.label_codes)
-        codes = retrieved.label_codes[places]
-        similarities = retrieved.similarities
-        values = signals(
-            similarities,
-            places,
-            belong,
-            calibration.means.similarities(predictive.direction, codes, similarities[places]),
-            predictive.spherical_variance,
-            predictive.outlier_score,
-            retrieved.n_listed,
-        )
-        n_in_list = int(places.searchsorted(retrieved.n_listed))
-        return cls(places, belong, values, calibration.classes_of(codes), n_in_list)
-
-    def probabilities(self, calibration: Calibration, shift: float) -> Floats:
-        """Return the match probabilities (g,) with ``shift`` added to all log-odds.
-
-        Labels beyond the list share, by a second choice, what the first leaves for no match: the
-        model was fitted to lists, so that no item beyond one may change the probabilities in it.
-        """
-        log_odds = calibration.match.log_odds(self.values) + shift
-        listed = choice_probabilities(log_odds[: self.n_in_list])
-        if self.n_in_list == len(log_odds):
-            return listed
-        left = 1 - float(np.add.reduce(listed))
-        beyond = left * choice_probabilities(log_odds[self.n_in_list :])
-        return np.concatenate([listed, beyond])
 
 
 def _unheard(calibration: Calibration | None, terms: Terms) -> str | None:
@@ -320,36 +198,10 @@ def _verdict(
     return "ambiguous", reason if probability >= LEAST_THRESHOLD else terms.stale
 
 
-def _intervals(calibration: Calibration, fitted: Floats, expected: Floats, final: Floats) -> Floats:
-    """Return intervals (k, 2) around ``final`` probabilities (k,).
-
-    They are tabulated for ``fitted`` ones (k,), and go the way of these: moved by as many log-odds
-    as these were for the ``expected`` share of absent queries, corrected by feedback, and moved by
-    as many as a known filter moved these.
-    """
-    log_odds = bounded_logit(fitted)
-    intervals: Floats = calibration.intervals(log_odds)
-    if final is not fitted:
-        intervals = _moved(intervals, bounded_logit(expected) - log_odds)
-        corrected = calibration.feedback.of(expected)
-        intervals = calibration.feedback.of(intervals)
-        intervals = _moved(intervals, bounded_logit(final) - bounded_logit(corrected))
-    lower, upper = intervals.T
-    return np.stack([np.minimum(lower, final), np.maximum(upper, final)], axis=1)
-
-
-def _moved(intervals: Floats, log_odds: Floats) -> Floats:
-    """Return ``intervals`` (k, 2) moved by ``log_odds`` (k,); 0 and 1 stay what they are."""
-    if not log_odds.any():
-        return intervals
-    certain = (intervals <= 0) | (intervals >= 1)
-    return np.where(certain, intervals, expit(bounded_logit(intervals) + log_odds[:, None]))
-
-
 def _result_set(
     calibration: Calibration,
     promises: Promises,
-    found: _Labels,
+    found: FoundLabels,
     fitted: Floats,
     allowed: NDArray[np.bool_] | None,
     terms: Terms,

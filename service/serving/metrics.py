@@ -11,6 +11,66 @@ from prometheus_client.registry import Collector
 from service.encoding.cache import Cache
 from service.serving.registry import Galleries
 
+_GAUGES = (
+    ("vouch_queue_length", "Images that wait for the encoder.", ["gallery"]),
+    (
+        "vouch_drift_log_capital",
+        "Evidence that queries are not like the calibration's, nats; begins anew at 4.6.",
+        ["gallery"],
+    ),
+    (
+        "vouch_calibration_stale",
+        "1 where the calibration does not hold for what is served.",
+        ["gallery"],
+    ),
+    (
+        "vouch_absent_share",
+        "Share of queries without a match that is used unless a request or key names one.",
+        ["gallery"],
+    ),
+    (
+        "vouch_absent_share_estimated",
+        "That share as estimated from the queries that were served.",
+        ["gallery"],
+    ),
+    (
+        "vouch_audited_matches",
+        "Matches drawn at random for review that somebody spoke of.",
+        ["gallery"],
+    ),
+    ("vouch_audited_errors", "Of them are wrong.", ["gallery"]),
+    (
+        "vouch_error_log_evidence",
+        "Evidence that matches are wrong more often than accepted, nats; alarm at 4.6.",
+        ["gallery"],
+    ),
+    ("vouch_error_alarm", "1 where that evidence ever was so strong.", ["gallery"]),
+    (
+        "vouch_canary_age_seconds",
+        "Time since a gallery last encoded and searched a canary.",
+        ["gallery"],
+    ),
+    ("vouch_gallery_items", "Items that can be found.", ["gallery"]),
+    (
+        "vouch_pending_changes",
+        "Items that came after the base, through each of which every search goes.",
+        ["gallery"],
+    ),
+    ("vouch_bundle_info", "1, for the bundle that is served.", ["gallery", "bundle"]),
+    (
+        "vouch_encoder_info",
+        "1, for the encoder and the execution provider that really runs it.",
+        ["gallery", "encoder", "provider"],
+    ),
+    (
+        "vouch_encoder_provider_share",
+        "Share of the encoder's nodes that a provider ran, where there was a choice.",
+        ["gallery", "provider"],
+    ),
+    ("vouch_cache_info", "1, for the cache that is used, and its state.", ["state"]),
+)
+"""The name, the text and the labels of each."""
+
 
 class GalleryMetrics(Collector):
     """Looks at the galleries whenever metrics are read, so that nothing is told of one that went.
@@ -60,64 +120,6 @@ class GalleryMetrics(Collector):
 
     @staticmethod
     def _families() -> dict[str, GaugeMetricFamily]:
-        families = (
-            ("vouch_queue_length", "Images that wait for the encoder.", ["gallery"]),
-            (
-                "vouch_drift_log_capital",
-                "Evidence that queries are not like the calibration's, nats; begins anew at 4.6.",
-                ["gallery"],
-            ),
-            (
-                "vouch_calibration_stale",
-                "1 where the calibration does not hold for what is served.",
-                ["gallery"],
-            ),
-            (
-                "vouch_absent_share",
-                "Share of queries without a match that is used unless a request or key names one.",
-                ["gallery"],
-            ),
-            (
-                "vouch_absent_share_estimated",
-                "That share as estimated from the queries that were served.",
-                ["gallery"],
-            ),
-            (
-                "vouch_audited_matches",
-                "Matches drawn at random for review that somebody spoke of.",
-                ["gallery"],
-            ),
-            ("vouch_audited_errors", "Of them are wrong.", ["gallery"]),
-            (
-                "vouch_error_log_evidence",
-                "Evidence that matches are wrong more often than accepted, nats; alarm at 4.6.",
-                ["gallery"],
-            ),
-            ("vouch_error_alarm", "1 where that evidence ever was so strong.", ["gallery"]),
-            (
-                "vouch_canary_age_seconds",
-                "Time since a gallery last encoded and searched a canary.",
-                ["gallery"],
-            ),
-            ("vouch_gallery_items", "Items that can be found.", ["gallery"]),
-            (
-                "vouch_pending_changes",
-                "Items that came after the base, through each of which every search goes.",
-                ["gallery"],
-            ),
-            ("vouch_bundle_info", "1, for the bundle that is served.", ["gallery", "bundle"]),
-            (
-                "vouch_encoder_info",
-                "1, for the encoder and the execution provider that really runs it.",
-                ["gallery", "encoder", "provider"],
-            ),
-            (
-                "vouch_encoder_provider_share",
-                "Share of the encoder's nodes that a provider ran, where there was a choice.",
-                ["gallery", "provider"],
-            ),
-            ("vouch_cache_info", "1, for the cache that is used, and its state.", ["state"]),
-        )
         return {
-            name: GaugeMetricFamily(name, said, labels=labels) for name, said, labels in families
+            name: GaugeMetricFamily(name, text, labels=labels) for name, text, labels in _GAUGES
         }

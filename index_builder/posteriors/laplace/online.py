@@ -174,20 +174,12 @@ def online_step(
     objective = state.prior_precision / (2 * state.data_scale) * _squared_norm(weight, bias)
     is_diagonal = isinstance(state.decayed, Curvature)
     of_minibatch: Callable[..., Any] = minibatch_curvature if is_diagonal else minibatch_traces
+    weighted_as = {"margin": margin, "approximation": approximation, "split": split, "drawn": drawn}
     total = state.decayed * 0.0
     for w, b in zip(weights, biases, strict=True):
         objective = objective + loss(torch.addmm(b, features, w.T), labels) / len(weights)
         with torch.no_grad():
-            total = total + of_minibatch(
-                features,
-                labels,
-                w,
-                b,
-                margin=margin,
-                approximation=approximation,
-                split=split,
-                drawn=drawn,
-            )
+            total = total + of_minibatch(features, labels, w, b, **weighted_as)
     return state.updated(total * (1 / len(weights))), objective
 
 

@@ -84,29 +84,7 @@ def calibration_report(
     state = bundle_state(engine).calibration
     share = engine.absent_share
     if calibration is None or share is None:
-        return schemas.CalibrationReport(
-            status=state.status,
-            n_queries=state.n_queries,
-            queries=None,
-            alpha=None,
-            coverage=None,
-            max_error=None,
-            max_false_match_rate=None,
-            delta=None,
-            absent=None,
-            order=None,
-            sources=[],
-            matches=[],
-            point=None,
-            top1_ece=None,
-            reliability=[],
-            risk_coverage=[],
-            result_sets=[],
-            outlier_auroc={},
-            feedback=None,
-            errors_over_time=None,
-            correction=None,
-        )
+        return _uncalibrated(state)
     correction = calibration.report.get("feedback")
     measured = calibration.report["cross_fitted"]
     order = calibration.order if order is None else order
@@ -144,6 +122,33 @@ def calibration_report(
         feedback=None if said is None else schemas.FeedbackSummary(**asdict(said)),
         errors_over_time=_errors_over_time(engine.watch.audit),
         correction=None if correction is None else schemas.FeedbackCorrection(**correction),
+    )
+
+
+def _uncalibrated(state: schemas.CalibrationState) -> schemas.CalibrationReport:
+    """Describe a gallery of which nothing is known but that."""
+    return schemas.CalibrationReport(
+        status=state.status,
+        n_queries=state.n_queries,
+        queries=None,
+        alpha=None,
+        coverage=None,
+        max_error=None,
+        max_false_match_rate=None,
+        delta=None,
+        absent=None,
+        order=None,
+        sources=[],
+        matches=[],
+        point=None,
+        top1_ece=None,
+        reliability=[],
+        risk_coverage=[],
+        result_sets=[],
+        outlier_auroc={},
+        feedback=None,
+        errors_over_time=None,
+        correction=None,
     )
 
 
