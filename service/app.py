@@ -37,7 +37,7 @@ from service.observability.records import Tracing
 from service.serving.engine import SearchEngine
 from service.serving.metrics import GalleryMetrics
 from service.serving.registry import Galleries, OpenBundle
-from service.serving.resources import Workplace
+from service.serving.resources import EngineResources
 from service.serving.writer import ItemWriter
 from service.settings import Settings
 
@@ -173,7 +173,7 @@ async def _set_up(
             )
         )
     feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
-    workplace = Workplace(
+    resources = EngineResources(
         cache,
         decoder,
         threads,
@@ -187,7 +187,7 @@ async def _set_up(
     )
     galleries = Galleries(
         open_more,
-        lambda bundle: SearchEngine.start(bundle, workplace),
+        lambda bundle: SearchEngine.start(bundle, resources),
         settings.canary_period_s,
         telemetry.activation,
         settings.compact_after,

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable
 from contextvars import copy_context
-from copy import copy
 from dataclasses import replace
 from typing import TypeVar
 
@@ -19,34 +18,23 @@ from numpy.typing import NDArray
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.intact import BundleFiles
 from model_store.bundles.secret import secret_of
-from model_store.decision import assess
 from model_store.encoder.contract import PROVIDERS
-from model_store.errors import FeedbackNotKept, InternalError, ItemNotFound, QueryNotFound
-from model_store.feedback import Feedback
+from model_store.errors import InternalError, QueryNotFound
 from model_store.gallery import Thumbnail, Vector
 from model_store.images import encode_thumbnail
-from model_store.images.quality import quality_hints
 from model_store.predictive import N_SAMPLES, Predictive
 from model_store.processors import usable_processors
-from model_store.retriever import Answer, Retriever
-from model_store.search import N_CANDIDATES
+from model_store.retriever import Retriever
 from service.decoding.decoder import Prepared
 from service.encoding.batch_size import largest_useful_batch, useful_turn
 from service.encoding.batching import MicroBatcher
 from service.encoding.cache import CacheEntry, key_prefix
 from service.encoding.single_flight import SingleFlight
-from service.schemas import QueryImage, ShareOrigin
-from service.serving.absent_share import AbsentState
+from service.schemas import QueryImage
 from service.serving.queries import (
-    Asked,
-    Assessed,
-    Embedded,
     Encoded,
-    Found,
-    Similar,
-    changed_since,
 )
-from service.serving.resources import Workplace
+from service.serving.resources import EngineResources
 from service.serving.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -68,24 +56,24 @@ class SearchEngine:
     """
 
     def __init__(
-        self, bundle: Bundle, workplace: Workplace, batch_size: int = 1, turn: int = 1
+        self, bundle: Bundle, resources: EngineResources, batch_size: int = 1, turn: int = 1
     ) -> None:
         self.bundle = bundle
         self.batch_size = batch_size
-        self._cache = workplace.cache
-        self._decoder = workplace.decoder
-        self._executor = workplace.executor
-        self._threads = workplace.threads
+        self._cache = resources.cache
+        self._decoder = resources.decoder
+        self._executor = resources.executor
+        self._threads = resources.threads
         self._batcher = MicroBatcher(
             bundle.retriever.encoder,
             batch_size,
             turn=turn,
-            padded=workplace.pad_batches,
-            observe=workplace.telemetry.batches(bundle.name),
+            padded=resources.pad_batches,
+            observe=resources.telemetry.batches(bundle.name),
         )
-        joined = workplace.telemetry.single_flight_joins.labels(bundle.name)
+        joined = resources.telemetry.single_flight_joins.labels(bundle.name)
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
-        self.watch = Watch(bundle, workplace.feedback, workplace.audit_share)
+        self.watch = Watch(bundle, resources.feedback, resources.audit_share)
         self.secret = secret_of(bundle.root, bundle.manifest)
         self.files = BundleFiles(bundle.directory, bundle.manifest)
         self.changed_file: str | None = None
@@ -95,7 +83,7 @@ class SearchEngine:
         self.canary_s = math.nan
 
     @classmethod
-    async def start(cls, bundle: Bundle, workplace: Workplace) -> SearchEngine:
+    async def start(cls, bundle: Bundle, resources: EngineResources) -> SearchEngine:
         """An engine that has measured its encoder and answered a canary.
 
         Raises
@@ -104,15 +92,15 @@ class SearchEngine:
         """
         encoder = bundle.retriever.encoder
         shape = encoder.metadata.preprocessing
-        fitting = workplace.max_batch_pixels // (shape.height * shape.width)
-        size = max(1, min(workplace.max_batch, fitting))
+        fitting = resources.max_batch_pixels // (shape.height * shape.width)
+        size = max(1, min(resources.max_batch, fitting))
         try:
-            if size > 1 and not workplace.pad_batches:
+            if size > 1 and not resources.pad_batches:
                 size = await asyncio.to_thread(largest_useful_batch, encoder, size)
             turn = 1
             if usable_processors() == 1 and encoder.provider != PROVIDERS["cuda"]:
                 turn = await asyncio.to_thread(useful_turn, encoder, size, fitting // size)
-            engine = cls(bundle, workplace, size, turn)
+            engine = cls(bundle, resources, size, turn)
         except BaseException:
             encoder.close()
             raise
@@ -140,16 +128,6 @@ class SearchEngine:
             await asyncio.to_thread(self.bundle.live.close)
         if self.bundle.hold is not None:
             self.bundle.hold.close()
-
-    def pinned(self, version: int | None = None) -> SearchEngine:
-        """A copy whose gallery stays as it is now, or was after the change ``version``."""
-        pinned = copy(self)
-        live = self.bundle.live
-        if live is not None and version not in {None, self.bundle.version}:
-            live.refresh()  # another replica may have been asked first, and be ahead
-            retriever = self._retriever.with_gallery(live.snapshot(version))
-            pinned.bundle = replace(self.bundle, retriever=retriever)
-        return pinned
 
     async def catch_up(self) -> None:
         """Find what any process has written to the gallery until now; microseconds if nothing.
@@ -197,66 +175,6 @@ class SearchEngine:
         """Images that wait for the encoder."""
         return self._batcher.waiting
 
-    @property
-    def stale(self) -> str | None:
-        """Why the calibration does not hold for what is served; None where it does."""
-        return self._retriever.stale or self.watch.reason
-
-    @property
-    def absent_share(self) -> AbsentState | None:
-        """The share of queries without a match, and its sources; None without calibration."""
-        return None if self.watch.absent is None else self.watch.absent.state
-
-    def _with_share(self, asked: Asked) -> tuple[Asked, ShareOrigin]:
-        """Return what is asked with the share of absent queries that is used, and its origin."""
-        if self.watch.absent is None:
-            return asked, "bundle"
-        share, origin = self.watch.absent.choose(asked.expected_absent, asked.of_key)
-        return replace(asked, expected_absent=share), origin
-
-    async def search(self, data: bytes, asked: Asked) -> Found:
-        """Answer for the bytes of an uploaded image.
-
-        Raises
-        ------
-        ImageError : the bytes cannot be searched with.
-        """
-        started = time.perf_counter()
-        encoded = await self.encoded(data)
-        asked, origin = self._with_share(asked)
-        answer = await self.compute(lambda: self._find(encoded.predictive, asked))
-        before = self.watch.reason
-        self.watch.searched(encoded.query_id, answer)
-        if self.watch.reason != before:  # this query shows that what was decided does not hold
-            answer = await self.compute(lambda: self._find(encoded.predictive, asked))
-        audit = self.watch.answered(encoded.query_id, answer)
-        total = {"total": time.perf_counter() - started}
-        seconds = encoded.seconds | answer.seconds | total
-        return Found(encoded.query_id, encoded.image, answer, origin, encoded.cache, seconds, audit)
-
-    async def assess(self, data: bytes, alpha: float | None) -> Assessed:
-        """Look at an uploaded image without searching; what is encoded is cached for the search.
-
-        Raises
-        ------
-        ImageError : the bytes cannot be searched with.
-        """
-        prepared = await self._decode(data, measured=True)
-        if prepared.measures is None:
-            raise InternalError("The decoder measured nothing.")
-        encoded = await self.encoded(data, prepared)
-        calibration = self._retriever.calibration
-        ordinary = None if calibration is None else calibration.quality_limits
-        return Assessed(
-            encoded.query_id,
-            encoded.image,
-            prepared.measures,
-            quality_hints(prepared.measures, ordinary),
-            encoded.predictive,
-            assess(calibration, encoded.predictive),
-            self._retriever.alpha if alpha is None else alpha,
-        )
-
     async def encoded(self, data: bytes, prepared: Prepared | None = None) -> Encoded:
         """Decode and embed an uploaded image, unless that has been done, or is being done.
 
@@ -279,95 +197,15 @@ class SearchEngine:
         encoded = await self._flights.do(key, lambda: self._encode(query_id, data, prepared))
         return replace(encoded, seconds=looked_up | encoded.seconds)
 
-    async def said(self, query_id: str, item_id: str, *, correct: bool) -> Feedback:
-        """Return a user's feedback on an item that a query found, with the probability served then.
-
-        Raises
-        ------
-        FeedbackNotKept : the gallery is not calibrated.
-        QueryNotFound : the query has left the cache, or never was in it.
-        ItemNotFound : the gallery has no such item, or the query did not find it.
-        """
-        if self._retriever.calibration is None:
-            raise FeedbackNotKept(
-                f"The gallery {self.bundle.name!r} is not calibrated: there are no probabilities "
-                "that feedback could refine. Run `vouch-build calibrate`."
-            )
-        entry = await self._known(query_id)
-        rank, probability, log_odds = await self.compute(
-            lambda: self._served(entry.predictive, item_id)
-        )
-        return Feedback(
-            gallery=self.bundle.name,
-            bundle=self.bundle.manifest.id,
-            query_id=query_id,
-            item_id=item_id,
-            correct=correct,
-            rank=rank,
-            match_probability=probability,
-            match_log_odds=log_odds,
-            match_fingerprint=self._retriever.calibration.match_fingerprint(),
-        )
-
-    async def again(self, query_id: str, asked: Asked) -> Found:
-        """Answer anew for a query that was asked before; nothing is encoded.
-
-        Raises
-        ------
-        QueryNotFound : the query has left the cache, or never was in it.
-        """
-        started = time.perf_counter()
-        entry = await self._known(query_id)
-        stages = {"cache": time.perf_counter() - started}
-        asked, origin = self._with_share(asked)
-        answer = await self.compute(lambda: self._find(entry.predictive, asked))
-        stages |= answer.seconds | {"total": time.perf_counter() - started}
-        audit = self.watch.answered(query_id, answer)
-        live, searched = self.bundle.live, self._retriever.gallery
-        now = searched if live is None else live.snapshot()
-        gone = await self.compute(lambda: changed_since(answer, searched, now))
-        return Found(query_id, entry.image, answer, origin, "hit", stages, audit, gone)
-
-    async def embed(self, data: bytes, alpha: float | None) -> Embedded:
-        """The embedding of an uploaded image; cached for a search, and taken from the cache.
-
-        Raises
-        ------
-        ImageError : the bytes cannot be embedded.
-        """
-        encoded = await self.encoded(data)
-        return Embedded(
-            encoded.query_id,
-            encoded.image,
-            encoded.predictive,
-            assess(self._retriever.calibration, encoded.predictive),
-            self._retriever.alpha if alpha is None else alpha,
-        )
-
-    async def similar(self, item_id: str, asked: Asked) -> Similar:
-        """Find the items most similar to an item of the gallery; nothing is encoded.
-
-        Raises
-        ------
-        ItemNotFound : the gallery has no such item.
-        """
-        started = time.perf_counter()
-        retriever = self._retriever
-        item = await self.compute(lambda: retriever.gallery.item(item_id))
-        answer = await self.compute(
-            lambda: retriever.similar(item_id, asked.limit, asked.where, asked.diversity)
-        )
-        return Similar(item, answer, answer.seconds | {"total": time.perf_counter() - started})
-
     async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail]:
         """The embedding and the picture of an image that is to become an item; see `encoded`."""
-        prepared = await self._decode(data, thumbnail=True)
+        prepared = await self.decode(data, thumbnail=True)
         embeddings = await self._batcher.encode(prepared.pixels)
         if prepared.thumbnail is None:
             raise InternalError("The decoder made no thumbnail.")
         return Vector(embeddings.mean[0], embeddings.variance[0]), prepared.thumbnail
 
-    async def _known(self, query_id: str) -> CacheEntry:
+    async def known(self, query_id: str) -> CacheEntry:
         """Return the cached entry of a query, or raise `QueryNotFound`."""
         entry = await self._remembered(self._key(query_id))
         if entry is None:
@@ -391,7 +229,7 @@ class SearchEngine:
         EncoderError : the encoder does not answer.
         """
         started = time.perf_counter()
-        prepared = await self._decode(EMPTY_PICTURE)
+        prepared = await self.decode(EMPTY_PICTURE)
         predictive = await self._embed(prepared.pixels)
         await self.compute(lambda: self._retriever.find(predictive, limit=1))
         self.canary_at = time.monotonic()
@@ -418,7 +256,7 @@ class SearchEngine:
             return hashlib.sha256(data).hexdigest()
         return await self.compute(lambda: hashlib.sha256(data).hexdigest())
 
-    async def _decode(
+    async def decode(
         self, data: bytes, *, measured: bool = False, thumbnail: bool = False
     ) -> Prepared:
         """An uploaded image at the encoder's input size, and what else is asked of it."""
@@ -430,7 +268,7 @@ class SearchEngine:
     async def _encode(self, query_id: str, data: bytes, prepared: Prepared | None) -> Encoded:
         """Decode and embed an image file, and keep the outcome."""
         started = time.perf_counter()
-        prepared = prepared or await self._decode(data)
+        prepared = prepared or await self.decode(data)
         decoded = time.perf_counter()
         predictive = await self._embed(prepared.pixels)
         seconds = {"decode": decoded - started, "encode": time.perf_counter() - decoded}
@@ -448,31 +286,3 @@ class SearchEngine:
         """Predictive distribution of one picture at the encoder's input size."""
         embeddings = await self._batcher.encode(pixels)
         return (await self.compute(lambda: self._retriever.predictives(embeddings)))[0]
-
-    def _find(self, predictive: Predictive, asked: Asked) -> Answer:
-        return self._retriever.find(
-            predictive,
-            asked.limit,
-            asked.alpha,
-            asked.coverage,
-            where=asked.where,
-            diversity=asked.diversity,
-            expected_absent=asked.expected_absent,
-            source=asked.source,
-            filter_means=asked.filter_means,
-            stale=self.watch.reason,
-            order=asked.order,
-        )
-
-    def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float, float]:
-        """Rank, match probability and its uncorrected log-odds of an item a query found."""
-        self._retriever.gallery.item(item_id)  # says so where there is none
-        answer = self._find(predictive, self._with_share(Asked(N_CANDIDATES))[0])
-        uncorrected = answer.decision.match_log_odds
-        for place, match in enumerate(answer.matches):
-            if match.item.id != item_id or match.match_probability is None or uncorrected is None:
-                continue
-            return match.rank, match.match_probability, float(uncorrected[place])
-        raise ItemNotFound(
-            f"The query did not find item {item_id!r} among its nearest {N_CANDIDATES}."
-        )

@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from service.encoding.cache import Cache
+from service.serving.lease import Lease
 from service.serving.registry import Galleries
 
 _GAUGES = (
@@ -92,11 +93,12 @@ class GalleryMetrics(Collector):
         now = time.monotonic()
         for engine in self._galleries.engines():
             bundle, encoder = engine.bundle, engine.bundle.retriever.encoder
+            lease = Lease(engine, bundle)
             name = bundle.name
             families["vouch_queue_length"].add_metric([name], engine.waiting)
             families["vouch_drift_log_capital"].add_metric([name], engine.watch.drift.log_capital)
-            families["vouch_calibration_stale"].add_metric([name], engine.stale is not None)
-            absent = engine.absent_share
+            families["vouch_calibration_stale"].add_metric([name], lease.stale is not None)
+            absent = lease.absent_share
             if absent is not None:
                 families["vouch_absent_share"].add_metric([name], absent.used)
                 if absent.estimated is not None:

@@ -29,6 +29,7 @@ from service.serving.current_bundle import Switched, persist, remove_old
 from service.serving.engine import SearchEngine
 from service.serving.following import Following
 from service.serving.health import STALE_AFTER_PERIODS, look_at_files, require_whole, send_canary
+from service.serving.lease import Lease
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +98,8 @@ class Galleries:
         return [self._served[name].engine for name in sorted(self._served)]
 
     @asynccontextmanager
-    async def lease(self, name: str) -> AsyncIterator[SearchEngine]:
-        """The engine of a gallery, open until it is returned.
+    async def lease(self, name: str) -> AsyncIterator[Lease]:
+        """The lease of a gallery, whose engine is open until it is returned.
 
         It finds whatever was acknowledged before this, by this process or another.
 
@@ -112,7 +113,7 @@ class Galleries:
         served.leases += 1
         try:
             await served.engine.catch_up()
-            yield served.engine.pinned()
+            yield Lease(served.engine, served.engine.bundle)
         finally:
             served.leases -= 1
             self._close_if_done_with(served)

@@ -13,7 +13,7 @@ from service.observability.metrics import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class EngineResources:
     """The parts that all engines of a service share.
 
     Attributes

@@ -185,12 +185,12 @@ class ItemWriter:
         prepare: Callable[[SearchEngine], Awaitable[Sequence[Upsert | Delete]]],
         told: Callable[[list[Written]], str],
     ) -> str:
-        async with self._galleries.lease(asked.gallery) as engine:
-            live = engine.bundle.require_live()
+        async with self._galleries.lease(asked.gallery) as lease:
+            live = lease.bundle.require_live()
             before = None if retry is None else await asyncio.to_thread(live.outcome, retry)
             if before is not None:
                 return before
-            writes = await prepare(engine)
+            writes = await prepare(lease.engine)
             if not writes:
                 return told([])
             text = await self._galleries.commit(asked.gallery, writes, retry, told)

@@ -510,6 +510,8 @@ class TestSeveralServices:
         flip_a_byte(root / published / "norms.npy")
         assert other.get(f"{ITEMS}/new").status_code == 200
         assert other.get("/readyz").status_code == 200
+        bundles = "/v1/galleries/digits/bundles"
+        wait_until(lambda: other.get(bundles).json()["refused"] is not None)  # or it may be whole
         flip_a_byte(root / published / "norms.npy")
         one.post(f"/v1/galleries/digits/bundles/{published}/activate").raise_for_status()
         put(one, "newer", stranger)

@@ -21,8 +21,9 @@ from service.encoding.cache import Cache, ProcessCache
 from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
+from service.serving.lease import Lease
 from service.serving.queries import Asked
-from service.serving.resources import Workplace
+from service.serving.resources import EngineResources
 
 pytestmark = pytest.mark.anyio
 
@@ -36,14 +37,16 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def workplace(executor: ThreadPoolExecutor, cache: Cache | None = None) -> Workplace:
+def resources(executor: ThreadPoolExecutor, cache: Cache | None = None) -> EngineResources:
     decoder = ThreadDecoder(executor, ImageLimits())
-    return Workplace(cache or ProcessCache(ROOM), decoder, executor, FairShare(2), Telemetry())
+    return EngineResources(
+        cache or ProcessCache(ROOM), decoder, executor, FairShare(2), Telemetry()
+    )
 
 
 @pytest.fixture
 async def engine(bundle: Bundle, executor: ThreadPoolExecutor) -> AsyncIterator[SearchEngine]:
-    engine = await SearchEngine.start(bundle, workplace(executor))
+    engine = await SearchEngine.start(bundle, resources(executor))
     yield engine
     await engine.close()
 
@@ -63,7 +66,10 @@ async def test_the_same_bytes_are_encoded_once(
         return encode(images, at_once)
 
     monkeypatch.setattr(bundle.retriever.encoder, "encode", counting)
-    found = [await engine.search(image, ASKED) for image in (digit, stranger, digit, digit)]
+    found = [
+        await Lease(engine, engine.bundle).search(image, ASKED)
+        for image in (digit, stranger, digit, digit)
+    ]
     assert [one.cache for one in found] == ["miss", "miss", "hit", "hit"]
     assert encoded == [1, 1]
     assert found[0].answer.matches == found[2].answer.matches
@@ -74,10 +80,12 @@ async def test_bundles_that_decide_differently_do_not_share_entries(
 ) -> None:
     """They have the same encoder, but only one of them measures outlier scores."""
     cache = ProcessCache(ROOM)
-    bare = await SearchEngine.start(bare_bundle, workplace(executor, cache))
-    calibrated = await SearchEngine.start(bundle, workplace(executor, cache))
-    assert np.isnan((await bare.search(digit, ASKED)).answer.predictive.outlier_score)
-    found = await calibrated.search(digit, ASKED)
+    bare = await SearchEngine.start(bare_bundle, resources(executor, cache))
+    calibrated = await SearchEngine.start(bundle, resources(executor, cache))
+    assert np.isnan(
+        (await Lease(bare, bare.bundle).search(digit, ASKED)).answer.predictive.outlier_score
+    )
+    found = await Lease(calibrated, calibrated.bundle).search(digit, ASKED)
     assert found.cache == "miss"
     assert found.answer.decision.assessment.outlier_p_value is not None
 
@@ -86,9 +94,9 @@ async def test_replicas_of_a_bundle_share_entries(
     bundle: Bundle, executor: ThreadPoolExecutor, digit: bytes
 ) -> None:
     cache = ProcessCache(ROOM)
-    one, other = [await SearchEngine.start(bundle, workplace(executor, cache)) for _ in range(2)]
-    await one.search(digit, ASKED)
-    assert (await other.search(digit, ASKED)).cache == "hit"
+    one, other = [await SearchEngine.start(bundle, resources(executor, cache)) for _ in range(2)]
+    await Lease(one, one.bundle).search(digit, ASKED)
+    assert (await Lease(other, other.bundle).search(digit, ASKED)).cache == "hit"
 
 
 async def test_the_event_loop_goes_on_while_an_image_is_encoded(
@@ -103,7 +111,7 @@ async def test_the_event_loop_goes_on_while_an_image_is_encoded(
         return encode(images, at_once)
 
     monkeypatch.setattr(bundle.retriever.encoder, "encode", slow)
-    searching = asyncio.create_task(engine.search(digit, ASKED))
+    searching = asyncio.create_task(Lease(engine, engine.bundle).search(digit, ASKED))
     assert await asyncio.to_thread(begun.wait, 30)
     released.set()
     assert (await searching).cache == "miss"
@@ -129,7 +137,7 @@ async def test_nothing_is_computed_on_the_event_loop(
         monkeypatch.setattr(owner, name, noting)
     for _ in ("miss", "hit"):
         threads.clear()
-        await engine.search(digit, ASKED)
+        await Lease(engine, engine.bundle).search(digit, ASKED)
         assert all(thread.startswith(("worker", "encode")) for thread in threads.values()), threads
         assert {"candidates", "items"} <= set(threads)
 
@@ -137,13 +145,13 @@ async def test_nothing_is_computed_on_the_event_loop(
 async def test_an_image_that_cannot_be_decoded_is_not_kept(engine: SearchEngine) -> None:
     for _ in range(2):
         with pytest.raises(UnsupportedImage):
-            await engine.search(b"text", ASKED)
+            await Lease(engine, engine.bundle).search(b"text", ASKED)
 
 
 async def test_a_canary_does_not_pass_by_decoders_that_hang(
     bundle: Bundle, executor: ThreadPoolExecutor
 ) -> None:
-    engine = await SearchEngine.start(bundle, workplace(executor))
+    engine = await SearchEngine.start(bundle, resources(executor))
     before = engine.canary_at
 
     class Hanging(ThreadDecoder):
@@ -167,6 +175,6 @@ async def test_the_canary_passes_by_the_cache(bundle: Bundle, executor: ThreadPo
             raise AssertionError("filled")
 
     before = time.monotonic()
-    engine = await SearchEngine.start(bundle, workplace(executor, Untouchable(ROOM)))
+    engine = await SearchEngine.start(bundle, resources(executor, Untouchable(ROOM)))
     assert await engine.canary() > 0
     assert engine.canary_at > before

@@ -41,7 +41,7 @@ from service.serving.engine import SearchEngine
 from service.serving.health import STALE_AFTER_PERIODS
 from service.serving.queries import Asked
 from service.serving.registry import Galleries
-from service.serving.resources import Workplace
+from service.serving.resources import EngineResources
 
 pytestmark = pytest.mark.anyio
 
@@ -86,10 +86,10 @@ async def galleries(
     root: Path, threads: ThreadPoolExecutor, telemetry: Telemetry
 ) -> AsyncIterator[Galleries]:
     decoder = ThreadDecoder(threads, ImageLimits())
-    workplace = Workplace(ProcessCache(2**20), decoder, threads, FairShare(2), telemetry)
+    resources = EngineResources(ProcessCache(2**20), decoder, threads, FairShare(2), telemetry)
     galleries = Galleries(
         open_here,
-        lambda bundle: SearchEngine.start(bundle, workplace),
+        lambda bundle: SearchEngine.start(bundle, resources),
         PERIOD_S,
         telemetry.activation,
     )

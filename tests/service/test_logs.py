@@ -145,7 +145,7 @@ class TestWhomALineConcerns:
         async def broken(*_: object) -> None:
             raise ZeroDivisionError("by zero")
 
-        monkeypatch.setattr("service.serving.engine.SearchEngine.search", broken)
+        monkeypatch.setattr("service.serving.lease.Lease.search", broken)
         told = search(client, digit).json()["request_id"]
         unhandled, request = lines()
         assert unhandled["request_id"] == request["request_id"] == told
@@ -204,7 +204,7 @@ class TestNothingThatWasSent:
         async def broken(*_: object) -> None:
             raise RuntimeError("unforeseen")
 
-        monkeypatch.setattr("service.serving.engine.SearchEngine.search", broken)
+        monkeypatch.setattr("service.serving.lease.Lease.search", broken)
         search(client, digit)
         said = text.getvalue()
         assert "unforeseen" in said

@@ -24,7 +24,7 @@ from model_store.installation import installed_version
 from service.http.admission import ClientGone
 from service.http.middleware import RequestContext
 from service.observability.metrics import Telemetry
-from service.serving.engine import SearchEngine
+from service.serving.lease import Lease
 
 StartClient = Callable[..., TestClient]
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -193,7 +193,7 @@ def test_what_is_refused_is_counted_by_its_reason(
     async def never(*_: object) -> None:
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(SearchEngine, "search", never)
+    monkeypatch.setattr(Lease, "search", never)
     with ThreadPoolExecutor(2) as two:
         statuses = {answer.status_code for answer in two.map(partial(search, client), [digit] * 2)}
     assert statuses == {503, 504}

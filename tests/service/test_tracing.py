@@ -162,7 +162,7 @@ class TestATrace:
         async def broken(*_: object) -> None:
             raise RuntimeError("secret of the inside")
 
-        monkeypatch.setattr("service.serving.engine.SearchEngine.search", broken)
+        monkeypatch.setattr("service.serving.lease.Lease.search", broken)
         search(client, digit)
         root = collector.root(SEARCH)
         assert root.status.code == root.status.STATUS_CODE_ERROR

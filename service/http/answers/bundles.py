@@ -5,13 +5,13 @@ from __future__ import annotations
 from model_store.bundles.bundle import Bundle
 from service import schemas
 from service.serving.current_bundle import Switched
-from service.serving.engine import SearchEngine
+from service.serving.lease import Lease
 from service.serving.registry import Galleries
 
 
-def bundle_state(engine: SearchEngine) -> schemas.BundleState:
+def bundle_state(lease: Lease) -> schemas.BundleState:
     """Describe the bundle that answers, and whether its calibration holds."""
-    bundle, stale = engine.bundle, engine.stale
+    bundle, stale = lease.bundle, lease.stale
     calibration = bundle.retriever.calibration
     status: schemas.CalibrationStatus = "valid" if stale is None else "stale"
     return schemas.BundleState(

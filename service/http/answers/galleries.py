@@ -8,21 +8,21 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from urllib.parse import quote
 
+from model_store.bundles.bundle import Bundle
 from model_store.decision import OperatingPoint, error_interval
 from model_store.feedback import FeedbackSummary
 from model_store.verdicts import Order
 from service import schemas
 from service.http.answers.bundles import bundle_state, encoder_state
 from service.serving.audit import Audit
-from service.serving.engine import SearchEngine
+from service.serving.lease import Lease
 
 N_LABELS = 12
 """Labels that a gallery is described with: there may be hundreds of thousands."""
 
 
-def gallery_list(engines: Iterable[SearchEngine]) -> schemas.GalleryList:
+def gallery_list(bundles: Iterable[Bundle]) -> schemas.GalleryList:
     """All galleries, by name."""
-    bundles = sorted((engine.bundle for engine in engines), key=lambda bundle: bundle.name)
     return schemas.GalleryList(
         galleries=[
             schemas.GalleryName(
@@ -35,9 +35,9 @@ def gallery_list(engines: Iterable[SearchEngine]) -> schemas.GalleryList:
     )
 
 
-def gallery_detail(engine: SearchEngine) -> schemas.GalleryDetail:
+def gallery_detail(lease: Lease) -> schemas.GalleryDetail:
     """One gallery."""
-    bundle = engine.bundle
+    bundle = lease.bundle
     manifest, labels = bundle.manifest, bundle.retriever.gallery.labels
     return schemas.GalleryDetail(
         name=bundle.name,
@@ -45,7 +45,7 @@ def gallery_detail(engine: SearchEngine) -> schemas.GalleryDetail:
         n_items=bundle.retriever.gallery.n_items,
         n_labels=len(labels),
         labels=heapq.nsmallest(N_LABELS, labels),
-        bundle=bundle_state(engine),
+        bundle=bundle_state(lease),
         encoder=encoder_state(bundle),
         calibration=None if manifest.calibration is None else dict(manifest.calibration),
         metrics=None if manifest.metrics is None else dict(manifest.metrics),
@@ -61,9 +61,9 @@ def gallery_detail(engine: SearchEngine) -> schemas.GalleryDetail:
     )
 
 
-def label_list(engine: SearchEngine, after: str | None, limit: int) -> schemas.LabelList:
+def label_list(lease: Lease, after: str | None, limit: int) -> schemas.LabelList:
     """Return at most ``limit`` labels by name, from the one after ``after`` on."""
-    bundle = engine.bundle
+    bundle = lease.bundle
     labels = sorted(bundle.retriever.gallery.labels)
     start = 0 if after is None else bisect_right(labels, after)
     shown = labels[start : start + limit]
@@ -77,12 +77,12 @@ def label_list(engine: SearchEngine, after: str | None, limit: int) -> schemas.L
 
 
 def calibration_report(
-    engine: SearchEngine, said: FeedbackSummary | None, order: Order | None
+    lease: Lease, said: FeedbackSummary | None, order: Order | None
 ) -> schemas.CalibrationReport:
     """Describe the calibration, for first items in ``order``, with the feedback on it if any."""
-    calibration = engine.bundle.retriever.calibration
-    state = bundle_state(engine).calibration
-    share = engine.absent_share
+    calibration = lease.bundle.retriever.calibration
+    state = bundle_state(lease).calibration
+    share = lease.absent_share
     if calibration is None or share is None:
         return _uncalibrated(state)
     correction = calibration.report.get("feedback")
@@ -120,7 +120,7 @@ def calibration_report(
         result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
         outlier_auroc=measured["outlier_auroc"],
         feedback=None if said is None else schemas.FeedbackSummary(**asdict(said)),
-        errors_over_time=_errors_over_time(engine.watch.audit),
+        errors_over_time=_errors_over_time(lease.engine.watch.audit),
         correction=None if correction is None else schemas.FeedbackCorrection(**correction),
     )
 
@@ -153,7 +153,7 @@ def _uncalibrated(state: schemas.CalibrationState) -> schemas.CalibrationReport:
 
 
 def operating_point(
-    engine: SearchEngine,
+    lease: Lease,
     max_error: float,
     expected_absent: float | None,
     source: str | None,
@@ -165,7 +165,7 @@ def operating_point(
     ------
     UnknownSource : no calibration query comes from ``source``.
     """
-    calibration, state, point = engine.bundle.retriever.calibration, engine.absent_share, None
+    calibration, state, point = lease.bundle.retriever.calibration, lease.absent_share, None
     if calibration is not None and state is not None:
         share = state.used if expected_absent is None else expected_absent
         point = calibration.promises(share, source, order).at(max_error)

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from model_store.gallery import Item
 from service import schemas
 from service.http.cursors import ItemsCursor, write
-from service.serving.engine import SearchEngine
+from service.serving.lease import Lease
 from service.serving.queries import Page
 
 
@@ -21,16 +21,16 @@ def item_detail(gallery: str, item: Item) -> schemas.ItemDetail:
     )
 
 
-def item_list(engine: SearchEngine, page: Page) -> schemas.ItemList:
+def item_list(lease: Lease, page: Page) -> schemas.ItemList:
     """A page of items."""
-    bundle = engine.bundle
+    bundle = lease.bundle
     cursor = None if page.last is None else ItemsCursor(bundle=bundle.manifest.id, after=page.last)
     return schemas.ItemList(
         gallery=bundle.name,
         bundle_id=bundle.manifest.id,
         n_items=bundle.retriever.gallery.n_items,
         items=[item_detail(bundle.name, item) for item in page.items],
-        next_cursor=None if cursor is None else write(cursor, engine.secret),
+        next_cursor=None if cursor is None else write(cursor, lease.engine.secret),
     )
 
 

@@ -17,7 +17,7 @@ from service.http.answers.items import item_detail, thumbnail_url
 from service.http.cursors import SearchCursor, write
 from service.observability.metrics import Telemetry
 from service.observability.records import SearchRecord, current_record
-from service.serving.engine import SearchEngine
+from service.serving.lease import Lease
 from service.serving.queries import Assessed, Embedded, Found, Similar
 
 OUTLIER_METHOD = "conformal_fused"
@@ -32,7 +32,7 @@ NOT_OF_ITEMS = (
 
 
 def search_answer(
-    engine: SearchEngine,
+    lease: Lease,
     found: Found,
     request_id: str,
     options: schemas.SearchOptions,
@@ -45,7 +45,7 @@ def search_answer(
     options : what was asked for.
     skipped : how many results stood on earlier pages.
     """
-    bundle, answer, state = engine.bundle, found.answer, bundle_state(engine)
+    bundle, answer, state = lease.bundle, found.answer, bundle_state(lease)
     decision, calibration = answer.decision, bundle.retriever.calibration
     refused = options.on_uncertain == "refuse" and decision.verdict != "match"
     shown = () if refused else answer.matches[skipped:]
@@ -83,7 +83,7 @@ def search_answer(
         order=answer.order,
         results=[_result(bundle.name, match) for match in shown],
         result_set=None if refused else _result_set(answer, found.gone),
-        next_cursor=None if cursor is None else write(cursor, engine.secret),
+        next_cursor=None if cursor is None else write(cursor, lease.engine.secret),
         audit=found.audit and not skipped,
         bundle=state,
         cache=found.cache,
@@ -91,11 +91,9 @@ def search_answer(
     )
 
 
-def similar_answer(
-    engine: SearchEngine, similar: Similar, request_id: str
-) -> schemas.SimilarAnswer:
+def similar_answer(lease: Lease, similar: Similar, request_id: str) -> schemas.SimilarAnswer:
     """Describe the items that are similar to an item."""
-    bundle, answer = engine.bundle, similar.answer
+    bundle, answer = lease.bundle, similar.answer
     decision = answer.decision
     return schemas.SimilarAnswer(
         request_id=request_id,
@@ -105,16 +103,16 @@ def similar_answer(
         reason=NOT_OF_ITEMS,
         uncertainty=_uncertainty(bundle, answer.predictive, decision.assessment),
         results=[_result(bundle.name, match) for match in answer.matches],
-        bundle=bundle_state(engine),
+        bundle=bundle_state(lease),
         timing_ms=_milliseconds(similar.seconds),
     )
 
 
 def assessment_answer(
-    engine: SearchEngine, assessed: Assessed, request_id: str
+    lease: Lease, assessed: Assessed, request_id: str
 ) -> schemas.AssessmentAnswer:
     """Describe an image that was encoded and not searched with."""
-    bundle = engine.bundle
+    bundle = lease.bundle
     measured = dict(zip(MEASURES, assessed.measures.tolist(), strict=True))
     return schemas.AssessmentAnswer(
         request_id=request_id,
@@ -124,7 +122,7 @@ def assessment_answer(
             hints=[schemas.QualityHint(**asdict(hint)) for hint in assessed.hints],
             measures=measured,
         ),
-        bundle=bundle_state(engine),
+        bundle=bundle_state(lease),
     )
 
 
@@ -230,11 +228,9 @@ def _milliseconds(seconds: dict[str, float]) -> dict[str, float]:
     return {stage: round(1000 * spent, 3) for stage, spent in seconds.items()}
 
 
-def embedding_answer(
-    engine: SearchEngine, embedded: Embedded, request_id: str
-) -> schemas.EmbeddingAnswer:
+def embedding_answer(lease: Lease, embedded: Embedded, request_id: str) -> schemas.EmbeddingAnswer:
     """One image's embedding."""
-    bundle, predictive = engine.bundle, embedded.predictive
+    bundle, predictive = lease.bundle, embedded.predictive
     score = predictive.outlier_score
     return schemas.EmbeddingAnswer(
         request_id=request_id,
@@ -246,5 +242,5 @@ def embedding_answer(
         spherical_variance=predictive.spherical_variance,
         outlier_score=None if math.isnan(score) else score,
         encoder=encoder_state(bundle),
-        bundle=bundle_state(engine),
+        bundle=bundle_state(lease),
     )

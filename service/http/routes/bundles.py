@@ -9,15 +9,15 @@ from service import schemas
 from service.access.access import requires
 from service.http import answers
 from service.http.problems import responses
-from service.http.routes.dependencies import EngineOf, StateOf, gallery_router
+from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 
 router = gallery_router("bundles")
 
 
 @router.get("/{gallery}/bundles", operation_id="list_bundles", responses=responses(GalleryNotFound))
-async def list_bundles(engine: EngineOf, state: StateOf) -> schemas.BundleList:
+async def list_bundles(lease: LeaseOf, state: StateOf) -> schemas.BundleList:
     """The bundles that could be served, oldest first, and the one that is."""
-    return answers.bundle_list(engine.bundle, state.galleries)
+    return answers.bundle_list(lease.bundle, state.galleries)
 
 
 @router.post(

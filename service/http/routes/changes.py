@@ -22,7 +22,7 @@ from service.access.access import Caller, requires
 from service.http import answers
 from service.http.bodies import MULTIPART, body_of
 from service.http.problems import problem_document, responses
-from service.http.routes.dependencies import EngineOf, StateOf, gallery_router
+from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 from service.http.routes.search import BODY_ERRORS, IMAGE_ERRORS, ONE_IMAGE
 from service.schemas.changes import MAX_CHANGES, BatchOptions, ItemId, ItemOptions
 from service.serving.writer import Asked, Upload
@@ -60,10 +60,10 @@ class ItemBatchForm(BatchOptions):
     )
 
 
-async def asked_for(request: Request, engine: EngineOf, key: IdempotencyKey = None) -> Asked:
+async def asked_for(request: Request, lease: LeaseOf, key: IdempotencyKey = None) -> Asked:
     """Return the origin of a change: gallery, request, caller and Idempotency-Key."""
     caller: Caller = request.state.caller
-    return Asked(engine.bundle.name, request.state.request_id, caller.account, key)
+    return Asked(lease.bundle.name, request.state.request_id, caller.account, key)
 
 
 AskedOf = Annotated[Asked, Depends(asked_for)]

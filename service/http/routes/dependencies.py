@@ -17,7 +17,7 @@ from service.http.bounded_request import BoundedRoute
 from service.http.problems import responses
 from service.http.state import State
 from service.observability.records import current_record
-from service.serving.engine import SearchEngine
+from service.serving.lease import Lease
 from service.serving.queries import Asked
 
 
@@ -42,19 +42,19 @@ StateOf = Annotated[State, Depends(state_of)]
 
 
 @asynccontextmanager
-async def leased(gallery: str, state: State) -> AsyncIterator[SearchEngine]:
-    """The engine of a gallery, the same one until the answer is given."""
-    async with state.galleries.lease(gallery) as engine:
+async def leased(gallery: str, state: State) -> AsyncIterator[Lease]:
+    """The lease of a gallery, the same one until the answer is given."""
+    async with state.galleries.lease(gallery) as lease:
         record = current_record()
         if record is not None:
             record.gallery = gallery
-        yield engine
+        yield lease
 
 
-async def engine_of(gallery: str, state: StateOf) -> AsyncIterator[SearchEngine]:
-    """The engine of the gallery in the path."""
-    async with leased(gallery, state) as engine:
-        yield engine
+async def lease_of(gallery: str, state: StateOf) -> AsyncIterator[Lease]:
+    """The lease of the gallery in the path."""
+    async with leased(gallery, state) as lease:
+        yield lease
 
 
 def asked_of(options: schemas.ListOptions, request: Request | None = None) -> Asked:
@@ -86,4 +86,4 @@ def asked_of(options: schemas.ListOptions, request: Request | None = None) -> As
     return Asked(options.limit, where=where, diversity=diversity)
 
 
-EngineOf = Annotated[SearchEngine, Depends(engine_of)]
+LeaseOf = Annotated[Lease, Depends(lease_of)]

@@ -18,7 +18,7 @@ from service.access.access import requires
 from service.http import answers
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
-from service.http.routes.dependencies import EngineOf, StateOf, gallery_router
+from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 
 router = gallery_router("feedback")
 
@@ -38,7 +38,7 @@ router = gallery_router("feedback")
     dependencies=[Depends(requires("write")), Depends(body_of(JSON))],
 )
 async def give_feedback(
-    engine: EngineOf, state: StateOf, said: schemas.FeedbackRequest
+    lease: LeaseOf, state: StateOf, said: schemas.FeedbackRequest
 ) -> schemas.FeedbackAnswer:
     """Confirm or reject a match; of each pair of query and item the last word is kept.
 
@@ -50,9 +50,9 @@ async def give_feedback(
         raise FeedbackNotKept(
             "This service keeps no feedback. Its operator names a file in VOUCH_FEEDBACK."
         )
-    feedback = await engine.said(said.query_id, said.item_id, correct=said.correct)
-    await engine.compute(lambda: kept.record(feedback))
-    await engine.watch.hear()
+    feedback = await lease.feedback(said.query_id, said.item_id, correct=said.correct)
+    await lease.engine.compute(lambda: kept.record(feedback))
+    await lease.engine.watch.hear()
     pair = feedback.bundle, feedback.query_id, feedback.item_id
-    audited = await engine.compute(lambda: kept.asked(*pair))
+    audited = await lease.engine.compute(lambda: kept.asked(*pair))
     return answers.feedback_answer(feedback, audited=audited)

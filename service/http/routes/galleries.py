@@ -11,7 +11,7 @@ from model_store.verdicts import Order
 from service import schemas
 from service.http import answers
 from service.http.problems import responses
-from service.http.routes.dependencies import EngineOf, StateOf, gallery_router
+from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 
 router = gallery_router("galleries")
 
@@ -26,25 +26,25 @@ OrderAsked = Annotated[
 @router.get("", operation_id="list_galleries")
 async def list_galleries(state: StateOf) -> schemas.GalleryList:
     """List the galleries that are served."""
-    return answers.gallery_list(state.galleries.engines())
+    return answers.gallery_list(engine.bundle for engine in state.galleries.engines())
 
 
 @router.get("/{gallery}", operation_id="get_gallery", responses=responses(GalleryNotFound))
-async def get_gallery(engine: EngineOf) -> schemas.GalleryDetail:
+async def get_gallery(lease: LeaseOf) -> schemas.GalleryDetail:
     """One gallery: its size, encoder, calibration, measured quality, and samples to try."""
-    return answers.gallery_detail(engine)
+    return answers.gallery_detail(lease)
 
 
 @router.get("/{gallery}/labels", operation_id="list_labels", responses=responses(GalleryNotFound))
 async def list_labels(
-    engine: EngineOf,
+    lease: LeaseOf,
     limit: Annotated[int, Query(ge=1, le=1000, description="Labels on a page.")] = 100,
     after: Annotated[
         str | None, Query(max_length=4096, description="`next_after` of the page before.")
     ] = None,
 ) -> schemas.LabelList:
     """The gallery's labels by name, page by page."""
-    return await engine.compute(lambda: answers.label_list(engine, after, limit))
+    return await lease.engine.compute(lambda: answers.label_list(lease, after, limit))
 
 
 @router.get(
@@ -53,12 +53,12 @@ async def list_labels(
     responses=responses(GalleryNotFound),
 )
 async def get_calibration(
-    engine: EngineOf, state: StateOf, order: OrderAsked = None
+    lease: LeaseOf, state: StateOf, order: OrderAsked = None
 ) -> schemas.CalibrationReport:
     """Report how well the probabilities hold, and what each threshold on them would cost."""
-    kept, bundle_id = state.feedback, engine.bundle.manifest.id
-    said = None if kept is None else await engine.compute(lambda: kept.summary(bundle_id))
-    return answers.calibration_report(engine, said, order)
+    kept, bundle_id = state.feedback, lease.bundle.manifest.id
+    said = None if kept is None else await lease.engine.compute(lambda: kept.summary(bundle_id))
+    return answers.calibration_report(lease, said, order)
 
 
 @router.get(
@@ -67,7 +67,7 @@ async def get_calibration(
     responses=responses(GalleryNotFound, InvalidRequest),
 )
 async def get_operating_point(
-    engine: EngineOf,
+    lease: LeaseOf,
     max_error: Annotated[
         float, Query(gt=0, lt=1, description="Share of matches that may be wrong.")
     ],
@@ -81,4 +81,4 @@ async def get_operating_point(
     order: OrderAsked = None,
 ) -> schemas.OperatingPointAnswer:
     """Report the largest share of queries that can get a match within the error `max_error`."""
-    return answers.operating_point(engine, max_error, expected_absent, source, order)
+    return answers.operating_point(lease, max_error, expected_absent, source, order)

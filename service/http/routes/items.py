@@ -19,7 +19,7 @@ from model_store.errors import (
 from service import schemas
 from service.http import answers, cursors
 from service.http.problems import responses
-from service.http.routes.dependencies import EngineOf, asked_of, gallery_router
+from service.http.routes.dependencies import LeaseOf, asked_of, gallery_router
 from service.serving.queries import page_of
 
 IMMUTABLE = "public, max-age=86400"
@@ -37,7 +37,7 @@ router = gallery_router("items")
     responses=responses(GalleryNotFound, InvalidCursor, OutdatedCursor),
 )
 async def list_items(
-    engine: EngineOf,
+    lease: LeaseOf,
     limit: Annotated[int, Query(ge=1, le=100, description="Items on a page.")] = 50,
     cursor: Annotated[
         str | None,
@@ -52,10 +52,10 @@ async def list_items(
     after = None
     if cursor is not None:
         after = cursors.read(
-            cursor, cursors.ItemsCursor, engine.bundle.manifest.id, engine.secret
+            cursor, cursors.ItemsCursor, lease.bundle.manifest.id, lease.engine.secret
         ).after
-    page = await engine.compute(lambda: page_of(engine.bundle, after, limit))
-    return answers.item_list(engine, page)
+    page = await lease.engine.compute(lambda: page_of(lease.bundle, after, limit))
+    return answers.item_list(lease, page)
 
 
 @router.get(
@@ -65,7 +65,7 @@ async def list_items(
 )
 async def get_similar(
     request: Request,
-    engine: EngineOf,
+    lease: LeaseOf,
     item_id: str,
     options: Annotated[schemas.ListOptions, Query()],
 ) -> schemas.SimilarAnswer:
@@ -74,8 +74,8 @@ async def get_similar(
     Nothing is encoded. There are no probabilities and the verdict is `not_calibrated`: a
     calibration holds for queries that are not in the gallery.
     """
-    similar = await engine.similar(item_id, asked_of(options))
-    return answers.similar_answer(engine, similar, request.state.request_id)
+    similar = await lease.similar(item_id, asked_of(options))
+    return answers.similar_answer(lease, similar, request.state.request_id)
 
 
 @router.get(
@@ -87,10 +87,10 @@ async def get_similar(
         **responses(GalleryNotFound, ItemNotFound),
     },
 )
-async def get_thumbnail(engine: EngineOf, item_id: str) -> Response:
+async def get_thumbnail(lease: LeaseOf, item_id: str) -> Response:
     """A small picture of an item, re-encoded from its pixels."""
-    gallery = engine.bundle.retriever.gallery
-    thumbnail = await engine.compute(lambda: gallery.thumbnail(item_id))
+    gallery = lease.bundle.retriever.gallery
+    thumbnail = await lease.engine.compute(lambda: gallery.thumbnail(item_id))
     headers = {"Cache-Control": PASSING}
     return Response(thumbnail.data, headers=headers, media_type=thumbnail.media_type)
 
@@ -100,11 +100,11 @@ async def get_thumbnail(engine: EngineOf, item_id: str) -> Response:
     operation_id="get_item",
     responses=responses(GalleryNotFound, ItemNotFound),
 )
-async def get_item(engine: EngineOf, item_id: str) -> schemas.ItemDetail:
+async def get_item(lease: LeaseOf, item_id: str) -> schemas.ItemDetail:
     """One item of the gallery."""
-    gallery = engine.bundle.retriever.gallery
-    item = await engine.compute(lambda: gallery.item(item_id))
-    return answers.item_detail(engine.bundle.name, item)
+    gallery = lease.bundle.retriever.gallery
+    item = await lease.engine.compute(lambda: gallery.item(item_id))
+    return answers.item_detail(lease.bundle.name, item)
 
 
 @router.get(
@@ -113,9 +113,9 @@ async def get_item(engine: EngineOf, item_id: str) -> schemas.ItemDetail:
     response_class=Response,
     responses={200: {"content": {"image/png": {}}}, **responses(GalleryNotFound, SampleNotFound)},
 )
-async def get_sample(engine: EngineOf, sample_id: str) -> Response:
+async def get_sample(lease: LeaseOf, sample_id: str) -> Response:
     """The image of a sample query."""
-    bundle = engine.bundle
+    bundle = lease.bundle
     for sample in bundle.manifest.samples:
         if sample.id == sample_id:
             headers = {"Cache-Control": IMMUTABLE}

@@ -30,7 +30,7 @@ from service.http import answers, cursors
 from service.http.bodies import JSON, MULTIPART, RAW, body_of, form_body, form_of, from_base64
 from service.http.problems import problem_document, responses
 from service.http.routes.dependencies import (
-    EngineOf,
+    LeaseOf,
     StateOf,
     asked_of,
     gallery_router,
@@ -38,7 +38,7 @@ from service.http.routes.dependencies import (
     state_of,
 )
 from service.http.state import State
-from service.serving.engine import SearchEngine
+from service.serving.lease import Lease
 
 router = gallery_router("searching")
 
@@ -100,8 +100,8 @@ async def search(request: Request, gallery: str) -> schemas.SearchAnswer:
     `curl -F image=@photo.jpg -F limit=5 http://127.0.0.1:8080/v1/galleries/digits/search`
     """
     state = await state_of(request)
-    async with form_of(request, SearchForm) as form, leased(gallery, state) as engine:
-        return await _answer(request, engine, state, await form.image.read(), form)
+    async with form_of(request, SearchForm) as form, leased(gallery, state) as lease:
+        return await _answer(request, lease, state, await form.image.read(), form)
 
 
 @router.post(
@@ -113,7 +113,7 @@ async def search(request: Request, gallery: str) -> schemas.SearchAnswer:
 )
 async def search_raw(
     request: Request,
-    engine: EngineOf,
+    lease: LeaseOf,
     state: StateOf,
     options: Annotated[schemas.SearchOptions, Query()],
 ) -> schemas.SearchAnswer:
@@ -121,7 +121,7 @@ async def search_raw(
 
     `curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg …/search/raw?limit=5`
     """
-    return await _answer(request, engine, state, await request.body(), options)
+    return await _answer(request, lease, state, await request.body(), options)
 
 
 @router.post(
@@ -131,14 +131,14 @@ async def search_raw(
     dependencies=[Depends(body_of(JSON))],
 )
 async def search_json(
-    request: Request, engine: EngineOf, state: StateOf, asked: schemas.SearchRequest
+    request: Request, lease: LeaseOf, state: StateOf, asked: schemas.SearchRequest
 ) -> schemas.SearchAnswer:
     """The same search, with the image file in base64: for clients that can send nothing but JSON.
 
     A third larger than the file; no URL is ever fetched.
     """
     data = await asyncio.to_thread(from_base64, asked.image_base64, state.max_image_bytes)
-    return await _answer(request, engine, state, data, asked)
+    return await _answer(request, lease, state, data, asked)
 
 
 @router.post(
@@ -149,7 +149,7 @@ async def search_json(
 )
 async def search_batch(
     request: Request,
-    engine: EngineOf,
+    lease: LeaseOf,
     state: StateOf,
     form: Annotated[SearchBatchForm, Form(media_type=MULTIPART)],
 ) -> schemas.BatchAnswer:
@@ -163,7 +163,7 @@ async def search_batch(
     async def one(index: int, image: UploadFile) -> schemas.BatchItem:
         async with turns:
             try:
-                answer = await _answer(request, engine, state, await image.read(), form)
+                answer = await _answer(request, lease, state, await image.read(), form)
             except Exception as error:  # of any kind: the other files are to be answered
                 problem = problem_document(request, error)
                 return schemas.BatchItem(
@@ -179,7 +179,7 @@ async def search_batch(
 
     items = await asyncio.gather(*(one(index, image) for index, image in enumerate(form.images)))
     return schemas.BatchAnswer(
-        request_id=request.state.request_id, gallery=engine.bundle.name, items=items
+        request_id=request.state.request_id, gallery=lease.bundle.name, items=items
     )
 
 
@@ -190,7 +190,7 @@ async def search_batch(
 )
 async def search_next(
     request: Request,
-    engine: EngineOf,
+    lease: LeaseOf,
     cursor: Annotated[
         str, Query(max_length=cursors.MAX_LENGTH, description="`next_cursor` of the page before.")
     ],
@@ -201,14 +201,14 @@ async def search_next(
     query that the service remembers (for a while); they are taken for an hour. Nothing is shown of
     items that have been deleted or replaced since: their ranks are left out.
     """
-    page = cursors.read(cursor, cursors.SearchCursor, engine.bundle.manifest.id, engine.secret)
-    engine = await engine.compute(lambda: engine.pinned(page.version))
+    page = cursors.read(cursor, cursors.SearchCursor, lease.bundle.manifest.id, lease.engine.secret)
+    lease = await lease.engine.compute(lambda: lease.at(page.version))
     options = page.options
     limit = min(page.start + options.limit, N_CANDIDATES)
-    found = await engine.again(page.query_id, replace(asked_of(options), limit=limit))
+    found = await lease.again(page.query_id, replace(asked_of(options), limit=limit))
     found = replace(found, share_origin=page.share_origin)
     request_id = request.state.request_id
-    return answers.search_answer(engine, found, request_id, options, skipped=page.start)
+    return answers.search_answer(lease, found, request_id, options, skipped=page.start)
 
 
 @router.post(
@@ -219,15 +219,15 @@ async def search_next(
 )
 async def assess(
     request: Request,
-    engine: EngineOf,
+    lease: LeaseOf,
     form: Annotated[AssessmentForm, Form(media_type=MULTIPART)],
 ) -> schemas.AssessmentAnswer:
     """Say whether an image is worth searching with: quality, uncertainty, out of distribution.
 
     For a camera's preview: nothing is searched, and a search with the same bytes is a cache hit.
     """
-    assessed = await engine.assess(await form.image.read(), form.alpha)
-    return answers.assessment_answer(engine, assessed, request.state.request_id)
+    assessed = await lease.assess(await form.image.read(), form.alpha)
+    return answers.assessment_answer(lease, assessed, request.state.request_id)
 
 
 @router.post(
@@ -238,26 +238,26 @@ async def assess(
 )
 async def embed(
     request: Request,
-    engine: EngineOf,
+    lease: LeaseOf,
     form: Annotated[AssessmentForm, Form(media_type=MULTIPART)],
 ) -> schemas.EmbeddingAnswer:
     """An image's embedding as a distribution, for a store of one's own; nothing is searched.
 
     Comparable with embeddings of the same `encoder.fingerprint` only.
     """
-    embedded = await engine.embed(await form.image.read(), form.alpha)
-    return answers.embedding_answer(engine, embedded, request.state.request_id)
+    embedded = await lease.embed(await form.image.read(), form.alpha)
+    return answers.embedding_answer(lease, embedded, request.state.request_id)
 
 
 async def _answer(
     request: Request,
-    engine: SearchEngine,
+    lease: Lease,
     state: State,
     data: bytes,
     options: schemas.SearchOptions,
 ) -> schemas.SearchAnswer:
     """Search with the bytes of an image file, and count what comes of it."""
-    found = await engine.search(data, asked_of(options, request))
-    answer = answers.search_answer(engine, found, request.state.request_id, options)
+    found = await lease.search(data, asked_of(options, request))
+    answer = answers.search_answer(lease, found, request.state.request_id, options)
     answers.record(state.telemetry, answer, found)
     return answer

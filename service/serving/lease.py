@@ -1,0 +1,215 @@
+"""A gallery as one request has found it, and the questions that it answers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from model_store.bundles.bundle import Bundle
+from model_store.decision import assess
+from model_store.errors import FeedbackNotKept, InternalError, ItemNotFound
+from model_store.feedback import Feedback
+from model_store.images.quality import quality_hints
+from model_store.predictive import Predictive
+from model_store.retriever import Answer, Retriever
+from model_store.search import N_CANDIDATES
+from service.schemas import ShareOrigin
+from service.serving.absent_share import AbsentState
+from service.serving.engine import SearchEngine
+from service.serving.queries import Asked, Assessed, Embedded, Found, Similar, changed_since
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A gallery as one request has found it: it stays so until the answer is given.
+
+    Attributes
+    ----------
+    engine : encodes and computes for whoever asks.
+    bundle : the bundle with the gallery as it was when the request came, or after some change.
+    """
+
+    engine: SearchEngine
+    bundle: Bundle
+
+    def at(self, version: int) -> Lease:
+        """Return the same with the gallery as it was after the change ``version``."""
+        live = self.engine.bundle.live
+        if live is None or version == self.bundle.version:
+            return self
+        live.refresh()  # another replica may have been asked first, and be ahead
+        retriever = self._retriever.with_gallery(live.snapshot(version))
+        return Lease(self.engine, replace(self.bundle, retriever=retriever))
+
+    @property
+    def _retriever(self) -> Retriever:
+        return self.bundle.retriever
+
+    @property
+    def stale(self) -> str | None:
+        """Why the calibration does not hold for what is served; None where it does."""
+        return self._retriever.stale or self.engine.watch.reason
+
+    @property
+    def absent_share(self) -> AbsentState | None:
+        """The share of queries without a match, and its sources; None without calibration."""
+        return None if self.engine.watch.absent is None else self.engine.watch.absent.state
+
+    async def search(self, data: bytes, asked: Asked) -> Found:
+        """Answer for the bytes of an uploaded image.
+
+        Raises
+        ------
+        ImageError : the bytes cannot be searched with.
+        """
+        started = time.perf_counter()
+        encoded = await self.engine.encoded(data)
+        asked, origin = self._with_share(asked)
+        answer = await self.engine.compute(lambda: self._find(encoded.predictive, asked))
+        watch = self.engine.watch
+        before = watch.reason
+        watch.searched(encoded.query_id, answer)
+        if watch.reason != before:  # this query shows that what was decided does not hold
+            answer = await self.engine.compute(lambda: self._find(encoded.predictive, asked))
+        audit = watch.answered(encoded.query_id, answer)
+        total = {"total": time.perf_counter() - started}
+        seconds = encoded.seconds | answer.seconds | total
+        return Found(encoded.query_id, encoded.image, answer, origin, encoded.cache, seconds, audit)
+
+    async def assess(self, data: bytes, alpha: float | None) -> Assessed:
+        """Look at an uploaded image without searching; what is encoded is cached for the search.
+
+        Raises
+        ------
+        ImageError : the bytes cannot be searched with.
+        """
+        prepared = await self.engine.decode(data, measured=True)
+        if prepared.measures is None:
+            raise InternalError("The decoder measured nothing.")
+        encoded = await self.engine.encoded(data, prepared)
+        calibration = self._retriever.calibration
+        ordinary = None if calibration is None else calibration.quality_limits
+        return Assessed(
+            encoded.query_id,
+            encoded.image,
+            prepared.measures,
+            quality_hints(prepared.measures, ordinary),
+            encoded.predictive,
+            assess(calibration, encoded.predictive),
+            self._retriever.alpha if alpha is None else alpha,
+        )
+
+    async def feedback(self, query_id: str, item_id: str, *, correct: bool) -> Feedback:
+        """Return a user's feedback on an item that a query found, with the probability served then.
+
+        Raises
+        ------
+        FeedbackNotKept : the gallery is not calibrated.
+        QueryNotFound : the query has left the cache, or never was in it.
+        ItemNotFound : the gallery has no such item, or the query did not find it.
+        """
+        if self._retriever.calibration is None:
+            raise FeedbackNotKept(
+                f"The gallery {self.bundle.name!r} is not calibrated: there are no probabilities "
+                "that feedback could refine. Run `vouch-build calibrate`."
+            )
+        entry = await self.engine.known(query_id)
+        rank, probability, log_odds = await self.engine.compute(
+            lambda: self._served(entry.predictive, item_id)
+        )
+        return Feedback(
+            gallery=self.bundle.name,
+            bundle=self.bundle.manifest.id,
+            query_id=query_id,
+            item_id=item_id,
+            correct=correct,
+            rank=rank,
+            match_probability=probability,
+            match_log_odds=log_odds,
+            match_fingerprint=self._retriever.calibration.match_fingerprint(),
+        )
+
+    async def again(self, query_id: str, asked: Asked) -> Found:
+        """Answer anew for a query that was asked before; nothing is encoded.
+
+        Raises
+        ------
+        QueryNotFound : the query has left the cache, or never was in it.
+        """
+        started = time.perf_counter()
+        entry = await self.engine.known(query_id)
+        stages = {"cache": time.perf_counter() - started}
+        asked, origin = self._with_share(asked)
+        answer = await self.engine.compute(lambda: self._find(entry.predictive, asked))
+        stages |= answer.seconds | {"total": time.perf_counter() - started}
+        audit = self.engine.watch.answered(query_id, answer)
+        live, searched = self.bundle.live, self._retriever.gallery
+        now = searched if live is None else live.snapshot()
+        gone = await self.engine.compute(lambda: changed_since(answer, searched, now))
+        return Found(query_id, entry.image, answer, origin, "hit", stages, audit, gone)
+
+    async def embed(self, data: bytes, alpha: float | None) -> Embedded:
+        """The embedding of an uploaded image; cached for a search, and taken from the cache.
+
+        Raises
+        ------
+        ImageError : the bytes cannot be embedded.
+        """
+        encoded = await self.engine.encoded(data)
+        return Embedded(
+            encoded.query_id,
+            encoded.image,
+            encoded.predictive,
+            assess(self._retriever.calibration, encoded.predictive),
+            self._retriever.alpha if alpha is None else alpha,
+        )
+
+    async def similar(self, item_id: str, asked: Asked) -> Similar:
+        """Find the items most similar to an item of the gallery; nothing is encoded.
+
+        Raises
+        ------
+        ItemNotFound : the gallery has no such item.
+        """
+        started = time.perf_counter()
+        retriever = self._retriever
+        item = await self.engine.compute(lambda: retriever.gallery.item(item_id))
+        answer = await self.engine.compute(
+            lambda: retriever.similar(item_id, asked.limit, asked.where, asked.diversity)
+        )
+        return Similar(item, answer, answer.seconds | {"total": time.perf_counter() - started})
+
+    def _with_share(self, asked: Asked) -> tuple[Asked, ShareOrigin]:
+        """Return what is asked with the share of absent queries that is used, and its origin."""
+        if self.engine.watch.absent is None:
+            return asked, "bundle"
+        share, origin = self.engine.watch.absent.choose(asked.expected_absent, asked.of_key)
+        return replace(asked, expected_absent=share), origin
+
+    def _find(self, predictive: Predictive, asked: Asked) -> Answer:
+        return self._retriever.find(
+            predictive,
+            asked.limit,
+            asked.alpha,
+            asked.coverage,
+            where=asked.where,
+            diversity=asked.diversity,
+            expected_absent=asked.expected_absent,
+            source=asked.source,
+            filter_means=asked.filter_means,
+            stale=self.engine.watch.reason,
+            order=asked.order,
+        )
+
+    def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float, float]:
+        """Rank, match probability and its uncorrected log-odds of an item a query found."""
+        self._retriever.gallery.item(item_id)  # says so where there is none
+        answer = self._find(predictive, self._with_share(Asked(N_CANDIDATES))[0])
+        uncorrected = answer.decision.match_log_odds
+        for place, match in enumerate(answer.matches):
+            if match.item.id != item_id or match.match_probability is None or uncorrected is None:
+                continue
+            return match.rank, match.match_probability, float(uncorrected[place])
+        raise ItemNotFound(
+            f"The query did not find item {item_id!r} among its nearest {N_CANDIDATES}."
+        )
