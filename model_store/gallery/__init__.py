@@ -36,7 +36,15 @@ if TYPE_CHECKING:
     from model_store.gallery.milvus.writer import write_milvus_gallery, write_milvus_parts
     from model_store.gallery.opening import open_gallery
     from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
-    from model_store.gallery.writable import Delete, Retry, Upsert, Vector, Writable, Written
+    from model_store.gallery.writable import (
+        Delete,
+        Receipt,
+        Retry,
+        Upsert,
+        Vector,
+        Writable,
+        Written,
+    )
 
 _PLACES = {
     "live.log": ("ChangesFile",),
@@ -68,6 +76,7 @@ _PLACES = {
     "live.snapshot": ("GallerySnapshot",),
     "writable": (
         "Delete",
+        "Receipt",
         "Retry",
         "Upsert",
         "Vector",
@@ -101,6 +110,7 @@ __all__ = [
     "MilvusGallery",
     "MilvusLive",
     "NewItem",
+    "Receipt",
     "Retry",
     "Thumbnail",
     "Upsert",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ItemNotFound, WriteRefused
 from model_store.gallery.protocol import Gallery, NewItem
+
+NO_NOTE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,31 @@ class Written:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The result of a request that was carried out; it is kept with its `Retry`.
+
+    Attributes
+    ----------
+    written : of each write, in order.
+    note : JSON of whoever sent the request, to be found again when the request is sent again.
+    """
+
+    written: tuple[Written, ...]
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the text that is kept."""
+        written = [asdict(one) for one in self.written]
+        return json.dumps({"written": written, "note": dict(self.note)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Receipt:
+        """Read what `to_json` wrote."""
+        fields = json.loads(text)
+        return cls(tuple(Written(**one) for one in fields["written"]), fields["note"])
+
+
 class Writable(Protocol):
     """A gallery that takes changes.
 
@@ -102,25 +131,25 @@ class Writable(Protocol):
     def mark(self) -> tuple[int, int] | None:
         """See `ChangesFile.mark`: whether there is anything to hear of, in microseconds."""
 
-    def outcome(self, retry: Retry) -> str | None:
-        """Return the outcome of a request that was carried out, else None; or raise `KeyReused`."""
+    def receipt(self, retry: Retry) -> Receipt | None:
+        """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
 
     def commit(
         self,
         writes: Sequence[Upsert | Delete],
         retry: Retry | None = None,
-        told: Callable[[list[Written]], str] = repr,
-    ) -> str:
+        note: Mapping[str, Any] = NO_NOTE,
+    ) -> Receipt:
         """Make changes, all of them or none; they are on the disk, and searchable, on return.
 
         Parameters
         ----------
         retry : a request that is known by it is not carried out again.
-        told : what to answer; kept with ``retry``.
+        note : see `Receipt`.
 
         Returns
         -------
-        What ``told`` made of the outcome, now or when the request was first carried out.
+        The receipt of now, or of when the request was first carried out.
 
         Raises
         ------
@@ -132,7 +161,7 @@ class Writable(Protocol):
         """Let go of what is held open."""
 
 
-def judged(
+def plan_writes(
     writes: Sequence[Upsert | Delete], there: Callable[[str], bool], n_items: int, version: int
 ) -> list[Written]:
     """Return the results that ``writes`` will have, one after another.

@@ -79,6 +79,7 @@ class SearchEngine:
         self.changed_file: str | None = None
         self._key_prefix = key_prefix(bundle.retriever)
         self._heard: tuple[int, int] | None = (0, 0)
+        self.writing = asyncio.Lock()
         self.canary_at = -math.inf
         self.canary_s = math.nan
 

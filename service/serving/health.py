@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from model_store.errors import NotReady, VouchError
@@ -34,8 +36,21 @@ def require_whole(engine: SearchEngine) -> None:
         )
 
 
-async def send_canary(engine: SearchEngine, patience_s: float) -> None:
+def require_canaries(engines: Sequence[SearchEngine], period_s: float) -> None:
+    """Raise `NotReady` where an engine has not answered a canary lately, one a period."""
+    oldest = time.monotonic() - STALE_AFTER_PERIODS * period_s
+    silent = [
+        engine.bundle.name for engine in engines if not engine.running or engine.canary_at < oldest
+    ]
+    if silent:
+        raise NotReady(
+            f"No canary was answered lately by: {', '.join(silent)}. The encoder is being "
+            "started again, or the service is overloaded; the log says which."
+        )
+
+
+async def send_canary(engine: SearchEngine, period_s: float) -> None:
     """Let the engine answer one; that it does not is seen by the age of the last."""
     with suppress(TimeoutError, VouchError):
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(STALE_AFTER_PERIODS * period_s):
             await engine.canary()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,15 +20,14 @@ from model_store.errors import (
     BundleNotFound,
     GalleryNotFound,
     GallerySuperseded,
-    NotReady,
     StorageBusy,
     VouchError,
 )
-from model_store.gallery import Delete, Retry, Upsert, Written
+from model_store.gallery import Delete, Receipt, Retry, Upsert
 from service.serving.current_bundle import Switched, persist, remove_old
 from service.serving.engine import SearchEngine
 from service.serving.following import Following
-from service.serving.health import STALE_AFTER_PERIODS, look_at_files, require_whole, send_canary
+from service.serving.health import look_at_files, require_canaries, require_whole, send_canary
 from service.serving.lease import Lease
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,6 @@ class _Served:
     engine: SearchEngine
     leases: int = 0
     retired: bool = False
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Galleries:
@@ -195,12 +193,12 @@ class Galleries:
 
     async def commit(
         self,
-        name: str,
+        lease: Lease,
         writes: Sequence[Upsert | Delete],
         retry: Retry | None,
-        told: Callable[[list[Written]], str],
-    ) -> str:
-        """Change the gallery; see `LiveGallery.commit`. Whoever searches afterwards finds it.
+        note: Mapping[str, Any],
+    ) -> Receipt:
+        """Change the gallery; see `Writable.commit`. Whoever searches afterwards finds it.
 
         Once begun it is brought to its end, whether the caller waits for it or not.
 
@@ -208,27 +206,27 @@ class Galleries:
         ------
         ItemNotFound, WriteError : nothing was changed.
         """
-        return await asyncio.shield(self._spawn(self._commit(name, writes, retry, told)))
+        return await asyncio.shield(self._spawn(self._commit(lease, writes, retry, note)))
 
     async def _commit(
         self,
-        name: str,
+        lease: Lease,
         writes: Sequence[Upsert | Delete],
         retry: Retry | None,
-        told: Callable[[list[Written]], str],
-    ) -> str:
-        served = self._find(name)
-        bundle = served.engine.bundle
-        live = bundle.require_live()
+        note: Mapping[str, Any],
+    ) -> Receipt:
+        bundle, live = lease.bundle, lease.bundle.require_live()
+        if self._find(bundle.name).engine is not lease.engine:  # exchanged meanwhile
+            raise GallerySuperseded(f"{bundle.name!r} is served from another bundle now.")
         try:
-            async with served.writing:  # not on a thread: they are few
-                outcome = await asyncio.to_thread(live.commit, writes, retry, told)
+            async with lease.engine.writing:  # not on the engine's threads: they are few
+                receipt = await asyncio.to_thread(live.commit, writes, retry, note)
         except GallerySuperseded:
             await self._following.ahead(bundle)  # the first of several opens it,
-            await self._following.changed_over(name)  # and all of them wait for that
+            await self._following.changed_over(bundle.name)  # and all of them wait for that
             raise
-        await served.engine.renew()
-        return outcome
+        await lease.engine.renew()
+        return receipt
 
     async def compact(self, name: str) -> Switched:
         """Serve a new bundle of what is served now and its changes; once begun it is ended.
@@ -252,7 +250,7 @@ class Galleries:
                 opened = await self._open(now, await asyncio.to_thread(compaction.prepare))
                 try:
                     # Who writes waits, and finds the new engine.
-                    async with served.writing:
+                    async with served.engine.writing:
                         await asyncio.to_thread(compaction.take_over)
                         await opened.renew()
                         self._exchange(name, opened)
@@ -282,7 +280,7 @@ class Galleries:
         while True:
             await asyncio.sleep(self._period_s)
             for engine in self.engines():
-                self._spawn(send_canary(engine, STALE_AFTER_PERIODS * self._period_s))
+                self._spawn(send_canary(engine, self._period_s))
                 self._spawn(engine.watch.keep())
                 self._spawn(look_at_files(engine))
                 if engine.bundle.root is not None:
@@ -324,17 +322,7 @@ class Galleries:
         """Raise `NotReady` unless every gallery has answered a canary lately, from whole files."""
         for engine in self.engines():
             require_whole(engine)
-        oldest = time.monotonic() - STALE_AFTER_PERIODS * self._period_s
-        silent = [
-            engine.bundle.name
-            for engine in self.engines()
-            if not engine.running or engine.canary_at < oldest
-        ]
-        if silent:
-            raise NotReady(
-                f"No canary was answered lately by: {', '.join(silent)}. The encoder is being "
-                "started again, or the service is overloaded; the log says which."
-            )
+        require_canaries(self.engines(), self._period_s)
 
     async def close(self) -> None:
         """Close every engine."""

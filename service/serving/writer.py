@@ -6,17 +6,15 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from model_store.errors import GallerySuperseded
-from model_store.gallery import Delete, NewItem, Retry, Upsert, Written
-from service import schemas
+from model_store.gallery import Delete, NewItem, Receipt, Retry, Upsert
 from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
+from service.serving.lease import Lease
 from service.serving.registry import Galleries
 
 logger = logging.getLogger(__name__)
@@ -24,8 +22,7 @@ logger = logging.getLogger(__name__)
 CONCURRENCY = 4
 """Images of a batch that are worked on at the same time, so that queries find their turn."""
 
-AnswerT = TypeVar("AnswerT", bound=BaseModel)
-Say = Callable[[Exception], schemas.Problem]
+ToProblem = Callable[[Exception], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +42,16 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WriteContext:
     """The origin of a change.
 
     Attributes
     ----------
-    gallery : name of the gallery.
     request_id : id of this request.
     caller : id of the caller that the Idempotency-Key belongs to.
     key : the Idempotency-Key, if one was sent.
     """
 
-    gallery: str
     request_id: str
     caller: str
     key: str | None
@@ -65,10 +60,23 @@ class Asked:
         """Return the identity under which the request may be sent again; None without a key."""
         if self.key is None:
             return None
-        named = hashlib.sha256(json.dumps([self.caller, self.key]).encode()).hexdigest()
+        key = hashlib.sha256(json.dumps([self.caller, self.key]).encode()).hexdigest()
         digests = await asyncio.to_thread(lambda: [upload.digest for upload in uploads])
-        asked = hashlib.sha256(json.dumps([operation, *digests]).encode()).hexdigest()
-        return Retry(named, asked)
+        request = hashlib.sha256(json.dumps([operation, *digests]).encode()).hexdigest()
+        return Retry(key, request)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The writes that come of a request, and the problems of uploads that none comes of.
+
+    Attributes
+    ----------
+    problems : by the place of the upload.
+    """
+
+    writes: Sequence[Upsert | Delete]
+    problems: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class ItemWriter:
@@ -83,7 +91,7 @@ class ItemWriter:
         self._galleries = galleries
         self._telemetry = telemetry
 
-    async def put(self, asked: Asked, upload: Upload) -> schemas.ItemWritten:
+    async def put(self, lease: Lease, context: WriteContext, upload: Upload) -> Receipt:
         """Write one item.
 
         Raises
@@ -91,17 +99,13 @@ class ItemWriter:
         ImageError, EncoderError : the image cannot be embedded.
         WriteError : nothing was changed.
         """
-        retry = await asked.retry("put", [upload])
 
-        async def embedded(engine: SearchEngine) -> Sequence[Upsert]:
-            return [await _embedded(engine, upload)]
+        async def embedded(engine: SearchEngine) -> Prepared:
+            return Prepared([await _embedded(engine, upload)])
 
-        def told(outcomes: list[Written]) -> str:
-            return _written(asked, outcomes[0]).model_dump_json()
+        return await self._commit(lease, context, await context.retry("put", [upload]), embedded)
 
-        return await self._commit(asked, retry, embedded, told, schemas.ItemWritten)
-
-    async def delete(self, asked: Asked, item_id: str) -> schemas.ItemWritten:
+    async def delete(self, lease: Lease, context: WriteContext, item_id: str) -> Receipt:
         """Remove one item.
 
         Raises
@@ -109,118 +113,92 @@ class ItemWriter:
         ItemNotFound
         WriteError : nothing was changed.
         """
-        retry = await asked.retry(f"delete {item_id}", [])
 
-        async def nothing_to_do(_: SearchEngine) -> Sequence[Delete]:
-            return [Delete(item_id)]
+        async def nothing_to_do(_: SearchEngine) -> Prepared:
+            return Prepared([Delete(item_id)])
 
-        def told(outcomes: list[Written]) -> str:
-            return _written(asked, outcomes[0]).model_dump_json()
-
-        return await self._commit(asked, retry, nothing_to_do, told, schemas.ItemWritten)
+        retry = await context.retry(f"delete {item_id}", [])
+        return await self._commit(lease, context, retry, nothing_to_do)
 
     async def put_batch(
-        self, asked: Asked, uploads: Sequence[Upload], say: Say
-    ) -> schemas.BatchWritten:
+        self,
+        lease: Lease,
+        context: WriteContext,
+        uploads: Sequence[Upload],
+        to_problem: ToProblem,
+    ) -> Receipt:
         """Write several items: those whose image can be embedded, in one transaction.
+
+        The receipt's note has the ``problems`` of the others, by their place.
 
         Parameters
         ----------
-        say : an error, as the problem that an item is answered with.
+        to_problem : an error, as JSON.
 
         Raises
         ------
         WriteError : nothing was changed.
         """
-        retry = await asked.retry("put_batch", uploads)
-        problems: dict[int, schemas.Problem] = {}
 
-        async def embedded(engine: SearchEngine) -> Sequence[Upsert]:
-            problems.clear()
+        async def embedded(engine: SearchEngine) -> Prepared:
             turns = asyncio.Semaphore(CONCURRENCY)
+            problems: dict[int, Mapping[str, Any]] = {}
 
             async def one(index: int, upload: Upload) -> Upsert | None:
                 async with turns:
                     try:
                         return await _embedded(engine, upload)
                     except Exception as error:  # of any kind: the others are to be written
-                        problems[index] = say(error)
+                        problems[index] = to_problem(error)
                         return None
 
             found = await asyncio.gather(*(one(i, upload) for i, upload in enumerate(uploads)))
-            return [upsert for upsert in found if upsert is not None]
+            return Prepared([upsert for upsert in found if upsert is not None], problems)
 
-        def told(outcomes: list[Written]) -> str:
-            rest = iter(outcomes)
-            items = [
-                _entry(asked, i, upload.id, problems.get(i), rest)
-                for i, upload in enumerate(uploads)
-            ]
-            answer = schemas.BatchWritten(
-                request_id=asked.request_id, gallery=asked.gallery, items=items
-            )
-            return answer.model_dump_json()
-
-        return await self._commit(asked, retry, embedded, told, schemas.BatchWritten)
+        retry = await context.retry("put_batch", uploads)
+        return await self._commit(lease, context, retry, embedded)
 
     async def _commit(
         self,
-        asked: Asked,
+        lease: Lease,
+        context: WriteContext,
         retry: Retry | None,
-        prepare: Callable[[SearchEngine], Awaitable[Sequence[Upsert | Delete]]],
-        told: Callable[[list[Written]], str],
-        answer: type[AnswerT],
-    ) -> AnswerT:
+        prepare: Callable[[SearchEngine], Awaitable[Prepared]],
+    ) -> Receipt:
         """Prepare what is to be written, and write it; once more where the bundle was exchanged."""
         try:
-            text = await self._try(asked, retry, prepare, told)
+            return await self._try(lease, context, retry, prepare)
         except GallerySuperseded:
-            text = await self._try(asked, retry, prepare, told)
-        return answer.model_validate_json(text)
+            async with self._galleries.lease(lease.bundle.name) as newer:
+                return await self._try(newer, context, retry, prepare)
 
     async def _try(
         self,
-        asked: Asked,
+        lease: Lease,
+        context: WriteContext,
         retry: Retry | None,
-        prepare: Callable[[SearchEngine], Awaitable[Sequence[Upsert | Delete]]],
-        told: Callable[[list[Written]], str],
-    ) -> str:
-        async with self._galleries.lease(asked.gallery) as lease:
-            live = lease.bundle.require_live()
-            before = None if retry is None else await asyncio.to_thread(live.outcome, retry)
-            if before is not None:
-                return before
-            writes = await prepare(lease.engine)
-            if not writes:
-                return told([])
-            text = await self._galleries.commit(asked.gallery, writes, retry, told)
+        prepare: Callable[[SearchEngine], Awaitable[Prepared]],
+    ) -> Receipt:
+        live, gallery = lease.bundle.require_live(), lease.bundle.name
+        before = None if retry is None else await asyncio.to_thread(live.receipt, retry)
+        if before is not None:
+            return before
+        prepared = await prepare(lease.engine)
+        writes = prepared.writes
+        note = {
+            "request_id": context.request_id,
+            "problems": {str(place): problem for place, problem in prepared.problems.items()},
+        }
+        if not writes:
+            return Receipt((), note)
+        receipt = await self._galleries.commit(lease, writes, retry, note)
         n_put = sum(isinstance(write, Upsert) for write in writes)
-        self._telemetry.written(asked.gallery, n_put, len(writes) - n_put)
-        fields = {"gallery": asked.gallery, "put": n_put, "deleted": len(writes) - n_put}
+        self._telemetry.written(gallery, n_put, len(writes) - n_put)
+        fields = {"gallery": gallery, "put": n_put, "deleted": len(writes) - n_put}
         logger.info("items written", extra={"fields": fields})
-        return text
+        return receipt
 
 
 async def _embedded(engine: SearchEngine, upload: Upload) -> Upsert:
     vector, thumbnail = await engine.encode_item(upload.data)
     return Upsert(NewItem(upload.id, upload.label, upload.metadata, thumbnail), vector)
-
-
-def _written(asked: Asked, outcome: Written) -> schemas.ItemWritten:
-    return schemas.ItemWritten(
-        request_id=asked.request_id,
-        gallery=asked.gallery,
-        id=outcome.id,
-        existed=outcome.existed,
-        version=outcome.version,
-    )
-
-
-def _entry(
-    asked: Asked, index: int, item_id: str, problem: schemas.Problem | None, rest: Iterator[Written]
-) -> schemas.BatchItemWritten:
-    written = None if problem is not None else _written(asked, next(rest))
-    status = 200 if problem is None else problem.status
-    return schemas.BatchItemWritten(
-        index=index, id=item_id, status=status, written=written, problem=problem
-    )

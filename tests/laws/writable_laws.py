@@ -20,7 +20,6 @@ from model_store.gallery import (
     Upsert,
     Vector,
     Writable,
-    Written,
 )
 
 DIM = 4
@@ -90,14 +89,12 @@ class WritableLaws:
         with pytest.raises(ItemNotFound):
             live.snapshot().row("a")
 
-    def test_what_it_did_is_told_in_order(self, live: Writable) -> None:
-        told: list[Written] = []
-        live.commit(
-            [some_upsert("a"), some_upsert("a"), Delete("a"), some_upsert("a")],
-            told=lambda outcomes: str(told.extend(outcomes)),
-        )
-        live.commit([Delete("a")], told=lambda outcomes: str(told.extend(outcomes)))
-        assert [(one.existed, one.version) for one in told] == [
+    def test_a_receipt_has_each_write_in_order(self, live: Writable) -> None:
+        writes = [some_upsert("a"), some_upsert("a"), Delete("a"), some_upsert("a")]
+        receipts = [live.commit(writes), live.commit([Delete("a")])]
+        written = [one for receipt in receipts for one in receipt.written]
+        assert {one.id for one in written} == {"a"}
+        assert [(one.existed, one.version) for one in written] == [
             (False, 1),
             (True, 2),
             (True, 3),
@@ -118,16 +115,17 @@ class WritableLaws:
 
     def test_the_same_request_is_carried_out_once(self, live: Writable, reopen: Reopen) -> None:
         retry = Retry("key", "request")
-        assert live.outcome(retry) is None
-        told = live.commit([some_upsert("a")], retry)
+        assert live.receipt(retry) is None
+        told = live.commit([some_upsert("a")], retry, {"sent": "first"})
+        assert told.note == {"sent": "first"}
         for again in (live, reopen()):
-            assert again.outcome(retry) == told
-            assert again.commit([some_upsert("a", seed=9)], retry) == told
+            assert again.receipt(retry) == told
+            assert again.commit([some_upsert("a", seed=9)], retry, {"sent": "again"}) == told
         assert live.refresh().item("a").metadata == {"seed": 7}
 
     def test_a_key_is_of_one_request(self, live: Writable) -> None:
         live.commit([some_upsert("a")], Retry("key", "request"))
-        for refused in (live.outcome, lambda retry: live.commit([some_upsert("b")], retry)):
+        for refused in (live.receipt, lambda retry: live.commit([some_upsert("b")], retry)):
             with pytest.raises(KeyReused, match="another request"):
                 refused(Retry("key", "another"))
         assert "b" not in ids_of(live.snapshot())

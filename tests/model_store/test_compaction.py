@@ -58,7 +58,7 @@ def assert_same(found: Content, expected: Content) -> None:
 def change(live: LiveGallery) -> None:
     ids = [item.id for item in live.snapshot().items(np.arange(3))]
     live.commit([upsert(ids[0], 1, "z"), Delete(ids[1]), upsert("new", 2, "aa"), upsert("gone", 3)])
-    live.commit([Delete("gone")], Retry("key", "request"), lambda _: "told")
+    live.commit([Delete("gone")], Retry("key", "request"), {"said": "first"})
 
 
 def test_the_new_bundle_holds_the_same_and_has_no_changes(root: Path) -> None:
@@ -123,11 +123,13 @@ def test_requests_are_known_again_after_it(root: Path) -> None:
     change(live)
     with compaction(root, live) as one:
         one.prepare()
-        live.commit([upsert("late", 5)], Retry("late", "request"), lambda _: "late told")
+        live.commit([upsert("late", 5)], Retry("late", "request"), {"said": "late"})
         one.take_over()
     new = opened(root)
-    assert new.commit([Delete("gone")], Retry("key", "request")) == "told"
-    assert new.log.outcome(Retry("late", "request")) == "late told"
+    assert new.commit([Delete("gone")], Retry("key", "request")).note == {"said": "first"}
+    late = new.log.receipt(Retry("late", "request"))
+    assert late is not None
+    assert late.note == {"said": "late"}
 
 
 def test_the_new_log_is_guarded_from_the_beginning(root: Path) -> None:

@@ -179,7 +179,7 @@ class TestWriting(WritableLaws):
         for hour in range(1, 25):
             monkeypatch.setattr(log.time, "time", lambda hour=hour: started + hour * 3600)
             live.commit([some_upsert("a")], Retry(f"key {hour}", "request"))
-            assert live.outcome(Retry("key", "request")) is not None
+            assert live.receipt(Retry("key", "request")) is not None
         monkeypatch.setattr(log.time, "time", lambda: started + 24 * 3600 + 60)
         live.commit([some_upsert("b")], Retry("key", "another"))
         assert live.snapshot().version == 26

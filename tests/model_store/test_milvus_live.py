@@ -125,7 +125,7 @@ def test_what_a_crash_kept_from_milvus_is_told_it_afterwards(tmp_path: Path, nam
         assert now.n_items == N_ITEMS + 2
         assert (nearest(now, 3), nearest(now, 4)) == ("new", "more")
         assert "old" not in ids_of(now)
-        before = live.outcome(RETRY)
+        before = live.receipt(RETRY)
         assert before is not None
         assert live.commit([some_upsert("other")], RETRY) == before
         assert log_of(folder).after(0) == []

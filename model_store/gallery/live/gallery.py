@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,16 @@ from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import FaissGallery
 from model_store.gallery.live.log import ChangesFile, Transaction
 from model_store.gallery.live.snapshot import Appended, GallerySnapshot
-from model_store.gallery.writable import Change, Delete, Retry, Upsert, Vector, Written, judged
+from model_store.gallery.writable import (
+    NO_NOTE,
+    Change,
+    Delete,
+    Receipt,
+    Retry,
+    Upsert,
+    Vector,
+    plan_writes,
+)
 from model_store.sphere import unit_direction
 
 
@@ -79,30 +88,31 @@ class LiveGallery:
         """See `ChangesFile.mark`."""
         return self.log.mark()
 
-    def outcome(self, retry: Retry) -> str | None:
-        """Return the outcome of a request that was carried out, else None; or raise `KeyReused`."""
-        return self.log.outcome(retry)
+    def receipt(self, retry: Retry) -> Receipt | None:
+        """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
+        return self.log.receipt(retry)
 
     def commit(
         self,
         writes: Sequence[Upsert | Delete],
         retry: Retry | None = None,
-        told: Callable[[list[Written]], str] = repr,
-    ) -> str:
+        note: Mapping[str, Any] = NO_NOTE,
+    ) -> Receipt:
         """Make changes, all of them or none; see `Writable`."""
         with self.writing() as turn:
-            before = None if retry is None else turn.outcome(retry)
+            before = None if retry is None else turn.receipt(retry)
             if before is not None:
                 return before
             with self._lock:
                 self._catch_up(turn)
-                outcome = told(judged(writes, self._holds, self._snapshot.n_items, self._version))
+                written = plan_writes(writes, self._holds, self._snapshot.n_items, self._version)
+            receipt = Receipt(tuple(written), note)
             changes = turn.add(writes)
             if retry is not None:
-                turn.remember(retry, outcome)
+                turn.remember(retry, receipt)
         with self._lock:
             self._apply([change for change in changes if change.sequence > self._version])
-        return outcome
+        return receipt
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:

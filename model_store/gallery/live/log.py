@@ -26,7 +26,7 @@ from model_store.gallery.live import rows
 from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import connect, errors_in_words, of_the_system
 from model_store.gallery.protocol import Item, Thumbnail
-from model_store.gallery.writable import Change, Delete, Retry, Upsert
+from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert
 
 T = TypeVar("T")
 
@@ -140,14 +140,14 @@ class ChangesFile:
         for sequence in sequences:
             yield self._there(partial(rows.upsert_at, sequence=sequence))
 
-    def outcome(self, retry: Retry) -> str | None:
-        """Return the outcome of a request that was answered, else None.
+    def receipt(self, retry: Retry) -> Receipt | None:
+        """Return the receipt of a request that was carried out, else None.
 
         Raises
         ------
         KeyReused : the key was used for another request.
         """
-        return self._read(partial(_outcome, retry=retry), None)
+        return self._read(partial(_receipt, retry=retry), None)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -306,9 +306,9 @@ class Transaction:
         self._connection.execute("DELETE FROM changes WHERE sequence <= ?", (sequence,))
         self._connection.execute("UPDATE meta SET value = ? WHERE key = 'start'", (str(sequence),))
 
-    def outcome(self, retry: Retry) -> str | None:
-        """Return the outcome of a request that was answered, else None; or raise `KeyReused`."""
-        return _outcome(self._connection, retry)
+    def receipt(self, retry: Retry) -> Receipt | None:
+        """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
+        return _receipt(self._connection, retry)
 
     def add(self, writes: Sequence[Upsert | Delete]) -> list[Change]:
         """Append to the log."""
@@ -324,13 +324,13 @@ class Transaction:
             return Change(sequence, write.id, None, None)
         return Change(sequence, write.id, write.item.label, write.vector)
 
-    def remember(self, retry: Retry, outcome: str) -> None:
+    def remember(self, retry: Retry, receipt: Receipt) -> None:
         """Keep what came of a request, and forget what came of old ones."""
         now = _now(self._connection)
         rows.set_clock(self._connection, time.time(), now)
         self._connection.execute("DELETE FROM outcomes WHERE at < ?", (now - OUTCOME_LIFE_S,))
         self._connection.execute(
-            "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?)", rows.outcome_row(retry, outcome, now)
+            "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?)", rows.outcome_row(retry, receipt, now)
         )
 
     def hand_over(self, path: Path, bundle_id: str, after: int) -> None:
@@ -349,8 +349,8 @@ class Transaction:
             target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def _outcome(connection: sqlite3.Connection, retry: Retry) -> str | None:
-    return rows.outcome_of(connection, retry, _now(connection) - OUTCOME_LIFE_S)
+def _receipt(connection: sqlite3.Connection, retry: Retry) -> Receipt | None:
+    return rows.receipt_of(connection, retry, _now(connection) - OUTCOME_LIFE_S)
 
 
 def _now(connection: sqlite3.Connection) -> float:

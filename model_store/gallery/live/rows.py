@@ -18,7 +18,7 @@ import numpy as np
 from model_store.errors import KeyReused, LogDamaged
 from model_store.gallery.filters.sql import metadata_json
 from model_store.gallery.protocol import Item, NewItem, Thumbnail
-from model_store.gallery.writable import Change, Delete, Retry, Upsert, Vector
+from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert, Vector
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -174,8 +174,8 @@ def upsert_at(connection: sqlite3.Connection, sequence: int) -> Upsert:
     return Upsert(item, _vector(mean, variance))
 
 
-def outcome_of(connection: sqlite3.Connection, retry: Retry, since: float) -> str | None:
-    """Return what came of a request, if it has been answered after ``since``; or `KeyReused`."""
+def receipt_of(connection: sqlite3.Connection, retry: Retry, since: float) -> Receipt | None:
+    """Return the receipt of a request that was carried out after ``since``; or `KeyReused`."""
     query = "SELECT key, request, outcome, at, checksum FROM outcomes WHERE key = ? AND at > ?"
     for row in fetched(connection, query, [retry.key, since]):
         _verify_outcome(row)
@@ -185,13 +185,13 @@ def outcome_of(connection: sqlite3.Connection, retry: Retry, since: float) -> st
                 "The Idempotency-Key was sent before with another request. Send a new key with a "
                 "new request, and the same key only with the very same one."
             )
-        return str(outcome)
+        return Receipt.from_json(str(outcome))
     return None
 
 
-def outcome_row(retry: Retry, outcome: str, at: float) -> Row:
-    """Return the row that keeps what came of a request."""
-    values = retry.key, retry.request, outcome, at
+def outcome_row(retry: Retry, receipt: Receipt, at: float) -> Row:
+    """Return the row that keeps the receipt of a request."""
+    values = retry.key, retry.request, receipt.to_json(), at
     return *values, _digest(b"outcome", *map(str, values))
 
 

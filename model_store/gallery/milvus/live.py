@@ -12,8 +12,9 @@ machines the gallery is searched, and finds what was written a moment later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,15 @@ from model_store.errors import DatasetError, StorageBusy, WriteError, WriteRefus
 from model_store.gallery.live.log import ChangesFile, Transaction
 from model_store.gallery.milvus.entities import write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
-from model_store.gallery.writable import Change, Delete, Retry, Upsert, Written, judged
+from model_store.gallery.writable import (
+    NO_NOTE,
+    Change,
+    Delete,
+    Receipt,
+    Retry,
+    Upsert,
+    plan_writes,
+)
 
 
 class MilvusLive:
@@ -62,9 +71,9 @@ class MilvusLive:
         """See `ChangesFile.mark`; what others write passes through the log too."""
         return self._log.mark()
 
-    def outcome(self, retry: Retry) -> str | None:
-        """Return the outcome of a request that was carried out, else None; or raise `KeyReused`."""
-        before = self._log.outcome(retry)
+    def receipt(self, retry: Retry) -> Receipt | None:
+        """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
+        before = self._log.receipt(retry)
         if before is not None:
             self.refresh()
         return before
@@ -73,8 +82,8 @@ class MilvusLive:
         self,
         writes: Sequence[Upsert | Delete],
         retry: Retry | None = None,
-        told: Callable[[list[Written]], str] = repr,
-    ) -> str:
+        note: Mapping[str, Any] = NO_NOTE,
+    ) -> Receipt:
         """Make changes, all of them or none; see `Writable`.
 
         Raises
@@ -83,19 +92,19 @@ class MilvusLive:
             the request may be sent again.
         """
         with self._writing() as turn:
-            before = None if retry is None else turn.outcome(retry)
+            before = None if retry is None else turn.receipt(retry)
             if before is not None:
                 return before
             version, there = turn.last(), self._gallery.existing([write.id for write in writes])
-            outcomes = judged(writes, there.__contains__, self._gallery.n_items, version)
+            written = plan_writes(writes, there.__contains__, self._gallery.n_items, version)
             for write in writes:
                 _require_taken(write)
-            outcome = told(outcomes)
+            receipt = Receipt(tuple(written), note)
             turn.add(writes)
             if retry is not None:
-                turn.remember(retry, outcome)
+                turn.remember(retry, receipt)
         self._tell()
-        return outcome
+        return receipt
 
     def close(self) -> None:
         """Let go of the log."""

@@ -4,6 +4,7 @@
 
     search        results, assessments, embeddings
     items         items and their pages
+    changes       what was written
     galleries     galleries and their calibration
     bundles       which bundle answers
     feedback      what users said
@@ -11,6 +12,7 @@
 """
 
 from service.http.answers.bundles import activation, bundle_list, bundle_state
+from service.http.answers.changes import batch_written, item_written
 from service.http.answers.feedback import feedback_answer
 from service.http.answers.galleries import (
     calibration_report,
@@ -32,6 +34,7 @@ from service.http.answers.search import (
 __all__ = [
     "activation",
     "assessment_answer",
+    "batch_written",
     "bundle_list",
     "bundle_state",
     "calibration_report",
@@ -41,6 +44,7 @@ __all__ = [
     "gallery_list",
     "item_detail",
     "item_list",
+    "item_written",
     "label_list",
     "operating_point",
     "ready",

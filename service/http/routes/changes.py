@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import Depends, File, Form, Header, Path, Request, Response, UploadFile
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +17,7 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
+from model_store.gallery import Receipt
 from service import schemas
 from service.access.access import Caller, requires
 from service.http import answers
@@ -25,12 +26,11 @@ from service.http.problems import problem_document, responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 from service.http.routes.search import BODY_ERRORS, IMAGE_ERRORS, ONE_IMAGE
 from service.schemas.changes import MAX_CHANGES, BatchOptions, ItemId, ItemOptions
-from service.serving.writer import Asked, Upload
+from service.serving.writer import Upload, WriteContext
 
 router = gallery_router("changes")
 
 WRITE_ERRORS = (GalleryNotFound, WriteRefused, StorageFull, WriteError)
-AnswerT = TypeVar("AnswerT", schemas.ItemWritten, schemas.BatchWritten)
 
 REPLAYED = "Idempotency-Replayed"
 
@@ -60,13 +60,13 @@ class ItemBatchForm(BatchOptions):
     )
 
 
-async def asked_for(request: Request, lease: LeaseOf, key: IdempotencyKey = None) -> Asked:
-    """Return the origin of a change: gallery, request, caller and Idempotency-Key."""
+async def context_of(request: Request, key: IdempotencyKey = None) -> WriteContext:
+    """Return the origin of a change: request, caller and Idempotency-Key."""
     caller: Caller = request.state.caller
-    return Asked(lease.bundle.name, request.state.request_id, caller.account, key)
+    return WriteContext(request.state.request_id, caller.account, key)
 
 
-AskedOf = Annotated[Asked, Depends(asked_for)]
+ContextOf = Annotated[WriteContext, Depends(context_of)]
 
 
 @router.put(
@@ -76,7 +76,8 @@ AskedOf = Annotated[Asked, Depends(asked_for)]
     dependencies=[Depends(requires("write")), Depends(body_of(MULTIPART))],
 )
 async def put_item(
-    asked: AskedOf,
+    lease: LeaseOf,
+    context: ContextOf,
     response: Response,
     item_id: Annotated[ItemId, Path()],
     state: StateOf,
@@ -87,7 +88,8 @@ async def put_item(
     On return it is on the disk and found by every search.
     """
     upload = Upload(item_id, form.label, form.metadata, await form.image.read())
-    return _answered(asked, response, await state.writer.put(asked, upload))
+    receipt = _noted(context, response, await state.writer.put(lease, context, upload))
+    return answers.item_written(lease.bundle.name, receipt)
 
 
 @router.delete(
@@ -97,10 +99,11 @@ async def put_item(
     dependencies=[Depends(requires("write"))],
 )
 async def delete_item(
-    asked: AskedOf, response: Response, item_id: str, state: StateOf
+    lease: LeaseOf, context: ContextOf, response: Response, item_id: str, state: StateOf
 ) -> schemas.ItemWritten:
     """Remove an item from the gallery; on return no search finds it any more."""
-    return _answered(asked, response, await state.writer.delete(asked, item_id))
+    receipt = _noted(context, response, await state.writer.delete(lease, context, item_id))
+    return answers.item_written(lease.bundle.name, receipt)
 
 
 @router.post(
@@ -111,7 +114,8 @@ async def delete_item(
 )
 async def put_items(
     request: Request,
-    asked: AskedOf,
+    lease: LeaseOf,
+    context: ContextOf,
     response: Response,
     state: StateOf,
     form: Annotated[ItemBatchForm, Form(media_type=MULTIPART)],
@@ -134,10 +138,11 @@ async def put_items(
         Upload(entry.id, entry.label, entry.metadata, await image.read())
         for entry, image in zip(form.items, form.images, strict=True)
     ]
-    answer = await state.writer.put_batch(
-        asked, uploads, lambda error: problem_document(request, error)
+    receipt = await state.writer.put_batch(
+        lease, context, uploads, lambda error: problem_document(request, error).model_dump()
     )
-    return _answered(asked, response, answer)
+    ids = [upload.id for upload in uploads]
+    return answers.batch_written(lease.bundle.name, ids, _noted(context, response, receipt))
 
 
 @router.post(
@@ -155,8 +160,8 @@ async def compact_gallery(gallery: str, state: StateOf) -> schemas.Activation:
     return answers.activation(gallery, await state.galleries.compact(gallery))
 
 
-def _answered(asked: Asked, response: Response, answer: AnswerT) -> AnswerT:
-    """Say so where the answer was given to an earlier request."""
-    if answer.request_id != asked.request_id:
+def _noted(context: WriteContext, response: Response, receipt: Receipt) -> Receipt:
+    """Note in the header where the receipt is that of an earlier request."""
+    if receipt.note["request_id"] != context.request_id:
         response.headers[REPLAYED] = "true"
-    return answer
+    return receipt
