@@ -3,8 +3,9 @@
 ::
 
     registry          galleries by name: leases, hot swap, compaction
-    engine            one gallery at work
-    queries           the parameters and results of an engine
+    lease             a gallery as one request has found it, and the questions that it answers
+    engine            one gallery at work: decodes, encodes, caches and computes
+    queries           the parameters and results of questions
     resources         the parts that engines share
     writer            live writes
     following         what a replica may answer with: `CURRENT`, followed

@@ -1,4 +1,4 @@
-"""One gallery at work: cache, threads, and the retriever of its bundle."""
+"""One gallery at work: decoding, encoding, the cache and the threads that compute."""
 
 from __future__ import annotations
 

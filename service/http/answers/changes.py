@@ -1,4 +1,4 @@
-"""What is answered to changes of a gallery, from their receipts."""
+"""The answers to changes of a gallery, from their receipts."""
 
 from __future__ import annotations
 
