@@ -37,7 +37,7 @@ help:
 
 install: .venv/.installed-dev
 check: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal -m "not bundle and not process"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal -m "not bundle and not process and not slow"
 # Two processes, each file in one of them, and in these one thread each.
 test: lint .venv/.browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder

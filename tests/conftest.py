@@ -1,8 +1,8 @@
 """What all tests share: their tiers, a real bundle, built once, and the place of the real data.
 
-A test is `bundle` if it needs a bundle that is trained and built, and `process` if it starts a
-process; all others are unit tests, which `make check` runs. Nothing here imports torch before a
-test needs it.
+A test is `bundle` if it trains or needs a bundle, `process` if it starts a process, and `slow` if
+it takes more than a second for another reason; all others are unit tests, which `make check` runs.
+Nothing here imports torch before a test needs it.
 """
 
 from __future__ import annotations

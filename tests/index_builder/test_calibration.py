@@ -108,6 +108,7 @@ def of_first(fitted: Calibration, observed: Observed) -> NDArray[np.float64]:
     return np.array([probabilities[0] for _, probabilities in choices(fitted, observed)])
 
 
+@pytest.mark.slow
 def test_probabilities_are_true_on_queries_it_has_not_seen() -> None:
     fitted = calibrated(expected_absent=0.001)
     unseen = world(4000, 3)
@@ -123,6 +124,7 @@ def test_probabilities_are_true_on_queries_it_has_not_seen() -> None:
     assert area > 0.75
 
 
+@pytest.mark.slow
 def test_queries_without_a_match_are_told_apart() -> None:
     fitted = calibrated()
     values = [
@@ -134,12 +136,14 @@ def test_queries_without_a_match_are_told_apart() -> None:
     assert area > 0.65
 
 
+@pytest.mark.slow
 def test_more_queries_without_a_match_lower_every_probability() -> None:
     few, many = calibrated(expected_absent=0.01), calibrated(expected_absent=0.5)
     unseen = world(200, 6)
     assert of_first(many, unseen).mean() < of_first(few, unseen).mean() - 0.05
 
 
+@pytest.mark.slow
 def test_outliers_teach_the_outlier_score() -> None:
     fitted = calibrated(replace(QUERIES, outliers=alien(600, 7, by=3)))
     assert fitted.report["n_outliers"] == 600
@@ -155,6 +159,7 @@ def test_a_gallery_of_one_image_a_label_is_measured_around_one_mean() -> None:
     assert np.isfinite(fitted.signals(gallery)).all()
 
 
+@pytest.mark.slow
 def test_the_p_value_is_valid_for_ordinary_queries() -> None:
     fitted = calibrated()
     scores = fitted.fusion(world(4000, 11).outlier_signals)
@@ -163,6 +168,7 @@ def test_the_p_value_is_valid_for_ordinary_queries() -> None:
         assert abs((p_values <= alpha).mean() - alpha) < 4 * (alpha / 1000) ** 0.5
 
 
+@pytest.mark.slow
 def test_queries_that_hide_their_label_teach_the_outlier_score_nothing() -> None:
     """They are ordinary pictures: what is alien in them is only that their label is not known."""
     hidden = replace(world(2000, 1, has_match=False), codes=np.arange(2000, dtype=np.int32) % 20)
@@ -184,6 +190,7 @@ def test_queries_that_hide_their_label_teach_the_outlier_score_nothing() -> None
     assert dict(zip(SIGNALS, fitted.match.weights, strict=True))["agreement_10"] != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coverage", [0.8, 0.95])
 def test_result_sets_hold_a_match_as_often_as_promised(coverage: float) -> None:
     fitted = calibrated()
@@ -212,6 +219,7 @@ def test_the_report_is_of_queries_left_out_of_the_fit() -> None:
     assert 0 < report["cross_fitted"]["match_coverage"] < 1
 
 
+@pytest.mark.slow
 def test_the_evidence_of_the_likeliest_is_of_lists_by_probability() -> None:
     """As often right as the likeliest labels of queries that the fit has not seen."""
     fitted, unseen = calibrated(), world(4000, 3)
@@ -248,6 +256,7 @@ def test_too_few_queries_are_refused(n_matched: int, n_no_match: int) -> None:
         calibrated(queries)
 
 
+@pytest.mark.slow
 def test_gallery_images_help_probabilities_and_leave_p_values_alone() -> None:
     """Sixty held-out queries teach little; eight hundred images left out of their lists, more."""
     few = replace(

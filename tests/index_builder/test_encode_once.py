@@ -32,6 +32,8 @@ from index_builder.vectors.halves import Halves, OnnxTrunk
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 
+pytestmark = pytest.mark.bundle
+
 N_CHECKED = 5  # images on which the exported files are compared with torch and each other
 
 

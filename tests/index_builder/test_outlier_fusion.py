@@ -120,6 +120,7 @@ def test_many_queries_are_thinned_and_say_the_same() -> None:
     np.testing.assert_allclose(np.exp(-alone(aliens[:50]))[inside], p_values[inside], rtol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "n_worlds"), [(100, 40), (1000, 10)])
 @pytest.mark.parametrize("distance", [0.0, 1.0, 8.0])
 def test_scores_of_several_fits_can_stand_beside_each_other(

@@ -19,6 +19,8 @@ from index_builder.pipeline.steps import build_all
 from model_store import open_bundle
 from model_store.bundles.manifest import read_manifest
 
+pytestmark = pytest.mark.bundle
+
 
 def every(step: int, splits: Splits) -> Splits:
     """Each ``step``-th image of every part."""

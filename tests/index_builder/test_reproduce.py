@@ -36,6 +36,8 @@ from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import BuildError, ConfigError
 from model_store.sphere import unit_direction
 
+pytestmark = pytest.mark.bundle
+
 ARGUMENTS = ("reproduce", "--protocol", "digits", "--methods", "lam_posthoc_fixed", "--seeds", "1")
 
 

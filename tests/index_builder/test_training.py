@@ -223,6 +223,7 @@ def separation(embeddings: Tensor) -> float:
     return float(squared[~same].mean() / squared[same].mean())
 
 
+@pytest.mark.slow
 def test_training_separates_labels_and_repeats_to_the_bit() -> None:
     embeddings = trained(seed=0, epochs=6)
     assert separation(embeddings) > 2 * separation(trained(seed=0, epochs=0))

@@ -95,6 +95,7 @@ def test_what_is_written_meanwhile_goes_along(root: Path) -> None:
     assert opened(root).snapshot().item("later").metadata == {"seed": 6}
 
 
+@pytest.mark.slow
 def test_it_holds_a_part_of_the_gallery_at_a_time(tmp_path: Path) -> None:
     n, dim = 12_000, 128
     picture = Thumbnail(bytes(1_000), "image/png")

@@ -236,6 +236,7 @@ class TestSeveralWriters:
             assert live.log.mark() == mark
         assert live.log.mark() != mark
 
+    @pytest.mark.slow
     def test_one_that_does_not_end_is_not_waited_for_for_ever(
         self, live: LiveGallery, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

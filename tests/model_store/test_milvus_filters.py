@@ -17,6 +17,8 @@ from milvus import lite_file
 from model_store.gallery import MilvusGallery, NewItem, parse_filter, write_milvus_gallery
 from model_store.gallery.milvus.filter import to_expression
 
+pytestmark = pytest.mark.slow
+
 TOLD = [NewItem(i.id, i.label, {**i.metadata, "half": "-"}, i.thumbnail) for i in ITEMS]
 """`ITEMS` without what Milvus does not take."""
 

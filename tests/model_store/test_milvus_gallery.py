@@ -37,6 +37,8 @@ from model_store.gallery.index.plan import IndexKind
 from model_store.gallery.milvus.collection import MILVUS_FILE, Collection, MilvusDescription
 from model_store.gallery.milvus.entities import write_entity
 
+pytestmark = pytest.mark.slow
+
 PICTURE = Thumbnail(b"", "image/png")
 
 

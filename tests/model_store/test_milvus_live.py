@@ -25,6 +25,8 @@ from model_store.gallery import (
     write_milvus_gallery,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def write(folder: Path, uri: str) -> None:
     folder.mkdir(exist_ok=True)

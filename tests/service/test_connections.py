@@ -159,6 +159,7 @@ def test_a_large_body_in_small_chunks_is_no_large_head(serve: Serve) -> None:
     assert ask(serve(), CHUNKED + chunks * 30 + b"0\r\n\r\n").endswith(b"%d" % (30 * 0x4000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [b"", b"GET / HT", b"GET / HTTP/1.1\r\na: b\r\n", OK + OK[:5]])
 def test_a_slow_head_ends_the_connection(serve: Serve, start: bytes) -> None:
     with connect(serve()) as connection:
@@ -189,6 +190,7 @@ def test_a_body_that_nobody_waits_for_ends_too(serve: Serve) -> None:
         assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_reads_is_given_up(serve: Serve) -> None:
     port = serve()
     with connect(port) as connection:
@@ -197,6 +199,7 @@ def test_an_answer_that_nobody_reads_is_given_up(serve: Serve) -> None:
         assert len(answer(connection)) < 2**26
 
 
+@pytest.mark.slow
 def test_a_slow_upload_is_not_the_connections_business(serve: Serve) -> None:
     with connect(serve()) as connection:
         connection.sendall(b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 30\r\n\r\n")
@@ -206,6 +209,7 @@ def test_a_slow_upload_is_not_the_connections_business(serve: Serve) -> None:
         assert connection.recv(2**16).endswith(b"30")
 
 
+@pytest.mark.slow
 def test_a_connection_is_used_again(serve: Serve) -> None:
     with connect(serve()) as connection:
         for _ in range(6):
@@ -214,6 +218,7 @@ def test_a_connection_is_used_again(serve: Serve) -> None:
             time.sleep(0.3)  # three times as long as a head may take, all in all
 
 
+@pytest.mark.slow
 def test_who_sends_ahead_is_answered_in_order_to_a_bound(serve: Serve) -> None:
     port = serve()
     with connect(port) as connection:

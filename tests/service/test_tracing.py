@@ -244,6 +244,7 @@ class TestWhereTheCollectorIsGone:
         assert time.perf_counter() - began < FLUSH_PATIENCE_S + 2.0
         client.__enter__()  # the fixture ends it again
 
+    @pytest.mark.slow
     @pytest.mark.anyio
     async def test_spans_that_wait_are_bounded(
         self, endpoint: str, monkeypatch: pytest.MonkeyPatch

@@ -261,6 +261,7 @@ def test_nothing_is_downloaded_unless_asked(origin: Origin) -> None:
     assert svhn(origin) is None
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_the_real_files_are_as_published(data_dir: Path) -> None:
     origin = Origin(data_dir)

@@ -48,6 +48,7 @@ def posterior_of(layer: torch.nn.Linear, kind: str) -> Posterior:
     return VarianceHeadPosterior(layer, head).requires_grad_(requires_grad=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", get_args(TorchvisionName))
 def test_each_trunk_exports_with_parity(name: str, tmp_path: Path) -> None:
     encoder = build_encoder(config_of(name), torch.Generator().manual_seed(0)).eval()
@@ -60,6 +61,7 @@ def test_each_trunk_exports_with_parity(name: str, tmp_path: Path) -> None:
     assert served.metadata.preprocessing.height == SIZE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["isotropic", "diagonal"])
 def test_each_variance_head_exports_with_parity(kind: str, tmp_path: Path) -> None:
     encoder = build_encoder(config_of("resnet18", "gem"), torch.Generator().manual_seed(0)).eval()

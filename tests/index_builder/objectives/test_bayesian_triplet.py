@@ -185,6 +185,7 @@ def test_the_length_of_a_mean_counts_where_it_is_not_normalised(normalised: bool
     assert (values[0] == pytest.approx(values[1])) is normalised
 
 
+@pytest.mark.slow
 def test_it_orders_images_and_is_wide_where_labels_contradict_each_other() -> None:
     generator = torch.Generator().manual_seed(0)
     cluster = torch.arange(80) % 4

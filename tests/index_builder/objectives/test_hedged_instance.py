@@ -145,6 +145,7 @@ def test_the_same_generator_draws_the_same_loss(features: Tensor, layer: nn.Line
     assert first != other
 
 
+@pytest.mark.slow
 def test_it_orders_images_and_is_wide_where_labels_contradict_each_other() -> None:
     generator = torch.Generator().manual_seed(0)
     cluster = torch.arange(80) % 4

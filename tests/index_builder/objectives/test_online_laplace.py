@@ -78,6 +78,7 @@ def test_what_it_leaves_is_near_the_post_hoc_curvature() -> None:
     assert abs(float(ratio) - 1) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("approximation", "scaling"),
     [

@@ -127,6 +127,7 @@ def test_equation_20_is_unbiased_for_balanced_classes(
     assert_unbiased(estimates, exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["euclidean", "arccos"])
 @pytest.mark.parametrize("approximation", ["full", "positives", "fixed"])
 def test_weighted_minibatches_are_unbiased_for_unbalanced_classes(

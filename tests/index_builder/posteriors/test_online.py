@@ -63,6 +63,7 @@ def test_it_is_cut_off_after_averaging() -> None:
     assert float(state.curvature.bias) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_samples", [0, 2])
 def test_at_a_fixed_network_it_converges_to_the_post_hoc_curvature(n_samples: int) -> None:
     generator = torch.Generator().manual_seed(6)
@@ -196,6 +197,7 @@ def test_drawn_layers_stay_near_the_mean_at_first(problem: Problem) -> None:
         state = state.updated(one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("n_samples", [0, 2])
 def test_kronecker_factors_converge_to_the_post_hoc_ones(

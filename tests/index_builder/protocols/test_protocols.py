@@ -49,6 +49,7 @@ def test_the_test_has_no_part_in_anything_else() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["fashion-mnist-authors", "omniglot"])
 def test_no_test_image_is_learned_from(data_dir: Path, name: str) -> None:

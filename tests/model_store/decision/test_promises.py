@@ -48,6 +48,7 @@ def test_the_bound_is_the_exact_binomial_one_for_whole_numbers() -> None:
     assert upper_bound(0.0, 0, 0.1) == upper_bound(1.0, 10, 0.1) == 1
 
 
+@pytest.mark.slow
 def test_an_error_is_promised_with_confidence_and_not_on_average() -> None:
     """Of 200 calibrations at most a tenth may exceed it, beyond what chance explains."""
     exceeded = 0
@@ -57,6 +58,7 @@ def test_an_error_is_promised_with_confidence_and_not_on_average() -> None:
     assert exceeded <= binom.ppf(0.999, 200, 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.5])
 def test_an_error_is_promised_with_confidence_where_many_queries_are_absent(share: float) -> None:
     """Probabilities are of the 5 % stream: at the stated share their truth is another."""
@@ -76,6 +78,7 @@ def test_an_error_is_promised_with_confidence_where_many_queries_are_absent(shar
     assert exceeded <= binom.ppf(0.999, n_given, 0.1)
 
 
+@pytest.mark.slow
 def test_false_matches_are_promised_with_confidence() -> None:
     exceeded, n_given = 0, 0
     for seed in range(200):
@@ -154,6 +157,7 @@ def test_the_sequence_starts_where_the_error_is_likeliest_to_be_promised() -> No
         assert first[1].sum() > strictest[1].sum(), "36 queries show an error of 0.1 seldom"
 
 
+@pytest.mark.slow
 def test_the_plan_comes_true() -> None:
     """So many queries as are planned promise the error in about four of five calibrations."""
     n = Stream.of(evidence(200, 200, 5), 0.05, 0.05, NO_FEEDBACK, 0.1).queries_needed(0.02)

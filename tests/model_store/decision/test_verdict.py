@@ -192,6 +192,7 @@ def test_percentile_and_level() -> None:
     assert levels == ["low", "medium", "high"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=12), st.floats(-3, 3))
 def test_a_closer_item_of_the_same_label_never_has_a_lower_probability(
     values: list[float], weight: float

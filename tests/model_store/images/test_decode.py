@@ -179,6 +179,7 @@ SEEDS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     seed=st.sampled_from(SEEDS),
