@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,3 +44,45 @@ def test_a_floor_stays_small(package: str) -> None:
     most_modules, most_folders = MOST[package]
     assert len(modules(Path(package))) <= most_modules
     assert most_folders is None or len(folders(Path(package))) <= most_folders
+
+
+NO_TORCH = """
+import sys
+import pytest
+status = pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", *sys.argv[1:]])
+assert status == 0, status
+assert "torch" not in sys.modules, "a test of the core or of the service imports torch"
+"""
+
+
+@pytest.mark.process
+def test_no_test_of_core_or_service_imports_torch() -> None:
+    folders = ["tests/model_store", "tests/service", "tests/laws"]
+    subprocess.run(
+        [sys.executable, "-c", NO_TORCH, *folders], check=True, cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+
+
+def _functions(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            yield node.name, node.end_lineno - node.lineno + 1
+
+
+LONG_BY_OPTIONS = {"index_command"}
+"""Functions that are long because a command has many options."""
+
+
+@pytest.mark.parametrize("package", ["model_store", "index_builder", "service"])
+def test_no_file_and_no_function_outgrows_its_reader(package: str) -> None:
+    files = sorted((ROOT / package).rglob("*.py"))
+    long_files = [str(path) for path in files if path.read_text(encoding="utf-8").count("\n") > 400]
+    assert long_files == []
+    long_functions = [
+        (str(path), name)
+        for path in files
+        for name, n in _functions(path)
+        if n > 60 and name not in LONG_BY_OPTIONS
+    ]
+    assert long_functions == []
