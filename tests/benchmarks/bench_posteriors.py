@@ -151,7 +151,7 @@ def main() -> None:
     """Train what is missing, fit, evaluate, print a row each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     post_hoc = [name for name, method in METHODS.items() if method.post_hoc]
-    parser.add_argument("names", nargs="*", choices=list(METHODS), default=post_hoc)
+    parser.add_argument("names", nargs="*", choices=[*METHODS, []])  # none at all is a choice too
     parser.add_argument("--epochs", type=int, help="of each training, instead of the built-in")
     options = parser.parse_args()
     base = load_config("fashion-mnist")
@@ -175,7 +175,7 @@ def main() -> None:
     print("|---|" + "---:|" * len(rows[BASELINE]))
     print_row(METHODS[BASELINE].title, rows[BASELINE])
     results: dict[str, Any] = {}
-    for name in options.names:
+    for name in options.names or post_hoc:
         if name == BASELINE:
             continue
         config, run = configured(base, name, deterministic.checkpoint), Run(runs / name)
