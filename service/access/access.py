@@ -271,8 +271,8 @@ class GuardedRoute(APIRoute):
         openapi_extra: dict[str, Any] | None = None,
         **options: Any,  # noqa: ANN401 - as `APIRoute` takes them
     ) -> None:
-        asked = {dependency.dependency for dependency in dependencies or ()}
-        scopes = [scope for scope, check in CHECKS.items() if check in asked]
+        checks = {dependency.dependency for dependency in dependencies or ()}
+        scopes = [scope for scope, check in CHECKS.items() if check in checks]
         self.scopes = tuple(scopes)
         security = [{name: scopes[-1:]} for name in SECURITY_SCHEMES]
         super().__init__(

@@ -23,12 +23,12 @@ _ERRORS = {error.__name__: error for error in ImageError.__subclasses__()}
 @lru_cache(maxsize=8)
 def request_message(preprocessing: Preprocessing, *, measured: bool, thumbnail: bool) -> bytes:
     """The header of what a decoder is asked; the encoders that are served ask for the same."""
-    asked = {
+    header = {
         "preprocessing": asdict(preprocessing),
         "measured": measured,
         "thumbnail": thumbnail,
     }
-    return json.dumps(asked).encode()
+    return json.dumps(header).encode()
 
 
 _ONE_EACH = Field(min_length=len(MEASURES), max_length=len(MEASURES))

@@ -111,10 +111,10 @@ def _landlock() -> Callable[[], object]:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = _checked(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
-    asked = _Ruleset((1 << _FILE_RIGHTS.get(version, 16)) - 1, 0b11 if version >= 4 else 0, 0b11)
+    ruleset = _Ruleset((1 << _FILE_RIGHTS.get(version, 16)) - 1, 0b11 if version >= 4 else 0, 0b11)
     n_fields = 1 if version < 4 else 2 if version < 6 else 3
     size = ctypes.c_size_t(n_fields * ctypes.sizeof(ctypes.c_uint64))
-    rules = _checked(libc.syscall(_CREATE_RULESET, ctypes.byref(asked), size, 0))
+    rules = _checked(libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), size, 0))
     _checked(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
     return lambda: _checked(libc.syscall(_RESTRICT_SELF, rules, 0))
 

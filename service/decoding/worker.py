@@ -64,13 +64,13 @@ def main() -> None:
 
 
 def _within(
-    budget: DecodingBudget, data: bytes, asked: dict[str, Any], limits: ImageLimits
+    budget: DecodingBudget, data: bytes, options: dict[str, Any], limits: ImageLimits
 ) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
     """The answer to a request, unless its decoding ends this process."""
     with spending(budget):
         try:
-            preprocessing = Preprocessing(**asked.pop("preprocessing"))
-            return _answer(data, preprocessing, limits, **asked)
+            preprocessing = Preprocessing(**options.pop("preprocessing"))
+            return _answer(data, preprocessing, limits, **options)
         except ImageError as error:
             return {"error": type(error).__name__, "detail": str(error)}, None
 

@@ -73,10 +73,10 @@ class AbsentShareWatch:
             calibration.evidence.absence,
         )
 
-    def choose(self, asked: float | None, of_key: float | None) -> tuple[float, ShareOrigin]:
+    def choose(self, of_request: float | None, of_key: float | None) -> tuple[float, ShareOrigin]:
         """Return the share to use, and who named it."""
-        if asked is not None:
-            return asked, "request"
+        if of_request is not None:
+            return of_request, "request"
         if of_key is not None:
             return of_key, "key"
         state = self.state

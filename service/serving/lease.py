@@ -16,7 +16,14 @@ from model_store.search import N_CANDIDATES
 from service.schemas import ShareOrigin
 from service.serving.absent_share import AbsentState
 from service.serving.engine import SearchEngine
-from service.serving.queries import Asked, Assessed, Embedded, Found, Similar, changed_since
+from service.serving.queries import (
+    Assessed,
+    Embedded,
+    SearchParameters,
+    SearchResult,
+    SimilarItems,
+    changed_since,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class Lease:
         """The share of queries without a match, and its sources; None without calibration."""
         return None if self.engine.watch.absent is None else self.engine.watch.absent.state
 
-    async def search(self, data: bytes, asked: Asked) -> Found:
+    async def search(self, data: bytes, parameters: SearchParameters) -> SearchResult:
         """Answer for the bytes of an uploaded image.
 
         Raises
@@ -64,17 +71,19 @@ class Lease:
         """
         started = time.perf_counter()
         encoded = await self.engine.encoded(data)
-        asked, origin = self._with_share(asked)
-        answer = await self.engine.compute(lambda: self._find(encoded.predictive, asked))
+        parameters, origin = self._with_share(parameters)
+        answer = await self.engine.compute(lambda: self._find(encoded.predictive, parameters))
         watch = self.engine.watch
         before = watch.reason
         watch.searched(encoded.query_id, answer)
         if watch.reason != before:  # this query shows that what was decided does not hold
-            answer = await self.engine.compute(lambda: self._find(encoded.predictive, asked))
+            answer = await self.engine.compute(lambda: self._find(encoded.predictive, parameters))
         audit = watch.answered(encoded.query_id, answer)
         total = {"total": time.perf_counter() - started}
         seconds = encoded.seconds | answer.seconds | total
-        return Found(encoded.query_id, encoded.image, answer, origin, encoded.cache, seconds, audit)
+        return SearchResult(
+            encoded.query_id, encoded.image, answer, origin, encoded.cache, seconds, audit
+        )
 
     async def assess(self, data: bytes, alpha: float | None) -> Assessed:
         """Look at an uploaded image without searching; what is encoded is cached for the search.
@@ -129,7 +138,7 @@ class Lease:
             match_fingerprint=self._retriever.calibration.match_fingerprint(),
         )
 
-    async def again(self, query_id: str, asked: Asked) -> Found:
+    async def again(self, query_id: str, parameters: SearchParameters) -> SearchResult:
         """Answer anew for a query that was asked before; nothing is encoded.
 
         Raises
@@ -139,14 +148,14 @@ class Lease:
         started = time.perf_counter()
         entry = await self.engine.known(query_id)
         stages = {"cache": time.perf_counter() - started}
-        asked, origin = self._with_share(asked)
-        answer = await self.engine.compute(lambda: self._find(entry.predictive, asked))
+        parameters, origin = self._with_share(parameters)
+        answer = await self.engine.compute(lambda: self._find(entry.predictive, parameters))
         stages |= answer.seconds | {"total": time.perf_counter() - started}
         audit = self.engine.watch.answered(query_id, answer)
         live, searched = self.bundle.live, self._retriever.gallery
         now = searched if live is None else live.snapshot()
         gone = await self.engine.compute(lambda: changed_since(answer, searched, now))
-        return Found(query_id, entry.image, answer, origin, "hit", stages, audit, gone)
+        return SearchResult(query_id, entry.image, answer, origin, "hit", stages, audit, gone)
 
     async def embed(self, data: bytes, alpha: float | None) -> Embedded:
         """The embedding of an uploaded image; cached for a search, and taken from the cache.
@@ -164,7 +173,7 @@ class Lease:
             self._retriever.alpha if alpha is None else alpha,
         )
 
-    async def similar(self, item_id: str, asked: Asked) -> Similar:
+    async def similar(self, item_id: str, parameters: SearchParameters) -> SimilarItems:
         """Find the items most similar to an item of the gallery; nothing is encoded.
 
         Raises
@@ -175,36 +184,40 @@ class Lease:
         retriever = self._retriever
         item = await self.engine.compute(lambda: retriever.gallery.item(item_id))
         answer = await self.engine.compute(
-            lambda: retriever.similar(item_id, asked.limit, asked.where, asked.diversity)
+            lambda: retriever.similar(
+                item_id, parameters.limit, parameters.where, parameters.diversity
+            )
         )
-        return Similar(item, answer, answer.seconds | {"total": time.perf_counter() - started})
+        return SimilarItems(item, answer, answer.seconds | {"total": time.perf_counter() - started})
 
-    def _with_share(self, asked: Asked) -> tuple[Asked, ShareOrigin]:
+    def _with_share(self, parameters: SearchParameters) -> tuple[SearchParameters, ShareOrigin]:
         """Return what is asked with the share of absent queries that is used, and its origin."""
         if self.engine.watch.absent is None:
-            return asked, "bundle"
-        share, origin = self.engine.watch.absent.choose(asked.expected_absent, asked.of_key)
-        return replace(asked, expected_absent=share), origin
+            return parameters, "bundle"
+        share, origin = self.engine.watch.absent.choose(
+            parameters.expected_absent, parameters.of_key
+        )
+        return replace(parameters, expected_absent=share), origin
 
-    def _find(self, predictive: Predictive, asked: Asked) -> Answer:
+    def _find(self, predictive: Predictive, parameters: SearchParameters) -> Answer:
         return self._retriever.find(
             predictive,
-            asked.limit,
-            asked.alpha,
-            asked.coverage,
-            where=asked.where,
-            diversity=asked.diversity,
-            expected_absent=asked.expected_absent,
-            source=asked.source,
-            filter_means=asked.filter_means,
+            parameters.limit,
+            parameters.alpha,
+            parameters.coverage,
+            where=parameters.where,
+            diversity=parameters.diversity,
+            expected_absent=parameters.expected_absent,
+            source=parameters.source,
+            filter_means=parameters.filter_means,
             stale=self.engine.watch.reason,
-            order=asked.order,
+            order=parameters.order,
         )
 
     def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float, float]:
         """Rank, match probability and its uncorrected log-odds of an item a query found."""
         self._retriever.gallery.item(item_id)  # says so where there is none
-        answer = self._find(predictive, self._with_share(Asked(N_CANDIDATES))[0])
+        answer = self._find(predictive, self._with_share(SearchParameters(N_CANDIDATES))[0])
         uncorrected = answer.decision.match_log_odds
         for place, match in enumerate(answer.matches):
             if match.item.id != item_id or match.match_probability is None or uncorrected is None:

@@ -22,7 +22,7 @@ from service.schemas import QueryImage, ShareOrigin
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SearchParameters:
     """The parameters of a search; None takes the value that the gallery was calibrated with.
 
     Attributes
@@ -71,7 +71,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """An answer, and how it came about.
 
     Attributes
@@ -121,7 +121,7 @@ class Embedded:
 
 
 @dataclass(frozen=True, slots=True)
-class Similar:
+class SimilarItems:
     """The items similar to an item, and how long finding them took."""
 
     item: Item

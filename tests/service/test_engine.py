@@ -22,13 +22,13 @@ from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
 from service.serving.lease import Lease
-from service.serving.queries import Asked
+from service.serving.queries import SearchParameters
 from service.serving.resources import EngineResources
 
 pytestmark = pytest.mark.anyio
 
 ROOM = 2**20
-ASKED = Asked(limit=3)
+ASKED = SearchParameters(limit=3)
 
 
 @pytest.fixture

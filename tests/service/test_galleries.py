@@ -39,13 +39,13 @@ from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
 from service.serving.health import STALE_AFTER_PERIODS
-from service.serving.queries import Asked
+from service.serving.queries import SearchParameters
 from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
 
 pytestmark = pytest.mark.anyio
 
-ASKED = Asked(limit=3)
+ASKED = SearchParameters(limit=3)
 PERIOD_S = 0.05
 
 

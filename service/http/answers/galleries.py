@@ -77,7 +77,7 @@ def label_list(lease: Lease, after: str | None, limit: int) -> schemas.LabelList
 
 
 def calibration_report(
-    lease: Lease, said: FeedbackSummary | None, order: Order | None
+    lease: Lease, feedback: FeedbackSummary | None, order: Order | None
 ) -> schemas.CalibrationReport:
     """Describe the calibration, for first items in ``order``, with the feedback on it if any."""
     calibration = lease.bundle.retriever.calibration
@@ -119,7 +119,7 @@ def calibration_report(
         risk_coverage=[_operating_point(point) for point in promises.curve()],
         result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
         outlier_auroc=measured["outlier_auroc"],
-        feedback=None if said is None else schemas.FeedbackSummary(**asdict(said)),
+        feedback=None if feedback is None else schemas.FeedbackSummary(**asdict(feedback)),
         errors_over_time=_errors_over_time(lease.engine.watch.audit),
         correction=None if correction is None else schemas.FeedbackCorrection(**correction),
     )

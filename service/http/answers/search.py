@@ -18,7 +18,7 @@ from service.http.cursors import SearchCursor, write
 from service.observability.metrics import Telemetry
 from service.observability.records import SearchRecord, current_record
 from service.serving.lease import Lease
-from service.serving.queries import Assessed, Embedded, Found, Similar
+from service.serving.queries import Assessed, Embedded, SearchResult, SimilarItems
 
 OUTLIER_METHOD = "conformal_fused"
 
@@ -33,7 +33,7 @@ NOT_OF_ITEMS = (
 
 def search_answer(
     lease: Lease,
-    found: Found,
+    found: SearchResult,
     request_id: str,
     options: schemas.SearchOptions,
     skipped: int = 0,
@@ -91,7 +91,7 @@ def search_answer(
     )
 
 
-def similar_answer(lease: Lease, similar: Similar, request_id: str) -> schemas.SimilarAnswer:
+def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> schemas.SimilarAnswer:
     """Describe the items that are similar to an item."""
     bundle, answer = lease.bundle, similar.answer
     decision = answer.decision
@@ -126,7 +126,7 @@ def assessment_answer(
     )
 
 
-def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: Found) -> None:
+def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: SearchResult) -> None:
     """Count what was answered, and note it for the log and the trace of the request."""
     query = answer.query
     search = SearchRecord(
@@ -148,7 +148,7 @@ def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: Found) -> 
 
 def query(
     bundle: Bundle,
-    upload: Found | Assessed | Embedded,
+    upload: SearchResult | Assessed | Embedded,
     predictive: Predictive,
     assessment: Assessment,
     alpha: float,

@@ -18,7 +18,7 @@ from service.http.problems import responses
 from service.http.state import State
 from service.observability.records import current_record
 from service.serving.lease import Lease
-from service.serving.queries import Asked
+from service.serving.queries import SearchParameters
 
 
 def gallery_router(tag: str) -> APIRouter:
@@ -57,7 +57,7 @@ async def lease_of(gallery: str, state: StateOf) -> AsyncIterator[Lease]:
         yield lease
 
 
-def asked_of(options: schemas.ListOptions, request: Request | None = None) -> Asked:
+def parameters_of(options: schemas.ListOptions, request: Request | None = None) -> SearchParameters:
     """Convert the options of a request to the parameters of a search.
 
     Parameters
@@ -71,7 +71,7 @@ def asked_of(options: schemas.ListOptions, request: Request | None = None) -> As
     where = None if options.filter is None else read_filter(options.filter)
     diversity = Diversity(options.group_by == "label", options.duplicate_similarity)
     if isinstance(options, schemas.SearchOptions):
-        return Asked(
+        return SearchParameters(
             options.limit,
             options.alpha,
             options.coverage,
@@ -83,7 +83,7 @@ def asked_of(options: schemas.ListOptions, request: Request | None = None) -> As
             options.filter_means,
             options.order,
         )
-    return Asked(options.limit, where=where, diversity=diversity)
+    return SearchParameters(options.limit, where=where, diversity=diversity)
 
 
 LeaseOf = Annotated[Lease, Depends(lease_of)]

@@ -19,7 +19,7 @@ from model_store.errors import (
 from service import schemas
 from service.http import answers, cursors
 from service.http.problems import responses
-from service.http.routes.dependencies import LeaseOf, asked_of, gallery_router
+from service.http.routes.dependencies import LeaseOf, gallery_router, parameters_of
 from service.serving.queries import page_of
 
 IMMUTABLE = "public, max-age=86400"
@@ -74,7 +74,7 @@ async def get_similar(
     Nothing is encoded. There are no probabilities and the verdict is `not_calibrated`: a
     calibration holds for queries that are not in the gallery.
     """
-    similar = await lease.similar(item_id, asked_of(options))
+    similar = await lease.similar(item_id, parameters_of(options))
     return answers.similar_answer(lease, similar, request.state.request_id)
 
 

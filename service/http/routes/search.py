@@ -32,9 +32,9 @@ from service.http.problems import problem_document, responses
 from service.http.routes.dependencies import (
     LeaseOf,
     StateOf,
-    asked_of,
     gallery_router,
     leased,
+    parameters_of,
     state_of,
 )
 from service.http.state import State
@@ -131,14 +131,14 @@ async def search_raw(
     dependencies=[Depends(body_of(JSON))],
 )
 async def search_json(
-    request: Request, lease: LeaseOf, state: StateOf, asked: schemas.SearchRequest
+    request: Request, lease: LeaseOf, state: StateOf, body: schemas.SearchRequest
 ) -> schemas.SearchAnswer:
     """The same search, with the image file in base64: for clients that can send nothing but JSON.
 
     A third larger than the file; no URL is ever fetched.
     """
-    data = await asyncio.to_thread(from_base64, asked.image_base64, state.max_image_bytes)
-    return await _answer(request, lease, state, data, asked)
+    data = await asyncio.to_thread(from_base64, body.image_base64, state.max_image_bytes)
+    return await _answer(request, lease, state, data, body)
 
 
 @router.post(
@@ -157,7 +157,7 @@ async def search_batch(
 
     The answer is 200 whatever the files hold: each has a status, and an answer or a problem.
     """
-    asked_of(form)  # what is wrong with the options is wrong with all
+    parameters_of(form)  # what is wrong with the options is wrong with all
     turns = asyncio.Semaphore(BATCH_CONCURRENCY)
 
     async def one(index: int, image: UploadFile) -> schemas.BatchItem:
@@ -205,7 +205,7 @@ async def search_next(
     lease = await lease.engine.compute(lambda: lease.at(page.version))
     options = page.options
     limit = min(page.start + options.limit, N_CANDIDATES)
-    found = await lease.again(page.query_id, replace(asked_of(options), limit=limit))
+    found = await lease.again(page.query_id, replace(parameters_of(options), limit=limit))
     found = replace(found, share_origin=page.share_origin)
     request_id = request.state.request_id
     return answers.search_answer(lease, found, request_id, options, skipped=page.start)
@@ -257,7 +257,7 @@ async def _answer(
     options: schemas.SearchOptions,
 ) -> schemas.SearchAnswer:
     """Search with the bytes of an image file, and count what comes of it."""
-    found = await lease.search(data, asked_of(options, request))
+    found = await lease.search(data, parameters_of(options, request))
     answer = answers.search_answer(lease, found, request.state.request_id, options)
     answers.record(state.telemetry, answer, found)
     return answer
