@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
-.PHONY: install demo check test lint audit sbom bench bench-promises bench-outliers bench-label-free bench-posteriors bench-zero-shot bench-decision \
+.PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers bench-label-free bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images crash-indexing \
   crash-writes linearizability ray-indexing soak try-compose pictures tables clean
 .DEFAULT_GOAL := help
@@ -12,6 +12,7 @@ help:
 	@echo "make demo      install, build the demo bundle, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
 	@echo "make check     install, lint, run the tests that need no bundle and no process; four minutes"
 	@echo "make test      install, lint, run the whole suite"
+	@echo "make coverage  branch coverage of model_store and service by their own tests; at least 95 %"
 	@echo "make bench     measure, and write build/bench.json"
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
 	@echo "make bench-promises   what came true of promises, in worlds whose truth is known; an hour"
@@ -41,6 +42,10 @@ check: lint
 # Two processes, each file in one of them, and in these one thread each.
 test: lint .venv/.browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# What children of the service run in processes of their own is not counted.
+coverage: install
+	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal tests/model_store tests/service \
+	  --cov --cov-report=term:skip-covered --cov-fail-under=95
 demo: .venv/.installed bundles/digits/CURRENT
 	@echo "Vouch is at http://127.0.0.1:$(VOUCH_PORT)/ once it says it runs; Ctrl+C ends it."
 	VOUCH_FEEDBACK=$${VOUCH_FEEDBACK-build/feedback.sqlite3} $(BIN)/vouch-serve --bundle bundles/digits
