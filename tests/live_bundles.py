@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,3 +52,16 @@ def upsert(item_id: str, seed: int, label: str | None = None, dim: int = DIM) ->
     embeddings = random_embeddings(1, dim, seed)
     item = NewItem(item_id, label, {"seed": seed}, Thumbnail(item_id.encode(), "image/png"))
     return Upsert(item, Vector(embeddings.mean[0], embeddings.variance[0]))
+
+
+def peak_of_compaction(root: Path) -> int:
+    """Compact the current bundle, and return the bytes that Python held at most while preparing."""
+    with compaction(root, opened(root)) as one:
+        tracemalloc.start()
+        try:
+            one.prepare()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        one.take_over()
+    return peak
