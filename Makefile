@@ -10,7 +10,7 @@ export VOUCH_PORT ?= 8080
 
 help:
 	@echo "make demo      install, build the demo bundle, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
-	@echo "make check     install, lint, run the tests that need no bundle and no process; four minutes"
+	@echo "make check     install, lint, run the tests that take less than a second each; two minutes"
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make coverage  branch coverage of model_store and service by their own tests; at least 95 %"
 	@echo "make bench     measure, and write build/bench.json"
