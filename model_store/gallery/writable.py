@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from model_store.errors import ItemNotFound, WriteRefused
 from model_store.gallery.protocol import Gallery, NewItem
 
 NO_NOTE: Mapping[str, Any] = MappingProxyType({})
+"""The note of whoever sends nothing along; see `Receipt`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Receipt:
     """
 
     written: tuple[Written, ...]
-    note: Mapping[str, Any] = field(default_factory=dict)
+    note: Mapping[str, Any]
 
     def to_json(self) -> str:
         """Return the text that is kept."""

@@ -151,9 +151,12 @@ def main() -> None:
     """Train what is missing, fit, evaluate, print a row each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     post_hoc = [name for name, method in METHODS.items() if method.post_hoc]
-    parser.add_argument("names", nargs="*", choices=[*METHODS, []])  # none at all is a choice too
+    names = ", ".join(METHODS)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{names}; all post-hoc ones")
     parser.add_argument("--epochs", type=int, help="of each training, instead of the built-in")
     options = parser.parse_args()
+    if unknown := set(options.names) - METHODS.keys():
+        parser.error(f"no posterior {sorted(unknown)}; there are: {names}")
     base = load_config("fashion-mnist")
     if options.epochs is not None:
         training = base.training.model_copy(update={"epochs": options.epochs})
