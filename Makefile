@@ -68,51 +68,50 @@ sbom: | .venv/bin/uv
 	$(BIN)/uv export --quiet --frozen --preview-features sbom-export --format cyclonedx1.5 --all-extras --output-file build/sbom.cdx.json
 
 bench: install
-	$(BIN)/python tests/benchmarks
+	$(BIN)/python -m tests.benchmarks
 
 bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free: bench-%: install
-	$(BIN)/python tests/benchmarks/bench_$(subst -,_,$*).py
+	$(BIN)/python -m tests.benchmarks.bench_$(subst -,_,$*)
 
 bench-promises: install
-	PYTHONPATH=tests/benchmarks $(BIN)/python tests/benchmarks/bench_promises.py
+	$(BIN)/python -m tests.benchmarks.bench_promises
 
 bench-outliers: install
-	PYTHONPATH=. $(BIN)/python tests/benchmarks/outlier_regret.py
+	$(BIN)/python -m tests.benchmarks.outlier_regret
 
 bench-gallery: install
 	$(BIN)/uv sync --quiet --frozen --inexact --extra bench
-	PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_gallery.py --peers
+	$(BIN)/python -m tests.benchmarks.bench_gallery --peers
 
-# The packages before tests/, which has folders of the same names.
 fuzz-images: install bundles/digits/CURRENT
-	PYTHONPATH=. $(BIN)/python tests/fuzz_images.py bundles/digits
+	$(BIN)/python -m tests.torture.fuzz_images bundles/digits
 
 crash-indexing: install bundles/digits/CURRENT
-	PYTHONPATH=. $(BIN)/python tests/crash_indexing.py bundles/digits
+	$(BIN)/python -m tests.torture.crash_indexing bundles/digits
 
 ray-indexing: install bundles/digits/CURRENT
-	PYTHONPATH=. $(BIN)/python tests/ray_indexing.py bundles/digits
+	$(BIN)/python -m tests.torture.ray_indexing bundles/digits
 
 bench-poison: install bundles/digits/CURRENT
-	PYTHONPATH=. $(BIN)/python tests/poison.py bundles/digits
+	$(BIN)/python -m tests.torture.poison bundles/digits
 
 soak: install bundles/digits/CURRENT
-	PYTHONPATH=. $(BIN)/python tests/soak.py bundles/digits
+	$(BIN)/python -m tests.torture.soak bundles/digits
 
 crash-writes: install bundles/digits/CURRENT
-	PYTHONPATH=. $(BIN)/python tests/crash_writes.py bundles/digits
+	$(BIN)/python -m tests.torture.crash_writes bundles/digits
 
 tables: install
-	PYTHONPATH=.:tests $(BIN)/python tests/tables.py
+	$(BIN)/python -m tests.readme.tables
 
 pictures: install bundles/digits/CURRENT
-	PYTHONPATH=.:tests $(BIN)/python tests/pictures.py bundles/digits .github/pictures
+	$(BIN)/python -m tests.readme.pictures bundles/digits .github/pictures
 
 linearizability: install bundles/digits/CURRENT
-	PYTHONPATH=. $(BIN)/python tests/linearizability.py bundles/digits
+	$(BIN)/python -m tests.torture.linearizability bundles/digits
 
 try-compose: install
-	PYTHONPATH=. $(BIN)/python tests/try_compose.py
+	$(BIN)/python -m tests.torture.try_compose
 
 clean:
 	rm -rf .venv build bundles runs

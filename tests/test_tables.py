@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tables import PLACES, ROOT, TABLES, with_table
+
+from tests.readme.tables import PLACES, ROOT, TABLES, with_table
 
 
 @pytest.mark.parametrize("name", list(TABLES))

@@ -17,17 +17,6 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import bench_busy
-import bench_curvature
-import bench_decoding
-import bench_first_hour
-import bench_fit
-import bench_http
-import bench_indexing
-import bench_overhead
-import bench_prediction
-import bench_throughput
-
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import (
     calibrate_step,
@@ -35,6 +24,18 @@ from index_builder.pipeline.steps import (
     export_step,
     index_step,
     publish_step,
+)
+from tests.benchmarks import (
+    bench_busy,
+    bench_curvature,
+    bench_decoding,
+    bench_first_hour,
+    bench_fit,
+    bench_http,
+    bench_indexing,
+    bench_overhead,
+    bench_prediction,
+    bench_throughput,
 )
 
 BUILD = Path("build")

@@ -5,7 +5,7 @@ The same queries are asked, cache hits all, while the machine is quiet and while
 keep every core busy, in turns. The stage's own time is what the answer says under `timing_ms`.
 By default a bundle of photographs (512 dimensions) is built once; it needs VOUCH_DATA_DIR.
 
-    python tests/benchmarks/bench_busy.py [BUNDLE]
+    python -m tests.benchmarks.bench_busy [BUNDLE]
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
-from bench_http import ask, server, some_images
-
 from model_store import open_bundle
+from tests.benchmarks.bench_http import ask, server, some_images
 
 N_ROUNDS = 5
 N_QUERIES = 80
@@ -83,7 +82,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         measured = measure(Path(sys.argv[1]))
     else:
-        from bench_throughput import BUNDLES, built
+        from tests.benchmarks.bench_throughput import BUNDLES, built
 
         built()
         measured = measure(BUNDLES)

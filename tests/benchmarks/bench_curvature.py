@@ -6,7 +6,7 @@ diagonal terms of each pair, pairs x D x F entries, as the paper's equations sta
 that a linear layer's Jacobian is an outer product, so that no D x D F matrix is formed for a pair.
 Both are given the same pairs, run on one thread, and must agree.
 
-    python tests/benchmarks/bench_curvature.py
+    python -m tests.benchmarks.bench_curvature
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ photographs of Caltech-101 and Omniglot's characters go through ImageNet's Mobil
 label of the gallery has trained. Calibration and evaluation queries are disjoint. Reads
 VOUCH_DATA_DIR; runs are kept in build/decision and only measured again.
 
-    python tests/benchmarks/bench_decision.py [SET ...] [--seeds N]
+    python -m tests.benchmarks.bench_decision [SET ...] [--seeds N]
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_zero_shot import WEIGHTS, unpacked
-from bench_zero_shot import config_of as photographs
 from numpy.typing import NDArray
 from PIL import Image
 from scipy.stats import binom, rankdata
@@ -47,6 +45,8 @@ from model_store.decision import OUTLIER_SIGNALS, Calibration, choice_probabilit
 from model_store.decision.absent_share import prior_shift
 from model_store.decision.outliers import unit_rows
 from model_store.encoder.onnx import OnnxEncoder
+from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
+from tests.benchmarks.bench_zero_shot import config_of as photographs
 
 RUNS = Path("build/decision")
 SETS = ("fashion-mnist", "caltech101_half", "omniglot")

@@ -3,7 +3,7 @@
 CPU time of decoding and resizing, as the service and the builder do it, over that of decoding in
 full; in turns, in this process.
 
-    python tests/benchmarks/bench_decoding.py
+    python -m tests.benchmarks.bench_decoding
 """
 
 from __future__ import annotations

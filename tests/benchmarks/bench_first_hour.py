@@ -6,7 +6,7 @@ it stands the least that the machine could do: the time on the clock of decoding
 photograph once with ONNX Runtime, on as many cores. In turns. The same ratio of the time that the
 processors computed says what remains of it where other processes are at work. Needs VOUCH_DATA_DIR.
 
-    python tests/benchmarks/bench_first_hour.py
+    python -m tests.benchmarks.bench_first_hour
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from bench_zero_shot import WEIGHTS, unpacked
 
 from index_builder.vectors.images import CPU_BATCH
 from model_store.bundles.directory import locate
@@ -30,6 +29,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.images import decode_image
 from model_store.processors import usable_processors
+from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
 
 N_ROUNDS = 2
 

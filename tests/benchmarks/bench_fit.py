@@ -4,7 +4,7 @@
 the other; the fit computes the features of all images as well. Compared is the time of processors:
 on a machine that does other work besides, the clock tells what else was done.
 
-    python tests/benchmarks/bench_fit.py
+    python -m tests.benchmarks.bench_fit
 """
 
 from __future__ import annotations

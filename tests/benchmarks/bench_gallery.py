@@ -11,7 +11,7 @@ time that this thread computes, the kinds of search in turn: a busy machine fall
 - *all samples*: the plain search with every predictive sample, all in one call; and for ten items
   each, where nobody needs candidates to decide from. They vote by the label of their nearest item.
 
-    python tests/benchmarks/bench_gallery.py [BUNDLE] [--peers] [--sizes 10000 100000]
+    python -m tests.benchmarks.bench_gallery [BUNDLE] [--peers] [--sizes 10000 100000]
 
 Writes build/bench-gallery.json. `--peers` measures hnswlib, usearch, milvus-lite and
 qdrant-client's local mode too (extra `bench`), on the 10⁵ items: see `bench_peers`.
@@ -68,7 +68,8 @@ def measure(bundle: Path = BUNDLE, sizes: tuple[int, ...] = SIZES) -> dict[str, 
         directory = WORK / str(n_items)
         if not (directory / "truth.npy").exists():
             _build(bundle, directory, n_items)
-        command = [sys.executable, __file__, "--measure", str(directory)]
+        module = "tests.benchmarks.bench_gallery"
+        command = [sys.executable, "-m", module, "--measure", str(directory)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             command, check=True, stdout=subprocess.PIPE, text=True, env=environment
@@ -276,7 +277,7 @@ def main() -> None:
     found = measure(options.bundle, tuple(options.sizes))
     _write(found)
     if options.peers:
-        import bench_peers
+        from tests.benchmarks import bench_peers
 
         found["peers"] = bench_peers.measure(WORK / str(bench_peers.N_ITEMS))
         _write(found)

@@ -4,7 +4,7 @@ Every image is asked once over HTTP and once in this process, alternating, so th
 the machine falls on both. The Fashion-MNIST bundle has a tiny network, so that nearly everything
 measured is the service's own.
 
-    python tests/benchmarks/bench_http.py BUNDLE
+    python -m tests.benchmarks.bench_http BUNDLE
 """
 
 from __future__ import annotations

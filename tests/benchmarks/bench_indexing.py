@@ -12,7 +12,7 @@ Both in turn, several times over, so that a slow moment of the machine falls on 
 are Caltech-101's, through MobileNetV2 at 224 px, each there `N_COPIES` times under names of its own
 so that the start of the processes is not what is measured. Needs VOUCH_DATA_DIR.
 
-    python tests/benchmarks/bench_indexing.py
+    python -m tests.benchmarks.bench_indexing
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bench_throughput import BUNDLES, IMAGES, built
 
 from index_builder.indexing.embed import batch_size, open_encoder
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.images import decode_image
 from model_store.processors import usable_processors
+from tests.benchmarks.bench_throughput import BUNDLES, IMAGES, built
 
 N_COPIES = 3
 N_ROUNDS = 3

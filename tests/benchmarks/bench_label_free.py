@@ -10,7 +10,7 @@ share. Measured in each: the share of wrong ones among `match` verdicts, beside 
 the binomial's 99 % allow of so many, and the ECE of the first result; on average over three draws
 of the pictures and of the views, and in the worst draw.
 
-    python tests/benchmarks/bench_label_free.py [caltech101_half] [omniglot]
+    python -m tests.benchmarks.bench_label_free [caltech101_half] [omniglot]
 
 Reads VOUCH_DATA_DIR; writes build/bench-label-free.json. Five minutes.
 """
@@ -26,10 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from bench_zero_shot import WEIGHTS, unpacked
 from numpy.typing import NDArray
 from scipy.stats import binom
-from strong_views import strong_views
 
 from index_builder.configuration.photographs import photographs_config
 from index_builder.datasets.images import LabelledImages, from_files
@@ -42,6 +40,8 @@ from model_store.bundles.bundle import open_bundle
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever
+from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
+from tests.benchmarks.strong_views import strong_views
 
 SETS = ("caltech101_half", "omniglot")
 SHARES = (0.05, 0.2, 0.5)

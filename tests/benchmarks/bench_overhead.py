@@ -4,7 +4,7 @@ With it: outlier score, match probabilities and intervals, result set, verdict. 
 encoding, two-stage search. Asked alternately, so that a slow moment of the machine falls on both,
 and one after the other in either order: the second finds the items of its answer in the caches.
 
-    python tests/benchmarks/bench_overhead.py BUNDLE
+    python -m tests.benchmarks.bench_overhead BUNDLE
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from bench_http import WARM_UP, some_images
-
 from model_store import open_bundle
 from model_store.retriever import Retriever
+from tests.benchmarks.bench_http import WARM_UP, some_images
 
 
 def measure(bundle: Path) -> dict[str, float]:

@@ -5,7 +5,7 @@ mode (extra `bench`), each in a process of its own, one after the other. What ha
 up until recall at 10 reaches `RECALL`. Times are a single client's, by the clock, one thread where
 that can be said.
 
-    python tests/benchmarks/bench_peers.py [DIRECTORY]
+    python -m tests.benchmarks.bench_peers [DIRECTORY]
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ def vouch(_: Floats, directory: Path) -> Iterator[tuple[int | None, Search]]:
 
 def vouch_uncertain(_: Floats, directory: Path) -> Iterator[tuple[int | None, Search]]:
     """The same, and how firmly each item holds its place, by a hundred predictive samples."""
-    from bench_gallery import _predictives
-
     from model_store.gallery import FaissGallery
     from model_store.search import two_stage_search
+    from tests.benchmarks.bench_gallery import _predictives
 
     gallery = FaissGallery(directory)
     queries, variances = (np.load(directory / f"{n}.npy") for n in ("queries", "query_variances"))
@@ -157,7 +156,7 @@ def measure(directory: Path = DIRECTORY) -> dict[str, Any]:
     """Each peer in its own process; one that fails says why."""
     found: dict[str, Any] = {}
     for name in PEERS:
-        command = [sys.executable, __file__, str(directory), name]
+        command = [sys.executable, "-m", "tests.benchmarks.bench_peers", str(directory), name]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
         lines = (done.stdout.splitlines() or [""], done.stderr.splitlines() or [""])

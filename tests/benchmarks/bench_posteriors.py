@@ -8,7 +8,7 @@ an encoder of its own, ten minutes of a core. The rows, and under their own name
 Kronecker-factored posterior is judged by, go to build/bench-posteriors.json; "undivided" is the
 variance without dividing it by the squared length of the embedding.
 
-    python tests/benchmarks/bench_posteriors.py [NAME ...] [--epochs N]
+    python -m tests.benchmarks.bench_posteriors [NAME ...] [--epochs N]
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import bench_fit
-import bench_prediction
 import faiss
 import numpy as np
 import torch
-from kept_features import fitted, kept_features
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -45,6 +42,8 @@ from index_builder.posteriors import PointPosterior, Posterior, load_posterior
 from index_builder.posteriors.laplace.validation import norm_correlation
 from index_builder.reproduction.methods import METHODS, configured
 from model_store.sphere import spherical_variance, unit_direction
+from tests.benchmarks import bench_fit, bench_prediction
+from tests.benchmarks.kept_features import fitted, kept_features
 
 RUNS = Path("build/posteriors")
 RESULTS = Path("build/bench-posteriors.json")

@@ -4,7 +4,7 @@ A last layer of 2,048 features and 2,048 dimensions, as of a ResNet-50. The samp
 layers one after another, as the authors' code does, and estimates mean, variance and concentration
 from their normalised outputs; drawing the layers is not counted. Both run on one thread.
 
-    python tests/benchmarks/bench_prediction.py
+    python -m tests.benchmarks.bench_prediction
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ the table that is printed. Real worlds are read from VOUCH_DATA_DIR; their encod
 
 What each task has found is kept beside the report; with ``--resume`` it is not measured again.
 
-    python tests/benchmarks/bench_promises.py [--quick] [--repetitions N] [--only NAME] [--resume]
+    python -m tests.benchmarks.bench_promises [--quick] [--repetitions N] [--only NAME] [--resume]
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import outlier_regret
-from promises.catalogue import ORDINARY, WORLDS, spec_of
-from promises.drift import CHANGES, alarms
-from promises.filtered import measure_filters
-from promises.measures import Record, means, measure
-from promises.planner import compare_divisions, division_of, plan
-from promises.real import PLANNED, REAL, embed_all, real_world
-from promises.summary import summarise, table, table_of_worlds
-from promises.worlds import make_world
+
+from tests.benchmarks import outlier_regret
+from tests.benchmarks.promises.catalogue import ORDINARY, WORLDS, spec_of
+from tests.benchmarks.promises.drift import CHANGES, alarms
+from tests.benchmarks.promises.filtered import measure_filters
+from tests.benchmarks.promises.measures import Record, means, measure
+from tests.benchmarks.promises.planner import compare_divisions, division_of, plan
+from tests.benchmarks.promises.real import PLANNED, REAL, embed_all, real_world
+from tests.benchmarks.promises.summary import summarise, table, table_of_worlds
+from tests.benchmarks.promises.worlds import make_world
 
 REPORT = Path("build/bench-promises.json")
 RECORDS = Path("build/bench-promises-records.jsonl")

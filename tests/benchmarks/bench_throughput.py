@@ -11,7 +11,7 @@ Each in turn, many times over, and compared within its round: the machine is slo
 than at another. Needs two cores, and VOUCH_DATA_DIR for images and weights; builds its bundle once,
 in build/.
 
-    python tests/benchmarks/bench_throughput.py
+    python -m tests.benchmarks.bench_throughput
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ N_QUERIES = 192
 WARM_UP = 64
 BOUNDARY = "vouch-benchmark"
 LIMIT = 10
+HERE = (sys.executable, "-m", "tests.benchmarks.bench_throughput")
 
 
 def measure() -> dict[str, float]:
@@ -58,7 +59,7 @@ def measure() -> dict[str, float]:
     failed = 0
     os.sched_setaffinity(0, {clients})
     service = [sys.executable, "-m", "service", "--bundle", str(BUNDLES)]
-    plain = [sys.executable, __file__, "--plain"]
+    plain = [*HERE, "--plain"]
     with _server(service, core, "/readyz") as served, _server(plain, core, "/docs") as other:
         targets = {
             "service": (served, "/v1/galleries/caltech101_half/search"),
@@ -95,11 +96,10 @@ def built() -> None:
     """The bundle that `vouch-build all --images` makes of Caltech-101, and its images."""
     if (BUNDLES / "CURRENT").exists():
         return
-    from bench_zero_shot import WEIGHTS, unpacked
-
     from index_builder.configuration.photographs import photographs_config
     from index_builder.pipeline.run import Run
     from index_builder.pipeline.steps import build_all
+    from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
 
     data = Path(os.environ["VOUCH_DATA_DIR"])
     IMAGES.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def built() -> None:
 
 def _bare(core: int) -> float:
     """Queries a second of the pipeline without a service, in a process of its own."""
-    command = ["taskset", "-c", str(core), sys.executable, __file__, "--bare"]
+    command = ["taskset", "-c", str(core), *HERE, "--bare"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=_environment())
     return float(done.stdout)
 

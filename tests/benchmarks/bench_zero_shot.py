@@ -11,7 +11,7 @@ The trunk is frozen, so that the features of all images are kept in build/zero-s
 minutes of one core, a posterior on them seconds. Remove that folder after a change of the trunk,
 the images or the splits.
 
-    python tests/benchmarks/bench_zero_shot.py [caltech101_half] [cub_first10] [omniglot]
+    python -m tests.benchmarks.bench_zero_shot [caltech101_half] [cub_first10] [omniglot]
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from kept_features import fitted
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -49,6 +48,7 @@ from index_builder.posteriors.laplace.validation import norm_correlation
 from index_builder.reproduction.datasets.official import Origin
 from index_builder.reproduction.datasets.small import chars74k, cifar10
 from model_store.sphere import spherical_variance, unit_direction
+from tests.benchmarks.kept_features import fitted
 
 WEIGHTS = Path("backbones") / "mobilenet_v2_imagenet_int8.npz"
 UNSEEN = {"caltech101_half": 0.5, "cub_first10": 0.5, "omniglot": 659 / 1623}

@@ -8,7 +8,7 @@ corrupted queries, of which the fusion has seen others. What each signal adds is
 fused score minus that of a fusion fitted without it. Reads VOUCH_DATA_DIR; making the encoders
 takes half an hour of one processor, once.
 
-    python tests/benchmarks/outlier_regret.py [WORLD ...]
+    python -m tests.benchmarks.outlier_regret [WORLD ...]
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from outlier_worlds import KEPT, WORLDS, World, world
 
 from index_builder.calibration.detector import cross_fitted_scores, fit_fusion
 from index_builder.metrics import auroc
 from model_store.decision import OUTLIER_SIGNALS
+from tests.benchmarks.outlier_worlds import KEPT, WORLDS, World, world
 
 SEEDS = 5
 ALPHA = 0.05

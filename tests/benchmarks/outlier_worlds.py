@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from bench_zero_shot import WEIGHTS, unpacked
-from bench_zero_shot import config_of as photographs
 from numpy.typing import NDArray
 
 from index_builder.calibration.detector import fit_detector
@@ -36,6 +34,8 @@ from model_store.decision import OutlierDetector
 from model_store.decision.outliers import averaged_features
 from model_store.encoder.contract import Embeddings
 from model_store.encoder.onnx import OnnxEncoder
+from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
+from tests.benchmarks.bench_zero_shot import config_of as photographs
 
 KEPT = Path("build/outliers")
 

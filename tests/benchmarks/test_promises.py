@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.promises.answers import answer_all
-from benchmarks.promises.drift import alarms
-from benchmarks.promises.latents import pictures, read_pictures
-from benchmarks.promises.measures import ALPHA, calibrate, shown_above
-from benchmarks.promises.planner import ERRORS, forecast_over_needed
-from benchmarks.promises.worlds import World, WorldSpec, make_world
 
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.images import from_arrays
 from model_store.decision import Calibration
 from model_store.retriever import Retriever
+from tests.benchmarks.promises.answers import answer_all
+from tests.benchmarks.promises.drift import alarms
+from tests.benchmarks.promises.latents import pictures, read_pictures
+from tests.benchmarks.promises.measures import ALPHA, calibrate, shown_above
+from tests.benchmarks.promises.planner import ERRORS, forecast_over_needed
+from tests.benchmarks.promises.worlds import World, WorldSpec, make_world
 
 SMALL = WorldSpec("small", n_labels=8, n_calibration=80, n_test=60)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from end_to_end.keys import KeysFile
-from end_to_end.processes import Redis, Service
 
 from model_store.bundles.bundle import Bundle, open_bundle
+from tests.end_to_end.keys import KeysFile
+from tests.end_to_end.processes import Redis, Service
 
 
 @pytest.fixture(scope="session")

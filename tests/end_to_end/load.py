@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Self
 
 import httpx2
-from end_to_end.processes import PATIENCE_S, Service
-from end_to_end.questions import search
+
+from tests.end_to_end.processes import PATIENCE_S, Service
+from tests.end_to_end.questions import search
 
 
 def at_once(service: Service, images: Iterable[bytes], n_callers: int) -> list[httpx2.Response]:

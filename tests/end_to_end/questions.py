@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx2
 import numpy as np
-from image_files import encoded
 from PIL import Image
+
+from tests.support.image_files import encoded
 
 
 def search(

@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 import httpx2
 import numpy as np
-from end_to_end.histories import Operation, first_violation
-from end_to_end.processes import PATIENCE_S, Service
-from end_to_end.questions import search
-from end_to_end.writes import GALLERY
 
 from model_store.bundles.bundle import open_bundle
+from tests.end_to_end.histories import Operation, first_violation
+from tests.end_to_end.processes import PATIENCE_S, Service
+from tests.end_to_end.questions import search
+from tests.end_to_end.writes import GALLERY
 
 Kind = Literal["put", "delete", "get", "search"]
 KINDS: tuple[Kind, ...] = ("put", "delete", "get", "search")

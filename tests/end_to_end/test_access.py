@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from end_to_end.keys import KeysFile, bearer, id_of, secret_of
-from end_to_end.processes import PATIENCE_S, VOUCH_SERVE, Service, environment, wait_until
+
+from tests.end_to_end.keys import KeysFile, bearer, id_of, secret_of
+from tests.end_to_end.processes import PATIENCE_S, VOUCH_SERVE, Service, environment, wait_until
 
 WAIT_S = 3
 """A change of the keys is followed within a second; a loaded machine may take a little longer."""

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import schemathesis
-from end_to_end.processes import Service
-from end_to_end.questions import picture, truncated
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -28,6 +26,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from model_store.bundles.bundle import Bundle
+from tests.end_to_end.processes import Service
+from tests.end_to_end.questions import picture, truncated
 
 N_EXAMPLES = 25
 """Of each operation, beside those that Schemathesis makes of every bound."""

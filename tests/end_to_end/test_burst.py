@@ -13,9 +13,10 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from end_to_end.load import at_once
-from end_to_end.processes import Service, halted
-from end_to_end.questions import bad_images, content
+
+from tests.end_to_end.load import at_once
+from tests.end_to_end.processes import Service, halted
+from tests.end_to_end.questions import bad_images, content
 
 N_ROUNDS = 30
 N_AT_ONCE = 8

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from end_to_end.load import at_once, sent
-from end_to_end.processes import PATIENCE_S, Redis, Service, halted, wait_until
-from end_to_end.questions import content, unseen
+
+from tests.end_to_end.load import at_once, sent
+from tests.end_to_end.processes import PATIENCE_S, Redis, Service, halted, wait_until
+from tests.end_to_end.questions import content, unseen
 
 N_CALLERS = 8
 

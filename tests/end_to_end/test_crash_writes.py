@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from end_to_end.writes import CrashTest
-
 from model_store.bundles.directory import activate
+from tests.end_to_end.writes import CrashTest
 
 
 def test_no_acknowledged_write_is_lost(digits_bundle: Path, tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from urllib.parse import quote
 
 import httpx2
 import pytest
-from end_to_end.keys import KeysFile, bearer
-from end_to_end.processes import Service
-from end_to_end.questions import unseen
-from hostile_images import scan_bomb
+
+from tests.end_to_end.keys import KeysFile, bearer
+from tests.end_to_end.processes import Service
+from tests.end_to_end.questions import unseen
+from tests.support.hostile_images import scan_bomb
 
 SECONDS = 6.0
 N_CONNECTIONS = 70

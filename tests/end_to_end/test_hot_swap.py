@@ -11,16 +11,16 @@ from typing import Any
 import onnx
 import psutil
 import pytest
-from bundle_copies import flip_a_byte, republished
-from end_to_end.load import Load
-from end_to_end.processes import Service, wait_until
-from end_to_end.questions import content, unseen
 
 from index_builder.configuration.build import BuildConfig
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import calibrate_step, index_step, publish_step
 from model_store.bundles.directory import activate
 from model_store.bundles.manifest import ENCODER_FILE
+from tests.end_to_end.load import Load
+from tests.end_to_end.processes import Service, wait_until
+from tests.end_to_end.questions import content, unseen
+from tests.support.bundle_copies import flip_a_byte, republished
 
 BUNDLES = "/v1/galleries/digits/bundles"
 N_CALLERS = 8

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from end_to_end.processes import Process, Service, free_port, wait_until
-from end_to_end.writes import SETTINGS, CrashTest
 from pymilvus import MilvusClient, MilvusException
 from typer.testing import CliRunner
 
@@ -22,6 +20,8 @@ from model_store.bundles.directory import locate
 from model_store.bundles.manifest import read_manifest
 from model_store.errors import GalleryUnavailable, ItemNotFound
 from model_store.gallery import MilvusAccess
+from tests.end_to_end.processes import Process, Service, free_port, wait_until
+from tests.end_to_end.writes import SETTINGS, CrashTest
 
 
 class Milvus(Process):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from build_command import vouch_build
-from collection_files import lines, write_drawings
-from end_to_end.processes import Service
 
 from index_builder.indexing.collection import find_encoder
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import read_manifest
+from tests.end_to_end.processes import Service
+from tests.support.build_command import vouch_build
+from tests.support.collection_files import lines, write_drawings
 
 N_IMAGES = 320
 

@@ -11,9 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from end_to_end.keys import KeysFile, secret_of
-from end_to_end.processes import PATIENCE_S, Service
-from image_files import encoded
 from playwright.sync_api import (
     Browser,
     ConsoleMessage,
@@ -31,6 +28,9 @@ from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.decision.absent_share import LEAST_QUERIES
+from tests.end_to_end.keys import KeysFile, secret_of
+from tests.end_to_end.processes import PATIENCE_S, Service
+from tests.support.image_files import encoded
 
 pytestmark = pytest.mark.browser
 

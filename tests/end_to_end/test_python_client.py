@@ -11,14 +11,14 @@ from typing import Any
 
 import httpx2
 import pytest
-from end_to_end.processes import Service
-from end_to_end.questions import truncated
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
 from service import client as client_module
 from service import schemas
 from service.client import MAX_ATTEMPTS, VouchClient, VouchProblem
+from tests.end_to_end.processes import Service
+from tests.end_to_end.questions import truncated
 
 Respond = Callable[[httpx2.Request], httpx2.Response]
 

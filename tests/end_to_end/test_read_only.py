@@ -11,11 +11,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from end_to_end.processes import VOUCH_SERVE, Service, environment
-from unprivileged import unprivileged
 
 from model_store.bundles.directory import activate, locate
 from model_store.bundles.manifest import read_manifest
+from tests.end_to_end.processes import VOUCH_SERVE, Service, environment
+from tests.support.unprivileged import unprivileged
 
 GALLERY = "/v1/galleries/digits"
 

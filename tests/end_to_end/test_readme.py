@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from end_to_end.processes import Service
 from PIL import Image
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
@@ -23,6 +22,7 @@ from torchvision import models
 
 from model_store.bundles.manifest import read_manifest
 from service.settings import Settings
+from tests.end_to_end.processes import Service
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("service", "model_store", "index_builder", "tests")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from end_to_end.histories import Operation, first_violation, is_linearizable
-from end_to_end.replicas import Replicas
 
 from model_store.bundles.directory import activate
+from tests.end_to_end.histories import Operation, first_violation, is_linearizable
+from tests.end_to_end.replicas import Replicas
 
 
 def put(value: int, began: float, ended: float, existed: bool | None = None) -> Operation:

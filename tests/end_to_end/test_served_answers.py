@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from end_to_end.processes import Service
 from numpy.typing import NDArray
 
 from index_builder.configuration.build import BuildConfig
@@ -23,6 +22,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.encoder.contract import Embeddings, EncoderMetadata
 from model_store.images import decode_image
 from model_store.retriever import Answer, Retriever
+from tests.end_to_end.processes import Service
 
 TOLERANCE = 1e-5
 LIMIT = 10

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
-from bundle_copies import flip_a_byte
-from end_to_end.processes import (
+
+from tests.end_to_end.processes import (
     PATIENCE_S,
     VOUCH_SERVE,
     Service,
@@ -19,6 +19,7 @@ from end_to_end.processes import (
     refuses_connections,
     wait_until,
 )
+from tests.support.bundle_copies import flip_a_byte
 
 
 class TestTheEnd:

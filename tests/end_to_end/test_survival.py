@@ -15,10 +15,11 @@ import httpx2
 import numpy as np
 import psutil
 import pytest
-from end_to_end.load import Asked, Load, ask_at_a_rate, sent
-from end_to_end.processes import PATIENCE_S, Service, halted, refuses_connections, wait_until
-from end_to_end.questions import content, unseen
-from image_files import slow_png
+
+from tests.end_to_end.load import Asked, Load, ask_at_a_rate, sent
+from tests.end_to_end.processes import PATIENCE_S, Service, halted, refuses_connections, wait_until
+from tests.end_to_end.questions import content, unseen
+from tests.support.image_files import slow_png
 
 SEARCH = "/v1/galleries/digits/search"
 N_CALLERS = 8

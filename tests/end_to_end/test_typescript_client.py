@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from end_to_end.processes import Service
-from end_to_end.questions import search
 
 from model_store.bundles.bundle import Bundle
+from tests.end_to_end.processes import Service
+from tests.end_to_end.questions import search
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "typescript"

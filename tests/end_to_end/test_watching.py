@@ -8,8 +8,8 @@ import socket
 import time
 from pathlib import Path
 
-from end_to_end.collector import Collector, attributes
-from end_to_end.processes import Service, free_port, wait_until
+from tests.end_to_end.collector import Collector, attributes
+from tests.end_to_end.processes import Service, free_port, wait_until
 
 
 def test_every_line_is_json_whoever_writes_it(

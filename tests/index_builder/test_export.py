@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from laws.encoder_laws import EncoderLaws
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from model_store.encoder.contract import OUTPUT_NAMES, Embeddings, Encoder, Enco
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ParityError
 from model_store.images import Preprocessing
+from tests.laws.encoder_laws import EncoderLaws
 
 
 def probabilistic_encoder(seed: int = 0) -> ProbabilisticEncoder:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from fakes import FakeEncoder
 
 from index_builder.configuration.build import load_config
 from index_builder.datasets.images import from_arrays
 from index_builder.indexing.from_images import build_gallery
 from model_store.gallery import FaissGallery, IndexSettings
 from model_store.gallery.files.gallery import GALLERY_FILES
+from tests.support.fakes import FakeEncoder
 
 IMAGES = from_arrays(
     "x",

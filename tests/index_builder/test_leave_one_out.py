@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from laws.gallery_laws import new_items
 
 from index_builder.calibration import leave_one_out_queries, out_of_fold_signals
 from index_builder.calibration.calibrate import items_alike, plain_items
@@ -17,6 +16,7 @@ from model_store.decision import label_means
 from model_store.encoder.contract import Embeddings
 from model_store.gallery import FaissGallery, NewItem, write_faiss_gallery
 from model_store.sphere import unit_direction
+from tests.laws.gallery_laws import new_items
 
 N, N_LABELS, DIM = 60, 4, 5
 RNG = np.random.default_rng(0)

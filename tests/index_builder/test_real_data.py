@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_command import vouch_build
 
 from index_builder.configuration.build import load_config
 from index_builder.datasets import load_splits
@@ -18,6 +17,7 @@ from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import build_all
 from model_store import open_bundle
 from model_store.bundles.manifest import read_manifest
+from tests.support.build_command import vouch_build
 
 pytestmark = pytest.mark.bundle
 

@@ -11,7 +11,6 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from build_command import vouch_build
 from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
@@ -38,6 +37,7 @@ from index_builder.reproduction.methods import configured
 from model_store import open_bundle
 from model_store.bundles.manifest import read_manifest
 from model_store.errors import ConfigError, DatasetError, StepNotReady
+from tests.support.build_command import vouch_build
 
 pytestmark = pytest.mark.bundle
 

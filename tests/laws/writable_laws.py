@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from laws.gallery_laws import random_embeddings
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound, KeyReused, WriteRefused
@@ -21,6 +20,7 @@ from model_store.gallery import (
     Vector,
     Writable,
 )
+from tests.laws.gallery_laws import random_embeddings
 
 DIM = 4
 N_ITEMS = 10

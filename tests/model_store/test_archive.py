@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bundle_copies import flip_a_byte
-from laws.gallery_laws import new_items, random_embeddings
 
 from model_store.bundles.backup import SUMMARY_FILE, BackupSummary, back_up, restore
 from model_store.bundles.changes import changes_path, open_live
@@ -32,6 +30,8 @@ from model_store.gallery import (
     Vector,
     write_faiss_gallery,
 )
+from tests.laws.gallery_laws import new_items, random_embeddings
+from tests.support.bundle_copies import flip_a_byte
 
 N, DIM = 12, 4
 

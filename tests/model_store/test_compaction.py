@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from laws.gallery_laws import new_items, random_embeddings
-from live_bundles import compaction, opened, peak_of_compaction, published, upsert
 from numpy.typing import NDArray
 
 from model_store.bundles.changes import changes_path
@@ -22,6 +20,8 @@ from model_store.bundles.manifest import read_manifest
 from model_store.decision import Calibration, label_means
 from model_store.errors import GallerySuperseded, ItemNotFound, LogDamaged, StorageBusy, StorageFull
 from model_store.gallery import Delete, Item, LiveGallery, NewItem, Retry, Thumbnail, Upsert, Vector
+from tests.laws.gallery_laws import new_items, random_embeddings
+from tests.support.live_bundles import compaction, opened, peak_of_compaction, published, upsert
 
 N, DIM = 30, 6
 

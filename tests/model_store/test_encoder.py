@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from laws.encoder_laws import EncoderLaws
 
 from index_builder.datasets.digits import digits
 from model_store.encoder.contract import METADATA_KEY, Embeddings, Encoder, EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.images import Preprocessing
+from tests.laws.encoder_laws import EncoderLaws
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from model_store.errors import InvalidFilter
 from model_store.gallery import NewItem, parse_filter, read_filter
 from model_store.gallery.files.items import Items, ItemsWriter
 from model_store.gallery.filters.grammar import MAX_BYTES, MAX_CONDITIONS, MAX_DEPTH
+from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
 
 
 def stored(path: Path, items: Sequence[NewItem]) -> Items:

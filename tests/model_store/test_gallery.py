@@ -7,11 +7,11 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch
 from model_store.gallery import FaissGallery, NewItem, write_faiss_gallery
+from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 
 
 @pytest.fixture

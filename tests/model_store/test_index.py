@@ -11,7 +11,6 @@ from typing import get_args
 import faiss
 import numpy as np
 import pytest
-from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 
 from model_store.decision.staleness import search_settings
 from model_store.encoder.contract import Embeddings
@@ -28,6 +27,7 @@ from model_store.gallery.files.variances import HALF_ROUNDING
 from model_store.gallery.index import build as index_build
 from model_store.gallery.index import search as index_search
 from model_store.gallery.index.plan import IndexKind, plan_index
+from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 
 APPROXIMATE: list[IndexKind] = [kind for kind in get_args(IndexKind) if kind != "flat"]
 N, DIM = 3_000, 16
@@ -183,8 +183,9 @@ def test_labels_of_another_length_are_refused(gallery: FaissGallery, tmp_path: P
 
 BUILD = """
 import sys; from pathlib import Path
-sys.path[:0] = ["tests", "tests/model_store"]
-from test_index import APPROXIMATE, IndexSettings, clustered, plain_items, write_faiss_gallery
+from tests.model_store.test_index import (
+    APPROXIMATE, IndexSettings, clustered, plain_items, write_faiss_gallery
+)
 for kind in APPROXIMATE:
     directory = Path(sys.argv[1]) / kind
     directory.mkdir(parents=True)

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
-from laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import (
@@ -39,6 +37,8 @@ from model_store.gallery import (
 )
 from model_store.gallery.live import log
 from model_store.gallery.live.high_water import HighWater
+from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
+from tests.laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
 
 
 def written(folder: Path, embeddings: Embeddings, items: Sequence[NewItem]) -> FaissGallery:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws.gallery_laws import random_embeddings
-from milvus import lite_file
 
 from model_store.gallery import MilvusGallery, NewItem, parse_filter, write_milvus_gallery
 from model_store.gallery.milvus.filter import to_expression
+from tests.laws.gallery_laws import random_embeddings
+from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
+from tests.support.milvus import lite_file
 
 pytestmark = pytest.mark.slow
 

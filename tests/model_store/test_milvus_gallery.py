@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
-from milvus import lite_file
 from numpy.typing import NDArray
 
 from model_store.encoder.contract import Embeddings
@@ -36,6 +34,8 @@ from model_store.gallery import (
 from model_store.gallery.index.plan import IndexKind
 from model_store.gallery.milvus.collection import MILVUS_FILE, Collection, MilvusDescription
 from model_store.gallery.milvus.entities import write_entity
+from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
+from tests.support.milvus import lite_file
 
 pytestmark = pytest.mark.slow
 

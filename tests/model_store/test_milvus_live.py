@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from laws.gallery_laws import new_items, random_embeddings
-from laws.writable_laws import DIM, N_ITEMS, Reopen, WritableLaws, ids_of, nearest, some_upsert
-from milvus import lite_file
 
 from model_store.errors import GallerySuperseded, WriteRefused
 from model_store.gallery import (
@@ -24,6 +21,17 @@ from model_store.gallery import (
     Upsert,
     write_milvus_gallery,
 )
+from tests.laws.gallery_laws import new_items, random_embeddings
+from tests.laws.writable_laws import (
+    DIM,
+    N_ITEMS,
+    Reopen,
+    WritableLaws,
+    ids_of,
+    nearest,
+    some_upsert,
+)
+from tests.support.milvus import lite_file
 
 pytestmark = pytest.mark.slow
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import FakeEncoder
 from hypothesis import given
 from hypothesis import strategies as st
-from laws.encoder_laws import EncoderLaws, images_for
 
 from model_store.encoder.contract import Encoder
 from model_store.predictive import Predictive, predict
 from model_store.sphere import base_noise, mean_resultant_length, spherical_variance
+from tests.laws.encoder_laws import EncoderLaws, images_for
+from tests.support.fakes import FakeEncoder
 
 
 class TestFakeEncoder(EncoderLaws):

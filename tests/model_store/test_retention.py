@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from laws.gallery_laws import new_items, random_embeddings
-from live_bundles import DIM, compaction, opened, published, upsert
 
 from model_store.bundles.directory import CURRENT_FILE, activate, bundle_ids, current_id
 from model_store.bundles.retention import Hold, prune
 from model_store.errors import BundleNotFound
+from tests.laws.gallery_laws import new_items, random_embeddings
+from tests.support.live_bundles import DIM, compaction, opened, published, upsert
 
 
 @pytest.fixture

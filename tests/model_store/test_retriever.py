@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import FakeEncoder
-from laws.encoder_laws import images_for
-from laws.gallery_laws import new_items
 from PIL import Image
 
 from model_store import open_bundle
 from model_store.errors import BundleMismatch, CorruptImage, ItemNotFound
 from model_store.gallery import FaissGallery, write_faiss_gallery
 from model_store.retriever import Retriever
+from tests.laws.encoder_laws import images_for
+from tests.laws.gallery_laws import new_items
+from tests.support.fakes import FakeEncoder
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laws.gallery_laws import new_items, random_embeddings
 from numpy.typing import NDArray
 
 from model_store.gallery import FaissGallery, write_faiss_gallery
@@ -20,6 +19,7 @@ from model_store.search import (
     two_stage_search,
 )
 from model_store.sphere import base_noise, sample_projected_normal
+from tests.laws.gallery_laws import new_items, random_embeddings
 
 
 @pytest.fixture

@@ -10,10 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from end_to_end.keys import KeysFile
-from end_to_end.processes import Redis
-from fakes import FakeEncoder
-from local_client import LocalClient
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle, open_bundle
@@ -22,6 +18,10 @@ from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_ga
 from model_store.retriever import Retriever
 from service.app import create_app
 from service.settings import Settings
+from tests.end_to_end.keys import KeysFile
+from tests.end_to_end.processes import Redis
+from tests.support.fakes import FakeEncoder
+from tests.support.local_client import LocalClient
 
 StartClient = Callable[..., TestClient]
 

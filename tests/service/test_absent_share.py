@@ -10,10 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from end_to_end.keys import KeysFile, bearer
-from end_to_end.questions import search, search_batch, search_json, search_raw
-from image_files import encoded
-from local_client import LocalClient
 from scipy.special import expit, logit
 from starlette.testclient import TestClient
 
@@ -25,6 +21,10 @@ from model_store.share_states import ShareStates
 from service.app import create_app
 from service.serving.absent_share import DIGITS, ESTIMATED_EVERY, AbsentShareWatch
 from service.settings import Settings
+from tests.end_to_end.keys import KeysFile, bearer
+from tests.end_to_end.questions import search, search_batch, search_json, search_raw
+from tests.support.image_files import encoded
+from tests.support.local_client import LocalClient
 
 StartClient = Callable[..., TestClient]
 

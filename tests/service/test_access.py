@@ -10,10 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from end_to_end.keys import KeysFile, bearer, id_of, secret_of
-from end_to_end.questions import search, search_by_stream
 from fastapi import APIRouter, Depends, FastAPI
-from local_client import LocalClient
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import open_bundle
@@ -26,6 +23,9 @@ from service.http.middleware import RequestContext
 from service.http.problems import add_problem_handlers
 from service.observability.metrics import Telemetry
 from service.settings import Settings
+from tests.end_to_end.keys import KeysFile, bearer, id_of, secret_of
+from tests.end_to_end.questions import search, search_by_stream
+from tests.support.local_client import LocalClient
 
 StartClient = Callable[..., TestClient]
 

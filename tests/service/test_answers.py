@@ -12,13 +12,13 @@ from typing import cast
 
 import numpy as np
 import pytest
-from end_to_end.questions import assess, picture, search
 from PIL import Image
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
 from model_store.gallery import Gallery
 from service.settings import Settings
+from tests.end_to_end.questions import assess, picture, search
 
 StartClient = Callable[..., TestClient]
 

@@ -11,10 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calibration_evidence import evidence
-from end_to_end.processes import wait_until
-from end_to_end.questions import picture, search
-from local_client import LocalClient
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
@@ -25,6 +21,10 @@ from model_store.retriever import Retriever
 from service.app import create_app
 from service.serving.audit import Audit
 from service.settings import Settings
+from tests.end_to_end.processes import wait_until
+from tests.end_to_end.questions import picture, search
+from tests.support.calibration_evidence import evidence
+from tests.support.local_client import LocalClient
 
 StartClient = Callable[..., TestClient]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from fakes import FakeEncoder
 from numpy.typing import NDArray
 
 from model_store.encoder.contract import Embeddings
@@ -16,6 +15,7 @@ from model_store.errors import EncoderStopped
 from service.encoding.batch_size import largest_useful_batch, useful_turn
 from service.encoding.batching import MicroBatcher
 from service.observability.records import BatchRecord
+from tests.support.fakes import FakeEncoder
 
 pytestmark = pytest.mark.anyio
 

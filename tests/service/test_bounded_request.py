@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import httpx2
 import pytest
-from end_to_end.questions import search
 from starlette.testclient import TestClient
+
+from tests.end_to_end.questions import search
 
 StartClient = Callable[..., TestClient]
 

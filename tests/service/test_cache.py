@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from end_to_end.processes import PATIENCE_S, Redis
 from hypothesis import given
 from hypothesis import strategies as st
-from laws.cache_laws import CacheLaws, assert_same_bits, new_entry
 
 from service.encoding.cache import Cache, CacheEntry, ProcessCache, RedisCache, open_cache
 from service.settings import Settings
+from tests.end_to_end.processes import PATIENCE_S, Redis
+from tests.laws.cache_laws import CacheLaws, assert_same_bits, new_entry
 
 TTL_S = 3600
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from end_to_end.questions import picture, search
 from scipy.stats import binom
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
 from model_store.retriever import Retriever
+from tests.end_to_end.questions import picture, search
 
 StartClient = Callable[..., TestClient]
 

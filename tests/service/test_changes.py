@@ -11,9 +11,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from bundle_copies import flip_a_byte, republished
-from end_to_end.keys import KeysFile
-from end_to_end.questions import picture, search, truncated
 from starlette.testclient import TestClient
 
 import model_store.bundles.bundle as bundle_module
@@ -21,6 +18,9 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.bundles.manifest import Manifest
 from model_store.gallery import ChangesFile
+from tests.end_to_end.keys import KeysFile
+from tests.end_to_end.questions import picture, search, truncated
+from tests.support.bundle_copies import flip_a_byte, republished
 
 StartClient = Callable[..., TestClient]
 

@@ -16,7 +16,6 @@ import uvicorn
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from end_to_end.processes import free_port
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -24,6 +23,7 @@ from starlette.routing import Route
 
 from service.http import limits
 from service.http.connections import BoundedConnection, Room
+from tests.end_to_end.processes import free_port
 
 OK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 Serve = Callable[..., int]

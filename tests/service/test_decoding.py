@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hostile_images import contrived
-from image_files import encoded, picture, png, seeds, slow_png
 from PIL import Image
 
 from model_store.errors import (
@@ -35,6 +33,8 @@ from model_store.images.quality import quality_measures
 from service.decoding.decoder import Prepared
 from service.decoding.pool import DecoderPool
 from service.decoding.process import DecoderProcess
+from tests.support.hostile_images import contrived
+from tests.support.image_files import encoded, picture, png, seeds, slow_png
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 

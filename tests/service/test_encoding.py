@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from laws.encoder_laws import EncoderLaws
 from numpy.typing import NDArray
 
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import EncoderContractError, EncoderStopped, EncodingFailed
 from service.encoding.process import ENCODE_PATIENCE_S, EncoderProcess
+from tests.laws.encoder_laws import EncoderLaws
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from end_to_end.questions import picture
-from hostile_images import scan_bomb
 
 from model_store.deadline import interrupted_when_late, wanted_until
 from model_store.errors import DeadlineExceeded, ImageTooCostly
@@ -18,6 +16,8 @@ from model_store.images import Preprocessing
 from model_store.images.budget import DecodingBudget
 from service.decoding.pool import DecoderPool
 from service.fair_share import FairShare, caller
+from tests.end_to_end.questions import picture
+from tests.support.hostile_images import scan_bomb
 
 pytestmark = pytest.mark.anyio
 

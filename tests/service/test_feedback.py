@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.questions import picture, search
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Recalibration
 from model_store.retriever import Retriever
+from tests.end_to_end.questions import picture, search
 
 StartClient = Callable[..., TestClient]
 

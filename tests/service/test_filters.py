@@ -9,7 +9,6 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from end_to_end.questions import search, search_batch, search_json, search_raw
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
@@ -17,6 +16,7 @@ from model_store.decision.verdict import SETS_UNDER_A_FILTER
 from model_store.gallery import parse_filter
 from model_store.gallery.filters.grammar import MAX_BYTES
 from service.http.cursors import MAX_LENGTH
+from tests.end_to_end.questions import search, search_batch, search_json, search_raw
 
 Search = Callable[..., httpx2.Response]
 StartClient = Callable[..., TestClient]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bundle_copies import flip_a_byte, republished
 from numpy.typing import NDArray
 from starlette.testclient import TestClient
 
@@ -42,6 +41,7 @@ from service.serving.health import STALE_AFTER_PERIODS
 from service.serving.queries import SearchParameters
 from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
+from tests.support.bundle_copies import flip_a_byte, republished
 
 pytestmark = pytest.mark.anyio
 

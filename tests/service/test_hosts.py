@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import httpx2
 import pytest
-from end_to_end.keys import KeysFile, bearer
 from starlette.testclient import TestClient
+
+from tests.end_to_end.keys import KeysFile, bearer
 
 StartClient = Callable[..., TestClient]
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundle_copies import republished
-from end_to_end.questions import picture, search
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle, open_bundle
@@ -23,6 +21,8 @@ from model_store.errors import InvalidCursor, OutdatedCursor
 from model_store.search import N_CANDIDATES
 from service.http import cursors
 from service.schemas import SearchOptions
+from tests.end_to_end.questions import picture, search
+from tests.support.bundle_copies import republished
 
 StartClient = Callable[..., TestClient]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.keys import KeysFile, id_of, secret_of
 
 from model_store.errors import KeysError, Unauthenticated
 from service.access.keys import Keyring, change_keys, mint, read_keys, revoked, rotated
+from tests.end_to_end.keys import KeysFile, id_of, secret_of
 
 HOUR = timedelta(hours=1)
 

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from end_to_end.keys import id_of, secret_of
-from end_to_end.processes import PATIENCE_S, environment
 
 from service.access.command import main
 from service.access.keys import Keyring, read_keys
+from tests.end_to_end.keys import id_of, secret_of
+from tests.end_to_end.processes import PATIENCE_S, environment
 
 
 @pytest.fixture

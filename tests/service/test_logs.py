@@ -14,8 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from end_to_end.questions import assess, picture, search, truncated
-from fakes import FakeEncoder
 from numpy.typing import NDArray
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
@@ -27,6 +25,8 @@ from service.http.middleware import RequestContext
 from service.observability.logs import JsonFormatter, log_as_json
 from service.observability.metrics import Telemetry
 from service.observability.records import LONGEST_PATH, RequestRecord, SearchRecord, recorded
+from tests.end_to_end.questions import assess, picture, search, truncated
+from tests.support.fakes import FakeEncoder
 
 SECRET = "sesame-4711-open"
 

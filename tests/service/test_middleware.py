@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 
 import httpx2
 import pytest
-from end_to_end.questions import search, search_by_stream
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
 from model_store.bundles.bundle import Bundle
 from service.http.middleware import FORM_ALLOWANCE, RequestContext
 from service.observability.metrics import Telemetry
+from tests.end_to_end.questions import search, search_by_stream
 
 StartClient = Callable[..., TestClient]
 

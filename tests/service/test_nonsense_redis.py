@@ -11,15 +11,15 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
-from end_to_end.processes import Redis
-from end_to_end.questions import content, search
-from laws.cache_laws import assert_same_bits, new_entry
 from starlette.testclient import TestClient
 
 from model_store.predictive import Predictive
 from service.access.rate_limits import Rates
 from service.encoding.cache import CacheEntry, RedisCache
 from service.settings import parse_rate
+from tests.end_to_end.processes import Redis
+from tests.end_to_end.questions import content, search
+from tests.laws.cache_laws import assert_same_bits, new_entry
 
 StartClient = Callable[..., TestClient]
 

@@ -19,18 +19,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from end_to_end.keys import KeysFile
-from end_to_end.questions import (
-    assess,
-    embed,
-    picture,
-    search,
-    search_batch,
-    search_json,
-    search_raw,
-    truncated,
-)
-from local_client import LocalClient
 from starlette.testclient import TestClient
 
 import service
@@ -43,6 +31,18 @@ from service.http.routes.search import MAX_BATCH
 from service.http.state import State
 from service.schemas import SearchOptions
 from service.settings import Settings
+from tests.end_to_end.keys import KeysFile
+from tests.end_to_end.questions import (
+    assess,
+    embed,
+    picture,
+    search,
+    search_batch,
+    search_json,
+    search_raw,
+    truncated,
+)
+from tests.support.local_client import LocalClient
 
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 WRITE = "VOUCH_WRITE_OPENAPI" in os.environ

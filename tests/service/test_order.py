@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx2
 import pytest
-from end_to_end.questions import search, search_batch, search_json, search_raw
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
 from model_store.retriever import Retriever
+from tests.end_to_end.questions import search, search_batch, search_json, search_raw
 
 StartClient = Callable[..., TestClient]
 Search = Callable[..., httpx2.Response]

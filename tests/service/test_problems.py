@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from end_to_end.questions import boasting_png, picture, search, search_by_stream, truncated
 from fastapi import Request
 from starlette.testclient import TestClient
 
@@ -21,6 +20,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.errors import EncoderError, VouchError
 from service.http.middleware import FORM_ALLOWANCE
 from service.http.problems import problem_response, status_of
+from tests.end_to_end.questions import boasting_png, picture, search, search_by_stream, truncated
 
 StartClient = Callable[..., TestClient]
 Ask = Callable[[TestClient], httpx2.Response]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from end_to_end.keys import KeysFile, bearer, id_of
-from local_client import LocalClient
 from starlette.testclient import TestClient
+
+from tests.end_to_end.keys import KeysFile, bearer, id_of
+from tests.support.local_client import LocalClient
 
 StartClient = Callable[..., TestClient]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from end_to_end.keys import KeysFile, bearer, id_of, secret_of
-from end_to_end.processes import PATIENCE_S, Redis
-from end_to_end.questions import search
-from local_client import LocalClient
 from starlette.testclient import TestClient
+
+from tests.end_to_end.keys import KeysFile, bearer, id_of, secret_of
+from tests.end_to_end.processes import PATIENCE_S, Redis
+from tests.end_to_end.questions import search
+from tests.support.local_client import LocalClient
 
 StartClient = Callable[..., TestClient]
 

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
-from end_to_end.processes import PATIENCE_S, Redis
 
 from service.access.rate_limits import Rates, Tallies
 from service.settings import parse_rate
+from tests.end_to_end.processes import PATIENCE_S, Redis
 
 FIVE = parse_rate("5/day")
 

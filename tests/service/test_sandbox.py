@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.questions import search
-from hostile_images import contrived
-from planted_decoder import PLANTED
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
@@ -21,6 +18,9 @@ from model_store.errors import CorruptImage, ImageError
 from model_store.images import Preprocessing
 from service.decoding.pool import DecoderPool
 from service.decoding.sandbox import PARTS, SandboxMode
+from tests.end_to_end.questions import search
+from tests.support.hostile_images import contrived
+from tests.support.planted_decoder import PLANTED
 
 pytestmark = [
     pytest.mark.process,
@@ -59,7 +59,7 @@ async def tried(target: dict[str, Any], mode: SandboxMode) -> dict[str, Any]:
 class TestADecoderThatWasTakenOver:
     @pytest.fixture(autouse=True)
     def _planted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("service.decoding.process.WORKER", "planted_decoder")
+        monkeypatch.setattr("service.decoding.process.WORKER", "tests.support.planted_decoder")
         monkeypatch.setenv("VOUCH_REDIS_URL", "redis://:password@redis")
 
     async def test_gets_at_nothing(self, target: dict[str, Any]) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from end_to_end.keys import KeysFile, bearer, id_of, secret_of
-from end_to_end.questions import picture, search
 from starlette.testclient import TestClient
 
 from service.observability.logs import JsonFormatter
+from tests.end_to_end.keys import KeysFile, bearer, id_of, secret_of
+from tests.end_to_end.questions import picture, search
 
 StartClient = Callable[..., TestClient]
 

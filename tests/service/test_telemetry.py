@@ -10,8 +10,6 @@ from functools import partial
 import numpy as np
 import psutil
 import pytest
-from end_to_end.processes import wait_until
-from end_to_end.questions import picture, search
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
@@ -25,6 +23,8 @@ from service.http.admission import ClientGone
 from service.http.middleware import RequestContext
 from service.observability.metrics import Telemetry
 from service.serving.lease import Lease
+from tests.end_to_end.processes import wait_until
+from tests.end_to_end.questions import picture, search
 
 StartClient = Callable[..., TestClient]
 Sample = tuple[str, frozenset[tuple[str, str]]]

@@ -14,9 +14,6 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
-from end_to_end.collector import Collector, attributes
-from end_to_end.processes import free_port, wait_until
-from end_to_end.questions import search
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
@@ -24,6 +21,9 @@ from service.observability.logs import JsonFormatter
 from service.observability.records import RequestRecord, SearchRecord
 from service.observability.tracing import FLUSH_PATIENCE_S, OtlpTracing, stage_times
 from service.settings import Settings
+from tests.end_to_end.collector import Collector, attributes
+from tests.end_to_end.processes import free_port, wait_until
+from tests.end_to_end.questions import search
 
 StartClient = Callable[..., TestClient]
 

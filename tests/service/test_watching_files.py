@@ -11,12 +11,12 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
-from end_to_end.questions import search
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from service.observability.metrics import Telemetry
 from service.serving.metrics import GalleryMetrics
+from tests.end_to_end.questions import search
 
 StartClient = Callable[..., TestClient]
 

@@ -9,7 +9,12 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from end_to_end.questions import (
+from starlette.testclient import TestClient
+
+from model_store.bundles.bundle import Bundle
+from service.http.middleware import FORM_ALLOWANCE
+from service.http.routes.search import MAX_BATCH
+from tests.end_to_end.questions import (
     embed,
     picture,
     search,
@@ -18,11 +23,6 @@ from end_to_end.questions import (
     search_raw,
     truncated,
 )
-from starlette.testclient import TestClient
-
-from model_store.bundles.bundle import Bundle
-from service.http.middleware import FORM_ALLOWANCE
-from service.http.routes.search import MAX_BATCH
 
 StartClient = Callable[..., TestClient]
 Search = Callable[..., httpx2.Response]

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from bench_zero_shot import WEIGHTS, unpacked
-from bench_zero_shot import config_of as photographs
 from numpy.typing import NDArray
 
 from index_builder.configuration.build import BuildConfig, load_config
@@ -24,6 +22,8 @@ from index_builder.pipeline.steps import export_step, fit_step, train_step
 from model_store.decision.outliers import averaged_features
 from model_store.encoder.contract import Embeddings
 from model_store.encoder.onnx import OnnxEncoder
+from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
+from tests.benchmarks.bench_zero_shot import config_of as photographs
 
 from .latents import TableEncoder, pictures
 from .worlds import World, write_gallery

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from certified_bundles import certified, published, run
+
+from tests.support.certified_bundles import certified, published, run
 
 
 @pytest.fixture

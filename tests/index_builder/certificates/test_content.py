@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from calibration_evidence import evidence
-from certified_bundles import DAY, EVIDENCE, calibration, certified, forged, published, run, said
 
 from index_builder.certificates.content import content, open_certified
 from index_builder.certificates.since import Observed, Said, since
@@ -21,6 +19,17 @@ from model_store.bundles.publish import publish
 from model_store.decision import DriftTest, ErrorTest, error_interval
 from model_store.drift_states import DriftStates, SavedDrift
 from model_store.feedback import Feedback, FeedbackLog
+from tests.support.calibration_evidence import evidence
+from tests.support.certified_bundles import (
+    DAY,
+    EVIDENCE,
+    calibration,
+    certified,
+    forged,
+    published,
+    run,
+    said,
+)
 
 
 def test_it_says_what_is_promised_and_on_what_evidence(certificate: Path) -> None:

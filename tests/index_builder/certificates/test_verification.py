@@ -9,12 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundle_copies import flip_a_byte
-from certified_bundles import EVIDENCE, calibration, certified, forged, published, run, said
 
 from index_builder.certificates.files import read_certificate, write_certificate
 from index_builder.certificates.signing import read_private_key
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
+from tests.support.bundle_copies import flip_a_byte
+from tests.support.certified_bundles import (
+    EVIDENCE,
+    calibration,
+    certified,
+    forged,
+    published,
+    run,
+    said,
+)
 
 
 def test_a_certificate_holds_for_its_bundle(certificate: Path, bundle: Path) -> None:

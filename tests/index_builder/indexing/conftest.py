@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from collection_files import write_drawings
 
 from index_builder.indexing.collection import Indexing
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import parse_tolerance
 from model_store.bundles.manifest import ENCODER_FILE
+from tests.support.collection_files import write_drawings
 
 
 @pytest.fixture(scope="session")

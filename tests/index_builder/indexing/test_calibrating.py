@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_command import vouch_build
-from collection_files import lines, write_drawings
 
 from index_builder.datasets.images import from_files
 from index_builder.datasets.views import view
@@ -23,6 +21,8 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import CalibrationError, ConfigError
 from model_store.gallery import IndexSettings
+from tests.support.build_command import vouch_build
+from tests.support.collection_files import lines, write_drawings
 
 N_IMAGES = 320
 

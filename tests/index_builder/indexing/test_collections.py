@@ -9,10 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import hostile_images
 import numpy as np
 import pytest
-from collection_files import N_IMAGES, lines
 from PIL import Image
 
 from index_builder.indexing.collection import Indexing, find_encoder, index_collection
@@ -32,6 +30,8 @@ from model_store.errors import (
     TooManyBadImages,
 )
 from model_store.images import ImageLimits, decode_image
+from tests.support import hostile_images
+from tests.support.collection_files import N_IMAGES, lines
 
 At = Callable[[Path], Indexing]
 

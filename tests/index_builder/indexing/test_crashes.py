@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from crash_indexing import Command, kill_once, prepare
 
 from index_builder.indexing.workdir import Work
+from tests.torture.crash_indexing import Command, kill_once, prepare
 
 N_KILLS = 3
 

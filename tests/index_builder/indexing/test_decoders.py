@@ -6,17 +6,17 @@ import os
 import signal
 from pathlib import Path
 
-import hostile_images
 import numpy as np
 import psutil
 import pytest
-from image_files import encoded, picture
 
 from index_builder.indexing.blocks import Block, Place
 from index_builder.indexing.decoders import DecoderProcesses
 from index_builder.indexing.prepare import BUDGET, budget_for, prepare_files
 from model_store.images import ImageLimits, Preprocessing
 from model_store.images.budget import DecodingBudget
+from tests.support import hostile_images
+from tests.support.image_files import encoded, picture
 
 PREPROCESSING = Preprocessing(16, 16)
 

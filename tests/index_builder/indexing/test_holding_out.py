@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from collection_files import lines
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
@@ -21,6 +20,7 @@ from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.holding_out import chosen
 from index_builder.indexing.sources import open_source
 from model_store.bundles.bundle import Bundle, open_bundle
+from tests.support.collection_files import lines
 
 At = Callable[[Path], Indexing]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calibration_evidence import evidence
 from scipy.stats import binom, binomtest
 
 from model_store.decision import Evidence, Promises, Recalibration, Stream
 from model_store.decision.absent_share import shifted
 from model_store.decision.evidence import design_effect
 from model_store.decision.operating import errors_allowed, upper_bound
+from tests.support.calibration_evidence import evidence
 
 MANY = np.array([0, 0, 30])
 NO_FEEDBACK = Recalibration()

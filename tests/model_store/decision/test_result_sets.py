@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from calibration_evidence import of_critical
 from scipy.stats import binom, binomtest
 
 from model_store.decision import ResultSetRule
 from model_store.decision.result_sets import MOST_UNPROMISED
+from tests.support.calibration_evidence import of_critical
 
 RNG = np.random.default_rng(0)
 DELTA = 0.1

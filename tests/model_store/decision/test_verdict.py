@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from calibration_evidence import evidence
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -29,6 +28,7 @@ from model_store.decision import (
 from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch, UnknownSource
 from model_store.predictive import Predictive
+from tests.support.calibration_evidence import evidence
 
 
 def logistic(signal: str, weight: float, intercept: float = 0.0) -> LogisticModel:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 
 import pytest
-from hostile_images import ONE_PIXEL, contrived, gif, tiff
-from image_files import encoded, picture, seeds
 from PIL import Image
 
 from model_store.errors import ImageTooLarge
 from model_store.images import ImageLimits, decode_image
 from model_store.images.containers import count_frames, format_of, webp_canvas
+from tests.support.hostile_images import ONE_PIXEL, contrived, gif, tiff
+from tests.support.image_files import encoded, picture, seeds
 
 
 @pytest.mark.parametrize("name", seeds())

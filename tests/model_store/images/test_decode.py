@@ -6,14 +6,14 @@ import zlib
 
 import numpy as np
 import pytest
-from hostile_images import contrived
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_files import encoded, picture, seeds
 from PIL import Image, ImageOps
 
 from model_store.errors import CorruptImage, EmptyImage, ImageError, ImageTooLarge, UnsupportedImage
 from model_store.images import FORMATS, ImageLimits, Preprocessing, decode_image, encode_thumbnail
+from tests.support.hostile_images import contrived
+from tests.support.image_files import encoded, picture, seeds
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (20, 30, 3), dtype=np.uint8)

@@ -6,11 +6,11 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hostile_images import cases, contrived
-from image_files import seeds
 
 from model_store.errors import CorruptImage, ImageError
 from model_store.images import ImageLimits, Preprocessing, decode_image
+from tests.support.hostile_images import cases, contrived
+from tests.support.image_files import seeds
 
 LIMITS = ImageLimits(max_pixels=1_000_000)
 

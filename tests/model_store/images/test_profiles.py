@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from colour_profiles import (
+from numpy.typing import NDArray
+from PIL import Image
+
+from model_store.images import decode_image
+from tests.support.colour_profiles import (
     ADOBE_RGB,
     DISPLAY_P3,
     SRGB,
@@ -13,11 +17,7 @@ from colour_profiles import (
     srgb_curve,
     srgb_from_linear,
 )
-from image_files import encoded, picture
-from numpy.typing import NDArray
-from PIL import Image
-
-from model_store.images import decode_image
+from tests.support.image_files import encoded, picture
 
 CONVERTED = "converted from the file's profile"
 GAMMA_22 = 563 / 256  # as a profile stores 2.2

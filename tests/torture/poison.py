@@ -4,7 +4,7 @@ The same 30 rounds of eight requests at once, one of them a truncated file, a bo
 all, then 100 good ones; sent to `vouch-serve` and to LitServe with the same encoder and
 ``max_batch_size=8``. LitServe comes from PyPI into a throw-away environment in build/.
 
-    PYTHONPATH=. python tests/poison.py BUNDLE
+    python -m tests.torture.poison BUNDLE
 
 Prints its figures and writes them to build/poison.json; exits with 1 if Vouch lost a request.
 """
@@ -23,11 +23,11 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
-from end_to_end.processes import PATIENCE_S, Process, Service, free_port, wait_until
-from end_to_end.questions import bad_images, picture
 
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE
+from tests.end_to_end.processes import PATIENCE_S, Process, Service, free_port, wait_until
+from tests.end_to_end.questions import bad_images, picture
 
 BUILD = Path("build")
 LITSERVE = BUILD / "litserve"

@@ -4,7 +4,7 @@ A `vouch-serve` gets every file of `hostile_images` over HTTP, several at a time
 answered with 200, or with 4xx and a problem document, within the deadline; the service must not
 grow, nor a decoder beyond its budget; and at the end a good image must be answered as at the start.
 
-    PYTHONPATH=. python tests/fuzz_images.py BUNDLE [--cases 10000] [--seed 0]
+    python -m tests.torture.fuzz_images BUNDLE [--cases 10000] [--seed 0]
 
 Prints its figures, writes them to build/fuzz-images.json, and exits with 1 if anything was amiss;
 files that were answered wrongly are kept in build/fuzz-images/.
@@ -24,10 +24,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from end_to_end.processes import Service
-from end_to_end.questions import search
-from hostile_images import cases
-from image_files import encoded, picture
+
+from tests.end_to_end.processes import Service
+from tests.end_to_end.questions import search
+from tests.support.hostile_images import cases
+from tests.support.image_files import encoded, picture
 
 BUILD = Path("build")
 N_CLIENTS = 4

@@ -5,7 +5,7 @@ the gallery is compacted. Then the service is killed (SIGKILL) at a random momen
 Every write that was acknowledged must be there, what was under way must be there whole or not at
 all and is sent again, and every result must be as similar as NumPy finds the vector of its id.
 
-    PYTHONPATH=. python tests/crash_writes.py BUNDLES [--kills 50]
+    python -m tests.torture.crash_writes BUNDLES [--kills 50]
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from end_to_end.writes import CrashTest
-
 from model_store.bundles.directory import activate, locate
+from tests.end_to_end.writes import CrashTest
 
 BUILD = Path("build")
 

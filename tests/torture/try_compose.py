@@ -4,7 +4,7 @@ Starts the compose file under a project name of its own, with a volume of its ow
 away again. Needs a Docker Engine on this machine, and Linux, where replicas are reached by their
 addresses.
 
-    PYTHONPATH=. python tests/try_compose.py [--port 18080]
+    python -m tests.torture.try_compose [--port 18080]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import httpx2
 import numpy as np
 from PIL import Image
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BUILD = Path("build")
 PROJECT = "vouch-trial"
 GALLERY = "/v1/galleries/digits"

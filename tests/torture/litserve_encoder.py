@@ -1,6 +1,6 @@
 """What `poison.py` compares with: LitServe around the same encoder, in batches of up to eight.
 
-python tests/litserve_encoder.py ENCODER PORT
+python tests/torture/litserve_encoder.py ENCODER PORT
 """
 
 import sys

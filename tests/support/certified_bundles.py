@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from build_command import Done, vouch_build
-from calibration_evidence import evidence
 
 from index_builder.certificates.files import read_certificate
 from model_store.bundles.manifest import Manifest
@@ -25,6 +23,8 @@ from model_store.decision import (
     Recalibration,
     VennAbers,
 )
+from tests.support.build_command import Done, vouch_build
+from tests.support.calibration_evidence import evidence
 
 DAY = "2026-11-22"
 

@@ -2,7 +2,7 @@
 
 ::
 
-    pictures.py BUNDLE FOLDER
+    python -m tests.readme.pictures BUNDLE FOLDER
 
 The page as a visitor sees it after a search, from a real browser, and the reliability diagram of
 the calibration that the service reports.
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from end_to_end.processes import Service
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from index_builder.metrics.charts import HEIGHT, LEFT, UNIT, WIDTH
+from tests.end_to_end.processes import Service
 
 SIZE = {"width": 1080, "height": 760}
 

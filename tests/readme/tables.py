@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from index_builder.configuration.build import BuildConfig
 from service.settings import Settings
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PLACES = {"settings": "service/README.md", "configuration": "index_builder/README.md"}
 
 

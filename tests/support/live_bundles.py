@@ -6,9 +6,6 @@ import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
-from fakes import FakeEncoder
-from laws.gallery_laws import random_embeddings
-
 from model_store.bundles.changes import open_live
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import current_id
@@ -16,6 +13,8 @@ from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.encoder.contract import Embeddings
 from model_store.gallery import LiveGallery, NewItem, Thumbnail, Upsert, Vector, write_faiss_gallery
+from tests.laws.gallery_laws import random_embeddings
+from tests.support.fakes import FakeEncoder
 
 DIM = 6
 

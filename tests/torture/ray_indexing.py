@@ -3,7 +3,7 @@
 Real drawings are indexed by the local engine, then by Ray Data on this machine; while that works,
 one of its workers is killed with SIGKILL, and a decoder of another.
 
-    python tests/ray_indexing.py BUNDLE
+    python -m tests.torture.ray_indexing BUNDLE
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 import psutil
-from crash_indexing import Command, prepare
+
+from tests.torture.crash_indexing import Command, prepare
 
 
 def workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:

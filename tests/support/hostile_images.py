@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from itertools import count, islice
 
 import numpy as np
-from image_files import encoded, picture, png, png_chunk, seeds
 from PIL import Image
+
+from tests.support.image_files import encoded, picture, png, png_chunk, seeds
 
 SIZES = (0, 1, 2, 255, 16_383, 32_768, 60_000, 65_535, 2**31 - 1, 2**32 - 1)
 

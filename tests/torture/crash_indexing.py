@@ -4,7 +4,7 @@ An indexing of real drawings is killed with all its processes, at a moment drawn
 time that an uninterrupted one takes, and started again until it ends by itself. Each must end with
 the bundle that was made without interruption, and leave no process behind.
 
-    python tests/crash_indexing.py BUNDLE [KILLS]
+    python -m tests.torture.crash_indexing BUNDLE [KILLS]
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from collection_files import write_drawings
 
 from model_store.bundles.manifest import read_manifest
+from tests.support.collection_files import write_drawings
 
 N_IMAGES = 1797
 N_BAD = 9

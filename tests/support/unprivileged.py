@@ -1,4 +1,4 @@
-"""``python tests/unprivileged.py COMMAND …``: a command that the permissions of files hold for.
+"""``python unprivileged.py COMMAND …``: a command that the permissions of files hold for.
 
 They do not hold for root: Linux lets it write where nobody may. A command that is started here has
 lost that privilege for good (CAP_DAC_OVERRIDE leaves the bounding set, and is gone with the next

@@ -4,7 +4,7 @@ Clients put, delete, show and search items at both; the gallery is compacted eve
 the services are killed (SIGKILL) and started again. Every history of an item is checked: is there
 an order of what was asked in which every answer is right?
 
-    PYTHONPATH=. python tests/linearizability.py BUNDLES [--seconds 600] [--seed 0]
+    python -m tests.torture.linearizability BUNDLES [--seconds 600] [--seed 0]
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from end_to_end.replicas import Replicas
-
 from model_store.bundles.directory import activate, locate
+from tests.end_to_end.replicas import Replicas
 
 BUILD = Path("build")
 

@@ -6,7 +6,7 @@ endpoint, by `CURRENT`, by rolling back) and Redis is killed and started again e
 good request must be answered with what its bundle answers when nothing else happens; memory, file
 descriptors and threads must not grow.
 
-    PYTHONPATH=. python tests/soak.py BUNDLE [--minutes 15]
+    python -m tests.torture.soak BUNDLE [--minutes 15]
 
 Prints its figures, writes them to build/soak.json, and exits with 1 if anything was amiss.
 """
@@ -32,13 +32,13 @@ from typing import Any
 import httpx2
 import numpy as np
 import psutil
-from bundle_copies import republished
-from end_to_end.load import sent
-from end_to_end.processes import Redis, Service, free_port
-from end_to_end.questions import bad_images, content, search, unseen
 
 from model_store import open_bundle
 from model_store.bundles.directory import activate, bundle_ids
+from tests.end_to_end.load import sent
+from tests.end_to_end.processes import Redis, Service, free_port
+from tests.end_to_end.questions import bad_images, content, search, unseen
+from tests.support.bundle_copies import republished
 
 BUILD = Path("build")
 MIB = 2**20
