@@ -86,7 +86,7 @@ def map_body(context: schemathesis.HookContext, body: Any) -> Any:
     suppress_health_check=list(HealthCheck),
 )
 def test_any_request_is_answered_as_documented(
-    service: Service, library: Bundle, case: schemathesis.Case
+    service: Service, library: Bundle, case: schemathesis.Case[Any]
 ) -> None:
     sound = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
     if sound and len(str(case.path_parameters.get("item_id", ""))) % 2:

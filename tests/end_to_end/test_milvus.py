@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from pymilvus import MilvusClient, MilvusException
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
 from model_store.bundles.bundle import open_bundle

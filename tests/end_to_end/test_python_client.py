@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
 from service import client as client_module
 from service import schemas
-from service.client import MAX_ATTEMPTS, VouchClient, VouchProblem
+from service.client import MAX_ATTEMPTS, Image, VouchClient, VouchProblem
 from tests.end_to_end.processes import Service
 from tests.end_to_end.questions import truncated
 
@@ -73,7 +74,7 @@ class TestAtAService:
             assert vouch.item("digits", "a/b").metadata == {"c": [1]}
             assert vouch.search("digits", photograph).results[0].id == "a/b"
             key = "one of ours"
-            batch = [("a/b", photograph), ("bad", b"no image")]
+            batch: list[tuple[str, Image]] = [("a/b", photograph), ("bad", b"no image")]
             written = vouch.put_items("digits", batch, idempotency_key=key)
             assert [one.status for one in written] == [200, 415]
             assert vouch.put_items("digits", batch, idempotency_key=key) == written
@@ -183,7 +184,7 @@ class TestAtAServiceThatMisbehaves:
     @pytest.fixture
     def waited(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         waited: list[float] = []
-        monkeypatch.setattr(client_module.time, "sleep", waited.append)
+        monkeypatch.setattr(time, "sleep", waited.append)
         return waited
 
     @staticmethod

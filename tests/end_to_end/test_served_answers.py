@@ -47,6 +47,9 @@ class TorchEncoder:
             mean, variance, features = self._encoder(torch.tensor(images))
         return Embeddings(mean.numpy(), variance.numpy(), features.numpy())
 
+    def close(self) -> None:
+        pass
+
 
 @pytest.fixture(scope="module")
 def torch_encoder(digits_config: BuildConfig, digits_run: Path, library: Bundle) -> TorchEncoder:

@@ -109,6 +109,10 @@ def n_decoders_ended(service: Service) -> int:
     return sum(len(service.logged(message)) for message in said)
 
 
+def wait_for_an_end(service: Service, n_before: int) -> None:
+    wait_until(lambda: n_decoders_ended(service) > n_before, service)
+
+
 class TestNoDecoderAnswers:
     def test_the_service_says_that_it_is_not_ready(
         self, digits_bundle: Path, tmp_path: Path
@@ -135,7 +139,7 @@ class TestADecoderIsKilled:
                     victim.kill()
                 load.wait_for_answers(N_CALLERS)
                 # Those who waited may be answered before the lost one has been laid to rest.
-                wait_until(lambda n=n_ended: n_decoders_ended(lasting) > n, lasting)
+                wait_for_an_end(lasting, n_ended)
                 assert lasting.is_ready()
         assert_all_equal(load.asked, alone)
 
@@ -174,7 +178,9 @@ class TestTooMuchIsAsked:
         record_property("accepted_p99_s", float(np.percentile(accepted, 99)))
         refused_p99 = np.percentile([one.seconds for one in refused], 99)
         record_property("refused_p99_s", float(refused_p99))
-        assert content(narrow.answer(costly, limit=5)) == content(load.asked[0].response.json())
+        answered = load.asked[0].response
+        assert answered is not None
+        assert content(narrow.answer(costly, limit=5)) == content(answered.json())
 
 
 class TestNobodyWaitsAnyMore:

@@ -20,7 +20,10 @@ def new_entry(
     """An entry that no other seed gives."""
     generator = np.random.default_rng(seed)
     arrays = generator.standard_normal((n_samples + 2, dim)).astype(np.float32)
-    predictive = Predictive(arrays[0], arrays[1], *generator.random(2), arrays[2:])
+    spherical_variance, outlier_score = generator.random(2)
+    predictive = Predictive(
+        arrays[0], arrays[1], spherical_variance, outlier_score, samples=arrays[2:]
+    )
     image = QueryImage(format="PNG", width=seed + 1, height=9, warnings=list(warnings))
     return CacheEntry(image, predictive)
 

@@ -90,7 +90,12 @@ class WritableLaws:
             live.snapshot().row("a")
 
     def test_a_receipt_has_each_write_in_order(self, live: Writable) -> None:
-        writes = [some_upsert("a"), some_upsert("a"), Delete("a"), some_upsert("a")]
+        writes: list[Upsert | Delete] = [
+            some_upsert("a"),
+            some_upsert("a"),
+            Delete("a"),
+            some_upsert("a"),
+        ]
         receipts = [live.commit(writes), live.commit([Delete("a")])]
         written = [one for receipt in receipts for one in receipt.written]
         assert {one.id for one in written} == {"a"}

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 from index_builder.metrics.charts import HEIGHT, LEFT, UNIT, WIDTH
 from tests.end_to_end.processes import Service
 
-SIZE = {"width": 1080, "height": 760}
+SIZE: ViewportSize = {"width": 1080, "height": 760}
 
 
 def picture_page(service: Service, path: Path) -> None:

@@ -109,7 +109,7 @@ def seeds() -> dict[str, bytes]:
         "TIFF big": encoded(rgb, "TIFF", big_tiff=True),
         "TIFF cmyk": encoded(rgb.convert("CMYK"), "TIFF"),
         "TIFF alpha": encoded(alpha, "TIFF"),
-        "TIFF lab": encoded(ImageCms.applyTransform(rgb, _to_lab()), "TIFF"),
+        "TIFF lab": encoded(_in_lab(rgb), "TIFF"),
         "TIFF 16-bit grey": encoded(sixteen, "TIFF"),
         "TIFF float": encoded(np.asarray(grey, dtype=np.float32) / 255, "TIFF"),
         "TIFF 32-bit": encoded(np.asarray(grey, dtype=np.int32) * 9999, "TIFF"),
@@ -133,6 +133,8 @@ def _png_sixteen_bits(pixels: NDArray[np.uint8]) -> bytes:
     return png(width, height, 16, 2, rows)
 
 
-def _to_lab() -> ImageCms.ImageCmsTransform:
+def _in_lab(rgb: Image.Image) -> Image.Image:
     srgb, lab = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
-    return ImageCms.buildTransform(srgb, lab, "RGB", "LAB")
+    made = ImageCms.applyTransform(rgb, ImageCms.buildTransform(srgb, lab, "RGB", "LAB"))
+    assert made is not None
+    return made

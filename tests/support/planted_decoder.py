@@ -11,12 +11,12 @@ import json
 import os
 import resource
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from model_store.errors import CorruptImage
+from model_store.images import DecodedImage, ImageLimits, decode_image
 from service.decoding import worker
 
 PLANTED = b"PLANTED"
@@ -85,14 +85,15 @@ def try_everything(data: bytes) -> str:
     return json.dumps({"outcomes": outcomes, "secrets": secrets})
 
 
-def decode(data: bytes, *arguments: Any) -> Any:
+def decode(
+    data: bytes, limits: ImageLimits | None = None, smallest_side: int | None = None
+) -> DecodedImage:
     if data.startswith(PLANTED):
         raise CorruptImage(try_everything(data))
-    return decode_as_ever(data, *arguments)
+    return decode_image(data, limits, smallest_side)
 
 
-decode_as_ever = worker.decode_image
-worker.decode_image = decode
+vars(worker).update(decode_image=decode)
 
 if __name__ == "__main__":
-    sys.exit(worker.main())
+    worker.main()

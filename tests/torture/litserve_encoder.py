@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 
-class EncoderAPI(litserve.LitAPI):
+class EncoderAPI(litserve.LitAPI):  # type: ignore[misc] # LitServe is not installed here
     """Image files to embeddings, as LitServe's documentation has it done."""
 
     def setup(self, device: str) -> None:
