@@ -1,5 +1,7 @@
 """Diagonal Gaussian algebra against Monte Carlo and the printed formula."""
 
+from typing import Any
+
 import mpmath
 import numpy as np
 import pytest
@@ -20,11 +22,15 @@ from model_store.gaussian import (
 
 N_DRAWS = 100_000
 
+Floats = NDArray[np.floating[Any]]
 
-def gaussian(
-    rng: np.random.Generator, *shape: int, spread: float = 1.0
-) -> DiagonalGaussian[NDArray[np.float64]]:
+
+def gaussian(rng: np.random.Generator, *shape: int, spread: float = 1.0) -> NumpyGaussian:
     return DiagonalGaussian(rng.standard_normal(shape), spread * rng.exponential(size=shape))
+
+
+def fixed(mean: Floats, variance: Floats) -> NumpyGaussian:
+    return DiagonalGaussian(mean, variance)
 
 
 def draw(of: NumpyGaussian, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -32,9 +38,7 @@ def draw(of: NumpyGaussian, rng: np.random.Generator) -> NDArray[np.float64]:
     return np.asarray(of.mean + np.sqrt(of.variance) * noise)
 
 
-def assert_moments_of(
-    draws: NDArray[np.float64], mean: NDArray[np.float64], variance: NDArray[np.float64]
-) -> None:
+def assert_moments_of(draws: NDArray[np.float64], mean: Floats, variance: Floats) -> None:
     """Within four standard errors, by the draws' own second and fourth moments."""
     centred = draws - draws.mean(axis=0)
     assert (np.abs(draws.mean(axis=0) - mean) < 4 * draws.std(axis=0) / np.sqrt(N_DRAWS)).all()
@@ -67,7 +71,7 @@ def test_triplet_variance_is_the_papers_regrouped() -> None:
     rng = np.random.default_rng(5)
     (ma, va), (mp, vp), (mn, vn) = (gaussian(rng, 4, 6) for _ in range(3))
 
-    def term(mean: NDArray[np.float64], variance: NDArray[np.float64]) -> NDArray[np.float64]:
+    def term(mean: Floats, variance: Floats) -> Floats:
         crossed = (va + ma**2) * (variance + mean**2) - ma**2 * mean**2
         return variance**2 + 2 * mean**2 * variance + 2 * crossed - 4 * ma * mean * variance
 
@@ -124,9 +128,9 @@ def test_probability_is_the_normal_distribution_function_of_the_margin() -> None
 
 
 def test_logarithm_survives_where_the_probability_underflows() -> None:
-    query = DiagonalGaussian(np.zeros((1, 2)), np.zeros((1, 2)))
-    near = DiagonalGaussian(np.array([[1e-6, 0.0]]), np.full((1, 2), 1e-12))
-    far = DiagonalGaussian(np.array([[3.0, 0.0]]), np.full((1, 2), 1e-4))
+    query = fixed(np.zeros((1, 2)), np.zeros((1, 2)))
+    near = fixed(np.array([[1e-6, 0.0]]), np.full((1, 2), 1e-12))
+    far = fixed(np.array([[3.0, 0.0]]), np.full((1, 2), 1e-4))
     mean, variance = triplet_margin_moments(query, far, near)
     with mpmath.workdps(30):
         z = mpmath.mpf(float(mean[0])) / mpmath.sqrt(mpmath.mpf(float(variance[0])))
@@ -152,9 +156,9 @@ def test_one_of_the_two_is_nearer(parts: NDArray[np.float64]) -> None:
 
 def test_where_nothing_varies_the_nearer_is_certain() -> None:
     still = np.zeros((3, 2))
-    query = DiagonalGaussian(np.zeros((3, 2)), still)
-    item = DiagonalGaussian(np.array([[1.0, 0], [2.0, 0], [0, 1.0]]), still)
-    rival = DiagonalGaussian(np.array([[2.0, 0], [1.0, 0], [1.0, 0]]), still)
+    query = fixed(np.zeros((3, 2)), still)
+    item = fixed(np.array([[1.0, 0], [2.0, 0], [0, 1.0]]), still)
+    rival = fixed(np.array([[2.0, 0], [1.0, 0], [1.0, 0]]), still)
     np.testing.assert_array_equal(probability_ranks_above(query, item, rival), [1.0, 0.0, 0.5])
     np.testing.assert_array_equal(
         log_probability_ranks_above(query, item, rival), [0.0, -np.inf, np.log(0.5)]

@@ -11,6 +11,7 @@ from typing import get_args
 import faiss
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from model_store.decision.staleness import search_settings
 from model_store.encoder.contract import Embeddings
@@ -50,8 +51,9 @@ def plain_items(n: int = N) -> list[NewItem]:
     return [NewItem(f"{i:05d}", "abc"[i % 3], {"place": i}, picture) for i in range(n)]
 
 
-def unit(values: np.ndarray) -> np.ndarray:
-    return values / np.linalg.norm(values, axis=-1, keepdims=True)
+def unit(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    directions: NDArray[np.float32] = values / np.linalg.norm(values, axis=-1, keepdims=True)
+    return directions
 
 
 @pytest.fixture(scope="module", params=APPROXIMATE)

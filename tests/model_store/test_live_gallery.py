@@ -35,7 +35,6 @@ from model_store.gallery import (
     Upsert,
     write_faiss_gallery,
 )
-from model_store.gallery.live import log
 from model_store.gallery.live.high_water import HighWater
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
@@ -177,10 +176,10 @@ class TestWriting(WritableLaws):
         started = time.time()
         live.commit([some_upsert("a")], Retry("key", "request"))
         for hour in range(1, 25):
-            monkeypatch.setattr(log.time, "time", lambda hour=hour: started + hour * 3600)
+            monkeypatch.setattr(time, "time", lambda hour=hour: started + hour * 3600)
             live.commit([some_upsert("a")], Retry(f"key {hour}", "request"))
             assert live.receipt(Retry("key", "request")) is not None
-        monkeypatch.setattr(log.time, "time", lambda: started + 24 * 3600 + 60)
+        monkeypatch.setattr(time, "time", lambda: started + 24 * 3600 + 60)
         live.commit([some_upsert("b")], Retry("key", "another"))
         assert live.snapshot().version == 26
         ((n_kept,),) = sqlite3.connect(live.log.path).execute("SELECT count(*) FROM outcomes")
@@ -199,7 +198,7 @@ class TestWriting(WritableLaws):
         live.commit([some_upsert("a")], Retry("put", "request"))
         live.commit([Delete("a")], Retry("delete", "request"))
         for clock in (started + jump_s, started + 1):
-            monkeypatch.setattr(log.time, "time", lambda clock=clock: clock)
+            monkeypatch.setattr(time, "time", lambda clock=clock: clock)
             live.commit([some_upsert("b")], Retry(f"at {clock}", "request"))
             for gallery in (live, reopen()):
                 gallery.commit([some_upsert("a")], Retry("put", "request"))

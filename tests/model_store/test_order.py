@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,18 +86,21 @@ def test_a_shorter_list_is_the_beginning_of_a_longer_one(
 ) -> None:
     """Pages are cut from lists that are asked for again."""
     where = read_filter('{"label": {"in": ["1", "7", "9"]}}')
+    alone = Diversity(one_per_label=True)
+    asking: list[dict[str, Any]] = [{}, {"where": where}, {"diversity": alone}]
     for query in queries[:10]:
-        for asked in ({}, {"where": where}, {"diversity": Diversity(one_per_label=True)}):
-            whole = retriever.find(query, N_CANDIDATES, order="probability", **asked)  # type: ignore[arg-type]
-            part = retriever.find(query, limit, order="probability", **asked)  # type: ignore[arg-type]
+        for asked in asking:
+            whole = retriever.find(query, N_CANDIDATES, order="probability", **asked)
+            part = retriever.find(query, limit, order="probability", **asked)
             assert ids(part) == ids(whole)[:limit]
             assert probabilities(part) == probabilities(whole)[:limit]
             assert part.n_listed == whole.n_listed
             # Of what ends a part, too: that it is nearer than what the next page begins with.
-            told = [
-                [match.rank_confidence for match in one.matches[:limit]] for one in (part, whole)
-            ]
-            np.testing.assert_allclose(*np.array(told, dtype=float), rtol=1e-6)
+            of_part, of_whole = (
+                np.array([match.rank_confidence for match in one.matches[:limit]], dtype=float)
+                for one in (part, whole)
+            )
+            np.testing.assert_allclose(of_part, of_whole, rtol=1e-6)
 
 
 def test_the_confidence_in_a_rank_is_of_being_nearer_than_the_next(

@@ -78,7 +78,7 @@ class TestARealProfile:
 
 
 class TestAProfileOfAGpu:
-    EVENTS = (
+    EVENTS: tuple[dict[str, Any], ...] = (
         {"cat": "Session", "name": "model_run", "dur": 900, "ts": 1, "args": {}},
         ran("conv_1", CUDA, 50),
         ran("conv_2", CUDA, 30),
@@ -92,8 +92,10 @@ class TestAProfileOfAGpu:
     def test_nodes_are_counted_once_and_copies_not_at_all(self) -> None:
         placement = placement_of(self.EVENTS)
         assert list(placement) == [CUDA, CPU]
-        assert placement[CUDA] == ProviderShare(3, 0.75, pytest.approx(100e-6))
-        assert placement[CPU] == ProviderShare(1, 0.25, pytest.approx(5e-6))
+        on_gpu, on_cpu = placement[CUDA], placement[CPU]
+        assert (on_gpu.nodes, on_gpu.share) == (3, 0.75)
+        assert (on_cpu.nodes, on_cpu.share) == (1, 0.25)
+        assert [on_gpu.seconds, on_cpu.seconds] == pytest.approx([100e-6, 5e-6])
 
     def test_one_that_says_nothing_of_nodes_is_not_taken_for_an_empty_one(self) -> None:
         events = [event for event in self.EVENTS if not event["name"].endswith("_kernel_time")]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy.special import gammaln
 from scipy.stats import vonmises_fisher
 
@@ -71,6 +72,13 @@ def test_log_normaliser(reference: tuple[int, np.ndarray]) -> None:
     )
 
 
+def log_density_of_scipy(
+    mean: NDArray[np.float64], concentration: float, x: NDArray[np.float64]
+) -> float:
+    scipys = vonmises_fisher(mean, concentration)  # type: ignore[arg-type] # its stub says int
+    return float(scipys.logpdf(x))
+
+
 @pytest.mark.parametrize(("dim", "concentration"), [(2, 0.7), (3, 40.0), (10, 200.0), (64, 90.0)])
 def test_log_density_is_scipys_where_scipy_does_not_underflow(
     dim: int, concentration: float
@@ -79,14 +87,14 @@ def test_log_density_is_scipys_where_scipy_does_not_underflow(
     mean, x = rng.standard_normal((2, dim))
     mean, x = mean / np.linalg.norm(mean), x / np.linalg.norm(x)
     ours = log_normaliser(concentration, dim) + concentration * mean @ x
-    assert ours == pytest.approx(vonmises_fisher(mean, concentration).logpdf(x), rel=1e-12)
+    assert ours == pytest.approx(log_density_of_scipy(mean, concentration, x), rel=1e-12)
 
 
 @pytest.mark.parametrize(("dim", "concentration"), [(512, 10.0), (1024, 100.0), (2048, 500.0)])
 def test_finite_where_scipy_is_not(dim: int, concentration: float) -> None:
     mean = np.eye(dim)[0]
     with np.errstate(divide="ignore"):
-        assert np.isinf(vonmises_fisher(mean, concentration).logpdf(mean))
+        assert np.isinf(log_density_of_scipy(mean, concentration, mean))
     assert np.isfinite(log_normaliser(concentration, dim))
 
 

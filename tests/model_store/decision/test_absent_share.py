@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.special import logit
 
 from model_store.decision.absent_share import (
@@ -21,9 +22,10 @@ def test_the_shift_is_bayes_rule(assumed: float, expected: float) -> None:
     """Three labels and none, with any likelihoods: by hand, from one prior to another."""
     likelihoods = RNG.uniform(0.1, 2, 4)
 
-    def posterior(absent: float) -> np.ndarray:
-        prior = np.r_[np.full(3, (1 - absent) / 3), absent]
-        return likelihoods * prior / (likelihoods @ prior)
+    def posterior(absent: float) -> NDArray[np.float64]:
+        prior = np.append(np.full(3, (1 - absent) / 3), absent)
+        found: NDArray[np.float64] = likelihoods * prior / (likelihoods @ prior)
+        return found
 
     before, after = posterior(assumed), posterior(expected)
     shift = prior_shift(assumed, expected)

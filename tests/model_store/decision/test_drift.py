@@ -5,16 +5,19 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.integrate import quad
 from scipy.stats import norm
 
 from model_store.decision import DriftState, DriftTest
 from model_store.decision.drift import CALM, PERIOD, _factors
 
+Floats = NDArray[np.float64]
+
 CALIBRATION = np.random.default_rng(0).standard_normal(500)
 
 
-def stream(n: int, seed: int, shift: float = 0.0) -> np.ndarray:
+def stream(n: int, seed: int, shift: float = 0.0) -> Floats:
     return np.random.default_rng(seed).standard_normal(n) + shift
 
 
@@ -43,17 +46,22 @@ def test_no_bet_is_expected_to_gain_on_uniform_p_values(bet: int) -> None:
     assert expected == pytest.approx(1, abs=1e-4)
 
 
-def share_found(n: int, change: Callable[[np.ndarray], np.ndarray], seeds: range) -> float:
+def noticed_after(test: DriftTest, scores: Floats) -> int | None:
+    """Number of scores until the test says that they drifted."""
+    for number, score in enumerate(scores, 1):
+        test.observe(score)
+        if test.drifted:
+            return number
+    return None
+
+
+def share_found(n: int, change: Callable[[Floats], Floats], seeds: range) -> float:
     """Share of streams of 2,000 queries in which ``change`` is found, of n calibration queries."""
     found = 0
     for seed in seeds:
         generator = np.random.default_rng(seed)
         test = DriftTest(generator.standard_normal(n), seed)
-        for score in change(generator.standard_normal(2000)):
-            test.observe(score)
-            if test.drifted:
-                found += 1
-                break
+        found += noticed_after(test, change(generator.standard_normal(2000))) is not None
     return found / len(seeds)
 
 
@@ -64,8 +72,9 @@ def test_a_wider_and_a_narrower_stream_are_found(spread: float) -> None:
 
 
 def test_a_fifth_of_outliers_is_found() -> None:
-    def with_outliers(scores: np.ndarray) -> np.ndarray:
-        return scores + 3 * (np.arange(len(scores)) % 5 == 0)
+    def with_outliers(scores: Floats) -> Floats:
+        spoilt: Floats = scores + 3 * (np.arange(len(scores)) % 5 == 0)
+        return spoilt
 
     assert share_found(100, with_outliers, range(30)) >= 0.7
 
@@ -113,12 +122,7 @@ def test_a_stream_like_the_calibration_queries_seldom_alarms() -> None:
     alarms = 0
     for seed in range(200):
         scores = np.random.default_rng(seed).standard_normal(400)
-        test = DriftTest(scores[:100])
-        for score in scores[100:]:
-            test.observe(score)
-            if test.drifted:
-                alarms += 1
-                break
+        alarms += noticed_after(DriftTest(scores[:100]), scores[100:]) is not None
     assert alarms <= 8  # 2 expected at most; more than 8 has a probability below 0.001
 
 
@@ -128,13 +132,8 @@ def test_a_shift_is_noticed_either_way_and_soon(shift: float) -> None:
     for score in stream(1000, 2):
         test.observe(score)
     assert not test.drifted
-    needed = 0
-    for score in stream(200, 3, shift):
-        test.observe(score)
-        needed += 1
-        if test.drifted:
-            break
-    assert test.drifted
+    needed = noticed_after(test, stream(200, 3, shift))
+    assert needed is not None
     assert needed < 60
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binom, binomtest
 
 from model_store.decision import ResultSetRule
-from model_store.decision.result_sets import MOST_UNPROMISED
+from model_store.decision.result_sets import MOST_UNPROMISED, ResultSet
 from tests.support.calibration_evidence import of_critical
 
 RNG = np.random.default_rng(0)
@@ -72,7 +72,9 @@ def test_dependent_queries_promise_less() -> None:
     assert together == pytest.approx(of_objects, abs=0.02)
 
 
-def choose(rule: ResultSetRule, places: list[int], probabilities: list[float], coverage: float):
+def choose(
+    rule: ResultSetRule, places: list[int], probabilities: list[float], coverage: float
+) -> ResultSet:
     classes = np.full(len(places), 2, dtype=np.int8)
     return rule.choose(np.array(places), np.array(probabilities), classes, coverage)
 
@@ -136,8 +138,8 @@ def test_each_size_class_has_a_threshold_of_its_own() -> None:
     rule = ResultSetRule(evidence, np.array([10, 0, 10]), DELTA)
     assert rule.shortfall(0.9) is None
     fresh = np.random.default_rng(1)
-    for size_class, range_ in ((2, (0.5, 1)), (0, (0, 0.5))):
-        truth = fresh.uniform(*range_, 2000)
+    for size_class, low, high in ((2, 0.5, 1.0), (0, 0.0, 0.5)):
+        truth = fresh.uniform(low, high, 2000)
         classes = np.array([2, size_class], dtype=np.int8)
         covered = [
             1 in rule.choose(np.arange(2), np.array([2.0, p]), classes, 0.9).places for p in truth

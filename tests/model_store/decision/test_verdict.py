@@ -67,12 +67,16 @@ def calibration() -> Calibration:
         label_classes=np.full(3, 2, dtype=np.int8),
         n_labels=np.array([0, 0, 3]),
         detector=OutlierDetector(
-            1,
-            *(array(*shape) for shape in ((5,), (5, 2), (20, 2), (3, 2), (2, 2))),
-            0.5,
-            1.0,
-            0.3,
-            array(20, 4),
+            n_averaged=1,
+            centre=array(5),
+            basis=array(5, 2),
+            references=array(20, 2),
+            label_means=array(3, 2),
+            whitening=array(2, 2),
+            residual_variance=0.5,
+            length_centre=1.0,
+            length_scale=0.3,
+            directions=array(20, 4),
         ),
         fusion=OutlierFusion(
             np.full(5, 0.2),
@@ -156,8 +160,11 @@ def test_a_query_whose_outlier_score_is_unknown_gets_no_probability() -> None:
     unknown = query(spherical_variance=0.35, outlier_score=np.nan)
     decision = decide(calibration(), unknown, found(0.9, 0.5, labels=[0, 1]), Terms(0.1))
     assert decision.verdict == "not_calibrated"
-    assert decision.match_probabilities is decision.match_intervals is decision.result_set is None
-    assert decision.no_match_probability is decision.assessment.outlier_p_value is None
+    assert decision.match_probabilities is None
+    assert decision.match_intervals is None
+    assert decision.result_set is None
+    assert decision.no_match_probability is None
+    assert decision.assessment.outlier_p_value is None
     assert decision.assessment.percentile == pytest.approx(100 * 3 / 9)
 
 
@@ -238,6 +245,7 @@ def test_labels_share_what_none_leaves() -> None:
     decision = decide(calibration(), query(), found(0.9, 0.8, 0.7, labels=[0, 1, 0]), TERMS)
     odds = np.exp(-1) / (np.array([0.1, 0.2]) + 1e-4)
     expected = (odds / (1 + odds.sum()))[[0, 1, 0]]
+    assert decision.match_probabilities is not None
     np.testing.assert_allclose(decision.match_probabilities, expected, rtol=1e-9)
     assert decision.no_match_probability == pytest.approx(1 / (1 + odds.sum()))
     assert decision.assumed_no_match == decision.no_match_probability
@@ -252,6 +260,9 @@ def test_feedback_corrects_probabilities_and_intervals_but_no_result_set() -> No
     assert before.match_probabilities is not None
     assert before.match_log_odds is not None
     assert before.match_intervals is not None
+    assert after.match_probabilities is not None
+    assert after.match_log_odds is not None
+    assert after.match_intervals is not None
     np.testing.assert_allclose(expit(before.match_log_odds), before.match_probabilities)
     np.testing.assert_array_equal(after.match_log_odds, before.match_log_odds)
     np.testing.assert_allclose(after.match_probabilities, expit(0.5 * before.match_log_odds - 1))
@@ -342,6 +353,7 @@ def test_probabilities_and_verdict_follow_the_share_of_absent_queries() -> None:
     )
     assert few.match_probabilities is not None
     assert many.match_probabilities is not None
+    assert many.match_log_odds is not None
     odds = few.match_probabilities[0] / (1 - few.match_probabilities[0])
     expected = odds * (0.05 / 0.95) ** 2
     assert many.match_probabilities[0] == pytest.approx(expected / (1 + expected))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from model_store.errors import ImageTooLarge
 from model_store.images import ImageLimits, decode_image
@@ -24,7 +24,7 @@ def test_files_are_described_as_pillow_describes_them(name: str) -> None:
         == ("JPEG" if image.format == "MPO" else image.format)
     )
     if image.format in {"GIF", "TIFF"}:
-        assert count_frames(data, 1000) == image.n_frames
+        assert count_frames(data, 1000) == sum(1 for _ in ImageSequence.Iterator(image))
     if image.format == "WEBP":
         assert webp_canvas(data) == image.size
 
