@@ -87,7 +87,8 @@ class TestWhoIsHeard:
         assumed = calibration_of(bundle).default_share
         for n_served in (0, ESTIMATED_EVERY):  # fewer than an estimate is made from
             assert watch.state.n_served == n_served
-            assert watch.state.estimated is watch.state.interval is None
+            assert watch.state.estimated is None
+            assert watch.state.interval is None
             assert watch.choose(None, None) == (assumed, "bundle")
             serve(watch, 0.7, ESTIMATED_EVERY)
 
@@ -266,11 +267,12 @@ class TestServed:
         client = start(of_gallery(bundle, 0.3), keys=keys_file.path)
         silent = bearer(keys_file.make("read"))
         telling = bearer(keys_file.make("read", expected_absent=0.6))
-        for headers, options, wanted in (
+        cases: list[tuple[dict[str, str], dict[str, Any], tuple[float, str]]] = [
             (silent, {}, (0.3, "bundle")),
             (telling, {}, (0.6, "key")),
             (telling, {"expected_absent": 0.8}, (0.8, "request")),
-        ):
+        ]
+        for headers, options, wanted in cases:
             client.headers.update(headers)
             answer = search(client, digit, **options).json()
             assert (answer["absent"]["share"], answer["absent"]["origin"]) == wanted

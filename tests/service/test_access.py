@@ -300,8 +300,8 @@ class TestWithoutAKey:
     def test_what_one_may(
         self, keys_file: KeysFile, settings: dict[str, Any], with_keys: bool, allowed: list[str]
     ) -> None:
-        keys = {"keys": keys_file.path} if with_keys else {}
-        client = administered(Settings(**settings, **keys))
+        keys = keys_file.path if with_keys else None
+        client = administered(Settings(**settings, keys=keys))
         answers = {scope: client.post(f"/{scope}") for scope in SCOPES}
         assert [scope for scope, answer in answers.items() if answer.status_code == 200] == allowed
         for scope in set(SCOPES) - set(allowed):

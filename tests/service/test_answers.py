@@ -271,7 +271,8 @@ class TestWithoutCalibration:
 
 class TestLabels:
     def test_they_come_page_by_page(self, client: TestClient, bundle: Bundle) -> None:
-        path, found, after = "/v1/galleries/digits/labels", [], {}
+        path, found = "/v1/galleries/digits/labels", []
+        after: dict[str, str | None] = {}
         for n_left in (8, 5, 2):
             page = client.get(path, params={"limit": 3, **after}).json()
             assert (page["n_labels"], page["bundle_id"]) == (8, bundle.manifest.id)

@@ -7,6 +7,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
+from typing import Any
 
 import httpx2
 import pytest
@@ -20,7 +21,7 @@ GALLERY = "/v1/galleries/digits"
 FORMS = ("search", "search/batch", "assess", "embed", "items")
 
 
-def field(charset: str, text: bytes) -> dict[str, object]:
+def field(charset: str, text: bytes) -> dict[str, Any]:
     """A form with one field, whose text is said to be in ``charset``."""
     body = b'--x\r\nContent-Disposition: form-data; name="label"\r\n\r\n' + text + b"\r\n--x--\r\n"
     kind = f"multipart/form-data; boundary=x; charset={charset}"

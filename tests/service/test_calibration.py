@@ -160,8 +160,9 @@ class TestTheCalibration:
         self, client: TestClient, bundle: Bundle
     ) -> None:
         def state() -> dict[str, Any]:
-            found: dict[str, Any] = client.get("/v1/galleries/digits").json()
-            return found["bundle"]["calibration"]
+            gallery = client.get("/v1/galleries/digits").json()
+            found: dict[str, Any] = gallery["bundle"]["calibration"]
+            return found
 
         (sample, *_) = [s for s in bundle.manifest.samples if s.belongs]
         for _ in range(40):  # one and the same picture is one query

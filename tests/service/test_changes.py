@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 import model_store.bundles.bundle as bundle_module
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id
-from model_store.bundles.manifest import Manifest
+from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.gallery import ChangesFile
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.questions import picture, search, truncated
@@ -194,7 +194,8 @@ class TestABatch:
     def test_each_item_has_a_result_or_a_problem_in_its_place(
         self, live: TestClient, stranger: bytes, digit: bytes
     ) -> None:
-        items = [{"id": "a", "label": "x"}, {"id": "b"}, {"id": "c", "metadata": {"d": 1}}]
+        items: list[dict[str, Any]] = [{"id": "a", "label": "x"}, {"id": "b"}]
+        items.append({"id": "c", "metadata": {"d": 1}})
         answer = put_batch(live, items, [stranger, b"no image", digit])
         assert answer.status_code == 200
         written = answer.json()["items"]
@@ -280,7 +281,7 @@ class TestWhoMay:
     ) -> None:
         keys = {"read": keys_file.make("read"), "write": keys_file.make("write")}
         client = start(open_bundle(root, "cpu", threads=1), keys=keys_file.path)
-        ways = (
+        ways: tuple[Callable[[], httpx2.Response], ...] = (
             lambda: put(client, "new", picture("PNG")),
             lambda: put_batch(client, [{"id": "a"}], [picture("PNG")]),
             lambda: delete(client, "new"),
@@ -482,11 +483,10 @@ class TestSeveralServices:
     ) -> None:
         one, other = pair
         may_open = threading.Event()
-        read = bundle_module.read_manifest
 
         def slowly(directory: Path) -> Manifest:
             assert may_open.wait(60)
-            return read(directory)
+            return read_manifest(directory)
 
         put(one, "gone", stranger)
         compact(one)
@@ -582,7 +582,11 @@ def test_many_changes_make_the_calibration_stale(
     ids = [
         item.id for item in bundle.retriever.gallery.items(bundle.retriever.gallery.page(None, n))
     ]
-    state = lambda: search(live, digit).json()["bundle"]["calibration"]  # noqa: E731
+
+    def state() -> dict[str, Any]:
+        told: dict[str, Any] = search(live, digit).json()["bundle"]["calibration"]
+        return told
+
     for item_id in ids[: n // 10]:
         delete(live, item_id)
     assert state()["status"] == "valid"

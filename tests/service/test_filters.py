@@ -118,7 +118,7 @@ def test_a_filter_that_is_known_to_hold_the_match_conditions_on_it(
 ) -> None:
     [first] = search(client, digit, limit=1).json()["results"]
     other = json.dumps({"label": {"ne": first["label"]}})
-    grouped = {"filter": other, "group_by": "label", "limit": 100}
+    grouped: dict[str, Any] = {"filter": other, "group_by": "label", "limit": 100}
     shown = search(client, digit, **grouped).json()
     known = search(client, digit, filter_means="known", **grouped).json()
     assert ids(known) == ids(shown)
@@ -203,7 +203,7 @@ def test_grouped_by_label_each_stands_once_as_sure_as_ever(
 ) -> None:
     everything = search(client, digit, limit=100).json()
     answer = search(client, digit, limit=100, group_by="label").json()
-    nearest = {}
+    nearest: dict[str, dict[str, Any]] = {}
     for result in everything["results"]:
         nearest.setdefault(result["label"], result)
     assert len(answer["results"]) >= len(nearest) > 1

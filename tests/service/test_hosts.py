@@ -77,7 +77,7 @@ def test_who_has_a_key_may_call_it_what_they_like(start: StartClient, keys_file:
     "name", ["", "a b", "a/b", "user@127.0.0.1", "[::1", "127.0.0.1:port", "é"]
 )
 def test_what_is_no_host(start: StartClient, name: str) -> None:
-    refused = start().get("/livez", headers={"Host": name.encode()})
+    refused = start().get("/livez", headers={b"Host": name.encode()})
     assert (refused.status_code, refused.json()["code"]) == (400, "invalid_head")
 
 

@@ -132,7 +132,7 @@ class TestACursor:
     ) -> None:
         now = time.time()
         for age, status in ((cursors.LIFE_S - 60, 200), (cursors.LIFE_S + 60, 409)):
-            monkeypatch.setattr(cursors.time, "time", lambda age=age: now + age)
+            monkeypatch.setattr(time, "time", lambda age=age: now + age)
             for path, cursor in ((ITEMS, of_items), (NEXT, of_search)):
                 assert client.get(path, params={"cursor": cursor}).status_code == status
 

@@ -8,7 +8,8 @@ from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
 from model_store.bundles.bundle import Bundle
-from service.http.middleware import FORM_ALLOWANCE, RequestContext
+from service.http.limits import FORM_ALLOWANCE
+from service.http.middleware import RequestContext
 from service.observability.metrics import Telemetry
 from tests.end_to_end.questions import search, search_by_stream
 
@@ -25,6 +26,11 @@ def broken(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError(item_id)
 
     monkeypatch.setattr(bundle.retriever.gallery, "item", fail)
+
+
+def post_plain_text(path: str) -> Callable[[TestClient], httpx2.Response]:
+    kind = {"Content-Type": "text/plain"}
+    return lambda client: client.post(f"/v1/galleries/digits/{path}", content=b"x", headers=kind)
 
 
 # Answers of every kind: from a route, a file, a refusal before the routes, and a failure in one.
@@ -60,9 +66,7 @@ ANSWERS: dict[str, tuple[int, Callable[[TestClient], httpx2.Response]]] = {
     **{
         f"{path} of a wrong type": (
             415,
-            lambda client, path=path: client.post(
-                f"/v1/galleries/digits/{path}", content=b"x", headers={"Content-Type": "text/plain"}
-            ),
+            post_plain_text(path),
         )
         for path in (
             *("search", "search/raw", "search/json", "search/batch"),

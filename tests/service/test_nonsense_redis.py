@@ -151,7 +151,9 @@ class TestAnEntry:
         cache = RedisCache(redis_server.url, 60, 60)
         await cache.put("mine", new_entry(0))
         await cache.put("other", new_entry(1))
-        redis_server.client.set("mine", redis_server.client.get("other"))
+        entry = redis_server.client.get("other")
+        assert entry is not None
+        redis_server.client.set("mine", entry)
         assert await cache.get("mine") is None
         await cache.close()
 
@@ -193,6 +195,7 @@ def test_an_entry_of_another_size_is_encoded_anew(
     client = start(redis_url=redis_server.url, redis_timeout_s=60)
     wanted = content(search(client, digit).json())
     [key] = redis_server.client.keys("vouch:*")
+    assert isinstance(key, bytes)
     for forged in (new_entry(0), new_entry(0, n_samples=100, dim=1), new_entry(0, n_samples=1)):
         redis_server.client.set(key, forged.to_bytes(key.decode()))
         answered = search(client, digit)

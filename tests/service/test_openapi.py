@@ -180,13 +180,13 @@ REQUESTS: dict[tuple[str, str], Ask] = {
         (way.__name__, status): ask(way, *args)
         for way in (search, search_raw, search_json, assess, embed)
         for status, args in {
-            "200": [picture("PNG")],
-            "400": [b""],
-            "404": [picture("PNG"), "none"],
-            "413": [bytes(10_000)],
-            "415": [b"text"],
-            "422": [truncated()],
-            "503": [picture("PNG", seed=503)],
+            "200": (picture("PNG"),),
+            "400": (b"",),
+            "404": (picture("PNG"), "none"),
+            "413": (bytes(10_000),),
+            "415": (b"text",),
+            "422": (truncated(),),
+            "503": (picture("PNG", seed=503),),
         }.items()
     },
     ("search_batch", "200"): lambda client: search_batch(client, [picture("PNG"), b""]),
@@ -244,14 +244,14 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     **{
         ("put_item", status): ask(put_item, *args)
         for status, args in {
-            "200": [picture("PNG")],
-            "400": [b""],
-            "404": [picture("PNG"), "none"],
-            "409": [picture("PNG")],
-            "413": [bytes(10_000)],
-            "415": [b"text"],
-            "422": [truncated()],
-            "503": [picture("PNG", seed=503)],
+            "200": (picture("PNG"),),
+            "400": (b"",),
+            "404": (picture("PNG"), "none"),
+            "409": (picture("PNG"),),
+            "413": (bytes(10_000),),
+            "415": (b"text",),
+            "422": (truncated(),),
+            "503": (picture("PNG", seed=503),),
         }.items()
     },
     ("put_items", "200"): lambda client: put_items(client, "digits", 1),
@@ -376,7 +376,7 @@ def apps(
     changing = replace(bundle.within(root), directory=root / digits_bundle.name)
     fixed = open_bundle(digits_bundle, "cpu", threads=1)
     file = tmp_path_factory.mktemp("feedback") / "feedback.sqlite3"
-    bounds = {"max_image_bytes": 9_000, "max_batch_bytes": 9_000, "decoders": 0}
+    bounds: dict[str, Any] = {"max_image_bytes": 9_000, "max_batch_bytes": 9_000, "decoders": 0}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("service.serving.engine.secret_of", lambda *_: SECRET)
         apps = [
@@ -482,7 +482,7 @@ def test_it_says_which_scope_is_needed_and_whether_a_key_is(
             "activate_bundle": "admin",
             "rollback_bundle": "admin",
         }.get(name, "read")
-        without = [{}] if scope in optional else []
+        without: list[dict[str, Any]] = [{}] if scope in optional else []
         assert operation["security"] == [{"bearer": [scope]}, {"api_key": [scope]}, *without]
 
 

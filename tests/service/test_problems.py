@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from model_store import errors
 from model_store.bundles.bundle import Bundle
 from model_store.errors import EncoderError, VouchError
-from service.http.middleware import FORM_ALLOWANCE
+from service.http.limits import FORM_ALLOWANCE
 from service.http.problems import problem_response, status_of
 from tests.end_to_end.questions import boasting_png, picture, search, search_by_stream, truncated
 

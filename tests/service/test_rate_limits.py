@@ -92,7 +92,7 @@ def test_they_outlive_redis(start: StartClient, keys_file: KeysFile, redis_serve
         return client.get("/v1/galleries", headers=bearer(text)).status_code
 
     assert [ask(one), ask(other), ask(one)] == [200, 200, 200]
-    names = b" ".join(redis_server.client.keys("*"))
+    names = b" ".join(key for key in redis_server.client.keys("*") if isinstance(key, bytes))
     assert id_of(text).encode() in names
     assert secret_of(text).encode() not in names
     redis_server.kill()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
@@ -32,7 +32,7 @@ async def counts(rates: Rates, caller: str, n: int) -> list[int]:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, in the one element of a list."""
     now = [1_000_000.0]
     monkeypatch.setattr("service.access.rate_limits.time.time", lambda: now[0])
@@ -126,6 +126,7 @@ class TestInRedis:
         async with opened(redis_server.url) as rates:
             await rates.count("a1b2c3", parse_rate("5/minute"))
             [name] = redis_server.client.keys("*")
+            assert isinstance(name, bytes)
             assert name.startswith(b"vouch:rate:")
             assert b"a1b2c3" in name
             assert 60 - 2 * PATIENCE_S < redis_server.client.ttl(name) <= 60

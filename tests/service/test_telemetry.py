@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from model_store.bundles.bundle import Bundle
 from model_store.encoder.contract import Embeddings
@@ -207,12 +207,20 @@ async def test_a_client_that_went_is_counted_and_logged(caplog: pytest.LogCaptur
     async def left(scope: Scope, receive: Receive, send: Send) -> None:
         raise ClientGone
 
+    async def nothing_comes() -> Message:
+        pytest.fail("read")
+
+    async def nothing_leaves(message: Message) -> None:
+        pytest.fail(f"sent {message}")
+
     telemetry = Telemetry()
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
     with caplog.at_level(logging.INFO, "service.requests"):
-        await RequestContext(left, telemetry, 1000, 1000)(scope, None, None)
+        await RequestContext(left, telemetry, 1000, 1000)(scope, nothing_comes, nothing_leaves)
     assert b'vouch_problems_total{code="client_gone"} 1.0' in telemetry.exposition()
-    [line] = [record.fields for record in caplog.records if record.name == "service.requests"]
+    [line] = [
+        vars(record)["fields"] for record in caplog.records if record.name == "service.requests"
+    ]
     assert (line["status"], line["code"]) == (499, "client_gone")
 
 

@@ -291,10 +291,7 @@ class TestStageTimes:
 
     def test_an_encoding_that_was_joined_began_before(self) -> None:
         times = self.times(cache=1, decode=4, encode=2, search=1, total=4)
-        assert times["cache"] == (6, 7)
-        assert times["decode"] == (3, 7)
-        assert times["encode"] == (7, 9)
-        assert times["search"] == (9, 10)
+        assert times == {"cache": (6, 7), "decode": (3, 7), "encode": (7, 9), "search": (9, 10)}
 
     def test_stages_of_another_door_follow_one_another(self) -> None:
         assert self.times(search=1, decide=2) == {"search": (7, 8), "decide": (8, 10)}

@@ -11,6 +11,7 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -79,6 +80,7 @@ def told(start: StartClient, tmp_path: Path, digit: bytes) -> dict[str, set[str]
     # Those that nothing has been counted in yet have no samples; prometheus_client knows them.
     registered = Telemetry().registry._collector_to_names
     for collector, samples in registered.items():
+        assert isinstance(collector, MetricWrapperBase)
         for name in samples:
             names.setdefault(name, set(collector._labelnames))
     for name, family in GalleryMetrics._families().items():

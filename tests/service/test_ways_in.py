@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
-from service.http.middleware import FORM_ALLOWANCE
+from service.http.limits import FORM_ALLOWANCE
 from service.http.routes.search import MAX_BATCH
 from tests.end_to_end.questions import (
     embed,
