@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from index_builder.configuration.build import BuildConfig
-from index_builder.configuration.posterior import LaplaceConfig
+from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.reproduction.methods import METHODS, configured
 from model_store.errors import ConfigError
 
@@ -53,5 +53,6 @@ def test_prior_and_temperature_are_those_of_the_comparison(digits_config: BuildC
     base = digits_config.model_copy(update={"posterior": posterior})
     for name in ("lam_posthoc_full", "lam_online_sampled"):
         asked = configured(base, name).posterior
+        assert isinstance(asked, LaplaceConfig | OnlineLaplaceConfig)
         assert (asked.prior_precision, asked.temperature) == (3.0, "validation")
     assert configured(base, "btl") == configured(digits_config, "btl")

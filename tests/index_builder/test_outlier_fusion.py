@@ -17,7 +17,8 @@ Floats = NDArray[np.float64]
 
 def moved(values: Floats, *by: float) -> Floats:
     """Signals (N, S), each of them larger."""
-    return values + np.array(by)
+    larger: Floats = values + np.array(by)
+    return larger
 
 
 def area(fitted: OutlierFusion, aliens: Floats, ordinary: Floats) -> float:

@@ -60,7 +60,8 @@ def test_the_choice_is_at_a_minimum_of_its_loss() -> None:
             shares = softmax(np.r_[log_odds, 0.0])
             chosen = np.r_[examples.matches[rows], not examples.matches[rows].any()]
             total -= examples.weights[query] * np.log(shares[chosen][0])
-        return total / examples.weights.sum() + RIDGE * float(parameters[:2] @ parameters[:2])
+        ridge = RIDGE * float(parameters[:2] @ parameters[:2])
+        return float(total / examples.weights.sum()) + ridge
 
     best = minimize(loss, np.zeros(3), method="BFGS", options={"gtol": 1e-8}).x
     np.testing.assert_allclose(np.r_[fitted.weights, fitted.intercept], best, atol=1e-3)

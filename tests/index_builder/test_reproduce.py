@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,11 +55,12 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(out: Path) -> dict:
-    return json.loads((out / "report.json").read_text(encoding="utf-8"))
+def report(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    return found
 
 
-def test_every_method_and_the_decision_layer_are_measured(report: dict) -> None:
+def test_every_method_and_the_decision_layer_are_measured(report: dict[str, Any]) -> None:
     assert [method["name"] for method in report["methods"]] == ["lam_posthoc_fixed", "vouch"]
     for method in report["methods"]:
         known = {name for name, value in method["metrics"].items() if value["mean"] is not None}
@@ -66,7 +68,7 @@ def test_every_method_and_the_decision_layer_are_measured(report: dict) -> None:
         assert {"ood_auroc: 3 and 8", "dir_at_far_0.1", "error_auroc", "brier"} <= known
 
 
-def test_both_rows_are_of_the_same_lists(report: dict) -> None:
+def test_both_rows_are_of_the_same_lists(report: dict[str, Any]) -> None:
     alone, decided = (method["metrics"] for method in report["methods"])
     assert alone["recall_at_1"] == decided["recall_at_1"]
     assert alone["map_at_r"] == decided["map_at_r"]
@@ -77,14 +79,14 @@ def test_both_rows_are_of_the_same_lists(report: dict) -> None:
     assert 0.5 < decided["ood_auroc by log_mahalanobis"]["mean"] <= 1
 
 
-def test_time_and_memory_of_each_stage_are_reported(report: dict) -> None:
+def test_time_and_memory_of_each_stage_are_reported(report: dict[str, Any]) -> None:
     for method in report["methods"]:
         for stage in ("training", "fit", "evaluation"):
             assert method["costs"][stage]["seconds"]["mean"] > 0
             assert 2**27 < method["costs"][stage]["peak_bytes"]["mean"] < 2**34
 
 
-def test_a_finished_cell_is_not_measured_again(out: Path, report: dict) -> None:
+def test_a_finished_cell_is_not_measured_again(out: Path, report: dict[str, Any]) -> None:
     kept, lost = (out / "cells" / name / "seed-0.json" for name in ("lam_posthoc_fixed", "vouch"))
     before = kept.stat().st_mtime_ns, lost.read_bytes()
     lost.unlink()
@@ -145,7 +147,7 @@ def test_an_unknown_method_is_named() -> None:
     assert "'magic'" in str(result.exception)
 
 
-def test_the_table_holds_what_the_report_does(out: Path, report: dict) -> None:
+def test_the_table_holds_what_the_report_does(out: Path, report: dict[str, Any]) -> None:
     table = (out / "table.md").read_text(encoding="utf-8")
     for method in report["methods"]:
         assert f"| {method['title']} | {method['metrics']['recall_at_1']['mean']:.3f} |" in table
@@ -185,7 +187,7 @@ class Page(HTMLParser):
         if tag not in self.VOID:
             self.open.append(tag)
         values = dict(attrs)
-        self.addresses += [values[name] for name in ("src", "href") if values.get(name)]
+        self.addresses += [value for name in ("src", "href") if (value := values.get(name))]
         if tag == "img":
             self.images.append(values)
 
@@ -196,7 +198,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_fetches_nothing(out: Path, report: dict) -> None:
+def test_the_page_is_whole_and_fetches_nothing(out: Path, report: dict[str, Any]) -> None:
     text = (out / "report.html").read_text(encoding="utf-8")
     page = Page()
     page.feed(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -453,7 +454,7 @@ def test_pairs_are_weighted_as_the_configuration_says(
         encoder = load_encoder(digits_config.network, Run(digits_run).checkpoint)
         images = load_splits(digits_config).training
         by_hand = fit_laplace(
-            lambda encoder=encoder, images=images: [all_features(encoder, images)],
+            partial(iter, [all_features(encoder, images)]),
             torch.from_numpy(images.label_codes()),
             encoder.last_layer.weight,
             encoder.last_layer.bias,

@@ -27,6 +27,7 @@ from index_builder.training.loop import (
     trunk_device,
 )
 from model_store.errors import ConfigError, TrainingDiverged
+from tests.support.narrowing import not_none
 
 IMAGES = digits().subset(range(200))
 LABELS = torch.tensor([int(label) for label in IMAGES.labels])
@@ -54,8 +55,9 @@ def test_coinciding_embeddings_are_finite_and_still_pushed_apart() -> None:
     embeddings = torch.tensor([[1.0, 0.0], [1.0, 1e-3], [1.0, 0.0]], requires_grad=True)
     loss = contrastive_loss(embeddings, torch.tensor([0, 1, 0]), margin=1.0)
     loss.backward()
-    assert torch.isfinite(embeddings.grad).all()
-    assert embeddings.grad[1, 1] < -0.4
+    gradient = not_none(embeddings.grad)
+    assert torch.isfinite(gradient).all()
+    assert gradient[1, 1] < -0.4
 
 
 def test_batches_hold_as_many_of_each_label() -> None:
@@ -249,7 +251,8 @@ def test_mixed_precision_moves_features_by_little_and_leaves_nothing_behind() ->
     assert (mixed - expected).abs().max() > 1e-4  # another layout alone rounds by far less
     torch.testing.assert_close(mixed, expected, rtol=0.05, atol=0.05)
     mixed.sum().backward()
-    assert all(weight.grad.dtype == torch.float32 for weight in encoder.trunk.parameters())
+    gradients = [not_none(weight.grad) for weight in encoder.trunk.parameters()]
+    assert {gradient.dtype for gradient in gradients} == {torch.float32}
     encoder.place_trunk(torch.device("cpu"))
     torch.testing.assert_close(encoder.features(images), expected)
 

@@ -25,9 +25,8 @@ class FakeEncoder:
         self.fingerprint = hashlib.sha256(self._weight.tobytes()).hexdigest()
 
     def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
-        features = images.reshape(len(images), -1).astype(np.float32) / np.float32(
-            255
-        ) + np.float32(0.1)
+        pixels = images.reshape(len(images), -1).astype(np.float32)
+        features = pixels / np.float32(255) + np.float32(0.1)
         # Row by row, so that an image's answer cannot depend on its batch.
         mean = np.stack([row @ self._weight for row in features])
         variance = np.stack([(row**2) @ np.abs(self._weight) for row in features])

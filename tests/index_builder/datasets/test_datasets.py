@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from index_builder.configuration.build import BuildConfig, DatasetConfig, OutlierConfig
-from index_builder.datasets import LabelledImages, Splits, load_splits
+from index_builder.datasets import Splits, load_splits
 from index_builder.datasets.folder import folder
 from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import from_arrays
@@ -17,6 +17,7 @@ from index_builder.datasets.outliers import outliers
 from index_builder.datasets.splits import MIN_SPLIT
 from model_store.errors import DatasetError
 from model_store.images import Preprocessing
+from tests.support.narrowing import not_none
 
 
 def config_of(
@@ -58,9 +59,8 @@ def test_the_seed_alone_decides() -> None:
     first, again, other = (load_splits(digits_without(seed=seed)) for seed in (0, 0, 1))
     assert first.gallery.ids == again.gallery.ids
     assert first.gallery.ids != other.gallery.ids
-    np.testing.assert_array_equal(
-        first.evaluation.outliers.pixels(5), again.evaluation.outliers.pixels(5)
-    )
+    ours, theirs = (not_none(one.evaluation.outliers) for one in (first, again))
+    np.testing.assert_array_equal(ours.pixels(5), theirs.pixels(5))
 
 
 def test_labels_that_train_nothing_make_up_gallery_and_queries() -> None:
@@ -150,10 +150,9 @@ def test_one_label_is_not_enough(tmp_path: Path) -> None:
 
 
 def test_outliers_of_the_two_halves_share_nothing() -> None:
-    halves = [outliers("digits", part, np.random.default_rng(0)) for part in (0, 1)]
-    assert all(isinstance(half, LabelledImages) for half in halves)
+    halves = [not_none(outliers("digits", part, np.random.default_rng(0))) for part in (0, 1)]
     assert not set(halves[0].ids) & set(halves[1].ids)
-    crops = [outliers("photographs", part, np.random.default_rng(0)) for part in (0, 1)]
+    crops = [not_none(outliers("photographs", part, np.random.default_rng(0))) for part in (0, 1)]
     assert crops[0].pixels(0).shape == (48, 48, 3)
     assert not np.array_equal(crops[0].pixels(0), crops[1].pixels(0))
     assert outliers("none", 0, np.random.default_rng(0)) is None
@@ -167,10 +166,12 @@ def test_as_many_outliers_as_are_asked_for() -> None:
         return load_splits(config_of(DatasetConfig(kind="digits"), outliers=kinds))
 
     whole, few, enough = split(None), split(25), split(10**6)
-    assert len(few.calibration.outliers) == len(few.evaluation.outliers) == 25
-    assert set(few.calibration.outliers.ids) <= set(whole.calibration.outliers.ids)
+    few_ids, whole_ids = (not_none(one.calibration.outliers).ids for one in (few, whole))
+    assert len(few_ids) == len(not_none(few.evaluation.outliers)) == 25
+    assert set(few_ids) <= set(whole_ids)
     assert few.training.ids == whole.training.ids
-    assert len(enough.evaluation.outliers) == len(whole.evaluation.outliers)
+    n_enough, n_whole = (len(not_none(one.evaluation.outliers)) for one in (enough, whole))
+    assert n_enough == n_whole
 
 
 def test_missing_idx_files_say_where_they_were_looked_for(

@@ -18,6 +18,7 @@ from index_builder.datasets.folder import folder
 from index_builder.datasets.groups import united
 from index_builder.datasets.near_duplicates import fingerprint, pairs_among
 from model_store.images import decode_image
+from tests.support.narrowing import not_none
 
 
 def photographs(n: int) -> list[Image.Image]:
@@ -51,7 +52,8 @@ def versions(image: Image.Image) -> list[Image.Image]:
 
 def groups_of(images: list[Image.Image]) -> list[int]:
     prints = [fingerprint(np.asarray(image)) for image in images]
-    return united(len(images), [pairs_among(prints)]).tolist()
+    groups: list[int] = united(len(images), [pairs_among(prints)]).tolist()
+    return groups
 
 
 @pytest.mark.parametrize("all_with_all", [True, False])
@@ -94,16 +96,17 @@ def test_a_folder_groups_copies_and_near_duplicates(tmp_path: Path) -> None:
         tiny.save(tmp_path / "0" / name)
     images = folder(tmp_path)
     things = [Path(name).name.split("-")[0] for name in images.ids]
-    assert len(set(zip(things, images.groups, strict=True))) == len(set(images.groups)) == 13
+    groups = not_none(images.groups)
+    assert len(set(zip(things, groups, strict=True))) == len(set(groups)) == 13
     config = BuildConfig(
         name="x", dataset=DatasetConfig(kind="folder", path=tmp_path), outliers=OutlierConfig()
     )
     splits = load_splits(config)
     sides = [splits.training, splits.validation]
     sides += [splits.calibration.matched, splits.evaluation.matched]
-    parts = [set(part.groups) for part in sides]
+    parts = [set(not_none(part.groups)) for part in sides]
     assert sum(map(len, parts)) == len(set().union(*parts)) == 13
-    assert set(splits.gallery.groups) == parts[0] | parts[1]
+    assert set(not_none(splits.gallery.groups)) == parts[0] | parts[1]
 
 
 def test_a_folder_without_any_has_no_groups(tmp_path: Path) -> None:

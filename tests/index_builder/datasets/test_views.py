@@ -98,6 +98,6 @@ def test_without_labels_queries_are_views_and_every_image_stands_for_itself(
     shown = {name: splits.gallery.pixels(place) for place, name in enumerate(splits.gallery.ids)}
     for queries in matched:
         assert len(queries) in {4, 5}
-        for place, name in enumerate(queries.ids):
-            assert not np.array_equal(queries.pixels(place), shown[name])
+        for number, name in enumerate(queries.ids):
+            assert not np.array_equal(queries.pixels(number), shown[name])
     assert len(splits.calibration.withheld) == 0

@@ -23,6 +23,7 @@ from model_store.errors import CalibrationError, ConfigError
 from model_store.gallery import IndexSettings
 from tests.support.build_command import vouch_build
 from tests.support.collection_files import lines, write_drawings
+from tests.support.narrowing import not_none
 
 N_IMAGES = 320
 
@@ -99,7 +100,7 @@ def test_a_fifth_of_each_label_is_asked_and_not_indexed(
     assert (
         calibrated.n_held_out
         == len(held_out)
-        == opened(calibrated).manifest.calibration["n_queries"]
+        == not_none(opened(calibrated).manifest.calibration)["n_queries"]
     )
 
 
@@ -131,8 +132,9 @@ def test_without_labels_queries_are_views(at: At, many: Path) -> None:
     outcome = index_collection(indexing)
     assert (outcome.n_held_out, outcome.n_items) == (0, N_IMAGES + 1)
     bundle = opened(outcome)
-    assert bundle.manifest.calibration["report"]["queries"] == "views_of_items"
-    assert bundle.manifest.calibration["n_queries"] == N_IMAGES + 1
+    calibration = not_none(bundle.manifest.calibration)
+    assert calibration["report"]["queries"] == "views_of_items"
+    assert calibration["n_queries"] == N_IMAGES + 1
     assert lines(indexing.directory / "held_out.jsonl") == []
     drawings = from_files(many, ["3/0003.png"], ["3"])
     again = view(drawings.pixels(0), np.random.default_rng(5))

@@ -17,7 +17,7 @@ from index_builder.indexing.collection import Indexing, find_encoder, index_coll
 from index_builder.indexing.dry_run import rehearse
 from index_builder.indexing.shards import Shard, ShardStore
 from index_builder.indexing.sources import open_source
-from index_builder.indexing.tolerance import NONE, parse_tolerance
+from index_builder.indexing.tolerance import NONE, Tolerance, parse_tolerance
 from index_builder.indexing.workdir import occupied
 from model_store import open_bundle
 from model_store.encoder.onnx import OnnxEncoder
@@ -63,7 +63,8 @@ def test_a_large_photograph_is_indexed_as_it_is_asked_with(
     retriever = open_bundle(indexing.bundles, "cpu", threads=1).retriever
     assert retriever.encoder.metadata.preprocessing.decoding == "reduced"
     first = retriever.search((folder / "0" / "large.jpg").read_bytes()).matches[0]
-    assert (first.item.id, first.similarity) == ("0/large.jpg", pytest.approx(1, abs=1e-6))
+    assert first.item.id == "0/large.jpg"
+    assert first.similarity == pytest.approx(1, abs=1e-6)
 
 
 def test_a_folder_becomes_a_bundle(indexing: Indexing, drawings: Path) -> None:
@@ -160,7 +161,7 @@ def test_ten_kinds_of_bad_images_are_left_out_and_said(spoilt: Path, at: At) -> 
 
 @pytest.mark.parametrize("tolerance", [parse_tolerance("4%"), NONE])
 def test_too_many_bad_images_end_the_run_and_lose_nothing(
-    spoilt: Path, at: At, tolerance: object
+    spoilt: Path, at: At, tolerance: Tolerance
 ) -> None:
     indexing = replace(at(spoilt), tolerance=tolerance)
     with pytest.raises(TooManyBadImages, match=r"of 210 images cannot be indexed, .*--max-bad"):

@@ -21,6 +21,7 @@ from index_builder.indexing.holding_out import chosen
 from index_builder.indexing.sources import open_source
 from model_store.bundles.bundle import Bundle, open_bundle
 from tests.support.collection_files import lines
+from tests.support.narrowing import not_none
 
 At = Callable[[Path], Indexing]
 
@@ -81,7 +82,7 @@ def test_no_group_of_a_manifest_is_on_both_sides(objects: Path, at: At) -> None:
     assert not any(group_of[name] == "object 22" for name in asked)  # one has no label
     rare = {label_of[name] for name in asked if label_of[name].startswith("rare")}
     assert len(rare) == 2  # of six labels of two objects, about two in five
-    evidence = bundle.retriever.calibration.evidence
+    evidence = not_none(bundle.retriever.calibration).evidence
     assert sorted(evidence.source_names) == ["museum", "shop"]
     assert evidence.absence == "hidden_labels"  # of an encoder that has not learned them
     of_queries = evidence.clusters[: len(asked)]

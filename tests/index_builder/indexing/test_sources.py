@@ -8,6 +8,7 @@ import json
 import os
 import tarfile
 from pathlib import Path
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -20,14 +21,14 @@ from index_builder.indexing.sources import name_of, open_source
 from model_store.errors import DatasetError
 from model_store.images import ImageLimits
 
-FIELDS = [
+FIELDS: list[dict[str, Any]] = [
     {"id": "a", "path": "0/x.png", "label": "nought", "metadata": {"price": 3, "in": ["b", None]}},
     {"id": "b", "path": "1/y.png", "label": None, "metadata": None},
     {"id": "ünï", "path": "0/z.png", "label": "nought", "metadata": {}},
 ]
 
 
-def entries(source: Path, scratch: Path | None = None, **options: object) -> list[Entry]:
+def entries(source: Path, scratch: Path | None = None, **options: Any) -> list[Entry]:
     return list(open_source(source, **options).entries(scratch or source.parent, OtherFormats()))
 
 
@@ -96,11 +97,19 @@ def test_a_manifest_names_groups_and_sources(folder: Path) -> None:
     assert {one.group for one in entries(folder)} == {None}
 
 
-@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tgz", "tar.bz2", "tar.xz"])
+TAR_MODES: dict[str, Literal["w", "w:gz", "w:bz2", "w:xz"]] = {
+    "tar": "w",
+    "tar.gz": "w:gz",
+    "tgz": "w:gz",
+    "tar.bz2": "w:bz2",
+    "tar.xz": "w:xz",
+}
+
+
+@pytest.mark.parametrize("suffix", TAR_MODES)
 def test_archives_are_read_where_they_lie(folder: Path, tmp_path: Path, suffix: str) -> None:
     archive = tmp_path / f"images.{suffix}"
-    mode = {"tar": "w", "gz": "w:gz", "tgz": "w:gz", "bz2": "w:bz2", "xz": "w:xz"}
-    with tarfile.open(archive, mode[suffix.rsplit(".", maxsplit=1)[-1]]) as file:
+    with tarfile.open(archive, TAR_MODES[suffix]) as file:
         for name in ("1/y.png", "0/x.png", "notes.txt"):
             file.add(folder / name, f"./{name}")
     for _ in range(2):  # the second time from what the first one unpacked
@@ -256,7 +265,7 @@ def test_a_damaged_archive_is_refused(
 ) -> None:
     archive = tmp_path / f"images.{suffix}"
     (folder / "0" / "x.png").write_bytes(os.urandom(50_000))
-    with tarfile.open(archive, f"w:{suffix.partition('.')[2]}") as file:
+    with tarfile.open(archive, TAR_MODES[suffix]) as file:
         file.add(folder / "0" / "x.png", "0/x.png")
     whole = archive.read_bytes()
     archive.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"no archive" * 1000)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from index_builder.metrics import (
     detection_and_identification_rate,
@@ -9,10 +10,14 @@ from index_builder.metrics import (
     recall_at_k,
 )
 
+Floats = NDArray[np.float64]
 
-def by_all_thresholds(confidences, correct, strangers, rate) -> float:
+
+def by_all_thresholds(
+    confidences: Floats, correct: NDArray[np.bool_], strangers: Floats, rate: float
+) -> float:
     return max(
-        (correct & (confidences > threshold)).mean()
+        float((correct & (confidences > threshold)).mean())
         for threshold in [-np.inf, *confidences, *strangers]
         if (strangers > threshold).mean() <= rate
     )

@@ -48,7 +48,7 @@ def test_ties_count_as_in_random_order() -> None:
 
 def test_the_order_of_storage_does_not_matter() -> None:
     generator = np.random.default_rng(1)
-    uncertainties, correct = generator.integers(0, 4, 50) + 0.0, generator.random(50) < 0.5
+    uncertainties, correct = generator.integers(0, 4, 50).astype(float), generator.random(50) < 0.5
     shuffled = generator.permutation(50)
     assert ausc(uncertainties, correct) == ausc(uncertainties[shuffled], correct[shuffled])
 

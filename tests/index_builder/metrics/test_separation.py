@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torchmetrics.functional.classification import (
     binary_auroc,
     binary_average_precision,
@@ -10,6 +13,8 @@ from torchmetrics.functional.classification import (
 )
 
 from index_builder.metrics import auprc, auroc, error_auroc, fpr_at_tpr, roc
+
+Metric = Callable[[NDArray[np.float64], NDArray[np.float64]], float | None]
 
 
 def tied(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -60,13 +65,13 @@ def test_perfect_separation_alarms_nobody() -> None:
 
 
 @pytest.mark.parametrize("metric", [auroc, auprc, fpr_at_tpr])
-def test_nothing_cannot_be_told_from_something(metric) -> None:
+def test_nothing_cannot_be_told_from_something(metric: Metric) -> None:
     assert metric(np.array([]), np.array([1.0])) is None
     assert metric(np.array([1.0]), np.array([])) is None
 
 
 @pytest.mark.parametrize("metric", [auroc, auprc, fpr_at_tpr])
-def test_nan_is_refused(metric) -> None:
+def test_nan_is_refused(metric: Metric) -> None:
     with pytest.raises(ValueError, match="NaN"):
         metric(np.array([np.nan]), np.array([1.0]))
 

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from index_builder.networks.small_cnn import SmallCNN
+from tests.support.narrowing import not_none
 
 
 def test_features_and_gradients_are_those_of_the_papers_order_of_layers() -> None:
@@ -17,6 +18,6 @@ def test_features_and_gradients_are_those_of_the_papers_order_of_layers() -> Non
         features = network(seen)
         trunk.zero_grad()
         features.square().sum().backward()
-        gradients.append([weight.grad.clone() for weight in trunk.parameters()])
+        gradients.append([not_none(weight.grad).clone() for weight in trunk.parameters()])
     torch.testing.assert_close(trunk(images), as_published(images.mean(1, keepdim=True)))
     torch.testing.assert_close(*gradients)

@@ -121,7 +121,7 @@ def quantised(path: Path, seed: int = 0) -> dict[str, Tensor]:
             arrays |= {f"{layer}.q": whole, f"{layer}.scale": scale, f"{layer}.bias": bias}
             plain[layer] = torch.from_numpy(whole * scale[:, None, None, None])
             plain[f"{layer}.bias"] = torch.from_numpy(bias)
-    np.savez(path, **arrays)
+    np.savez(path, **arrays)  # type: ignore[arg-type] # numpy's stub
     return plain
 
 

@@ -119,7 +119,7 @@ def test_its_slope_is_right_thousands_of_deviations_out() -> None:
         spread = torch.full((3, DIM), variance)
         margin = torch.tensor(0.3, requires_grad=True)
         loss = loss_of()
-        loss.margin = margin
+        loss.margin = margin  # type: ignore[assignment] # a tensor, for its gradient
         (value,) = loss.negative_log_likelihood(mean, spread, A, P, N)
         value.backward()
         # −log Φ(−x) falls as x far out (Mills' ratio), and x as (m + E[τ]) / std τ with m.
@@ -141,7 +141,8 @@ def test_the_whole_loss_is_differentiable_by_all_that_it_learns(prior: Prior) ->
         with torch.no_grad():
             layer.weight.copy_(weight)
             loss.head.layer.weight.copy_(head)
-        return loss(features, labels, layer)
+        found: Tensor = loss(features, labels, layer)
+        return found
 
     weight, head = layer.weight.detach().clone(), loss.head.layer.weight.detach().clone()
     value(weight, head).backward()

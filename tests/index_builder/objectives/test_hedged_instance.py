@@ -100,7 +100,8 @@ def test_the_whole_loss_is_differentiable_by_all_that_it_learns(
 
     def value() -> Tensor:
         loss.generator.manual_seed(5)
-        return loss(features, LABELS, layer)
+        found: Tensor = loss(features, LABELS, layer)
+        return found
 
     value().backward()
     for name, parameter in parameters.items():

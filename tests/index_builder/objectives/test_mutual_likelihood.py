@@ -12,6 +12,7 @@ from torch.distributions import Normal
 from index_builder.objectives import MutualLikelihoodLoss
 from index_builder.objectives.mutual_likelihood import mutual_likelihood_score
 from index_builder.posteriors import UncertaintyModule
+from tests.support.narrowing import not_none
 
 N_FEATURES, DIM = 7, 5
 LABELS = torch.tensor([2, 0, 2, 0, 2, 1])
@@ -91,7 +92,7 @@ def test_a_minibatch_without_a_pair_teaches_nothing(
     value = loss(features, torch.arange(len(LABELS)), layer)
     value.backward()
     assert value == 0
-    assert all(not parameter.grad.any() for parameter in loss.parameters())
+    assert all(not not_none(parameter.grad).any() for parameter in loss.parameters())
 
 
 def test_variances_end_as_wide_as_labels_are_scattered(layer: nn.Linear) -> None:

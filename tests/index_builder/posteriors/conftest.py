@@ -63,7 +63,8 @@ def _euclidean(pair: Tensor) -> Tensor:
 
 def _arccos(pair: Tensor) -> Tensor:
     first, second = pair.chunk(2)
-    return 1 - first @ second / (first.norm() * second.norm())
+    cosine: Tensor = first @ second / (first.norm() * second.norm())
+    return 1 - cosine
 
 
 def dense_curvature(

@@ -17,6 +17,7 @@ from index_builder.posteriors.laplace.kronecker_pairs import fixed_traces
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.prior import log_marginal_likelihood, tune_prior_precision
 from index_builder.posteriors.laplace.targets import anchor_targets
+from tests.support.narrowing import instance_of
 
 if TYPE_CHECKING:
     from tests.index_builder.posteriors.conftest import Problem
@@ -158,7 +159,8 @@ def test_negatives_outside_the_margin_count_nothing(problem: Problem) -> None:
     inverse = scale @ torch.linalg.inv(scale @ a @ scale + torch.eye(WIDTH)) @ scale
     asked = functional.pad(problem.features, (0, 1), value=1.0)
     expected = ((asked @ inverse) * asked).sum(1)
-    torch.testing.assert_close(near.feature_variance(problem.features), expected)
+    found = instance_of(KroneckerPosterior, near).feature_variance(problem.features)
+    torch.testing.assert_close(found, expected)
 
 
 def curvature_of(values: list[float], n_features: int, rest: float = 0.0) -> KroneckerCurvature:

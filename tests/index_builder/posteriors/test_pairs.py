@@ -177,10 +177,11 @@ def test_single_precision_agrees_with_double(
     problem: Problem, difference: Difference, approximation: Approximation, split: Split
 ) -> None:
     first, second, targets = _some_pairs(problem)
-    arguments = (problem.features, problem.weight, problem.bias)
     double, single = (
         pair_curvature(
-            *(tensor.to(dtype) for tensor in arguments),
+            problem.features.to(dtype),
+            problem.weight.to(dtype),
+            problem.bias.to(dtype),
             first,
             second,
             targets.to(dtype),

@@ -20,13 +20,14 @@ def test_it_is_the_papers_layers_with_one_scale_and_shift_for_all_dimensions() -
     module = UncertaintyModule(6, 4).double()
     nn.init.constant_(module.scale, 0.8)
     nn.init.constant_(module.shift, -1.5)
+    last = nn.BatchNorm1d(4)
     papers = nn.Sequential(
-        nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4)
+        nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), last
     ).double()
     papers[0].load_state_dict(module.hidden.state_dict())
     papers[3].load_state_dict(module.output.state_dict())
-    nn.init.constant_(papers[4].weight, 0.8)
-    nn.init.constant_(papers[4].bias, -1.5)
+    nn.init.constant_(last.weight, 0.8)
+    nn.init.constant_(last.bias, -1.5)
     features = torch.randn(9, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.testing.assert_close(module(features), papers(features).exp())
 

@@ -5,6 +5,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from index_builder.posteriors import (
+    Curvature,
     LaplaceFit,
     LastLayerPosterior,
     fit_laplace,
@@ -12,8 +13,10 @@ from index_builder.posteriors import (
     select_by_validation,
     temper_by_validation,
 )
+from index_builder.posteriors.laplace.fit import LaplacePosterior
 from index_builder.posteriors.laplace.validation import norm_correlation
 from model_store.errors import CalibrationError
+from tests.support.narrowing import instance_of, not_none
 
 MARGIN = 1.0
 
@@ -41,22 +44,28 @@ def fit(data: tuple[torch.Tensor, torch.Tensor]) -> LaplaceFit:
     )
 
 
+def variance_of(posterior: LaplacePosterior) -> torch.Tensor:
+    """The variance of each weight."""
+    return instance_of(LastLayerPosterior, posterior).weight_variance
+
+
 def test_the_candidate_of_the_largest_criterion_is_taken(fit: LaplaceFit) -> None:
-    def criterion(posterior: LastLayerPosterior) -> float:
+    def criterion(posterior: LaplacePosterior) -> float:
         # Largest where the prior's share in the largest variance is a hundredth.
-        return -abs(float(posterior.weight_variance.max()) - 0.01)
+        return -abs(float(variance_of(posterior).max()) - 0.01)
 
     chosen = select_by_validation(fit, [1.0, 100.0, 1e4], criterion)
     assert chosen.prior_chosen_by == "validation"
     assert chosen.prior_search.candidates == (1.0, 100.0, 1e4)
     values = chosen.prior_search.values
     assert chosen.prior_precision == (1.0, 100.0, 1e4)[values.index(max(values))]
+    curvature = instance_of(Curvature, fit.curvature)
     torch.testing.assert_close(
-        chosen.posterior.weight_variance,
-        1 / (fit.data_scale * fit.curvature.weight + chosen.prior_precision),
+        variance_of(chosen.posterior),
+        1 / (fit.data_scale * curvature.weight + chosen.prior_precision),
     )
     assert criterion(chosen.posterior) == max(values)
-    assert torch.equal(chosen.curvature.weight, fit.curvature.weight)
+    assert torch.equal(instance_of(Curvature, chosen.curvature).weight, curvature.weight)
 
 
 def test_no_candidates_are_refused(fit: LaplaceFit) -> None:
@@ -68,17 +77,18 @@ def test_no_candidates_are_refused(fit: LaplaceFit) -> None:
 def test_a_temperature_changes_the_spread_of_the_posterior_and_nothing_of_its_shape(
     fit: LaplaceFit,
 ) -> None:
-    wanted = 0.1 * fit.posterior.weight_variance
+    wanted = 0.1 * variance_of(fit.posterior)
 
-    def criterion(posterior: LastLayerPosterior) -> float:
-        return -float((posterior.weight_variance - wanted).abs().sum())
+    def criterion(posterior: LaplacePosterior) -> float:
+        return -float((variance_of(posterior) - wanted).abs().sum())
 
     chosen = temper_by_validation(fit.tempered(7.0), [0.01, 0.1, 1.0], criterion)
     assert chosen.temperature == 0.1
-    assert chosen.temperature_search.candidates == (1.0, 0.1, 0.01)
+    assert not_none(chosen.temperature_search).candidates == (1.0, 0.1, 0.01)
     assert chosen.prior_precision == fit.prior_precision
-    torch.testing.assert_close(chosen.posterior.weight_variance, wanted)
-    torch.testing.assert_close(chosen.posterior.bias_variance, 0.1 * fit.posterior.bias_variance)
+    torch.testing.assert_close(variance_of(chosen.posterior), wanted)
+    before, after = (instance_of(LastLayerPosterior, one.posterior) for one in (fit, chosen))
+    torch.testing.assert_close(after.bias_variance, 0.1 * before.bias_variance)
     assert torch.equal(chosen.posterior.weight_mean, fit.posterior.weight_mean)
 
 
@@ -117,10 +127,10 @@ def test_neighbours_that_are_all_right_say_nothing(
 
 
 def test_of_equally_good_temperatures_the_widest_is_taken(fit: LaplaceFit) -> None:
-    def plateau(posterior: LastLayerPosterior) -> float:
-        return -0.5 if float(posterior.weight_variance.max()) < 0.3 * widest else -1.0
+    def plateau(posterior: LaplacePosterior) -> float:
+        return -0.5 if float(variance_of(posterior).max()) < 0.3 * widest else -1.0
 
-    widest = float(fit.posterior.weight_variance.max())
+    widest = float(variance_of(fit.posterior).max())
     chosen = temper_by_validation(fit, [1e-4, 1e-3, 1e-2, 0.1, 1.0], plateau)
     assert chosen.temperature == 0.1
 
@@ -130,10 +140,10 @@ def test_what_is_all_prior_correlates_with_the_feature_norm(fit: LaplaceFit) -> 
     features = torch.rand(600, fit.posterior.weight_mean.shape[1], generator=generator) + 0.5
     curvature = fit.curvature * fit.data_scale
     layer = fit.posterior.weight_mean, fit.posterior.bias_mean
-    correlations = [
-        norm_correlation(curvature.posterior(*layer, prior), features) for prior in (1e-3, 1e9)
-    ]
-    assert None not in correlations
-    assert correlations[0] < correlations[1]
-    assert correlations[1] > 0.97  # the bias has no part in the feature norm
+    mostly_data, all_prior = (
+        not_none(norm_correlation(curvature.posterior(*layer, prior), features))
+        for prior in (1e-3, 1e9)
+    )
+    assert mostly_data < all_prior
+    assert all_prior > 0.97  # the bias has no part in the feature norm
     assert norm_correlation(curvature.posterior(*layer, 1.0), features[:1].expand(9, -1)) is None

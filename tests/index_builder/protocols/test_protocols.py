@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from index_builder.configuration.build import BuildConfig, ProtocolName
+from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import from_arrays
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import calibrate_step
@@ -18,14 +20,15 @@ from index_builder.reproduction.protocols.protocol import (
     without_some_labels,
 )
 from model_store.errors import ConfigError
+from tests.support.narrowing import not_none
 
 
-def images(labels: str, prefix: str = "x"):
+def images(labels: str, prefix: str = "x") -> LabelledImages:
     return from_arrays(prefix, np.arange(len(labels) * 4, dtype=np.uint8).reshape(-1, 2, 2), labels)
 
 
 def test_every_name_of_the_configuration_is_a_protocol() -> None:
-    assert set(ProtocolName.__args__) == set(PROTOCOLS)
+    assert set(get_args(ProtocolName)) == set(PROTOCOLS)
     for name in PROTOCOLS:
         assert protocol_config(name).dataset.protocol == name
 
@@ -68,7 +71,7 @@ def test_queries_that_are_items_are_not_their_own_match() -> None:
     task = all_against_all(images("aabbbc"))
     assert task.queries.labels == tuple("aabbb")  # the one of c has no other
     assert task.n_relevant().tolist() == [1, 1, 2, 2, 2]
-    assert task.own_rows().tolist() == [0, 1, 2, 3, 4]
+    assert not_none(task.own_rows()).tolist() == [0, 1, 2, 3, 4]
     found = np.array([[1, 5], [4, 0]])
     assert task.matches(found, np.array([0, 2])).tolist() == [[True, False], [True, False]]
 
