@@ -83,7 +83,7 @@ def other_worlds(data: Path) -> Iterator[tuple[str, LabelledImages]]:
     """Images that none of the three sets resembles; calibration has seen digits alone."""
     generator = np.random.default_rng(1)
     for kind in ("mnist", "photographs"):
-        images = outliers(kind, 1, generator)  # type: ignore[arg-type] # two of the kinds
+        images = outliers(kind, 1, generator)
         assert images is not None
         yield kind, images.subset(generator.permutation(len(images))[:N_FAR])
     for kind, pattern in (("cifar10", "cifar10/test_batch.webp"), ("chars74k", "chars74k/*.webp")):
@@ -117,7 +117,9 @@ class Measured:
         """Similarity of the first item over that of the nearest of another label."""
         codes, similarities = self.observed.label_codes, self.observed.similarities
         other = np.where(codes == codes[:, :1], -np.inf, similarities).max(axis=1)
-        return self.similarities - other  # ∞ where all candidates agree: nothing is surer
+        # ∞ where all candidates agree: nothing is surer.
+        gaps: Floats = self.similarities - other
+        return gaps
 
     def result_sets(self, coverage: float) -> tuple[float, float]:
         """Share of sets that hold a match, and mean size."""

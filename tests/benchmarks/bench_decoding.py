@@ -12,6 +12,7 @@ import io
 import json
 import statistics
 import time
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -25,7 +26,7 @@ SIZE = (4000, 3000)
 def measure() -> dict[str, float]:
     """Medians in milliseconds of CPU time, and their ratio."""
     data = photograph()
-    seconds: dict[str, list[float]] = {"full": [], "reduced": []}
+    seconds: dict[Literal["full", "reduced"], list[float]] = {"full": [], "reduced": []}
     for _ in range(N_ROUNDS):
         for decoding, spent in seconds.items():
             preprocessing = Preprocessing(224, 224, decoding=decoding)

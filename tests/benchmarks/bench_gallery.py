@@ -239,6 +239,12 @@ def _medians(n: int, **searches: Callable[[int], object]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
+def _search_among(
+    gallery: FaissGallery, queries: Floats, allowed: NDArray[np.bool_]
+) -> Callable[[int], object]:
+    return lambda at: gallery.candidates(queries[at : at + 1], K, allowed)
+
+
 def _filtered(gallery: FaissGallery, queries: Floats) -> dict[str, float]:
     """Filters that let much, little and very little through: their rows, recall and search time."""
     found = {}
@@ -249,7 +255,7 @@ def _filtered(gallery: FaissGallery, queries: Floats) -> dict[str, float]:
         rows = np.flatnonzero(allowed)
         [median] = _medians(
             len(queries),
-            search=lambda at, allowed=allowed: gallery.candidates(queries[at : at + 1], K, allowed),
+            search=_search_among(gallery, queries, allowed),
         ).values()
         k = min(K, len(rows))
         _, truth = faiss.knn(queries, gallery.directions(rows), k, faiss.METRIC_INNER_PRODUCT)

@@ -29,7 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
-from index_builder.indexing.embed import batch_size, open_encoder
+from index_builder.indexing.embed import open_encoder
+from index_builder.vectors.encoder import batch_size
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.images import decode_image
@@ -107,8 +108,8 @@ def _cpu_seconds_of_one(photographs: list[Path], path: Path) -> tuple[float, flo
 def _indexed(source: Path, encoder: Path, place: Path) -> tuple[float, float, float]:
     """Seconds on the clock of the whole command, of embedding alone, and CPU seconds of that."""
     place.mkdir()
-    command = [sys.executable, "-m", "index_builder", "index", source, "--encoder", encoder,
-               "--name", "bench", "--provider", "cpu"]  # fmt: skip
+    command = [sys.executable, "-m", "index_builder", "index", str(source), "--encoder",
+               str(encoder), "--name", "bench", "--provider", "cpu"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     started = time.perf_counter()
     subprocess.run(command, cwd=place, check=True, capture_output=True, env=environment)

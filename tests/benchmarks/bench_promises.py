@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks import outlier_regret
+from tests.benchmarks.outlier_worlds import WORLDS as OUTLIER_WORLDS
 from tests.benchmarks.promises.catalogue import ORDINARY, WORLDS, spec_of
 from tests.benchmarks.promises.drift import CHANGES, alarms
 from tests.benchmarks.promises.filtered import measure_filters
@@ -75,7 +76,7 @@ def tasks(options: argparse.Namespace) -> Iterator[Task]:
     for seed in range(options.filter_seeds):
         yield "filters", ORDINARY, seed
     if "VOUCH_DATA_DIR" in os.environ:
-        for name in () if options.quick else outlier_regret.WORLDS:
+        for name in () if options.quick else OUTLIER_WORLDS:
             yield "outliers", name, 0
         for seed in range(options.real_seeds):
             for name in REAL:
@@ -179,7 +180,7 @@ def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[
     if filters:
         numbers["ece_filters"] = max(one["ece"] for one in filters.values())
         numbers["filters_time_ratio"] = max(one["time_over_unfiltered"] for one in filters.values())
-    drift = {}
+    drift: dict[str, Record] = {}
     for (kind, name), found in records.items():
         if kind == "drift":
             after = [one["after"] for one in found if one["found"]]

@@ -58,8 +58,8 @@ def regrets(seen: World, lesson: str | None) -> dict[str, dict[str, float]]:
             found += [area(aliens[:, s], ordinary[:, s]) for s in range(len(OUTLIER_SIGNALS))]
             rows.setdefault(kind, []).append(found)
     table = {}
-    for kind, found in rows.items():
-        fused, *alone = np.mean(found, axis=0).tolist()
+    for kind, areas in rows.items():
+        fused, *alone = np.mean(areas, axis=0).tolist()
         table[kind] = {
             "fused": fused,
             **dict(zip(OUTLIER_SIGNALS, alone, strict=True)),

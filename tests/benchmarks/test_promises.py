@@ -17,6 +17,7 @@ from tests.benchmarks.promises.latents import pictures, read_pictures
 from tests.benchmarks.promises.measures import ALPHA, calibrate, shown_above
 from tests.benchmarks.promises.planner import ERRORS, forecast_over_needed
 from tests.benchmarks.promises.worlds import World, WorldSpec, make_world
+from tests.support.narrowing import not_none
 
 SMALL = WorldSpec("small", n_labels=8, n_calibration=80, n_test=60)
 
@@ -31,7 +32,7 @@ def calibration(world: World) -> Calibration:
     return calibrate(world, 0)
 
 
-def test_a_picture_carries_its_number_even_when_spoilt():
+def test_a_picture_carries_its_number_even_when_spoilt() -> None:
     numbers = np.array([0, 1, 1023, 4711, 65_535])
     read, spoilt = read_pictures(pictures(numbers))
     assert read.tolist() == numbers.tolist()
@@ -43,7 +44,7 @@ def test_a_picture_carries_its_number_even_when_spoilt():
     assert spoilt.all()
 
 
-def test_an_image_is_embedded_alike_in_every_batch(world: World):
+def test_an_image_is_embedded_alike_in_every_batch(world: World) -> None:
     images = np.stack([world.matched.pixels(0), corrupted(world.matched, 0).pixels(1)])
     together = world.encoder.encode(images)
     alone = world.encoder.encode(images[1:])
@@ -51,7 +52,7 @@ def test_an_image_is_embedded_alike_in_every_batch(world: World):
     assert np.array_equal(together.features[1:], alone.features)
 
 
-def test_a_seed_draws_one_world_and_another_seed_another(world: World, tmp_path: Path):
+def test_a_seed_draws_one_world_and_another_seed_another(world: World, tmp_path: Path) -> None:
     for name in ("again", "other"):
         (tmp_path / name).mkdir()
     again = make_world(SMALL, 0, tmp_path / "again")
@@ -71,7 +72,7 @@ def test_a_seed_draws_one_world_and_another_seed_another(world: World, tmp_path:
     ],
     ids=lambda spec: spec.name,
 )
-def test_the_truth_is_kept_from_all_that_is_fitted(spec: WorldSpec, tmp_path: Path):
+def test_the_truth_is_kept_from_all_that_is_fitted(spec: WorldSpec, tmp_path: Path) -> None:
     world = make_world(spec, 0, tmp_path)
     fitted = {*world.gallery_images.labels, *world.calibration.withheld.labels}
     assert fitted.isdisjoint(world.absent.labels)
@@ -93,7 +94,9 @@ def test_the_truth_is_kept_from_all_that_is_fitted(spec: WorldSpec, tmp_path: Pa
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
-def test_answers_are_those_that_are_served(world: World, calibration: Calibration, share: float):
+def test_answers_are_those_that_are_served(
+    world: World, calibration: Calibration, share: float
+) -> None:
     retriever = Retriever(world.encoder, world.gallery, calibration)
     asked = world.matched.subset(np.arange(60))
     prepared = asked.prepared(world.encoder.metadata.preprocessing)
@@ -102,7 +105,7 @@ def test_answers_are_those_that_are_served(world: World, calibration: Calibratio
         for one in retriever.embed(prepared)
     ]
     answers = answer_all(world.encoder, world.gallery, calibration, asked)
-    probabilities = [one.matches[0].match_probability for one in served]
+    probabilities = [not_none(one.matches[0].match_probability) for one in served]
     # Labels beyond the list have what it leaves, which is not shifted by itself here: 3e-6 at most.
     assert np.allclose(answers.at_share(calibration, share), probabilities, rtol=0, atol=1e-5)
     verdicts = [one.decision.verdict == "match" for one in served]
@@ -118,14 +121,14 @@ def test_answers_are_those_that_are_served(world: World, calibration: Calibratio
     assert answers.covered.tolist() == covered
 
 
-def test_few_test_queries_break_no_promise_by_chance():
+def test_few_test_queries_break_no_promise_by_chance() -> None:
     assert not shown_above(0.08, 25, 0.05)
     assert shown_above(0.08, 2500, 0.05)
     assert not shown_above(0.05, 2500, 0.05)
     assert not shown_above(0.5, 0, 0.05)
 
 
-def test_a_forecast_is_compared_with_the_number_from_which_most_calibrations_promise():
+def test_a_forecast_is_compared_with_the_number_from_which_most_calibrations_promise() -> None:
     def record(reached: int) -> dict[str, dict[str, list[float]]]:
         """A calibration that promises only the last but two of the errors, from a number on."""
         of_error = [error == 0.07 for error in ERRORS]
@@ -146,6 +149,6 @@ def test_a_forecast_is_compared_with_the_number_from_which_most_calibrations_pro
     assert forecast_over_needed([record(10_000)]) == {}  # what is never promised tells nothing
 
 
-def test_a_shift_by_half_a_deviation_is_found_and_no_change_is_not():
+def test_a_shift_by_half_a_deviation_is_found_and_no_change_is_not() -> None:
     assert alarms("half_deviation", 300, 0)["found"]
     assert not alarms("none", 300, 0)["found"]

@@ -218,9 +218,8 @@ async def test_a_client_that_went_is_counted_and_logged(caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO, "service.requests"):
         await RequestContext(left, telemetry, 1000, 1000)(scope, nothing_comes, nothing_leaves)
     assert b'vouch_problems_total{code="client_gone"} 1.0' in telemetry.exposition()
-    [line] = [
-        vars(record)["fields"] for record in caplog.records if record.name == "service.requests"
-    ]
+    lines = [record for record in caplog.records if record.name == "service.requests"]
+    [line] = [vars(record)["fields"] for record in lines]
     assert (line["status"], line["code"]) == (499, "client_gone")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,7 +11,9 @@ from model_store.decision import DriftTest
 
 N_SERVED = 5000
 
-CHANGES = {
+Change = Callable[[NDArray[np.float64], np.random.Generator], NDArray[np.float64]]
+
+CHANGES: dict[str, Change] = {
     "none": lambda scores, _: scores,
     "spread": lambda scores, _: 1.5 * scores,
     "half_deviation": lambda scores, _: scores + 0.5,

@@ -71,7 +71,9 @@ def measure_filters(world: AnyWorld, seed: int) -> Record:
                 assert known.match_probability is not None
                 said["known_ece"].append((known.match_probability, known.item.label == truth))
     errors = {
-        name: calibration_error(reliability(*map(np.array, zip(*pairs, strict=True))))
+        name: calibration_error(
+            reliability(np.array([p for p, _ in pairs]), np.array([came for _, came in pairs]))
+        )
         for name, pairs in said.items()
         if pairs
     }

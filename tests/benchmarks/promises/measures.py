@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -353,7 +353,7 @@ def shown_above(share: float, n: float, limit: float) -> bool:
     return bool(n > 0 and binom.sf(round(share * n) - 1, round(n), limit) < _DOUBT)
 
 
-def means(records: list[Mapping[str, Any]]) -> Record:
+def means(records: Sequence[Mapping[str, Any]]) -> Record:
     """Average what the records have of each name; what is no number is left out."""
     merged: Record = {}
     for name in dict.fromkeys(name for record in records for name in record):

@@ -76,9 +76,7 @@ def summarise(of_worlds: Records, real: frozenset[str]) -> tuple[Record, Record]
         ("_wrong_labels", {n: one for n, one in calibrated.items() if n == WRONG_LABELS}),
     ):
         for name in ("given", "estimated"):
-            numbers[f"ece_share_{name}{suffix}"] = _worst(
-                some, lambda one, name=name: max(one[f"ece_{name}"].values())
-            )
+            numbers[f"ece_share_{name}{suffix}"] = _worst(some, _largest(f"ece_{name}"))
     for short, name in (("caltech", "Caltech-101"), ("omniglot", "Omniglot")):
         if name in calibrated:
             numbers[f"absent_auroc_gain_{short}"] = calibrated[name]["absent_auroc_gain"]
@@ -217,6 +215,10 @@ def _beyond_chance(records: Sequence[Record], name: str) -> Record:
         found, chance = (np.mean([one[key] for one in streams]) for key in (name, "ece_perfect"))
         left[f"{share:g}"] = float(np.sqrt(max(found**2 - chance**2, 0.0)))
     return left
+
+
+def _largest(name: str) -> Callable[[Record], float]:
+    return lambda one: max(one[name].values())
 
 
 def _worst(

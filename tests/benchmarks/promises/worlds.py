@@ -84,7 +84,8 @@ class WorldSpec:
         if self.sizes == "zipf":
             shares = 1 / np.arange(1, self.n_labels + 1)
             total = self.n_labels * self.per_label
-            return np.maximum((total * shares / shares.sum()).round().astype(np.int64), 2)
+            rounded: Integers = (total * shares / shares.sum()).round().astype(np.int64)
+            return np.maximum(rounded, 2)
         return np.full(self.n_labels, self.per_label)
 
 
@@ -209,7 +210,8 @@ def _spoilt(clean: Embeddings, generator: np.random.Generator) -> Embeddings:
     def missed(values: NDArray[np.float32]) -> NDArray[np.float32]:
         lengths = np.linalg.norm(values, axis=1, keepdims=True) / values.shape[1] ** 0.5
         noise = generator.standard_normal(values.shape)
-        return (values + _SPOILT * lengths * noise).astype(np.float32)
+        spoilt: NDArray[np.float32] = (values + _SPOILT * lengths * noise).astype(np.float32)
+        return spoilt
 
     return Embeddings(missed(clean.mean), 4 * clean.variance, missed(clean.features))
 
