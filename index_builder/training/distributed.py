@@ -54,7 +54,7 @@ class Group:
         """Features (n, F) of all rows, of the parts (P, F) that each process has computed."""
         if self.size == 1:
             return features
-        parts = torch.distributed.nn.functional.all_gather(features)  # type: ignore[no-untyped-call]
+        parts = torch.distributed.nn.functional.all_gather(features)
         return torch.cat(list(parts))[:n]
 
     def wait(self) -> None:
