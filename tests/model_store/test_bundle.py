@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,8 @@ from model_store.errors import (
 )
 
 
-def manifest(**changes: object) -> Manifest:
-    fields: dict[str, object] = {
+def manifest(**changes: Any) -> Manifest:
+    fields: dict[str, Any] = {
         "gallery": {"name": "g", "n_items": 2},
         "encoder": {"fingerprint": "f"},
         "calibration": None,
@@ -35,7 +36,7 @@ def manifest(**changes: object) -> Manifest:
         "samples": (SampleQuery("1", "samples/1.png", "a thing", belongs=True),),
         "library_versions": {"numpy": "2"},
     }
-    return Manifest(**{**fields, **changes})  # type: ignore[arg-type]
+    return Manifest(**{**fields, **changes})
 
 
 def staged(tmp_path: Path, name: str = "staging") -> Path:

@@ -228,11 +228,11 @@ def test_a_gallery_of_another_encoder_is_refused(milvus: str, tmp_path: Path) ->
     written(tmp_path, milvus, random_embeddings(3, 4, seed=9), new_items(3)).close()
     described = MilvusDescription.load(tmp_path)
     for changed, why in [
-        ({"encoder": "another"}, "was made with encoder the-encoder"),
-        ({"dim": 5}, "has 4 dimensions"),
-        ({"collection": "vouch_gone"}, "no collection 'vouch_gone'"),
+        (replace(described, encoder="another"), "was made with encoder the-encoder"),
+        (replace(described, dim=5), "has 4 dimensions"),
+        (replace(described, collection="vouch_gone"), "no collection 'vouch_gone'"),
     ]:
-        replace(described, **changed).save(tmp_path)  # type: ignore[arg-type]
+        changed.save(tmp_path)
         with pytest.raises(BundleMismatch, match=why):
             MilvusGallery(tmp_path)
 

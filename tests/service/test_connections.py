@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -58,17 +59,17 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     for name in ("HEAD_TIMEOUT_S", "READ_TIMEOUT_S", "IDLE_TIMEOUT_S"):
         monkeypatch.setattr(limits, name, 1.0)
 
-    def start(n_places: int = 100, **options: object) -> int:
+    def start(n_places: int = 100, **options: Any) -> int:
         port = free_port()
         config = uvicorn.Config(
             APP,
             port=port,
-            http=partial(BoundedConnection, room=Room(n_places)),  # type: ignore[arg-type]
+            http=partial(BoundedConnection, room=Room(n_places)),  # type: ignore[arg-type] # no class, as in `vouch-serve`
             ws="none",
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=1,
-            **options,  # type: ignore[arg-type]
+            **options,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)

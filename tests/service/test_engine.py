@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -29,6 +29,8 @@ pytestmark = pytest.mark.anyio
 
 ROOM = 2**20
 ASKED = SearchParameters(limit=3)
+
+Original = Callable[..., object]
 
 
 @pytest.fixture
@@ -128,11 +130,11 @@ async def test_nothing_is_computed_on_the_event_loop(
         (retriever.gallery, "candidates"),
         (retriever.gallery, "items"),
     ):
-        original = getattr(owner, name)
+        original: Original = getattr(owner, name)
 
-        def noting(*args: object, name: str = name, original: object = original) -> object:
+        def noting(*args: object, name: str = name, original: Original = original) -> object:
             threads[name] = threading.current_thread().name
-            return original(*args)  # type: ignore[operator]
+            return original(*args)
 
         monkeypatch.setattr(owner, name, noting)
     for _ in ("miss", "hit"):

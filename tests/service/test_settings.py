@@ -150,7 +150,7 @@ def test_a_password_is_not_shown_in_a_refusal(monkeypatch: pytest.MonkeyPatch) -
 def test_they_do_not_change() -> None:
     settings = Settings()
     with pytest.raises(ValidationError, match="frozen"):
-        settings.port = 1  # type: ignore[misc]
+        settings.port = 1  # type: ignore[misc] # on purpose
 
 
 def test_the_limits_of_an_image() -> None:
