@@ -6,8 +6,8 @@ directory (`pipeline`), so that any of them can be repeated alone:
 ==========  ==========================================================  =========================
 step        does                                                        room
 ==========  ==========================================================  =========================
-train       images → encoder, and what its objective learns             `training`, `objectives`
-fit         encoder → posterior: Laplace, an ensemble's, learned, …     `posteriors`
+train       images → encoder, and what its objective learns             `training`, `methods`
+fit         encoder → posterior: Laplace, an ensemble's, learned, …     `methods`
 export      encoder and posterior → ONNX, refused unless it agrees      `pipeline.export`
 index       gallery images → FAISS, variances, items                    `indexing`
 calibrate   held-out queries → decision layer                           `calibration`
@@ -15,9 +15,10 @@ evaluate    other held-out queries → table and JSON                     `calib
 publish     all of it → a verified bundle, by one rename                `model_store.bundles`
 ==========  ==========================================================  =========================
 
-Two columns meet in `pipeline`: with torch ``training → objectives → posteriors → networks``,
-without it ``indexing → calibration → datasets``. `vectors` keeps what was computed of images, for
-all steps. `configuration` is what users may set; `progress` shows how far a step is; `output` puts
-errors of writing into words; `certificates` writes what a bundle promises as a signed file and a
-page, and checks one. `reproduction` runs the papers' methods on their published protocols.
+Two columns meet in `pipeline`: with torch
+``methods → training → objectives → posteriors → networks``, without it
+``indexing → calibration → datasets``. `vectors` keeps what was computed of images, for all steps.
+`configuration` is what users may set; `progress` shows how far a step is; `output` puts errors of
+writing into words; `certificates` writes what a bundle promises as a signed file and a page, and
+checks one. `reproduction` runs the papers' methods on their published protocols.
 """

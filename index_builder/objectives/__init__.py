@@ -1,9 +1,8 @@
-"""Objectives: what training minimises, for each posterior.
+"""Objectives: what training minimises; `index_builder.methods` chooses.
 
 ::
 
     objective            the interface
-    build                a configuration → its objective
     contrastive          the contrastive loss
     online_laplace       the same with a posterior along the way
     bayesian_triplet     distributions by a variance head
@@ -14,7 +13,6 @@
 """
 
 from index_builder.objectives.bayesian_triplet import BayesianTripletLoss
-from index_builder.objectives.build import build_objective, initial_module
 from index_builder.objectives.contrastive import ContrastiveLoss, contrastive_loss
 from index_builder.objectives.hedged_instance import HedgedInstanceLoss
 from index_builder.objectives.mutual_likelihood import MutualLikelihoodLoss
@@ -28,7 +26,5 @@ __all__ = [
     "MutualLikelihoodLoss",
     "Objective",
     "OnlineLaplaceLoss",
-    "build_objective",
     "contrastive_loss",
-    "initial_module",
 ]

@@ -5,7 +5,6 @@
     run               the directory of a build
     steps             train, fit, export, and all of them (torch)
     gallery_steps     index, calibrate, evaluate, publish (no torch)
-    fit               a trained encoder → its posterior
     checkpoints       what train and fit left, read back
     export            encoder and posterior → ONNX
     sample_queries    queries that a visitor can try

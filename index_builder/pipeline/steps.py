@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from index_builder.calibration import MIN_QUERIES
 from index_builder.configuration.build import BuildConfig
-from index_builder.configuration.posterior import EnsembleConfig
 from index_builder.datasets import LabelledImages, Splits
+from index_builder.methods import method_of
 from index_builder.networks import (
     MetricEncoder,
     build_encoder,
@@ -26,16 +26,13 @@ from index_builder.networks import (
     save_checkpoint,
 )
 from index_builder.networks.features import feature_blocks, trunk_fingerprint
-from index_builder.objectives import build_objective
 from index_builder.pipeline.checkpoints import (
     TRAINING_REPORT,
     load_fitted,
-    member_configs,
-    trained_encoder,
+    members_of,
     trained_members,
 )
 from index_builder.pipeline.export import PARITY_BATCHES, export_encoder, export_head, export_trunk
-from index_builder.pipeline.fit import fit_members, fit_posterior
 from index_builder.pipeline.gallery_steps import (
     POSTERIOR_REPORT,
     calibrate_step,
@@ -45,7 +42,6 @@ from index_builder.pipeline.gallery_steps import (
     splits_of,
 )
 from index_builder.pipeline.run import Run
-from index_builder.posteriors import EnsemblePosterior, Posterior
 from index_builder.progress import console
 from index_builder.training.distributed import Group, process_group
 from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
@@ -76,7 +72,7 @@ MIN_POSITIVES = 2
 def train_step(config: BuildConfig, run: Run, splits: Splits | None = None) -> None:
     """Images → checkpoint.safetensors, objective.safetensors and training.json.
 
-    Of an ensemble each member has them. One that was interrupted goes on with the member that it
+    Each member of an ensemble has them. One that was interrupted goes on with the member that it
     was at. Under ``torchrun`` its processes train together, and the first one writes.
 
     Parameters
@@ -85,7 +81,7 @@ def train_step(config: BuildConfig, run: Run, splits: Splits | None = None) -> N
     """
     images = (splits or splits_of(config)).training
     with process_group() as group:
-        if isinstance(config.posterior, EnsembleConfig):
+        if len(members_of(config, run)) > 1:
             _train_members(config, images, run, group)
         else:
             _train_alone(config, images, run, group)
@@ -101,15 +97,14 @@ def _train_members(config: BuildConfig, images: LabelledImages, run: Run, group:
     if group.writes and report.exists():
         report.unlink()
         shutil.rmtree(run.members, ignore_errors=True)
-    for number, member in enumerate(member_configs(config)):
+    for number, (member, place) in enumerate(members_of(config, run), start=1):
         group.wait()  # all see the same members finished
-        place = run.member(number)
         finished = place.directory / TRAINING_REPORT
         if finished.exists() and not member.changed_since(
             place.read_json(TRAINING_REPORT)["config"]
         ):
             continue
-        console.print(f"member {number + 1}")
+        console.print(f"member {number}")
         _train_alone(member, images, place, group)
     if not group.writes:
         return
@@ -140,7 +135,7 @@ def _train_alone(config: BuildConfig, images: LabelledImages, run: Run, group: G
             _store_features(config, run, encoder, images)
         if config.network.last_layer == "whitening":
             _whiten(encoder, images, labels)
-    objective = build_objective(config, encoder, labels, generator)
+    objective = method_of(config).objective(config, encoder, labels, generator)
     history = []
     if config.training.epochs:
         place_for_training(encoder, config.training)
@@ -175,19 +170,12 @@ def fit_step(config: BuildConfig, run: Run, splits: Splits | None = None) -> Non
     """
     started = time.perf_counter()
     splits = splits or splits_of(config)
-    posterior: Posterior | EnsemblePosterior
-    if isinstance(config.posterior, EnsembleConfig):
-        members = trained_members(config, run)
-        for member in members:
-            member.place_trunk(trunk_device(config.training))
-        posterior, report = fit_members(members, splits.training, config.seed)
-    else:
-        encoder = trained_encoder(config, run)
-        _store_features(config, run, encoder, splits.training)
-        encoder.place_trunk(trunk_device(config.training))
-        learned = load_file(run.require(run.objective, "train"))
-        with threads_for(len(splits.training)) if config.network.frozen else nullcontext():
-            posterior, report = fit_posterior(config, encoder, splits, learned)
+    members = trained_members(config, run)
+    for (member, place), trained in zip(members_of(config, run), members, strict=True):
+        _store_features(member, place, trained.encoder, splits.training)
+        trained.encoder.place_trunk(trunk_device(config.training))
+    with threads_for(len(splits.training)) if config.network.frozen else nullcontext():
+        posterior, report = method_of(config).fit(config, members, splits)
     posterior.save(run.posterior)
     run.write_json(
         POSTERIOR_REPORT,

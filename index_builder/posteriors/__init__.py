@@ -3,35 +3,32 @@
 The map, from what is asked to what answers it:
 
 =====================  ==========================================================================
-`laplace`              `fit_laplace`: a trained layer and its features → `LaplaceFit`
-`kronecker`            the Kronecker-factored curvature: `PartialTraces`, `KroneckerCurvature`
-`kronecker_pairs`      its traces over all N² pairs, and over given pairs
-`kronecker_posterior`  `KroneckerPosterior`: closed-form prediction, sampling, safetensors
-`last_layer`           `LastLayerPosterior`: the same for a diagonal covariance
+`laplace`              a Laplace posterior of the last layer: curvature, prior, prediction
 `variance_head`        `VarianceHeadPosterior`: the variance read off the features instead
 `uncertainty_module`   `UncertaintyModulePosterior`: the same of PFE and HIB
 `point`                `PointPosterior`: no posterior, the deterministic baseline
 `dropout`              `DropoutPosterior`: Monte Carlo dropout, the last layer's in closed form
 `ensemble`             `fit_ensemble`: encoders trained apart, brought into one space
 `stored`               any of them, from its file
-`online`               `OnlineLaplace`, `online_step`: the same while training
-`prior`                the prior precision: relative to the curvature, or the likeliest
-`validation`           the prior precision by what it does to held-out queries
-`votes`                a criterion for that: how well sampled neighbours vote
-`curvature`            which of the six curvatures; the diagonal that is kept
-`targets`              what each pair of images weighs
-`all_pairs`            the curvature over all N² pairs: `fixed` and `positives`, exact
-`minibatches`          loss and curvature of a minibatch; `full`, estimated without bias
-`pairs`                the curvature of given pairs
-`feature_blocks`       features that need not fit into memory
+`encoders`             images to mean, variance and features: what is exported
 =====================  ==========================================================================
 """
 
 from index_builder.networks.feature_blocks import FeatureBlocks
 from index_builder.posteriors.dropout import DropoutPosterior
+from index_builder.posteriors.encoders import (
+    DropoutEncoder,
+    EnsembleEncoder,
+    ProbabilisticEncoder,
+)
 from index_builder.posteriors.ensemble import EnsembleFit, EnsemblePosterior, fit_ensemble
 from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split, Structure
-from index_builder.posteriors.laplace.fit import LaplaceFit, fit_laplace, laplace_of_curvature
+from index_builder.posteriors.laplace.fit import (
+    LaplaceFit,
+    LaplacePosterior,
+    fit_laplace,
+    laplace_of_curvature,
+)
 from index_builder.posteriors.laplace.kronecker import KroneckerCurvature, PartialTraces, PriorScale
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
@@ -49,7 +46,7 @@ from index_builder.posteriors.laplace.validation import (
     temper_by_validation,
 )
 from index_builder.posteriors.point import PointPosterior
-from index_builder.posteriors.stored import Posterior, load_ensemble, load_posterior
+from index_builder.posteriors.stored import Posterior, load_posterior
 from index_builder.posteriors.uncertainty_module import (
     UncertaintyModule,
     UncertaintyModulePosterior,
@@ -59,13 +56,16 @@ from index_builder.posteriors.variance_head import VarianceHead, VarianceHeadPos
 __all__ = [
     "Approximation",
     "Curvature",
+    "DropoutEncoder",
     "DropoutPosterior",
+    "EnsembleEncoder",
     "EnsembleFit",
     "EnsemblePosterior",
     "FeatureBlocks",
     "KroneckerCurvature",
     "KroneckerPosterior",
     "LaplaceFit",
+    "LaplacePosterior",
     "LastLayerPosterior",
     "MinibatchPlan",
     "OnlineLaplace",
@@ -73,6 +73,7 @@ __all__ = [
     "PointPosterior",
     "Posterior",
     "PriorScale",
+    "ProbabilisticEncoder",
     "Split",
     "Structure",
     "TargetScaling",
@@ -83,7 +84,6 @@ __all__ = [
     "fit_ensemble",
     "fit_laplace",
     "laplace_of_curvature",
-    "load_ensemble",
     "load_posterior",
     "minibatch_curvature",
     "minibatch_loss",

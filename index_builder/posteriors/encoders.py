@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from index_builder.networks import MetricEncoder
 from index_builder.networks.small_cnn import SmallCNN
-from index_builder.posteriors import DropoutPosterior, EnsemblePosterior, Posterior
+from index_builder.posteriors.dropout import DropoutPosterior
+from index_builder.posteriors.stored import Posterior
 from model_store.images import Preprocessing
 
 
@@ -49,21 +51,20 @@ class DropoutEncoder(ProbabilisticEncoder):
         return *self.posterior.combine(passes), trunk(pixels)
 
 
-class EnsembleEncoder(nn.Module):
+class EnsembleEncoder(ProbabilisticEncoder):
     """A deep ensemble in one graph.
 
     The features that it gives are the first member's: those of members trained apart have nothing
     in common, and M times as many would cost the outlier detector M times as much.
     """
 
-    def __init__(self, members: Sequence[MetricEncoder], posterior: EnsemblePosterior) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-        self.preprocessing = members[0].preprocessing
-        self.posterior = posterior
+    def __init__(self, members: Sequence[MetricEncoder], posterior: Posterior) -> None:
+        super().__init__(members[0], posterior)
+        self.others = nn.ModuleList(members[1:])
         self._features = [member.features for member in members]
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
         features = [features_of(images) for features_of in self._features]
-        return *self.posterior.predict(features), features[0]
+        mean, variance = self.posterior.predict(torch.cat(features, dim=1))
+        return mean, variance, features[0]

@@ -31,17 +31,18 @@ class EnsemblePosterior:
     weight: Tensor
     bias: Tensor
 
-    def predict(self, features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the embedding, (B, D) each.
 
         Parameters
         ----------
-        features : of each member its own, (B, F).
+        features : (B, M·F), of each member its own, side by side.
         """
+        own = features.chunk(len(self.weight), dim=1)
         directions = torch.stack(
             [
                 nn.functional.normalize(torch.addmm(bias, phi, weight.T))
-                for phi, weight, bias in zip(features, self.weight, self.bias, strict=True)
+                for phi, weight, bias in zip(own, self.weight, self.bias, strict=True)
             ]
         )
         mean = directions.mean(0)

@@ -25,7 +25,7 @@ from index_builder.posteriors.variance_head import VARIANCE_HEAD_FORMAT, Varianc
 
 
 class Posterior(Protocol):
-    """Whatever turns the features of one encoder into a distribution of the embedding."""
+    """Whatever turns features into a distribution of the embedding."""
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the embedding, (B, D) each, of ``features`` (B, F)."""
@@ -34,44 +34,29 @@ class Posterior(Protocol):
         """Write it as safetensors."""
 
 
-_OF_ONE_ENCODER: Mapping[str, Callable[[dict[str, Tensor]], Posterior]] = {
+FORMATS: Mapping[str, Callable[[dict[str, Tensor]], Posterior]] = {
     LAST_LAYER_FORMAT: lambda tensors: LastLayerPosterior(**tensors),
     KRONECKER_FORMAT: lambda tensors: KroneckerPosterior(**tensors),
     VARIANCE_HEAD_FORMAT: VarianceHeadPosterior.from_state,
     UNCERTAINTY_MODULE_FORMAT: UncertaintyModulePosterior.from_state,
     POINT_FORMAT: lambda tensors: PointPosterior(**tensors),
     DROPOUT_FORMAT: lambda tensors: DropoutPosterior(**tensors),
+    ENSEMBLE_FORMAT: lambda tensors: EnsemblePosterior(**tensors),
 }
+"""By the format that a file names, what makes a posterior of its tensors."""
 
 
 def load_posterior(path: Path) -> Posterior:
-    """Read a posterior of one encoder, of whatever kind.
+    """Read a posterior, of whatever kind.
 
     Raises
     ------
     ValueError : the file is of none.
     """
-    kind, tensors = _read(path)
-    if kind not in _OF_ONE_ENCODER:
-        known = ", ".join(_OF_ONE_ENCODER)
-        raise ValueError(f"{path.name} is a file of format {kind!r}, wanted one of {known}")
-    return _OF_ONE_ENCODER[kind](tensors)
-
-
-def load_ensemble(path: Path) -> EnsemblePosterior:
-    """Read the posterior of an ensemble.
-
-    Raises
-    ------
-    ValueError : the file is of another kind.
-    """
-    kind, tensors = _read(path)
-    if kind != ENSEMBLE_FORMAT:
-        raise ValueError(f"{path.name} is a file of format {kind!r}, wanted {ENSEMBLE_FORMAT}")
-    return EnsemblePosterior(**tensors)
-
-
-def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     with safe_open(path, framework="pt") as file:
         kind = dict(file.metadata() or {}).get("format", "")
-        return kind, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+    if kind not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise ValueError(f"{path.name} is a file of format {kind!r}, wanted one of {known}")
+    return FORMATS[kind](tensors)

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from index_builder.networks import MetricEncoder
+from index_builder.networks.initialisation import drawn_from
 from index_builder.posteriors.variance_head import UNIT_MEAN
 
 UNCERTAINTY_MODULE_FORMAT = "uncertainty-module/1"
@@ -41,6 +43,16 @@ class UncertaintyModule(nn.Module):
         self.output_norm = nn.BatchNorm1d(embedding_dim, affine=False)
         self.scale = nn.Parameter(torch.tensor(1e-4))
         self.shift = nn.Parameter(torch.tensor(math.log(initial_variance)))
+
+    @classmethod
+    def beside(cls, encoder: MetricEncoder, generator: torch.Generator) -> UncertaintyModule:
+        """Create an untrained module for ``encoder``, drawn from ``generator``.
+
+        Its variances add up to ½ at first, as Shi & Jain's e⁻⁷ in each of 512 dimensions do.
+        """
+        dim = encoder.last_layer.out_features
+        with drawn_from(generator):
+            return cls(encoder.trunk.n_features, dim, initial_variance=0.5 / dim)
 
     def forward(self, features: Tensor) -> Tensor:
         """Variances (B, D) of ``features`` (B, F)."""

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from index_builder.configuration.build import BuildConfig
-from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.metrics import auroc, error_auroc, retrieval_calibration_error
 from index_builder.networks import load_encoder
 from index_builder.networks.features import all_features
 from index_builder.pipeline.run import Run
-from index_builder.posteriors import KroneckerPosterior, LastLayerPosterior, load_posterior
+from index_builder.posteriors import LaplacePosterior, load_posterior
 from index_builder.reproduction.decision import World, decide_test, fit_decision, world_of
 from index_builder.reproduction.metrics import Result, Signals, curves, of_ranking, of_signals
 from index_builder.reproduction.pictures import pictures
@@ -167,9 +166,8 @@ def _consensus(
     assert config.dataset.protocol is not None  # noqa: S101 - protocols alone come here
     if not PROTOCOLS[config.dataset.protocol].shared_samples:
         return consensus_of_queries(searched, fingerprint)
-    if isinstance(config.posterior, LaplaceConfig | OnlineLaplaceConfig):
-        posterior = load_posterior(run.posterior)
-        assert isinstance(posterior, LastLayerPosterior | KroneckerPosterior)  # noqa: S101 - of these methods
+    posterior = load_posterior(run.posterior)
+    if isinstance(posterior, LaplacePosterior):
         return consensus_of_samples(searched.task, _drawn_layers(config, run, searched, posterior))
     draws = independent_draws(searched, np.random.default_rng(config.seed))
     return consensus_of_samples(searched.task, draws)
@@ -179,7 +177,7 @@ def _drawn_layers(
     config: BuildConfig,
     run: Run,
     searched: Searched,
-    posterior: LastLayerPosterior | KroneckerPosterior,
+    posterior: LaplacePosterior,
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Embeddings of all images by one drawn last layer after the other."""
     network = load_encoder(config.network, run.checkpoint)

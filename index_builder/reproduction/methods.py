@@ -19,7 +19,7 @@ from model_store.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class PaperMethod:
     """A method, as what it changes in a configuration.
 
     Attributes
@@ -39,27 +39,27 @@ class Method:
     post_hoc: bool = False
 
 
-def _laplace(approximation: str, split: str) -> dict[str, Method]:
+def _laplace(approximation: str, split: str) -> dict[str, PaperMethod]:
     """Post-hoc and online Laplace with one of the six curvatures, its diagonal as in the papers."""
     suffix = "" if split == "euclidean" else f"_{split}"
     curvature = {"structure": "diagonal", "approximation": approximation, "split": split}
     return {
-        f"lam_posthoc_{approximation}{suffix}": Method(
+        f"lam_posthoc_{approximation}{suffix}": PaperMethod(
             f"Laplace, {approximation}, {split}",
             {"method": "laplace", **curvature},
             post_hoc=True,
         ),
-        f"lam_online_{approximation}{suffix}": Method(
+        f"lam_online_{approximation}{suffix}": PaperMethod(
             f"online Laplace, {approximation}, {split}", {"method": "online_laplace", **curvature}
         ),
     }
 
 
-def _kronecker(method: str, title: str, *, post_hoc: bool) -> dict[str, Method]:
+def _kronecker(method: str, title: str, *, post_hoc: bool) -> dict[str, PaperMethod]:
     """Kronecker-factored Laplace, whose prior is relative to its curvature whatever the base's."""
     ways = ("fixed", "positives") if post_hoc else ("fixed",)
     return {
-        f"kron_{'posthoc' if post_hoc else 'online'}_{approximation}": Method(
+        f"kron_{'posthoc' if post_hoc else 'online'}_{approximation}": PaperMethod(
             f"{title}, Kronecker-factored, {approximation}, euclidean",
             {
                 "method": method,
@@ -74,8 +74,8 @@ def _kronecker(method: str, title: str, *, post_hoc: bool) -> dict[str, Method]:
     }
 
 
-def _bayesian_triplet(title: str, **fields: str | bool) -> Method:
-    return Method(f"Bayesian triplet, {title}", {"method": "bayesian_triplet", **fields})
+def _bayesian_triplet(title: str, **fields: str | bool) -> PaperMethod:
+    return PaperMethod(f"Bayesian triplet, {title}", {"method": "bayesian_triplet", **fields})
 
 
 def _choices(key: str) -> tuple[str, ...]:
@@ -83,25 +83,25 @@ def _choices(key: str) -> tuple[str, ...]:
     return get_args(LaplaceConfig.model_fields[key].annotation)
 
 
-METHODS: Mapping[str, Method] = {
-    "deterministic": Method("deterministic", {"method": "deterministic"}, post_hoc=True),
+METHODS: Mapping[str, PaperMethod] = {
+    "deterministic": PaperMethod("deterministic", {"method": "deterministic"}, post_hoc=True),
     # A share of 0.2 between all trainable layers, which a pretrained trunk is spared (LAM, G.4).
-    "mc_dropout": Method(
+    "mc_dropout": PaperMethod(
         "MC dropout",
         {"method": "mc_dropout"},
         network={"dropout": 0.2},
         small_cnn={"dropout_inside": True},
     ),
-    "ensemble": Method("deep ensemble", {"method": "ensemble"}),
-    "pfe": Method("probabilistic face embeddings", {"method": "pfe"}, post_hoc=True),
-    "hib": Method("hedged instance embeddings", {"method": "hib"}),
+    "ensemble": PaperMethod("deep ensemble", {"method": "ensemble"}),
+    "pfe": PaperMethod("probabilistic face embeddings", {"method": "pfe"}, post_hoc=True),
+    "hib": PaperMethod("hedged instance embeddings", {"method": "hib"}),
     **{
         name: method
         for split in _choices("split")
         for approximation in _choices("approximation")
         for name, method in _laplace(approximation, split).items()
     },
-    "lam_online_sampled": Method(
+    "lam_online_sampled": PaperMethod(
         "online Laplace, two drawn layers a step",
         {"method": "online_laplace", "structure": "diagonal", "n_samples": 2},
     ),
@@ -149,7 +149,7 @@ def configured(base: BuildConfig, name: str, checkpoint: Path | None = None) -> 
         raise ConfigError(f"{name}: {in_words(error)}") from error
 
 
-def _carried_over(base: BuildConfig, method: Method) -> dict[str, Any]:
+def _carried_over(base: BuildConfig, method: PaperMethod) -> dict[str, Any]:
     """Prior and temperature of a Laplace posterior, where ``method`` is another one."""
     if base.posterior.method != "laplace" or "laplace" not in method.posterior["method"]:
         return {}

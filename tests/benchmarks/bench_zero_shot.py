@@ -38,10 +38,10 @@ from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import joined
 from index_builder.datasets.outliers import outliers
+from index_builder.methods.laplace import MIN_CORRELATED
 from index_builder.metrics import auroc
 from index_builder.networks import load_encoder
 from index_builder.networks.features import all_features
-from index_builder.pipeline.fit import MIN_CORRELATED
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import train_step
 from index_builder.posteriors.laplace.validation import norm_correlation

@@ -1,13 +1,19 @@
-"""Methods by name: the configuration that each stands for."""
+"""Methods by name: what implements each, and the configuration that it stands for."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from index_builder.configuration.build import BuildConfig
-from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
+from index_builder.configuration.posterior import (
+    LaplaceConfig,
+    OnlineLaplaceConfig,
+    PosteriorConfig,
+)
+from index_builder.methods import METHODS as IMPLEMENTED
 from index_builder.reproduction.methods import METHODS, configured
 from model_store.errors import ConfigError
 
@@ -56,3 +62,12 @@ def test_prior_and_temperature_are_those_of_the_comparison(digits_config: BuildC
         assert isinstance(asked, LaplaceConfig | OnlineLaplaceConfig)
         assert (asked.prior_precision, asked.temperature) == (3.0, "validation")
     assert configured(base, "btl") == configured(digits_config, "btl")
+
+
+def test_every_posterior_of_a_configuration_has_a_method() -> None:
+    union, _ = get_args(PosteriorConfig)
+    sections = [get_args(tagged)[0] for tagged in get_args(union)]
+    named = {get_args(one.model_fields["method"].annotation)[0]: one for one in sections}
+    assert set(IMPLEMENTED) == set(named)
+    for name, section in named.items():
+        assert get_type_hints(IMPLEMENTED[name])["settings"] is section

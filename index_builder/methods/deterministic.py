@@ -1,0 +1,26 @@
+"""No posterior: the embedding of every image is certain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.posterior import DeterministicConfig
+from index_builder.datasets import Splits
+from index_builder.methods.method import Method, Report, Trained
+from index_builder.posteriors import PointPosterior
+
+
+@dataclass(frozen=True)
+class Deterministic(Method):
+    """The baseline of all other methods."""
+
+    settings: DeterministicConfig
+
+    def fit(
+        self, config: BuildConfig, members: Sequence[Trained], splits: Splits
+    ) -> tuple[PointPosterior, Report]:
+        """Return the trained last layer as it is."""
+        (trained,) = members
+        return PointPosterior.of(trained.encoder.last_layer), {}

@@ -1,0 +1,69 @@
+"""A deep ensemble: encoders trained apart, and how far they disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.posterior import DeterministicConfig, EnsembleConfig
+from index_builder.datasets import Splits
+from index_builder.methods.method import Method, Report, Trained
+from index_builder.networks import MetricEncoder
+from index_builder.networks.features import all_features
+from index_builder.posteriors import (
+    EnsembleEncoder,
+    EnsemblePosterior,
+    Posterior,
+    ProbabilisticEncoder,
+    fit_ensemble,
+)
+
+N_ALIGNING = 10_000
+"""Training images that members are turned by: many times the D that it takes."""
+
+
+@dataclass(frozen=True)
+class Ensemble(Method):
+    """A deep ensemble (Lakshminarayanan et al. 2017)."""
+
+    settings: EnsembleConfig
+
+    def members(self, config: BuildConfig) -> list[BuildConfig]:
+        """Return the configurations of deterministic encoders with seeds of their own.
+
+        The first member's seed is that of the build, so that it is the deterministic baseline; the
+        others' come from that seed and the member's number, so that builds of different seeds
+        share none. The data are divided by the build's own seed, for all members.
+        """
+        others = np.random.SeedSequence(config.seed).generate_state(self.settings.n_members - 1)
+        alone = DeterministicConfig(method="deterministic")
+        return [
+            config.model_copy(update={"seed": seed, "posterior": alone})
+            for seed in (config.seed, *map(int, others))
+        ]
+
+    def fit(
+        self, config: BuildConfig, members: Sequence[Trained], splits: Splits
+    ) -> tuple[EnsemblePosterior, Report]:
+        """Turn the members into one space by at most `N_ALIGNING` of the training images."""
+        images = splits.training
+        shuffled = np.random.default_rng(config.seed).permutation(len(images))
+        some = images.subset(shuffled[:N_ALIGNING])
+        fitted = fit_ensemble(
+            [member.encoder.last_layer for member in members],
+            [all_features(member.encoder, some) for member in members],
+        )
+        before, after = zip(*fitted.agreement, strict=True)
+        return fitted.posterior, {
+            "n_members": len(members),
+            "agreement_with_first": {"as_trained": list(before), "turned": list(after)},
+        }
+
+    def assemble(
+        self, encoders: Sequence[MetricEncoder], posterior: Posterior
+    ) -> ProbabilisticEncoder:
+        """Return all members in one graph."""
+        return EnsembleEncoder(encoders, posterior)

@@ -1,0 +1,258 @@
+"""The Laplace posterior of the last layer, after training or kept up while training."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
+from index_builder.datasets import LabelledImages, Splits
+from index_builder.methods.method import Method, Report, Trained
+from index_builder.networks import MetricEncoder
+from index_builder.networks.features import all_features, repeatable_blocks
+from index_builder.objectives import OnlineLaplaceLoss
+from index_builder.posteriors import (
+    Approximation,
+    LaplaceFit,
+    LaplacePosterior,
+    MinibatchPlan,
+    fit_laplace,
+    laplace_of_curvature,
+)
+from index_builder.posteriors.laplace.validation import (
+    Criterion,
+    norm_correlation,
+    select_by_validation,
+    temper_by_validation,
+)
+from index_builder.posteriors.laplace.votes import vote_log_likelihood
+from index_builder.progress import console
+from model_store.errors import CalibrationError
+
+PRIOR_FACTORS = np.logspace(-2, 6, 33)
+"""Prior precisions that validation tries, over the likeliest."""
+
+TEMPERATURES = np.logspace(-9, 3, 25)
+"""Temperatures that validation tries: at the ends samples never, and always, leave the mean."""
+
+NOTHING_BUT_NORM = 0.95
+"""Correlation from which the uncertainty is no more than the length of the features."""
+
+N_VALIDATION = 1_000
+"""Validation images that vote on prior or temperature: the optimum is flat, more hardly move it."""
+
+MIN_CORRELATED = 30
+"""Validation images that a correlation can be read off."""
+
+N_VOTERS = 10_000
+"""Training images among which their neighbours are looked for, likewise."""
+
+
+class Laplace(Method):
+    """A Laplace posterior, its prior and temperature chosen as the configuration says."""
+
+    settings: LaplaceConfig | OnlineLaplaceConfig
+
+    @abstractmethod
+    def curvature_fit(
+        self, config: BuildConfig, trained: Trained, images: LabelledImages
+    ) -> tuple[LaplaceFit, Approximation]:
+        """Return the posterior before validation, and how its curvature is approximated."""
+
+    def fit(
+        self, config: BuildConfig, members: Sequence[Trained], splits: Splits
+    ) -> tuple[LaplacePosterior, Report]:
+        """Fit the posterior, and choose prior and temperature as the configuration says."""
+        (trained,) = members
+        settings, encoder = self.settings, trained.encoder
+        fitted, approximation = self.curvature_fit(config, trained, splits.training)
+        chooses_prior = (
+            settings.prior_precision is None and self.settings.prior_chosen_by == "validation"
+        )
+        if len(splits.validation) and (settings.temperature == "validation" or chooses_prior):
+            criterion = _votes(encoder, fitted, splits, config.seed)
+            if chooses_prior:
+                candidates = fitted.prior_precision * PRIOR_FACTORS
+                fitted = select_by_validation(fitted, candidates.tolist(), criterion)
+            else:
+                fitted = temper_by_validation(fitted, TEMPERATURES.tolist(), criterion)
+        if settings.temperature != "validation":
+            fitted = fitted.tempered(settings.temperature)
+        correlation = _norm_correlation(encoder, fitted.posterior, splits, config.seed)
+        _say(settings.name, fitted, correlation)
+        return fitted.posterior, _report(fitted, approximation, correlation)
+
+    @property
+    def prior_chosen_by(self) -> Literal["curvature", "marginal_likelihood"]:
+        """The rule that chooses the prior first; validation searches around the likeliest."""
+        if self.settings.prior_chosen_by == "curvature":
+            return "curvature"
+        return "marginal_likelihood"
+
+
+@dataclass(frozen=True)
+class PostHocLaplace(Laplace):
+    """The Laplace posterior of an encoder whose training is over."""
+
+    settings: LaplaceConfig
+
+    def curvature_fit(
+        self, config: BuildConfig, trained: Trained, images: LabelledImages
+    ) -> tuple[LaplaceFit, Approximation]:
+        """Fit it to all pairs of training images.
+
+        Of a network that was not trained with the margin, all negatives may lie inside it, where
+        the terms of `fixed` cancel; then the positives alone are taken.
+        """
+        settings = self.settings
+        fit = partial(
+            fit_laplace,
+            repeatable_blocks(trained.encoder, images),
+            torch.from_numpy(images.label_codes()),
+            *_layer(trained.encoder),
+            structure=settings.structure,
+            split=settings.split,
+            margin=config.training.margin,
+            scaling=settings.scaling,
+            prior_precision=settings.prior_precision,
+            prior_chosen_by=self.prior_chosen_by,
+            prior_scale=settings.prior_scale,
+            generator=torch.Generator().manual_seed(config.seed),
+        )
+        try:
+            return fit(approximation=settings.approximation), settings.approximation
+        except CalibrationError:
+            if settings.approximation != "fixed":
+                raise
+            return fit(approximation="positives"), "positives"
+
+
+@dataclass(frozen=True)
+class OnlineLaplace(Laplace):
+    """The Laplace posterior kept up while the encoder is trained."""
+
+    settings: OnlineLaplaceConfig
+
+    def objective(
+        self,
+        config: BuildConfig,
+        encoder: MetricEncoder,
+        labels: Tensor,
+        generator: torch.Generator,
+    ) -> OnlineLaplaceLoss:
+        """Return the contrastive loss with the curvature along the way."""
+        settings = self.settings
+        return OnlineLaplaceLoss(
+            encoder.last_layer,
+            labels,
+            MinibatchPlan(
+                n_labels=config.training.labels_per_batch,
+                n_images=config.training.images_per_label,
+            ),
+            margin=config.training.margin,
+            structure=settings.structure,
+            approximation=settings.approximation,
+            split=settings.split,
+            scaling=settings.scaling,
+            memory_factor=settings.memory_factor,
+            prior_precision=settings.training_prior_precision,
+            initial_precision=settings.initial_precision,
+            n_samples=settings.n_samples,
+            generator=generator,
+        )
+
+    def curvature_fit(
+        self, config: BuildConfig, trained: Trained, images: LabelledImages
+    ) -> tuple[LaplaceFit, Approximation]:
+        """Take the curvature that training has averaged."""
+        settings = self.settings
+        fitted = laplace_of_curvature(
+            *_layer(trained.encoder),
+            OnlineLaplaceLoss.curvature(trained.learned) * (1 / len(images)),
+            data_scale=float(len(images)),
+            prior_precision=settings.prior_precision,
+            prior_chosen_by=self.prior_chosen_by,
+            prior_scale=settings.prior_scale,
+        )
+        return fitted, settings.approximation
+
+
+def _layer(encoder: MetricEncoder) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the last layer."""
+    return encoder.last_layer.weight.detach(), encoder.last_layer.bias.detach()
+
+
+def _say(name: str, fitted: LaplaceFit, correlation: float | None) -> None:
+    """Print how much of the posterior is prior, and whether it says more than a norm does."""
+    known = "unknown" if correlation is None else f"{correlation:.3f}"
+    console.print(
+        f"{name}: {fitted.prior_share:.1%} of the precision is prior; the uncertainty "
+        f"correlates with the length of the features at {known}"
+    )
+    if correlation is not None and correlation > NOTHING_BUT_NORM:
+        console.print(
+            "[yellow]The posterior says nothing beyond the length of the features. "
+            "Take structure = 'kronecker', or a smaller prior_precision.[/]"
+        )
+
+
+def _report(fitted: LaplaceFit, approximation: Approximation, correlation: float | None) -> Report:
+    """Return how the posterior came about."""
+    search = fitted.temperature_search
+    return {
+        "structure": fitted.structure,
+        "approximation": approximation,
+        "prior_precision": fitted.prior_precision,
+        "prior_chosen_by": fitted.prior_chosen_by,
+        "prior_search": asdict(fitted.prior_search),
+        "prior_share": fitted.prior_share,
+        "norm_correlation": correlation,
+        "temperature": fitted.temperature,
+        "temperature_search": None if search is None else asdict(search),
+        "data_scale": fitted.data_scale,
+        "curvature": fitted.summary(),
+        "log_marginal_likelihood": fitted.log_marginal_likelihood,
+    }
+
+
+def _norm_correlation(
+    encoder: MetricEncoder, posterior: LaplacePosterior, splits: Splits, seed: int
+) -> float | None:
+    """Correlation, in logs, of the uncertainty Σv / ‖m‖² with ‖φ‖² / ‖m‖², its value without data.
+
+    Over validation images, or training images where there are few; None where all are alike.
+    """
+    images = splits.validation if len(splits.validation) >= MIN_CORRELATED else splits.training
+    chosen = np.random.default_rng(seed).permutation(len(images))[:N_VALIDATION]
+    features = all_features(encoder, images.subset(np.sort(chosen)))
+    return norm_correlation(posterior, features)
+
+
+def _votes(encoder: MetricEncoder, fitted: LaplaceFit, splits: Splits, seed: int) -> Criterion:
+    """Return a criterion: how well votes of a posterior's samples predict validation labels."""
+    shuffle = np.random.default_rng(seed)
+    names = sorted({*splits.training.labels, *splits.validation.labels})
+
+    def drawn(images: LabelledImages, most: int) -> tuple[Tensor, Tensor]:
+        chosen = images.subset(shuffle.permutation(len(images))[:most])
+        codes = torch.tensor([names.index(label) for label in chosen.labels])
+        return all_features(encoder, chosen), codes
+
+    queries, query_labels = drawn(splits.validation, N_VALIDATION)
+    found, found_labels = drawn(splits.training, N_VOTERS)
+    return vote_log_likelihood(
+        fitted.posterior,
+        queries,
+        query_labels,
+        found,
+        found_labels,
+        torch.Generator().manual_seed(seed),
+    )
