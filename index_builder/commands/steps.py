@@ -105,7 +105,9 @@ def single_step(name: str) -> Callable[[str, Path | None], None]:
     """Return the command that runs the step ``name`` of `SINGLE_STEPS`."""
 
     def command(config: ConfigOption, run: RunOption = None) -> None:
-        _step(f"{name}_step")(*_opened(config, run))
+        build, opened = _opened(config, run)
+        step = _step(f"{name}_step")
+        step(build, opened, _step("splits_of")(build))
 
     return command
 

@@ -3,6 +3,7 @@
 ::
 
     build        the TOML file of a build
+    encoder      its tables that decide what the encoder becomes
     photographs  a build of a folder, without a file
     posterior    its table [posterior]
     milvus       the address and token of Milvus, from the environment

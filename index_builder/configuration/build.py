@@ -3,62 +3,29 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from index_builder.configuration.posterior import (
-    CONTRASTIVE,
-    LaplaceConfig,
-    MonteCarloDropoutConfig,
-    PosteriorConfig,
-    Section,
-)
+from index_builder.configuration.encoder import EncoderConfig
+from index_builder.configuration.posterior import Section
 from model_store.errors import ConfigError
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexKind, IndexSettings
 from model_store.verdicts import Order
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
 
-ProtocolName = Literal[
-    "digits",
-    "fashion-mnist",
-    "fashion-mnist-authors",
-    "cifar-10",
-    "cub-200",
-    "cars-196",
-    "lfw",
-    "stanford-online-products",
-    "in-shop",
-    "msls",
-    "omniglot",
-]
-"""See `index_builder.reproduction.protocols`."""
-
 
 class DatasetConfig(Section):
     """The images of a build, and their division by purpose."""
 
-    kind: Literal["digits", "fashion-mnist", "mnist", "folder", "protocol"] = Field(
+    kind: Literal["digits", "fashion-mnist", "mnist", "folder"] = Field(
         description="digits come with scikit-learn; fashion-mnist and mnist are read from "
-        "VOUCH_DATA_DIR or downloaded; a folder has one sub-folder of images for each label; a "
-        "protocol is a published one, whose images, splits and outliers `protocol` names."
+        "VOUCH_DATA_DIR or downloaded; a folder has one sub-folder of images for each label."
     )
-    path: Path | None = Field(
-        None,
-        description="The folder, for kind = 'folder'; for a protocol the one that its data sets "
-        "lie in. [default: VOUCH_DATA_DIR]",
-    )
-    protocol: ProtocolName | None = Field(None, description="For kind = 'protocol'.")
-    allow_partial: bool = Field(
-        False, description="Take a protocol's data even where it is not all of the official."
-    )
-    download: bool = Field(
-        False, description="Fetch a protocol's data that is missing, where torchvision can."
-    )
+    path: Path | None = Field(None, description="The folder, for kind = 'folder'.")
     labels: Literal["folders", "none"] = Field(
         "folders",
         description="none: nobody knows what belongs together. Every image is a thing of its own, "
@@ -91,14 +58,8 @@ class DatasetConfig(Section):
 
     @model_validator(mode="after")
     def _folder_has_path(self) -> DatasetConfig:
-        if (self.kind == "folder") > (self.path is not None) or (
-            self.path is not None and self.kind not in {"folder", "protocol"}
-        ):
-            raise ValueError("`path` goes with kind = 'folder', and only with it or a protocol")
-        if (self.kind == "protocol") != (self.protocol is not None):
-            raise ValueError("`protocol` goes with kind = 'protocol', and only with it")
-        if self.kind == "protocol" and (self.withheld_labels or self.unseen_share):
-            raise ValueError("a protocol has splits of its own; it leaves no labels to withhold")
+        if (self.kind == "folder") != (self.path is not None):
+            raise ValueError("`path` goes with kind = 'folder', and only with it")
         if self.labels == "none" and (
             self.kind != "folder" or self.withheld_labels or self.unseen_share
         ):
@@ -116,90 +77,6 @@ class OutlierConfig(Section):
     n_images: int | None = Field(
         None, ge=1, description="Images of each of the two, at most; all where it is left out."
     )
-
-
-PHOTOGRAPH = 224
-"""Height and width that ImageNet's networks were trained at, pixels."""
-
-
-class NetworkConfig(Section):
-    """The encoder: a trunk, and the linear last layer on its features."""
-
-    trunk: Literal[
-        "small_cnn",
-        "colour_cnn",
-        "resnet18",
-        "resnet50",
-        "mobilenet_v2",
-        "mobilenet_v3_large",
-        "vit_b_16",
-    ] = Field(
-        "small_cnn",
-        description="small_cnn (grey, 28 × 28) and colour_cnn (32 × 32) are the papers' own; the "
-        "others are torchvision's.",
-    )
-    weights: str | None = Field(
-        None,
-        description="Pretrained weights: a name of torchvision's (IMAGENET1K_V1, downloaded), a "
-        "local .safetensors, .pth or .npz file, or the checkpoint.safetensors of another run.",
-    )
-    frozen: bool = Field(False, description="Leave the trunk as it is; only the last layer learns.")
-    last_layer: Literal["random", "whitening", "loaded"] = Field(
-        "random",
-        description="How the last layer begins: at random, as the learned whitening of the "
-        "trunk's features, or as the linear layer that comes with the weights.",
-    )
-    pooling: Literal["average", "gem"] = Field(
-        "average", description="Of a convolutional trunk's last feature map."
-    )
-    input_size: int = Field(
-        PHOTOGRAPH,
-        ge=32,
-        multiple_of=32,
-        description="Of torchvision's trunks, pixels; small_cnn has 28, colour_cnn 32.",
-    )
-    embedding_dim: int = Field(128, ge=2)
-    dropout: float = Field(0.0, ge=0, lt=1, description="On the features, while training.")
-    dropout_inside: bool = Field(
-        False, description="The same share between the convolutions of small_cnn as well."
-    )
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> NetworkConfig:
-        if self.weights is None and (self.frozen or self.last_layer == "loaded"):
-            raise ValueError("`frozen` and last_layer = 'loaded' need `weights`")
-        if self.trunk in {"small_cnn", "colour_cnn", "vit_b_16"} and self.pooling != "average":
-            raise ValueError(f"{self.trunk} has no feature map to pool: drop `pooling`")
-        if self.trunk in {"small_cnn", "colour_cnn"} and self.input_size != PHOTOGRAPH:
-            raise ValueError(f"{self.trunk} has an input size of its own: drop `input_size`")
-        if self.dropout_inside and (self.trunk != "small_cnn" or not self.dropout):
-            raise ValueError("`dropout_inside` is for trunk = 'small_cnn', and needs `dropout`")
-        return self
-
-
-class TrainingConfig(Section):
-    """Training: of the encoder, and of whatever the posterior's objective learns beside it."""
-
-    epochs: int = Field(10, ge=0, description="0 takes the encoder as it is loaded or whitened.")
-    labels_per_batch: int = Field(10, ge=2)
-    images_per_label: int = Field(25, ge=2)
-    learning_rate: float = Field(1e-3, gt=0)
-    weight_decay: float = Field(1e-4, ge=0)
-    margin: float = Field(
-        1.0, gt=0, lt=2, description="Contrastive loss: distance beyond which negatives rest."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto",
-        description="Where the trunk is trained and its features are computed; auto takes a GPU "
-        "where there is one.",
-    )
-    precision: Literal["auto", "full", "mixed"] = Field(
-        "auto",
-        description="Of the trunk in training: mixed computes in bfloat16 what bears it, twice as "
-        "fast; auto does so on a GPU.",
-    )
-    flip: bool = Field(False, description="Mirror half of the training images.")
-    shift: int = Field(0, ge=0, description="Move training images by up to so many pixels.")
 
 
 class IndexConfig(Section):
@@ -278,57 +155,13 @@ class CalibrationConfig(Section):
     )
 
 
-class BuildConfig(Section):
+class BuildConfig(EncoderConfig):
     """A whole build."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Of the gallery.")
-    description: str = ""
-    seed: int = Field(0, ge=0)
     dataset: DatasetConfig
     outliers: OutlierConfig = OutlierConfig()
-    network: NetworkConfig = NetworkConfig()
-    training: TrainingConfig = TrainingConfig()
-    posterior: PosteriorConfig = LaplaceConfig()
     index: IndexConfig = IndexConfig()
     calibration: CalibrationConfig = CalibrationConfig()
-
-    def changed_since(self, stored: Mapping[str, Any]) -> set[str]:
-        """Parts that differ from those of a configuration ``stored`` as JSON.
-
-        What has been added to the configuration since then had its default.
-        """
-        now = dict(self)
-        try:
-            then = dict(BuildConfig.model_validate(stored))
-        except ValidationError:  # what was stored means nothing any more
-            return set(now)
-        return {part for part in now if now[part] != then[part]}
-
-    @model_validator(mode="after")
-    def _something_is_learned(self) -> BuildConfig:
-        if self.training.epochs:
-            if self.network.frozen and (self.training.flip or self.training.shift):
-                raise ValueError("a frozen trunk sees each image once: drop flip and shift")
-            if self.network.dropout and self.posterior.method == "online_laplace":
-                raise ValueError("online_laplace takes the curvature of whole features: no dropout")
-        elif self.network.last_layer == "random":
-            raise ValueError("with training.epochs = 0, network.last_layer must not be 'random'")
-        elif self.posterior.method not in CONTRASTIVE:
-            raise ValueError(f"posterior.method = '{self.posterior.method}' needs training.epochs")
-        return self
-
-    @model_validator(mode="after")
-    def _dropout_says_something(self) -> BuildConfig:
-        asked = self.posterior
-        if isinstance(asked, MonteCarloDropoutConfig):
-            if not self.network.dropout:
-                raise ValueError("posterior.method = 'mc_dropout' needs network.dropout, e.g. 0.2")
-            if (asked.n_passes is not None) and not self.network.dropout_inside:
-                raise ValueError(
-                    "dropout before the last layer alone needs no passes, its moments are exact: "
-                    "drop posterior.n_passes, or set network.dropout_inside"
-                )
-        return self
 
 
 def builtin_configs() -> list[str]:

@@ -16,7 +16,7 @@ from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import LabelledImages, joined
 from index_builder.datasets.outliers import outliers
 from index_builder.datasets.views import views
-from model_store.errors import ConfigError, DatasetError
+from model_store.errors import DatasetError
 
 N_VALIDATION_VIEWS = 1000
 """Views of unlabelled images that the prior precision is chosen by."""
@@ -75,10 +75,6 @@ def load_splits(config: BuildConfig) -> Splits:
     DatasetError : data missing or damaged, an unknown withheld label, or too few images.
     """
     generator = np.random.default_rng([config.seed, 0])
-    if config.dataset.kind == "protocol":
-        raise ConfigError(
-            "A protocol has splits of its own: `index_builder.reproduction.protocols` loads them."
-        )
     if config.dataset.labels == "none":
         return _of_views(config, generator)
     learning, gallery, queries = _parts(config.dataset, generator)

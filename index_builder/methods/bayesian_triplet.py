@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import BayesianTripletConfig
 from index_builder.datasets import Splits
 from index_builder.methods.method import Method, Report, Trained
@@ -26,7 +26,7 @@ class BayesianTriplet(Method):
 
     def objective(
         self,
-        config: BuildConfig,
+        config: EncoderConfig,
         encoder: MetricEncoder,
         labels: Tensor,
         generator: torch.Generator,
@@ -53,7 +53,7 @@ class BayesianTriplet(Method):
         )
 
     def fit(
-        self, config: BuildConfig, members: Sequence[Trained], splits: Splits
+        self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[VarianceHeadPosterior, Report]:
         """Return last layer and variance head as they were trained."""
         (trained,) = members

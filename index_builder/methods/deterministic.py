@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import DeterministicConfig
 from index_builder.datasets import Splits
 from index_builder.methods.method import Method, Report, Trained
@@ -19,7 +19,7 @@ class Deterministic(Method):
     settings: DeterministicConfig
 
     def fit(
-        self, config: BuildConfig, members: Sequence[Trained], splits: Splits
+        self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[PointPosterior, Report]:
         """Return the trained last layer as it is."""
         (trained,) = members

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import MonteCarloDropoutConfig
 from index_builder.datasets import Splits
 from index_builder.methods.method import Method, Report, Trained
@@ -33,7 +33,7 @@ class MonteCarloDropout(Method):
     settings: MonteCarloDropoutConfig
 
     def fit(
-        self, config: BuildConfig, members: Sequence[Trained], splits: Splits
+        self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[DropoutPosterior, Report]:
         """Draw the masks of the passes, where activations within the trunk are dropped."""
         (trained,) = members

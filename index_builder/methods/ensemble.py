@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import DeterministicConfig, EnsembleConfig
 from index_builder.datasets import Splits
 from index_builder.methods.method import Method, Report, Trained
@@ -31,7 +31,7 @@ class Ensemble(Method):
 
     settings: EnsembleConfig
 
-    def members(self, config: BuildConfig) -> list[BuildConfig]:
+    def members(self, config: EncoderConfig) -> list[EncoderConfig]:
         """Return the configurations of deterministic encoders with seeds of their own.
 
         The first member's seed is that of the build, so that it is the deterministic baseline; the
@@ -46,7 +46,7 @@ class Ensemble(Method):
         ]
 
     def fit(
-        self, config: BuildConfig, members: Sequence[Trained], splits: Splits
+        self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[EnsemblePosterior, Report]:
         """Turn the members into one space by at most `N_ALIGNING` of the training images."""
         images = splits.training

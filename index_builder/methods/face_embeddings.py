@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import FaceEmbeddingConfig
 from index_builder.datasets import Splits
 from index_builder.methods.method import Method, Report, Trained
@@ -24,7 +24,7 @@ class FaceEmbeddings(Method):
     settings: FaceEmbeddingConfig
 
     def fit(
-        self, config: BuildConfig, members: Sequence[Trained], splits: Splits
+        self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[UncertaintyModulePosterior, Report]:
         """Train an uncertainty module on the features of the training images."""
         encoder, images = members[0].encoder, splits.training

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import HedgedInstanceConfig
 from index_builder.datasets import Splits
 from index_builder.methods.method import Method, Report, Trained
@@ -25,7 +25,7 @@ class HedgedInstance(Method):
 
     def objective(
         self,
-        config: BuildConfig,
+        config: EncoderConfig,
         encoder: MetricEncoder,
         labels: Tensor,
         generator: torch.Generator,
@@ -39,7 +39,7 @@ class HedgedInstance(Method):
         )
 
     def fit(
-        self, config: BuildConfig, members: Sequence[Trained], splits: Splits
+        self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[UncertaintyModulePosterior, Report]:
         """Return last layer and uncertainty module as they were trained."""
         (trained,) = members

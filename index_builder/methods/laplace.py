@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.methods.method import Method, Report, Trained
@@ -63,12 +63,12 @@ class Laplace(Method):
 
     @abstractmethod
     def curvature_fit(
-        self, config: BuildConfig, trained: Trained, images: LabelledImages
+        self, config: EncoderConfig, trained: Trained, images: LabelledImages
     ) -> tuple[LaplaceFit, Approximation]:
         """Return the posterior before validation, and how its curvature is approximated."""
 
     def fit(
-        self, config: BuildConfig, members: Sequence[Trained], splits: Splits
+        self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[LaplacePosterior, Report]:
         """Fit the posterior, and choose prior and temperature as the configuration says."""
         (trained,) = members
@@ -105,7 +105,7 @@ class PostHocLaplace(Laplace):
     settings: LaplaceConfig
 
     def curvature_fit(
-        self, config: BuildConfig, trained: Trained, images: LabelledImages
+        self, config: EncoderConfig, trained: Trained, images: LabelledImages
     ) -> tuple[LaplaceFit, Approximation]:
         """Fit it to all pairs of training images.
 
@@ -143,7 +143,7 @@ class OnlineLaplace(Laplace):
 
     def objective(
         self,
-        config: BuildConfig,
+        config: EncoderConfig,
         encoder: MetricEncoder,
         labels: Tensor,
         generator: torch.Generator,
@@ -170,7 +170,7 @@ class OnlineLaplace(Laplace):
         )
 
     def curvature_fit(
-        self, config: BuildConfig, trained: Trained, images: LabelledImages
+        self, config: EncoderConfig, trained: Trained, images: LabelledImages
     ) -> tuple[LaplaceFit, Approximation]:
         """Take the curvature that training has averaged."""
         settings = self.settings

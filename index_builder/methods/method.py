@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.datasets import Splits
 from index_builder.networks import MetricEncoder
 from index_builder.objectives import ContrastiveLoss, Objective
@@ -41,13 +41,13 @@ class Method(ABC):
     loss, whose posterior acts on the features of one pass.
     """
 
-    def members(self, config: BuildConfig) -> list[BuildConfig]:
+    def members(self, config: EncoderConfig) -> list[EncoderConfig]:
         """Return the configuration of each encoder that is trained; one, as a rule."""
         return [config]
 
     def objective(
         self,
-        config: BuildConfig,
+        config: EncoderConfig,
         encoder: MetricEncoder,
         labels: Tensor,
         generator: torch.Generator,
@@ -63,7 +63,7 @@ class Method(ABC):
 
     @abstractmethod
     def fit(
-        self, config: BuildConfig, members: Sequence[Trained], splits: Splits
+        self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[Posterior, Report]:
         """Return the posterior of the encoders that were trained, and how it came about.
 

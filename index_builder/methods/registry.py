@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.methods.bayesian_triplet import BayesianTriplet
 from index_builder.methods.deterministic import Deterministic
 from index_builder.methods.dropout import MonteCarloDropout
@@ -28,6 +28,6 @@ METHODS: Mapping[str, Callable[[Any], Method]] = {
 """Each takes its table of the configuration; see `index_builder.configuration.posterior`."""
 
 
-def method_of(config: BuildConfig) -> Method:
+def method_of(config: EncoderConfig) -> Method:
     """Return the method that ``config.posterior`` names."""
     return METHODS[config.posterior.method](config.posterior)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from index_builder.configuration.build import NetworkConfig
+from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks.colour_cnn import ColourCNN
 from index_builder.networks.initialisation import drawn_from
 from index_builder.networks.small_cnn import SmallCNN

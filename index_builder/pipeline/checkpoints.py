@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from safetensors.torch import load_file
 
-from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import CONTRASTIVE
 from index_builder.methods import Trained, method_of
 from index_builder.networks import load_encoder
@@ -15,7 +15,7 @@ from model_store.errors import ConfigError
 TRAINING_REPORT = "training.json"
 
 
-def members_of(config: BuildConfig, run: Run) -> list[tuple[BuildConfig, Run]]:
+def members_of(config: EncoderConfig, run: Run) -> list[tuple[EncoderConfig, Run]]:
     """Return the encoders that a build trains: the configuration and the run of each.
 
     One encoder alone has the run of the build; members of an ensemble have runs within it.
@@ -26,7 +26,7 @@ def members_of(config: BuildConfig, run: Run) -> list[tuple[BuildConfig, Run]]:
     return [(member, run.member(number)) for number, member in enumerate(configs)]
 
 
-def trained_members(config: BuildConfig, run: Run) -> list[Trained]:
+def trained_members(config: EncoderConfig, run: Run) -> list[Trained]:
     """Read the encoders that `train` left.
 
     Raises
@@ -44,7 +44,7 @@ def trained_members(config: BuildConfig, run: Run) -> list[Trained]:
     return trained
 
 
-def load_fitted(config: BuildConfig, run: Run) -> ProbabilisticEncoder:
+def load_fitted(config: EncoderConfig, run: Run) -> ProbabilisticEncoder:
     """Read what `fit` left: images to mean, variance and features.
 
     Raises
@@ -57,7 +57,7 @@ def load_fitted(config: BuildConfig, run: Run) -> ProbabilisticEncoder:
     return method_of(config).assemble(encoders, posterior)
 
 
-def _require_unchanged(config: BuildConfig, run: Run) -> None:
+def _require_unchanged(config: EncoderConfig, run: Run) -> None:
     then = run.read_json(TRAINING_REPORT)["config"]
     parts = ["dataset", "network", "training", "seed"]
     if not {then["posterior"]["method"], config.posterior.method} <= CONTRASTIVE:

@@ -72,11 +72,6 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
             f"There is no feedback in {feedback}. Name the file that the service was started with "
             "(VOUCH_FEEDBACK), or calibrate without --feedback."
         )
-    if config.dataset.kind == "protocol":
-        raise ConfigError(
-            "A protocol is calibrated and measured by `vouch-build reproduce`: its held-out images "
-            "may have a gallery of their own, which is not the one that a bundle holds."
-        )
     encoder = _exported(run)
     gallery = _indexed(run)
     splits = splits_of(config)

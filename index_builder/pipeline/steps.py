@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from index_builder.calibration import MIN_QUERIES
 from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.methods import method_of
 from index_builder.networks import (
@@ -48,7 +50,7 @@ from index_builder.training.loop import feature_source, place_for_training, trai
 from index_builder.training.threads import threads_for
 from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
 from index_builder.vectors.store import VectorFile
-from model_store.bundles.manifest import ENCODER_FILE
+from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
 from model_store.encoder.contract import EncoderMetadata
 from model_store.errors import ConfigError, DatasetError
 
@@ -69,17 +71,13 @@ MIN_POSITIVES = 2
 """Images of a label that make a positive pair."""
 
 
-def train_step(config: BuildConfig, run: Run, splits: Splits | None = None) -> None:
+def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
     """Images → checkpoint.safetensors, objective.safetensors and training.json.
 
     Each member of an ensemble has them. One that was interrupted goes on with the member that it
     was at. Under ``torchrun`` its processes train together, and the first one writes.
-
-    Parameters
-    ----------
-    splits : in place of those of ``config.dataset``.
     """
-    images = (splits or splits_of(config)).training
+    images = splits.training
     with process_group() as group:
         if len(members_of(config, run)) > 1:
             _train_members(config, images, run, group)
@@ -87,7 +85,7 @@ def train_step(config: BuildConfig, run: Run, splits: Splits | None = None) -> N
             _train_alone(config, images, run, group)
 
 
-def _train_members(config: BuildConfig, images: LabelledImages, run: Run, group: Group) -> None:
+def _train_members(config: EncoderConfig, images: LabelledImages, run: Run, group: Group) -> None:
     """Train what is missing of an ensemble; one that is whole is trained anew.
 
     All members have the same ``images``: a member's seed decides how it is trained, not on what.
@@ -118,7 +116,7 @@ def _train_members(config: BuildConfig, images: LabelledImages, run: Run, group:
     )
 
 
-def _train_alone(config: BuildConfig, images: LabelledImages, run: Run, group: Group) -> None:
+def _train_alone(config: EncoderConfig, images: LabelledImages, run: Run, group: Group) -> None:
     """Train one encoder on ``images``."""
     started = time.perf_counter()
     _require_enough(images)
@@ -161,15 +159,9 @@ def _train_alone(config: BuildConfig, images: LabelledImages, run: Run, group: G
     )
 
 
-def fit_step(config: BuildConfig, run: Run, splits: Splits | None = None) -> None:
-    """Checkpoint, objective and training images → posterior.safetensors and posterior.json.
-
-    Parameters
-    ----------
-    splits : in place of those of ``config.dataset``.
-    """
+def fit_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
+    """Checkpoint, objective and training images → posterior.safetensors and posterior.json."""
     started = time.perf_counter()
-    splits = splits or splits_of(config)
     members = trained_members(config, run)
     for (member, place), trained in zip(members_of(config, run), members, strict=True):
         _store_features(member, place, trained.encoder, splits.training)
@@ -189,16 +181,11 @@ def fit_step(config: BuildConfig, run: Run, splits: Splits | None = None) -> Non
     )
 
 
-def export_step(config: BuildConfig, run: Run, splits: Splits | None = None) -> None:
-    """Checkpoint and posterior → encoder.onnx.
-
-    Parameters
-    ----------
-    splits : in place of those of ``config.dataset``.
-    """
+def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
+    """Checkpoint and posterior → encoder.onnx."""
     fitted = load_fitted(config, run)
     run.staging.mkdir(parents=True, exist_ok=True)
-    some = (splits or splits_of(config)).training.subset(range(N_PARITY_IMAGES))
+    some = splits.training.subset(range(N_PARITY_IMAGES))
     prepared = some.prepared(fitted.preprocessing)
     metadata = EncoderMetadata(fitted.preprocessing, run.read_json(POSTERIOR_REPORT)["method"])
     with threads_for(len(prepared)):
@@ -213,14 +200,19 @@ def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[
     splits_of.cache_clear()  # a folder may have changed since it was last looked at
     _require_queries(splits_of(config))
     shutil.rmtree(run.staging, ignore_errors=True)
-    steps = (train_step, fit_step, export_step, index_step, calibrate_step)
-    n_steps = len(steps) + 1
-    for number, step in enumerate(steps, start=1):
-        name = step.__name__.removesuffix("_step")
-        console.print(f"[bold]{name}[/bold] ({number} of {n_steps})", highlight=False)
-        step(config, run)
-    console.print(f"[bold]evaluate[/bold] ({n_steps} of {n_steps})", highlight=False)
-    report = evaluate_step(config, run)
+    splits = splits_of(config)
+    steps: Mapping[str, Callable[[], object]] = {
+        "train": lambda: train_step(config, run, splits),
+        "fit": lambda: fit_step(config, run, splits),
+        "export": lambda: export_step(config, run, splits),
+        "index": lambda: index_step(config, run),
+        "calibrate": lambda: calibrate_step(config, run),
+        "evaluate": lambda: evaluate_step(config, run),
+    }
+    for number, (name, step) in enumerate(steps.items(), start=1):
+        console.print(f"[bold]{name}[/bold] ({number} of {len(steps)})", highlight=False)
+        step()
+    report = run.read_json(EVALUATION_FILE)
     return publish_step(config, run, bundles), report
 
 
@@ -252,7 +244,7 @@ def _require_enough(images: LabelledImages) -> None:
 
 
 def _store_features(
-    config: BuildConfig, run: Run, encoder: MetricEncoder, images: LabelledImages
+    config: EncoderConfig, run: Run, encoder: MetricEncoder, images: LabelledImages
 ) -> None:
     """Let what a trunk that nothing trains makes of images be computed once, for all steps.
 

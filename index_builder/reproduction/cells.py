@@ -16,13 +16,12 @@ from typing import Any
 import faiss
 import torch
 
-from index_builder.configuration.build import BuildConfig
 from index_builder.pipeline.run import Run, write_json
 from index_builder.pipeline.steps import export_step, fit_step, train_step
 from index_builder.progress import console
 from index_builder.reproduction.evaluate import Evaluation, evaluate_decision, evaluate_method
 from index_builder.reproduction.methods import METHODS, configured
-from index_builder.reproduction.protocols import load_protocol
+from index_builder.reproduction.protocols import ProtocolConfig, load_protocol
 from index_builder.reproduction.resources import machine, measured
 from model_store.errors import BuildError, ConfigError
 from model_store.files import lock_between_processes, replacing
@@ -63,12 +62,12 @@ class Plan:
     directory : the folder that everything is written to.
     """
 
-    base: BuildConfig
+    base: ProtocolConfig
     methods: Sequence[str]
     seeds: Sequence[int]
     directory: Path
 
-    def config(self, method: str, seed: int) -> BuildConfig:
+    def config(self, method: str, seed: int) -> ProtocolConfig:
         """Configuration of a cell."""
         base = self.base.model_copy(update={"seed": seed})
         name = BASE_METHOD if method == DECISION else method
@@ -220,7 +219,7 @@ def _measured_cell(plan: Plan, method: str, seed: int) -> Cell:
     }
 
 
-def _built(plan: Plan, method: str, config: BuildConfig, run: Run) -> dict[str, Any]:
+def _built(plan: Plan, method: str, config: ProtocolConfig, run: Run) -> dict[str, Any]:
     """Train, fit and export, once; the cost of each, as it was when it was done."""
     costs_file = run.directory / "costs.json"
     if costs_file.exists():

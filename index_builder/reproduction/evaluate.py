@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from index_builder.configuration.build import BuildConfig
 from index_builder.metrics import auroc, error_auroc, retrieval_calibration_error
 from index_builder.networks import load_encoder
 from index_builder.networks.features import all_features
@@ -21,7 +20,7 @@ from index_builder.posteriors import LaplacePosterior, load_posterior
 from index_builder.reproduction.decision import World, decide_test, fit_decision, world_of
 from index_builder.reproduction.metrics import Result, Signals, curves, of_ranking, of_signals
 from index_builder.reproduction.pictures import pictures
-from index_builder.reproduction.protocols import PROTOCOLS, ProtocolData
+from index_builder.reproduction.protocols import PROTOCOLS, ProtocolConfig, ProtocolData
 from index_builder.reproduction.retrieval import (
     Searched,
     consensus_of_queries,
@@ -43,7 +42,7 @@ Floats = NDArray[np.float64]
 Evaluation = dict[str, Any]
 
 
-def evaluate_method(config: BuildConfig, run: Run, data: ProtocolData) -> Evaluation:
+def evaluate_method(config: ProtocolConfig, run: Run, data: ProtocolData) -> Evaluation:
     """Metrics, curves and pictures of a method, by its own uncertainty alone."""
     encoder = OnnxEncoder(run.staging / ENCODER_FILE, threads=torch.get_num_threads())
     searched = search(encoder, data.test)
@@ -87,7 +86,7 @@ def evaluate_method(config: BuildConfig, run: Run, data: ProtocolData) -> Evalua
 
 
 def evaluate_decision(
-    config: BuildConfig, run: Run, data: ProtocolData, directory: Path
+    config: ProtocolConfig, run: Run, data: ProtocolData, directory: Path
 ) -> Evaluation:
     """The same for the decision layer on a method's encoder, fitted to the rehearsal first.
 
@@ -161,9 +160,8 @@ def _of_similarity(searched: Searched, outliers: dict[str, Floats]) -> Result:
 
 
 def _consensus(
-    config: BuildConfig, run: Run, searched: Searched, fingerprint: str
+    config: ProtocolConfig, run: Run, searched: Searched, fingerprint: str
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    assert config.dataset.protocol is not None  # noqa: S101 - protocols alone come here
     if not PROTOCOLS[config.dataset.protocol].shared_samples:
         return consensus_of_queries(searched, fingerprint)
     posterior = load_posterior(run.posterior)
@@ -174,7 +172,7 @@ def _consensus(
 
 
 def _drawn_layers(
-    config: BuildConfig,
+    config: ProtocolConfig,
     run: Run,
     searched: Searched,
     posterior: LaplacePosterior,

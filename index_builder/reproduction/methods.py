@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from index_builder.configuration.build import BuildConfig, in_words
+from index_builder.configuration.build import in_words
+from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import LaplaceConfig
 from model_store.errors import ConfigError
+
+Config = TypeVar("Config", bound=EncoderConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ METHODS: Mapping[str, PaperMethod] = {
 """By the name that a command line takes."""
 
 
-def configured(base: BuildConfig, name: str, checkpoint: Path | None = None) -> BuildConfig:
+def configured(base: Config, name: str, checkpoint: Path | None = None) -> Config:
     """The configuration of a method.
 
     Parameters
@@ -144,12 +147,12 @@ def configured(base: BuildConfig, name: str, checkpoint: Path | None = None) -> 
         fields["network"] |= {"weights": str(checkpoint), "last_layer": "loaded"}
         fields["training"]["epochs"] = 0
     try:
-        return BuildConfig.model_validate(fields)
+        return type(base).model_validate(fields)
     except ValidationError as error:
         raise ConfigError(f"{name}: {in_words(error)}") from error
 
 
-def _carried_over(base: BuildConfig, method: PaperMethod) -> dict[str, Any]:
+def _carried_over(base: EncoderConfig, method: PaperMethod) -> dict[str, Any]:
     """Prior and temperature of a Laplace posterior, where ``method`` is another one."""
     if base.posterior.method != "laplace" or "laplace" not in method.posterior["method"]:
         return {}

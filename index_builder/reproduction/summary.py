@@ -110,7 +110,6 @@ def report_of(plan: Plan, cells: Sequence[Cell], failures: Sequence[Failure] = (
     seeds, and number of every metric; its costs; curves and pictures of the first seed), every
     single cell's metrics, ``failures``, ``machines`` that it was measured on, and ``config``.
     """
-    assert plan.base.dataset.protocol is not None  # noqa: S101 - a protocol's plan
     protocol = PROTOCOLS[plan.base.dataset.protocol]
     first = cells[0]
     of_method = {name: [cell for cell in cells if cell["method"] == name] for name in plan.methods}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from index_builder.configuration.build import TrainingConfig
+from index_builder.configuration.encoder import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from index_builder.configuration.build import TrainingConfig
+from index_builder.configuration.encoder import TrainingConfig
 
 
 def balanced_batches(

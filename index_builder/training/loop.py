@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from index_builder.configuration.build import TrainingConfig
+from index_builder.configuration.encoder import TrainingConfig
 from index_builder.datasets import LabelledImages
 from index_builder.networks import MetricEncoder
 from index_builder.networks.dropout import dropped_out

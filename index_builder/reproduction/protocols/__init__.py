@@ -5,6 +5,7 @@
 `closed_sets`      Fashion-MNIST (two ways), CIFAR-10, digits: the test's labels were learned from
 `open_sets`        CUB, Cars, LFW, SOP, In-Shop, MSLS, Omniglot: they were not
 `published`        the authors' own figures
+`configuration`    the configuration of an encoder that a protocol trains
 `registry`         all of them by name, and the configuration of each
 =================  ==============================================================================
 
@@ -12,6 +13,7 @@ The test is the published one, whole. It trains nothing, calibrates nothing and 
 for that a `Task` like it is held out of the training images, its rehearsal.
 """
 
+from index_builder.reproduction.protocols.configuration import ProtocolConfig
 from index_builder.reproduction.protocols.protocol import Outliers, Protocol, ProtocolData, Task
 from index_builder.reproduction.protocols.registry import PROTOCOLS, load_protocol, protocol_config
 
@@ -19,6 +21,7 @@ __all__ = [
     "PROTOCOLS",
     "Outliers",
     "Protocol",
+    "ProtocolConfig",
     "ProtocolData",
     "Task",
     "load_protocol",

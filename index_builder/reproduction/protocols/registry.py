@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from index_builder.configuration.build import BuildConfig, DatasetConfig, in_words
+from index_builder.configuration.build import in_words
 from index_builder.configuration.posterior import LaplaceConfig
 from index_builder.datasets.idx import DATA_DIR_VARIABLE
 from index_builder.reproduction.datasets import Origin
@@ -22,6 +22,7 @@ from index_builder.reproduction.protocols.closed_sets import (
     load_fashion_mnist,
     load_fashion_mnist_authors,
 )
+from index_builder.reproduction.protocols.configuration import ProtocolConfig, ProtocolDataset
 from index_builder.reproduction.protocols.open_sets import (
     load_cars,
     load_cub,
@@ -188,7 +189,7 @@ def protocol_config(
     precision: str | None = None,
     allow_partial: bool = False,
     download: bool = False,
-) -> BuildConfig:
+) -> ProtocolConfig:
     """The configuration of a protocol.
 
     Parameters
@@ -214,13 +215,12 @@ def protocol_config(
     if precision is not None:
         training["precision"] = precision
     try:
-        return BuildConfig.model_validate(
+        return ProtocolConfig.model_validate(
             {
                 "name": name,
                 "description": PROTOCOLS[name].title,
                 "seed": seed,
                 "dataset": {
-                    "kind": "protocol",
                     "protocol": name,
                     "path": data,
                     "allow_partial": allow_partial,
@@ -237,7 +237,7 @@ def protocol_config(
         raise ConfigError(f"{name}: {in_words(error)}") from error
 
 
-def load_protocol(config: BuildConfig) -> ProtocolData:
+def load_protocol(config: ProtocolConfig) -> ProtocolData:
     """Load the data of a protocol; the seed decides what is held out.
 
     Raises
@@ -249,9 +249,8 @@ def load_protocol(config: BuildConfig) -> ProtocolData:
 
 
 @lru_cache(maxsize=1)
-def _loaded(dataset: DatasetConfig, seed: int) -> ProtocolData:
+def _loaded(dataset: ProtocolDataset, seed: int) -> ProtocolData:
     """All methods of a seed share what is loaded."""
-    assert dataset.protocol is not None  # noqa: S101 - the configuration has checked it
     root = dataset.path or os.environ.get(DATA_DIR_VARIABLE)
     if root is None and dataset.protocol != "digits":
         raise ConfigError(
