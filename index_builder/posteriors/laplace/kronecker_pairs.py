@@ -59,8 +59,9 @@ def _spanning(rows: Tensor) -> Tensor:
     units = units.clamp_min(1e-3 * float(units.max()))
     scaled = rows / units
     values, vectors = torch.linalg.eigh(scaled.double() @ scaled.double().T)
-    # Directions that are within rounding are noise, and the others not quite orthogonal.
-    kept = (values > torch.finfo(rows.dtype).eps * values[-1]).flip(0)[:MAX_RANK]
+    # Directions that are within rounding, of the rows or of this matrix, are noise.
+    rounding = max(torch.finfo(rows.dtype).eps, len(rows) * torch.finfo(torch.double).eps)
+    kept = (values > rounding * values[-1]).flip(0)[:MAX_RANK]
     leading = vectors.flip(1)[:, : len(kept)][:, kept]
     basis: Tensor = torch.linalg.qr((scaled.T @ leading.to(scaled)) * units[:, None])[0]
     return basis

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from index_builder.posteriors import FeatureBlocks, Split, TargetScaling
+from index_builder.posteriors import Curvature, FeatureBlocks, Split, TargetScaling
 from index_builder.posteriors.laplace import all_pairs
 from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
 from index_builder.posteriors.laplace.targets import anchor_targets
@@ -116,7 +116,7 @@ def test_classes_may_be_smaller_than_the_embedding(
 
 
 def test_directions_that_a_narrow_class_does_not_take_up_are_left_out(
-    difference: Difference,
+    difference: Difference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = torch.Generator().manual_seed(9)
     labels = torch.arange(400) % 2
@@ -129,8 +129,9 @@ def test_directions_that_a_narrow_class_does_not_take_up_are_left_out(
     features += 1e-3 * torch.rand(400, 30, generator=generator, dtype=torch.float64)
     weight = torch.randn(16, 30, generator=generator, dtype=torch.float64)
     bias = torch.randn(16, generator=generator, dtype=torch.float64)
-    curvatures = [
-        positives_curvature(
+
+    def curvature(dtype: torch.dtype) -> Curvature:
+        return positives_curvature(
             lambda: features.split(150),
             labels,
             weight.to(dtype),
@@ -138,12 +139,16 @@ def test_directions_that_a_narrow_class_does_not_take_up_are_left_out(
             anchor_targets(labels, "per_anchor", dtype),
             split="euclidean",
         )
-        for dtype in (torch.float64, torch.float32)
-    ]
+
+    exact, without_them = curvature(torch.float64), curvature(torch.float32)
     z = torch.nn.functional.normalize(features @ weight.T + bias)[labels == 0]
     assert all_pairs.coordinates_of(z).shape == (200, 16)
     assert all_pairs.coordinates_of(z.float()).shape[1] < 8
-    assert difference(curvatures[1], curvatures[0]) < 1e-3
+    # What single precision loses depends on the processor; leaving directions out adds little.
+    monkeypatch.setattr(all_pairs, "coordinates_of", lambda rows: rows)
+    with_them = curvature(torch.float32)
+    assert difference(with_them, exact) < 5e-3
+    assert difference(without_them, exact) < 1.5 * difference(with_them, exact)
 
 
 @pytest.mark.parametrize("margin", [0.3, 1.0, 1.9, 2.0])
