@@ -62,6 +62,7 @@ __all__ = [
     "fit_step",
     "index_step",
     "publish_step",
+    "splits_of",
     "train_step",
 ]
 

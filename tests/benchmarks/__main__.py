@@ -17,6 +17,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from index_builder.datasets import load_splits
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import (
     calibrate_step,
@@ -81,7 +82,8 @@ def _fashion_bundle() -> Path:
     if (BUNDLES / "CURRENT").exists():
         return BUNDLES
     config, run = bench_fit.one_epoch(), Run(RUN)
-    for step in (export_step, index_step, calibrate_step, evaluate_step):
+    export_step(config, run, load_splits(config))
+    for step in (index_step, calibrate_step, evaluate_step):
         step(config, run)
     return publish_step(config, run, BUILD / "bench-bundles").parent
 

@@ -148,8 +148,11 @@ def nearest_features(
 def measure(config: BuildConfig, run: Run, data: Path) -> dict[str, float]:
     """Build what is missing, calibrate, and measure on the evaluation half."""
     if not (run.directory / "built").exists():
-        for step in (train_step, fit_step, export_step, index_step):
-            step(config, run)
+        splits = load_splits(config)
+        train_step(config, run, splits)
+        fit_step(config, run, splits)
+        export_step(config, run, splits)
+        index_step(config, run)
         (run.directory / "built").touch()
     calibrate_step(config, run)
     retriever, splits = open_parts(run.staging, "cpu"), load_splits(config)

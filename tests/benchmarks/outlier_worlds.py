@@ -29,7 +29,7 @@ from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import export_step, fit_step, train_step
 from index_builder.reproduction.datasets import Origin
 from index_builder.reproduction.datasets.small import chars74k, cifar10
-from index_builder.reproduction.protocols import load_protocol
+from index_builder.reproduction.protocols import ProtocolConfig, load_protocol
 from model_store.decision import OutlierDetector
 from model_store.decision.outliers import averaged_features
 from model_store.encoder.contract import Embeddings
@@ -72,12 +72,15 @@ class World:
     embedding_recall: float
 
 
-def briefly_trained(epochs: int, images_per_label: int = 12) -> Callable[[Path], BuildConfig]:
+WorldConfig = BuildConfig | ProtocolConfig
+
+
+def briefly_trained(epochs: int, images_per_label: int = 12) -> Callable[[Path], ProtocolConfig]:
     """The small network of the CIFAR-10 protocol after so many passes, of smaller batches more."""
-    return lambda data: BuildConfig.model_validate(
+    return lambda data: ProtocolConfig.model_validate(
         {
             "name": "cifar10",
-            "dataset": {"kind": "protocol", "protocol": "cifar-10", "path": data},
+            "dataset": {"protocol": "cifar-10", "path": data, "validation_share": 0.05},
             "network": {"trunk": "colour_cnn", "embedding_dim": 16},
             "training": {"epochs": epochs, "images_per_label": images_per_label, "margin": 0.7},
         }
@@ -97,7 +100,7 @@ def pretrained(name: str) -> Callable[[Path], BuildConfig]:
     return lambda data: photographs(name, images_of(name, data), data / WEIGHTS)
 
 
-WORLDS: dict[str, Callable[[Path], BuildConfig]] = {
+WORLDS: dict[str, Callable[[Path], WorldConfig]] = {
     "caltech101_half": pretrained("caltech101_half"),
     "cub_first10": pretrained("cub_first10"),
     "omniglot": pretrained("omniglot"),
@@ -162,19 +165,21 @@ def others(data: Path) -> Iterator[tuple[str, LabelledImages]]:
         yield name, folder(images_of(name, data))
 
 
-def splits_of(config: BuildConfig) -> Splits:
+def splits_of(config: WorldConfig) -> Splits:
     """The data of a build."""
-    if config.dataset.kind == "protocol":
+    if isinstance(config, ProtocolConfig):
         return load_protocol(config).splits()
     return load_splits(config)
 
 
-def built(name: str, config: BuildConfig) -> OnnxEncoder:
+def built(name: str, config: WorldConfig) -> OnnxEncoder:
     """The encoder of a world, built where it is not kept."""
     run = Run(KEPT / name)
     if not (run.directory / "built").exists():
-        for step in (train_step, fit_step, export_step):
-            step(config, run)
+        splits = splits_of(config)
+        train_step(config, run, splits)
+        fit_step(config, run, splits)
+        export_step(config, run, splits)
         (run.directory / "built").touch()
     return OnnxEncoder(run.staging / "encoder.onnx")
 

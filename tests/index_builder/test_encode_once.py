@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from index_builder.configuration.build import BuildConfig, NetworkConfig
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.encoder import NetworkConfig
 from index_builder.datasets.corruption import corrupted
 from index_builder.networks import build_encoder, save_checkpoint
 from index_builder.pipeline.export import export_head
@@ -118,7 +119,8 @@ def test_each_picture_is_computed_once_in_a_whole_build(
 
     said = staged(run)
     asked.clear()
-    for step in (fit_step, index_step, calibrate_step, evaluate_step):
+    fit_step(config, run, splits)
+    for step in (index_step, calibrate_step, evaluate_step):
         step(config, run)
     assert not asked.encoder
     assert not asked.trunk

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from index_builder.configuration.build import NetworkConfig
+from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks import MetricEncoder, build_encoder
 from index_builder.networks.trunk import Trunk
 from index_builder.pipeline.export import PARITY_TOLERANCES, export_encoder

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from index_builder.configuration.build import NetworkConfig
+from index_builder.configuration.encoder import NetworkConfig
 from index_builder.datasets.digits import digits
 from index_builder.networks import MetricEncoder, build_encoder
 from index_builder.networks.features import all_features

@@ -18,12 +18,12 @@ import pytest
 from typer.testing import CliRunner
 
 from index_builder.commands.app import app
-from index_builder.configuration.build import BuildConfig
 from index_builder.pipeline.run import Run
 from index_builder.reproduction.cells import Plan
 from index_builder.reproduction.evaluate import evaluate_decision, evaluate_method
 from index_builder.reproduction.protocols import (
     PROTOCOLS,
+    ProtocolConfig,
     ProtocolData,
     load_protocol,
     protocol_config,
@@ -212,7 +212,7 @@ def test_the_page_is_whole_and_fetches_nothing(out: Path, report: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def among_themselves(out: Path) -> tuple[BuildConfig, Run, ProtocolData]:
+def among_themselves(out: Path) -> tuple[ProtocolConfig, Run, ProtocolData]:
     """What was built, and a test whose queries are the items of its gallery, as most papers ask."""
     config = Plan(protocol_config("digits", epochs=2), [], [0], out).config("lam_posthoc_fixed", 0)
     data = load_protocol(config)
@@ -225,7 +225,7 @@ def among_themselves(out: Path) -> tuple[BuildConfig, Run, ProtocolData]:
 
 
 def test_images_among_themselves_do_not_find_themselves(
-    among_themselves: tuple[BuildConfig, Run, ProtocolData], monkeypatch: pytest.MonkeyPatch
+    among_themselves: tuple[ProtocolConfig, Run, ProtocolData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, run, data = among_themselves
     shared = replace(PROTOCOLS["digits"], shared_samples=True)
@@ -244,7 +244,7 @@ def test_images_among_themselves_do_not_find_themselves(
 
 
 def test_the_decision_layer_hides_an_item_from_itself(
-    among_themselves: tuple[BuildConfig, Run, ProtocolData], tmp_path: Path
+    among_themselves: tuple[ProtocolConfig, Run, ProtocolData], tmp_path: Path
 ) -> None:
     config, run, data = among_themselves
     metrics = evaluate_decision(config, run, data, tmp_path)["metrics"]

@@ -31,6 +31,7 @@ from index_builder.pipeline.steps import (
     fit_step,
     index_step,
     publish_step,
+    splits_of,
     train_step,
 )
 from index_builder.posteriors import TargetScaling, fit_laplace, load_posterior
@@ -266,7 +267,7 @@ def test_an_ensemble_is_trained_member_by_member_and_goes_on_where_it_was_left(
     short = digits_config.training.model_copy(update={"epochs": 1})
     config = digits_config.model_copy(update={"posterior": pair, "training": short})
     run = Run(tmp_path / "run")
-    train_step(config, run)
+    train_step(config, run, splits_of(config))
     first, second = run.member(0), run.member(1)
     alone = configured(digits_config.model_copy(update={"training": short}), "deterministic")
     assert first.read_json("training.json")["config"] == alone.model_dump(mode="json")
@@ -279,13 +280,15 @@ def test_an_ensemble_is_trained_member_by_member_and_goes_on_where_it_was_left(
     (second.directory / "training.json").unlink()
     second.checkpoint.unlink()
     with pytest.raises(StepNotReady, match="vouch-build train"):
-        fit_step(config, run)
-    train_step(config, run)
+        fit_step(config, run, splits_of(config))
+    train_step(config, run, splits_of(config))
     assert first.checkpoint.stat().st_mtime_ns == written
     assert second.checkpoint.read_bytes() == lost
-    train_step(config, run)  # whole, so that data may have changed since
+    train_step(config, run, splits_of(config))  # whole, so that data may have changed since
     assert first.checkpoint.stat().st_mtime_ns > written
-    for step in (fit_step, export_step, index_step, calibrate_step, evaluate_step):
+    fit_step(config, run, splits_of(config))
+    export_step(config, run, splits_of(config))
+    for step in (index_step, calibrate_step, evaluate_step):
         step(config, run)
     bundle = publish_step(config, run, tmp_path / "bundles")
     agreement = run.read_json("posterior.json")["agreement_with_first"]
@@ -316,8 +319,8 @@ def test_a_posterior_is_fitted_to_an_encoder_that_is_there(
     fields["network"] |= {"weights": str(checkpoint), "last_layer": "loaded"}
     fields["training"]["epochs"] = 0
     config, run = BuildConfig.model_validate(fields), Run(tmp_path)
-    train_step(config, run)
-    fit_step(config, run)
+    train_step(config, run, splits_of(config))
+    fit_step(config, run, splits_of(config))
     theirs, ours = (load_file(path) for path in (Run(digits_run).posterior, run.posterior))
     for name, value in theirs.items():
         assert torch.equal(ours[name], value), name
@@ -326,8 +329,9 @@ def test_a_posterior_is_fitted_to_an_encoder_that_is_there(
 def test_whitening_adds_no_dimensions(digits_config: BuildConfig, tmp_path: Path) -> None:
     fields = digits_config.model_dump()
     fields["network"] |= {"last_layer": "whitening", "embedding_dim": 10_000}
+    config = BuildConfig.model_validate(fields)
     with pytest.raises(ConfigError, match="embedding_dim = 10000, but the trunk has 9216"):
-        train_step(BuildConfig.model_validate(fields), Run(tmp_path))
+        train_step(config, Run(tmp_path), splits_of(config))
 
 
 def test_a_run_and_its_configuration_belong_together(
@@ -340,7 +344,7 @@ def test_a_run_and_its_configuration_belong_together(
     ):
         config = BuildConfig.model_validate({**digits_config.model_dump(), **change})
         with pytest.raises(ConfigError, match=rf"trained with another `{next(iter(change))}`"):
-            fit_step(config, Run(digits_run))
+            fit_step(config, Run(digits_run), splits_of(config))
 
 
 def test_too_few_images_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
@@ -351,7 +355,7 @@ def test_too_few_images_are_refused_before_anything_is_computed(tmp_path: Path) 
             Image.new("RGB", (9, 9), shade).save(tmp_path / label / f"{number}.png")
     config = photographs_config(tmp_path, "resnet18", "IMAGENET1K_V1", "few")
     with pytest.raises(DatasetError, match="There are 2 images to learn from, at most 1 of one"):
-        train_step(config, Run(tmp_path / "run"))
+        train_step(config, Run(tmp_path / "run"), splits_of(config))
 
 
 def test_brackets_in_an_error_are_not_taken_for_markup(tmp_path: Path) -> None:
@@ -404,8 +408,8 @@ def refitted(
 ) -> dict[str, Any]:
     """The posterior's report of a run that is fitted again."""
     shutil.copytree(run, into, dirs_exist_ok=True)
-    fields = {**config.model_dump(), "posterior": posterior}
-    fit_step(BuildConfig.model_validate(fields), Run(into))
+    changed = BuildConfig.model_validate({**config.model_dump(), "posterior": posterior})
+    fit_step(changed, Run(into), splits_of(changed))
     report: dict[str, Any] = json.loads((into / "posterior.json").read_text())
     return report
 
@@ -478,7 +482,8 @@ def test_where_every_negative_is_inside_the_margin_positives_alone_are_taken(
     training = json.loads((tmp_path / "training.json").read_text())
     training["config"]["training"]["margin"] = 1.9999
     (tmp_path / "training.json").write_text(json.dumps(training))
-    fit_step(BuildConfig.model_validate(fields), Run(tmp_path))
+    config = BuildConfig.model_validate(fields)
+    fit_step(config, Run(tmp_path), splits_of(config))
     posterior = json.loads((tmp_path / "posterior.json").read_text())
     assert posterior["approximation"] == "positives"
     assert posterior["curvature"]["mean"] > 0

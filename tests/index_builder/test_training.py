@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision import models
 
-from index_builder.configuration.build import NetworkConfig, TrainingConfig
+from index_builder.configuration.encoder import NetworkConfig, TrainingConfig
 from index_builder.datasets.digits import digits
 from index_builder.networks import build_encoder, load_pretrained
 from index_builder.networks.dropout import dropped_out

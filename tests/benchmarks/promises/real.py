@@ -219,8 +219,10 @@ def _encoder(config: BuildConfig) -> OnnxEncoder:
     """The encoder of a configuration, built where it is not kept."""
     run = Run(KEPT / f"run-{config.name}")
     if not (run.directory / "built").exists():
-        for step in (train_step, fit_step, export_step):
-            step(config, run)
+        splits = load_splits(config)
+        train_step(config, run, splits)
+        fit_step(config, run, splits)
+        export_step(config, run, splits)
         (run.directory / "built").touch()
     return OnnxEncoder(run.staging / "encoder.onnx")
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from index_builder.configuration.build import NetworkConfig
+from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks import build_encoder
 
 

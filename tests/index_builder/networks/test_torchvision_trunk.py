@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from index_builder.configuration.build import NetworkConfig
+from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks import build_encoder
 from index_builder.networks.torchvision_trunk import TorchvisionName
 from index_builder.pipeline.export import export_encoder

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision import models
 
-from index_builder.configuration.build import NetworkConfig
+from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks import MetricEncoder, build_encoder, load_pretrained, save_checkpoint
 from index_builder.networks.torchvision_trunk import TorchvisionTrunk
 from index_builder.networks.weights import load_weights

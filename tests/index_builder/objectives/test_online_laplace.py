@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from index_builder.configuration.build import TrainingConfig
+from index_builder.configuration.encoder import TrainingConfig
 from index_builder.objectives import OnlineLaplaceLoss, contrastive_loss
 from index_builder.posteriors import (
     Approximation,
