@@ -145,7 +145,7 @@ class Retriever:
         limit: int,
         alpha: float | None = None,
         coverage: float | None = None,
-        left_out: int | None = None,
+        exclude: int | None = None,
         where: Filter | None = None,
         diversity: Diversity = EVERYTHING,
         *,
@@ -166,7 +166,7 @@ class Retriever:
         ----------
         limit : how many items to describe, at most `N_CANDIDATES`.
         alpha, coverage : None for what the calibration says.
-        left_out : row of an item not to find.
+        exclude : row of an item not to find.
         where : which items may be found.
         diversity : which are not listed because a nearer one stands for them.
         expected_absent : share of queries without a match among those that are asked; None for what
@@ -192,14 +192,14 @@ class Retriever:
             self.stale or stale,
             self.order_of(order),
         )
-        return self._answer(predictive, limit, terms, left_out, where, diversity)
+        return self._answer(predictive, limit, terms, exclude, where, diversity)
 
     def _answer(
         self,
         predictive: Predictive,
         limit: int,
         terms: Terms,
-        left_out: int | None,
+        exclude: int | None,
         where: Filter | None,
         diversity: Diversity,
     ) -> Answer:
@@ -210,7 +210,7 @@ class Retriever:
             self.gallery,
             predictive,
             limit,
-            left_out=left_out,
+            exclude=exclude,
             allowed=allowed,
             diversity=diversity,
         )
@@ -227,7 +227,7 @@ class Retriever:
         item_of = self._items(shown, members)
         matches = matches_of(
             [item_of[row] for row in shown.tolist()],
-            self.gallery.dispersions(shown),
+            self.gallery.total_variances(shown),
             neighbours,
             decision,
         )
@@ -310,7 +310,7 @@ class Retriever:
         row = self.gallery.row(item_id)
         stored = self._stored(row)
         return self.find(
-            stored, limit, left_out=row, where=where, diversity=diversity, order="similarity"
+            stored, limit, exclude=row, where=where, diversity=diversity, order="similarity"
         )
 
     def _stored(self, row: int) -> Predictive:

@@ -70,7 +70,7 @@ def two_stage_search(
     query: Predictive,
     k: int,
     n_candidates: int = N_CANDIDATES,
-    left_out: int | None = None,
+    exclude: int | None = None,
     allowed: NDArray[np.bool_] | None = None,
     diversity: Diversity = EVERYTHING,
 ) -> Neighbours:
@@ -81,15 +81,15 @@ def two_stage_search(
     query : its mean direction alone orders the items; its samples and its variance say how firmly.
     k : the top of the list that `Neighbours.rank_stability` refers to.
     n_candidates : first stage; at least ``k`` are fetched.
-    left_out : row of an item not to find, such as the one that the query is.
+    exclude : row of an item not to find, such as the one that the query is.
     allowed : (N,), the rows that may be found, such as a filter lets through; None for all.
     diversity : candidates that are not listed.
     """
     n = max(n_candidates, k)
-    found = gallery.candidates(query.direction[None], n + (left_out is not None), allowed)
+    found = gallery.candidates(query.direction[None], n + (exclude is not None), allowed)
     rows, similarities = found.rows[0], found.similarities[0]
-    if left_out is not None:
-        others = np.flatnonzero(rows != left_out)[:n]
+    if exclude is not None:
+        others = np.flatnonzero(rows != exclude)[:n]
         rows, similarities = rows[others], similarities[others]
     directions, of_listed = gallery.directions(rows), similarities
     listed = np.arange(len(rows))

@@ -24,7 +24,7 @@ from service.encoding.process import EncoderProcess
 from service.http.connections import BoundedConnection, Room
 from service.http.limits import IDLE_TIMEOUT_S
 from service.observability.logs import log_as_json
-from service.processes.memory import keep_freed_memory, look_for_garbage_seldom
+from service.processes.memory import raise_gc_threshold, tune_malloc
 from service.settings import Settings
 
 logger = logging.getLogger("service")
@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         settings, bundle_paths = read_command_line(sys.argv[1:] if arguments is None else arguments)
         log_as_json()
-        keep_freed_memory()
-        look_for_garbage_seldom()
+        tune_malloc()
+        raise_gc_threshold()
         access = open_access(settings)
         bundles = open_bundles(bundle_paths, settings)
     except ValidationError as error:

@@ -18,7 +18,7 @@ from index_builder.calibration.leave_one_out import (
     rows_of_groups,
 )
 from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries, LeaveOneOut
-from index_builder.calibration.retrieval import Observed, look_up, observe
+from index_builder.calibration.retrieval import RetrievedQueries, look_up, observe
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted
@@ -53,7 +53,7 @@ PlainItems = tuple[NDArray[np.int64], LabelledImages, Embeddings]
 
 
 @dataclass(frozen=True, slots=True)
-class SearchedGallery:
+class RetrievalSetup:
     """A gallery as queries meet it.
 
     Attributes
@@ -83,7 +83,7 @@ class SearchedGallery:
         *,
         hide_labels: bool,
         n_hidden: int = 0,
-    ) -> SearchedGallery:
+    ) -> RetrievalSetup:
         """Learn what the decision layer knows of a gallery.
 
         Parameters
@@ -119,7 +119,7 @@ class SearchedGallery:
             self.encoder, self.gallery, self.detector, self.means, self.n_candidates
         )
 
-    def observe(self, queries: LabelledImages, seen: Seen | None = None) -> Observed:
+    def observe(self, queries: LabelledImages, seen: Seen | None = None) -> RetrievedQueries:
         """Embed queries and look them up; ``seen`` is told of those that had to be decoded."""
         return observe(
             self.encoder, self.gallery, self.detector, self.means, queries, self.n_candidates, seen
@@ -127,7 +127,7 @@ class SearchedGallery:
 
 
 def calibration_queries(
-    searched: SearchedGallery,
+    setup: RetrievalSetup,
     queries: QuerySet,
     seed: int,
     *,
@@ -149,33 +149,33 @@ def calibration_queries(
         somebody photographs resembles other items as they do; a view, cut and turned, less.
     seen : told of each matched query that had to be decoded.
     """
-    matched, folds = queries.matched, searched.label_folds
+    matched, folds = queries.matched, setup.label_folds
     chosen = np.random.default_rng(seed).permutation(len(matched))[:N_CORRUPTED]
     clusters = group_numbers(matched)
     if folds is None:
-        of_matched = searched.observe(matched, seen)
-        absent = searched.observe(queries.withheld)
+        of_matched = setup.observe(matched, seen)
+        absent = setup.observe(queries.withheld)
         absent_of = None
     else:
-        embeddings = embed_with_features(searched.encoder, matched, "calibration queries", seen)
-        signals = searched.detector.signals(embeddings)
+        embeddings = embed_with_features(setup.encoder, matched, "calibration queries", seen)
+        signals = setup.detector.signals(embeddings)
         of_matched = look_up(
-            searched.gallery, searched.means, matched, embeddings, signals, searched.n_candidates
+            setup.gallery, setup.means, matched, embeddings, signals, setup.n_candidates
         )
         if plain is None:
-            absent, absent_of = observe_hidden(searched, matched, embeddings)
+            absent, absent_of = observe_hidden(setup, matched, embeddings)
         else:
             places, items, of_items = plain
-            absent, kept = observe_hidden(searched, items, of_items)
+            absent, kept = observe_hidden(setup, items, of_items)
             absent_of = places[kept]
     return CalibrationQueries(
         matched=of_matched,
         absent=absent,
         absent_of=absent_of,
         are_views=are_views,
-        corrupted=searched.observe(corrupted(matched, seed).subset(chosen)),
+        corrupted=setup.observe(corrupted(matched, seed).subset(chosen)),
         corrupted_of=chosen,
-        outliers=None if queries.outliers is None else searched.observe(queries.outliers),
+        outliers=None if queries.outliers is None else setup.observe(queries.outliers),
         clusters=clusters,
         sources=matched.sources,
         absent_sources=None if folds is not None else queries.withheld.sources,
@@ -184,31 +184,31 @@ def calibration_queries(
 
 
 def observe_hidden(
-    searched: SearchedGallery, images: LabelledImages, embeddings: Embeddings
-) -> tuple[Observed, NDArray[np.int64]]:
+    setup: RetrievalSetup, images: LabelledImages, embeddings: Embeddings
+) -> tuple[RetrievedQueries, NDArray[np.int64]]:
     """Look up images with their own label hidden, and return which of them could be."""
-    folds, gallery = searched.label_folds, searched.gallery
+    folds, gallery = setup.label_folds, setup.gallery
     assert folds is not None  # noqa: S101 - the caller has looked
     sizes = look_up(
         gallery,
-        searched.means,
+        setup.means,
         images,
         embeddings,
         np.empty((len(images), 0)),
         1,
     ).own_sizes
-    enough = gallery.n_items - sizes >= searched.n_candidates
+    enough = gallery.n_items - sizes >= setup.n_candidates
     kept = np.flatnonzero(folds.known(images.labels) & enough)
     some, of_some = images.subset(kept), embeddings.at(kept)
     hidden = look_up(
         gallery,
-        searched.means,
+        setup.means,
         some,
         of_some,
         folds.signals(of_some, some.labels),
-        searched.n_candidates,
+        setup.n_candidates,
         hide_label=True,
-        alike=searched.alike,
+        alike=setup.alike,
     )
     return hidden, kept
 
@@ -286,7 +286,7 @@ def calibrate_gallery(
     matched = queries.matched
     left_out = leave_one_out_queries(images, len(matched), enough if unseen else 0)
     hidden = rows_of_groups(gallery, images)[left_out] if len(left_out) else None
-    searched = SearchedGallery.of(
+    setup = RetrievalSetup.of(
         encoder,
         gallery,
         images,
@@ -297,7 +297,7 @@ def calibrate_gallery(
     )
     pictures = _MeasuredPictures(encoder.metadata.preprocessing.smallest_side)
     observed = calibration_queries(
-        searched,
+        setup,
         queries,
         seed,
         are_views=are_views,
@@ -307,15 +307,15 @@ def calibrate_gallery(
     )
     if hidden is not None:
         observed = _with_gallery_images(
-            observed, searched, matched, images, embeddings, left_out, hidden, seed
+            observed, setup, matched, images, embeddings, left_out, hidden, seed
         )
     limits = ordinary_limits(pictures.measures(matched))
-    return fit_calibration(searched.calibrated, observed, config, seed, limits)
+    return fit_calibration(setup.calibrated, observed, config, seed, limits)
 
 
 def _with_gallery_images(
     observed: CalibrationQueries,
-    searched: SearchedGallery,
+    setup: RetrievalSetup,
     matched: LabelledImages,
     images: LabelledImages,
     embeddings: Embeddings,
@@ -335,17 +335,17 @@ def _with_gallery_images(
     signals = out_of_fold_signals(embeddings, images.label_codes(), group_numbers(images), seed)
     some, of_some = images.subset(rows), embeddings.at(rows)
     found = look_up(
-        searched.gallery,
-        searched.means,
+        setup.gallery,
+        setup.means,
         some,
         of_some,
         signals[rows],
-        searched.n_candidates,
+        setup.n_candidates,
         hidden=hidden,
     )
     absent, absent_of = None, None
-    if searched.label_folds is not None:
-        absent, absent_of = observe_hidden(searched, some, of_some)
+    if setup.label_folds is not None:
+        absent, absent_of = observe_hidden(setup, some, of_some)
     clusters = group_numbers(matched, some)
     return replace(
         observed,

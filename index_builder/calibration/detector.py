@@ -189,15 +189,15 @@ def _weights(separations: Floats) -> Floats:
     return weights
 
 
-def _separation(aliens: Floats, inliers: Floats) -> Floats:
-    """Return Somers' D (...) of ``aliens`` (A, ...) against ``inliers`` (N, ...).
+def _separation(outliers: Floats, inliers: Floats) -> Floats:
+    """Return Somers' D (...) of ``outliers`` (A, ...) against ``inliers`` (N, ...).
 
     The probability that an alien has the larger value minus that of the reverse: 2 AUROC − 1.
     """
-    n_aliens, n_inliers = len(aliens), len(inliers)
-    ranks = rankdata(np.concatenate([aliens, inliers]), axis=0)[:n_aliens].sum(axis=0)
-    n_won = ranks - n_aliens * (n_aliens + 1) / 2
-    separation: Floats = 2 * n_won / (n_aliens * n_inliers) - 1
+    n_outliers, n_inliers = len(outliers), len(inliers)
+    ranks = rankdata(np.concatenate([outliers, inliers]), axis=0)[:n_outliers].sum(axis=0)
+    n_won = ranks - n_outliers * (n_outliers + 1) / 2
+    separation: Floats = 2 * n_won / (n_outliers * n_inliers) - 1
     return separation
 
 

@@ -154,10 +154,10 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
     }
     report |= _of_first(retriever, probabilities, correct, None)
     report["orders"] = _of_orders(retriever, queries.matched, matched)
-    aliens = {"corrupted": ask(retriever, corrupted(queries.matched, seed), "spoilt queries")}
+    kinds = {"corrupted": ask(retriever, corrupted(queries.matched, seed), "spoilt queries")}
     if len(queries.withheld):
         withheld = ask(retriever, queries.withheld, "queries of withheld labels")
-        aliens["near"] = withheld
+        kinds["near"] = withheld
         report |= _of_first(retriever, probabilities, correct, withheld.first_probabilities)
         report["no_match_auroc"] = {
             "no_match_probability": auroc(
@@ -167,15 +167,15 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
             "uncertainty": auroc(withheld.uncertainties, matched.uncertainties),
         }
     if queries.outliers is not None:
-        aliens["far"] = ask(retriever, queries.outliers, "queries from another world")
-    report["verdicts"] |= {kind: answers.verdicts() for kind, answers in aliens.items()}
+        kinds["far"] = ask(retriever, queries.outliers, "queries from another world")
+    report["verdicts"] |= {kind: answers.verdicts() for kind, answers in kinds.items()}
     report["outlier_auroc"] = {
         kind: {
             "outlier_score": auroc(answers.outlier_scores, matched.outlier_scores),
             "similarity": auroc(-answers.first_similarities, -matched.first_similarities),
             "uncertainty": auroc(answers.uncertainties, matched.uncertainties),
         }
-        for kind, answers in aliens.items()
+        for kind, answers in kinds.items()
     }
     return report
 

@@ -26,7 +26,7 @@ from index_builder.calibration.queries import (
     Integers,
     Names,
 )
-from index_builder.calibration.retrieval import Observed
+from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, calibration_error, reliability
 from model_store.decision import (
@@ -66,7 +66,7 @@ Floats = NDArray[np.float64]
 class _Part:
     """Queries of one kind on their way into the evidence."""
 
-    observed: Observed
+    observed: RetrievedQueries
     scores: Floats
     clusters: Integers
     absent: bool

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from sklearn.isotonic import isotonic_regression
 from sklearn.model_selection import StratifiedGroupKFold
 
-from index_builder.calibration.retrieval import Observed
+from index_builder.calibration.retrieval import RetrievedQueries
 from model_store.decision import SIGNALS, LogisticModel, VennAbers
 
 N_FOLDS = 5
@@ -66,7 +66,7 @@ class Group:
     absent : whether nothing in the gallery matches them.
     """
 
-    observed: Observed
+    observed: RetrievedQueries
     outlier_scores: Floats
     weight: float
     clusters: NDArray[np.int64]
@@ -85,7 +85,7 @@ class Examples:
     sizes : (N,) items of the label that the query could find.
     starts : (Q,) row of each query's nearest label.
     weights, clusters, absent : (Q,), see `Group`.
-    labels : (Q,) of each query's own label, see `Observed.codes`.
+    labels : (Q,) of each query's own label, see `RetrievedQueries.codes`.
     """
 
     values: Floats

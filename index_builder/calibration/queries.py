@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.retrieval import Observed
+from index_builder.calibration.retrieval import RetrievedQueries
 from model_store.decision import Absence, LabelMeans, OutlierDetector, size_classes
 from model_store.decision.staleness import search_settings
 from model_store.encoder.contract import Encoder
@@ -85,8 +85,8 @@ class LeaveOneOut:
     sources : as in `CalibrationQueries`.
     """
 
-    matched: Observed
-    absent: Observed | None
+    matched: RetrievedQueries
+    absent: RetrievedQueries | None
     absent_of: Integers | None
     clusters: Integers
     sources: Names | None
@@ -116,13 +116,13 @@ class CalibrationQueries:
     unseen : whether the encoder has learned nothing from the gallery's labels.
     """
 
-    matched: Observed
-    absent: Observed
+    matched: RetrievedQueries
+    absent: RetrievedQueries
     absent_of: Integers | None
     are_views: bool
-    corrupted: Observed
+    corrupted: RetrievedQueries
     corrupted_of: Integers
-    outliers: Observed | None
+    outliers: RetrievedQueries | None
     clusters: Integers
     sources: Names | None = None
     absent_sources: Names | None = None
@@ -138,7 +138,7 @@ class CalibrationQueries:
             return "near_misses_of_views"
         return "hidden_labels" if self.unseen else "hidden_trained_labels"
 
-    def outlier_kinds(self) -> dict[str, Observed]:
+    def outlier_kinds(self) -> dict[str, RetrievedQueries]:
         """Return what teaches the outlier score, by kind."""
         kinds = {"corrupted": self.corrupted}
         if self.absent_of is None:

@@ -27,7 +27,7 @@ BATCH = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class RetrievedQueries:
     """The signals and candidates of B queries.
 
     Attributes
@@ -56,11 +56,11 @@ class Observed:
     def __len__(self) -> int:
         return len(self.matches)
 
-    def at(self, rows: Integers) -> Observed:
+    def at(self, rows: Integers) -> RetrievedQueries:
         """Return some of the queries."""
-        return Observed(*(getattr(self, field.name)[rows] for field in fields(self)))
+        return RetrievedQueries(*(getattr(self, field.name)[rows] for field in fields(self)))
 
-    def first(self, n: int) -> Observed:
+    def first(self, n: int) -> RetrievedQueries:
         """Return the queries with the first ``n`` of their candidates."""
         return replace(
             self,
@@ -72,7 +72,7 @@ class Observed:
         )
 
     @classmethod
-    def concatenate(cls, parts: Sequence[Observed]) -> Observed:
+    def concatenate(cls, parts: Sequence[RetrievedQueries]) -> RetrievedQueries:
         """Return the queries of all ``parts``, one after the other."""
         return cls(
             *(
@@ -102,7 +102,7 @@ def observe(
     queries: LabelledImages,
     n: int = N_CANDIDATES,
     seen: Seen | None = None,
-) -> Observed:
+) -> RetrievedQueries:
     """Embed ``queries``, some at a time, and look up their ``n`` candidates.
 
     In a gallery without labels a query's label is the id of the item that it shows.
@@ -113,12 +113,12 @@ def observe(
     """
     variance = np.empty((len(queries), encoder.dim), dtype=np.float32)
     mean = np.empty_like(variance)
-    alien = np.empty((len(queries), len(OUTLIER_SIGNALS)))
+    signals = np.empty((len(queries), len(OUTLIER_SIGNALS)))
     for positions, embeddings in embedded(encoder, queries, "calibration queries", seen):
         mean[positions], variance[positions] = embeddings.mean, embeddings.variance
-        alien[positions] = detector.signals(embeddings)
+        signals[positions] = detector.signals(embeddings)
     found = Embeddings(mean, variance, np.empty((len(queries), 0), dtype=np.float32))
-    return look_up(gallery, means, queries, found, alien, n)
+    return look_up(gallery, means, queries, found, signals, n)
 
 
 def look_up(
@@ -132,7 +132,7 @@ def look_up(
     hide_label: bool = False,
     hidden: Integers | None = None,
     alike: Integers | None = None,
-) -> Observed:
+) -> RetrievedQueries:
     """Look up the ``n`` candidates of B embedded queries.
 
     Parameters
@@ -163,7 +163,7 @@ def look_up(
             rest = _means_without(gallery, item_codes, codes, hidden)
             without = np.einsum("bd,bd->b", directions, rest)[:, None]
             of_means = np.where(label_codes == codes[:, None], without, of_means)
-    return Observed(
+    return RetrievedQueries(
         embeddings.spherical_variances,
         outlier_signals,
         similarities,

@@ -198,7 +198,7 @@ def index_command(
     if source is None or encoder is None or config is not None:
         raise ConfigError("Give either SOURCE and --encoder, or --config.")
     from index_builder.indexing.collection import Indexing, find_encoder, index_collection  # noqa: PLC0415
-    from index_builder.indexing.dry_run import rehearse  # noqa: PLC0415
+    from index_builder.indexing.dry_run import inspect_collection  # noqa: PLC0415
     from index_builder.indexing.sources import name_of, open_source  # noqa: PLC0415
 
     called = name or name_of(source)
@@ -221,9 +221,9 @@ def index_command(
         ImageLimits(parse_bytes(max_bytes, "--max-bytes"), max_pixels),
     )
     if dry_run:
-        rehearsal = rehearse(indexing)
-        _print_table("before anything is embedded", rehearsal.rows())
-        _say(rehearsal.others)
+        preview = inspect_collection(indexing)
+        _print_table("before anything is embedded", preview.rows())
+        _say(preview.others)
         return
     try:
         outcome = index_collection(indexing)

@@ -90,7 +90,7 @@ def compact_command(directory: Root) -> None:
         return
     with Compaction(directory, bundle.manifest, live) as compaction:
         prepared = compaction.prepare()
-        compaction.take_over()
+        compaction.switch()
     print(prepared)
 
 

@@ -90,9 +90,9 @@ def load_splits(config: BuildConfig) -> Splits:
         QuerySet(
             half.subset(with_label(half, withheld, wanted=False)),
             half.subset(with_label(half, withheld, wanted=True)),
-            aliens,
+            far,
         )
-        for half, aliens in zip(halves, _outliers(config, generator), strict=True)
+        for half, far in zip(halves, _outliers(config, generator), strict=True)
     )
     kept = gallery.subset(with_label(gallery, withheld, wanted=False))
     if len(set(kept.labels)) < 2:
@@ -126,8 +126,8 @@ def _of_views(config: BuildConfig, generator: np.random.Generator) -> Splits:
     halves = _halves(gallery, order)
     positives, *queries, votes = generator.integers(2**32, size=4).tolist()  # a seed for each
     calibration, evaluation = (
-        QuerySet(views(half, seed), half.subset([]), aliens)
-        for half, seed, aliens in zip(halves, queries, _outliers(config, generator), strict=True)
+        QuerySet(views(half, seed), half.subset([]), far)
+        for half, seed, far in zip(halves, queries, _outliers(config, generator), strict=True)
     )
     learned = halves[1]
     return Splits(

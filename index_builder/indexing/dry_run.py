@@ -1,4 +1,4 @@
-"""A rehearsal: everything about a collection that can be known without embedding it."""
+"""A dry run: everything about a collection that can be known without embedding it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ N_SAMPLE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsal:
+class DryRun:
     """The estimates of a dry run.
 
     Attributes
@@ -63,7 +63,7 @@ class Rehearsal:
         ]
 
 
-def rehearse(indexing: Indexing) -> Rehearsal:
+def inspect_collection(indexing: Indexing) -> DryRun:
     """Read the whole source, decode and encode a few of its images, write nothing that stays.
 
     Raises
@@ -89,7 +89,7 @@ def rehearse(indexing: Indexing) -> Rehearsal:
     each = decoding / len(sample.ids) + _seconds_of_encoding(prepared, encoder)
     thumbnails = [len(one[0]) for one in prepared.thumbnails if one is not None]
     of_item = 8 * encoder.dim + float(np.mean(thumbnails or [0])) + 200
-    return Rehearsal(
+    return DryRun(
         contents,
         others,
         len(sample.ids),

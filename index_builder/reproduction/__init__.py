@@ -7,7 +7,7 @@
 `cells`            what is measured: each method × seed once, whatever interrupts
 `evaluate`         one method, or the decision layer, on the test
 `retrieval`        a task as an encoder sees it; the consensus of samples
-`decision`         the decision layer, fitted to the rehearsal and judged on the test
+`decision`         the decision layer, fitted to the development task and judged on the test
 `metrics`          metrics and curves of plain arrays
 `pictures`         queries to look at
 `resources`        wall time and peak memory

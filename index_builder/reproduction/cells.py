@@ -206,7 +206,7 @@ def _measured_cell(plan: Plan, method: str, seed: int) -> Cell:
         "n_queries": len(data.test.queries),
         "n_gallery": len(data.test.gallery),
         "n_training": len(data.training),
-        "n_rehearsal": len(data.rehearsal.queries),
+        "n_development": len(data.development.queries),
         "outliers": {
             name: {"kind": one.kind, "n": len(one.images)}
             for name, one in data.test_outliers.items()

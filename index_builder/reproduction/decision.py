@@ -1,4 +1,4 @@
-"""Vouch's decision layer on a protocol: fitted to the rehearsal, judged on the test.
+"""Vouch's decision layer on a protocol: fitted to the development task, judged on the test.
 
 What is learned is how signals of a list turn into probabilities, and how signals of an image fuse
 into an outlier score. What a gallery looks like, its label means and its features, is taken from
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from index_builder.calibration import CalibratedGallery, fit_calibration, out_of_fold_signals
 from index_builder.calibration.calibrate import (
     N_DETECTOR_IMAGES,
-    SearchedGallery,
+    RetrievalSetup,
     calibration_queries,
 )
 from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups
-from index_builder.calibration.retrieval import Observed, look_up
+from index_builder.calibration.retrieval import RetrievedQueries, look_up
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.indexing.from_images import build_gallery
 from index_builder.reproduction.protocols import ProtocolData, Task
@@ -65,7 +65,7 @@ class World:
     """A gallery as it is searched: its files opened, its features and labels learned."""
 
     task: Task
-    searched: SearchedGallery
+    setup: RetrievalSetup
 
 
 def world_of(
@@ -81,8 +81,8 @@ def world_of(
     order = np.random.default_rng(seed).permutation(len(task.gallery))[:N_DETECTOR_IMAGES]
     some = task.gallery.subset(order)
     embeddings = embed_with_features(encoder, some, "features")
-    searched = SearchedGallery.of(encoder, gallery, some, embeddings, seed, hide_labels=hide_labels)
-    return World(task, searched)
+    setup = RetrievalSetup.of(encoder, gallery, some, embeddings, seed, hide_labels=hide_labels)
+    return World(task, setup)
 
 
 def fit_decision(
@@ -92,18 +92,18 @@ def fit_decision(
     config: CalibrationConfig,
     seed: int,
 ) -> Calibration:
-    """Fit the decision layer to the rehearsal, in its ``world``.
+    """Fit the decision layer to the development task, in its ``world``.
 
     Raises
     ------
     CalibrationError : too few queries.
     """
-    searched = world.searched
+    setup = world.setup
     return fit_calibration(
         CalibratedGallery.of(
-            encoder, searched.gallery, searched.detector, searched.means, searched.n_candidates
+            encoder, setup.gallery, setup.detector, setup.means, setup.n_candidates
         ),
-        calibration_queries(searched, data.splits().calibration, seed),
+        calibration_queries(setup, data.splits().calibration, seed),
         config,
         seed,
         {},
@@ -118,18 +118,18 @@ def decide_test(
     if task.leave_one_out:
         observed = _left_out(encoder, world, seed)
     else:
-        observed = world.searched.observe(task.queries)
-    aliens = {
+        observed = world.setup.observe(task.queries)
+    outliers = {
         name: decided(
             calibration,
-            world.searched.observe(kind.images),
+            world.setup.observe(kind.images),
         )
         for name, kind in data.test_outliers.items()
     }
-    return decided(calibration, observed), aliens
+    return decided(calibration, observed), outliers
 
 
-def decided(calibration: Calibration, observed: Observed) -> Decided:
+def decided(calibration: Calibration, observed: RetrievedQueries) -> Decided:
     """Probabilities and outlier scores of what was observed."""
     scores = calibration.fusion(observed.outlier_signals)
     shift = prior_shift(calibration.assumed_absent, calibration.default_share)
@@ -147,12 +147,12 @@ def decided(calibration: Calibration, observed: Observed) -> Decided:
     )
 
 
-def _left_out(encoder: Encoder, world: World, seed: int) -> Observed:
+def _left_out(encoder: Encoder, world: World, seed: int) -> RetrievedQueries:
     """Queries that are items of their gallery, each hidden from list, means and detector.
 
     Items are taken in blocks of random order, so that their features fit into memory.
     """
-    queries, searched = world.task.queries, world.searched
+    queries, setup = world.task.queries, world.setup
     order = np.random.default_rng(seed).permutation(len(queries))
     blocks = np.array_split(order, max(1, -(-len(order) // N_DETECTOR_IMAGES)))
     parts = []
@@ -161,10 +161,10 @@ def _left_out(encoder: Encoder, world: World, seed: int) -> Observed:
         embeddings = embed_with_features(encoder, items, "features")
         groups = group_numbers(items)
         signals = out_of_fold_signals(embeddings, items.label_codes(), groups, seed, N_FOLDS)
-        hidden = rows_of_groups(searched.gallery, items)
-        n = min(searched.n_candidates, searched.gallery.n_items - hidden.shape[1])
+        hidden = rows_of_groups(setup.gallery, items)
+        n = min(setup.n_candidates, setup.gallery.n_items - hidden.shape[1])
         parts.append(
-            look_up(searched.gallery, searched.means, items, embeddings, signals, n, hidden=hidden)
+            look_up(setup.gallery, setup.means, items, embeddings, signals, n, hidden=hidden)
         )
     n = min(part.matches.shape[1] for part in parts)
-    return Observed.concatenate([part.first(n) for part in parts]).at(np.argsort(order))
+    return RetrievedQueries.concatenate([part.first(n) for part in parts]).at(np.argsort(order))

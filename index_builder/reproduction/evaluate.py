@@ -22,7 +22,7 @@ from index_builder.reproduction.metrics import Result, Signals, curves, of_ranki
 from index_builder.reproduction.pictures import pictures
 from index_builder.reproduction.protocols import PROTOCOLS, ProtocolConfig, ProtocolData
 from index_builder.reproduction.retrieval import (
-    Searched,
+    RetrievalResults,
     consensus_of_queries,
     consensus_of_samples,
     independent_draws,
@@ -45,81 +45,81 @@ Evaluation = dict[str, Any]
 def evaluate_method(config: ProtocolConfig, run: Run, data: ProtocolData) -> Evaluation:
     """Metrics, curves and pictures of a method, by its own uncertainty alone."""
     encoder = OnnxEncoder(run.staging / ENCODER_FILE, threads=torch.get_num_threads())
-    searched = search(encoder, data.test)
+    results = search(encoder, data.test)
     outliers = {
         name: embed_all(encoder, kind.images, name) for name, kind in data.test_outliers.items()
     }
-    gallery = unit_direction(searched.gallery.mean)
+    gallery = unit_direction(results.gallery.mean)
     similarities = {
         name: nearest(unit_direction(one.mean), gallery, 1, None)[1][:, 0]
         for name, one in outliers.items()
     }
-    has_say = bool(searched.queries.variance.any())
-    aliens = {name: _spread(one) for name, one in outliers.items()}
+    has_say = bool(results.queries.variance.any())
+    uncertainties = {name: _spread(one) for name, one in outliers.items()}
     confidences, agreed = None, None
     if has_say and data.test.positions is None:  # samples vote for labels, and places are none
-        confidences, agreed = _consensus(config, run, searched, encoder.fingerprint)
-    own = searched.uncertainties
+        confidences, agreed = _consensus(config, run, results, encoder.fingerprint)
+    own = results.uncertainties
     first = next(iter(outliers))
     signals = Signals(
         own if has_say else None,
         own if has_say else None,
-        aliens,
+        uncertainties,
         confidences,
         agreed,
-        -own if has_say else searched.similarities[:, 0],
-        -aliens[first] if has_say else similarities[first],
+        -own if has_say else results.similarities[:, 0],
+        -uncertainties[first] if has_say else similarities[first],
     )
-    metrics = of_ranking(searched, config.seed) | of_signals(signals, searched.correct)
-    metrics |= _of_similarity(searched, similarities)
+    metrics = of_ranking(results, config.seed) | of_signals(signals, results.correct)
+    metrics |= _of_similarity(results, similarities)
     if has_say:  # as the authors' code sorts: by the query's and its neighbour's
-        summed = own + searched.neighbour_uncertainties
+        summed = own + results.neighbour_uncertainties
         both = Signals(summed, None, {}, None, None, -summed, np.empty(0))
-        metrics["ausc_with_neighbour"] = of_signals(both, searched.correct)["ausc"]
-    shown = own if has_say else 1 - searched.similarities[:, 0]
+        metrics["ausc_with_neighbour"] = of_signals(both, results.correct)["ausc"]
+    shown = own if has_say else 1 - results.similarities[:, 0]
     sure = 1 - shown if confidences is None else confidences
     return {
         "metrics": metrics,
-        "curves": curves(signals, searched.correct),
-        "pictures": pictures(searched, shown, sure),
+        "curves": curves(signals, results.correct),
+        "pictures": pictures(results, shown, sure),
     }
 
 
 def evaluate_decision(
     config: ProtocolConfig, run: Run, data: ProtocolData, directory: Path
 ) -> Evaluation:
-    """The same for the decision layer on a method's encoder, fitted to the rehearsal first.
+    """The same for the decision layer on a method's encoder, fitted to the development task first.
 
     Parameters
     ----------
     directory : for the galleries that are searched.
     """
     encoder = OnnxEncoder(run.staging / ENCODER_FILE, threads=torch.get_num_threads())
-    same = data.rehearsal.gallery is data.test.gallery
-    rehearsal = world_of(
+    same = data.development.gallery is data.test.gallery
+    development = world_of(
         encoder,
-        data.rehearsal,
-        directory / "rehearsal",
+        data.development,
+        directory / "development",
         config.seed,
         hide_labels=len(data.splits().calibration.withheld) == 0,
     )
-    calibration = fit_decision(encoder, rehearsal, data, config.calibration, config.seed)
-    test = rehearsal if same else world_of(encoder, data.test, directory / "test", config.seed)
-    ordinary, aliens = decide_test(encoder, _asking(test, data), calibration, data, config.seed)
-    searched = search(encoder, data.test)
+    calibration = fit_decision(encoder, development, data, config.calibration, config.seed)
+    test = development if same else world_of(encoder, data.test, directory / "test", config.seed)
+    ordinary, outliers = decide_test(encoder, _asking(test, data), calibration, data, config.seed)
+    results = search(encoder, data.test)
     by_place = data.test.positions is not None  # the decision layer knows labels, squares of them
-    correct = searched.correct if by_place else ordinary.correct
-    first = next(iter(aliens.values()))
+    correct = results.correct if by_place else ordinary.correct
+    first = next(iter(outliers.values()))
     signals = Signals(
         1 - ordinary.match_probabilities,
         ordinary.outlier_scores,
-        {name: one.outlier_scores for name, one in aliens.items()},
+        {name: one.outlier_scores for name, one in outliers.items()},
         ordinary.match_probabilities,
         correct,
         -ordinary.outlier_scores,  # as α accepts
         -first.outlier_scores,
     )
-    metrics = of_ranking(searched, config.seed) | of_signals(signals, correct)
+    metrics = of_ranking(results, config.seed) | of_signals(signals, correct)
     for place, name in enumerate(OUTLIER_SIGNALS):
         metrics[f"ood_auroc by {name}"] = auroc(
             first.outlier_signals[:, place], ordinary.outlier_signals[:, place]
@@ -135,7 +135,7 @@ def evaluate_decision(
         "metrics": metrics,
         "curves": curves(signals, correct),
         "pictures": pictures(
-            searched, 1 - ordinary.match_probabilities, ordinary.match_probabilities
+            results, 1 - ordinary.match_probabilities, ordinary.match_probabilities
         ),
     }
 
@@ -149,40 +149,42 @@ def _spread(embeddings: Embeddings) -> Floats:
     return spherical_variance(embeddings.mean, embeddings.variance)
 
 
-def _of_similarity(searched: Searched, outliers: dict[str, Floats]) -> Result:
+def _of_similarity(results: RetrievalResults, outliers: dict[str, Floats]) -> Result:
     """Measure the plain similarity of the first result as a signal, for comparison."""
-    doubt = 1 - searched.similarities[:, 0]
-    aliens = {name: 1 - values for name, values in outliers.items()}
+    doubt = 1 - results.similarities[:, 0]
+    doubts = {name: 1 - values for name, values in outliers.items()}
     nobody = np.empty(0)
-    told = of_signals(Signals(doubt, doubt, aliens, None, None, -doubt, nobody), searched.correct)
+    measured = of_signals(
+        Signals(doubt, doubt, doubts, None, None, -doubt, nobody), results.correct
+    )
     wanted = ("error_auroc", "ausc", "aurc", "ood_auroc", "ood_auprc")
-    return {f"similarity_{name}": told[name] for name in wanted}
+    return {f"similarity_{name}": measured[name] for name in wanted}
 
 
 def _consensus(
-    config: ProtocolConfig, run: Run, searched: Searched, fingerprint: str
+    config: ProtocolConfig, run: Run, results: RetrievalResults, fingerprint: str
 ) -> tuple[Floats, NDArray[np.bool_]]:
     if not PROTOCOLS[config.dataset.protocol].shared_samples:
-        return consensus_of_queries(searched, fingerprint)
+        return consensus_of_queries(results, fingerprint)
     posterior = load_posterior(run.posterior)
     if isinstance(posterior, LaplacePosterior):
-        return consensus_of_samples(searched.task, _drawn_layers(config, run, searched, posterior))
-    draws = independent_draws(searched, np.random.default_rng(config.seed))
-    return consensus_of_samples(searched.task, draws)
+        return consensus_of_samples(results.task, _drawn_layers(config, run, results, posterior))
+    draws = independent_draws(results, np.random.default_rng(config.seed))
+    return consensus_of_samples(results.task, draws)
 
 
 def _drawn_layers(
     config: ProtocolConfig,
     run: Run,
-    searched: Searched,
+    results: RetrievalResults,
     posterior: LaplacePosterior,
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Embeddings of all images by one drawn last layer after the other."""
     network = load_encoder(config.network, run.checkpoint)
     network.place_trunk(trunk_device(config.training))
-    features = all_features(network, searched.task.gallery)
-    own = searched.task.own_rows()
-    asked = None if own is not None else all_features(network, searched.task.queries)
+    features = all_features(network, results.task.gallery)
+    own = results.task.own_rows()
+    of_queries = None if own is not None else all_features(network, results.task.queries)
     generator = torch.Generator().manual_seed(config.seed)
     weights, biases = posterior.sample(N_SAMPLES, generator)
 
@@ -191,6 +193,6 @@ def _drawn_layers(
         return (some @ weights.flatten(0, 1).T).reshape(len(some), *biases.shape) + biases
 
     galleries = by_all(features)
-    queries = galleries[own] if asked is None else by_all(asked)
+    queries = galleries[own] if of_queries is None else by_all(of_queries)
     for sample in range(N_SAMPLES):
         yield queries[:, sample].numpy(), galleries[:, sample].numpy()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder import metrics
-from index_builder.reproduction.retrieval import Searched, full_matches, label_codes
+from index_builder.reproduction.retrieval import RetrievalResults, full_matches, label_codes
 from model_store.sphere import unit_direction
 
 N_FULL = 1_000
@@ -42,39 +42,38 @@ class Signals:
     Attributes
     ----------
     uncertainties : (B,) that the first result is wrong; None where the method gives none.
-    alien : (B,) how unlike the gallery's world each query is; None likewise.
-    alien_outliers : the same of each kind of outlier, by name.
+    outlier_scores : (B,) how unlike the gallery's world each query is; None likewise.
+    scores_of_outliers : the same of each kind of outlier, by name.
     confidences, outcomes : (B,) a probability, and whether its event happened; None likewise.
     acceptance : (B,) by which queries are accepted in an open set: larger is surer.
     acceptance_outliers : the same of the first kind of outliers.
     """
 
     uncertainties: Floats | None
-    alien: Floats | None
-    alien_outliers: Mapping[str, Floats]
+    outlier_scores: Floats | None
+    scores_of_outliers: Mapping[str, Floats]
     confidences: Floats | None
     outcomes: Bools | None
     acceptance: Floats
     acceptance_outliers: Floats
 
 
-def of_ranking(searched: Searched, seed: int) -> Result:
+def of_ranking(results: RetrievalResults, seed: int) -> Result:
     """Measure the ranked lists and the structure of the embedding."""
-    some = np.random.default_rng(seed).permutation(len(searched.found))
+    some = np.random.default_rng(seed).permutation(len(results.found))
     full_rows = np.sort(some[:N_FULL])
-    whole = full_matches(searched, full_rows)
-    relevant = searched.n_relevant[full_rows]
+    whole = full_matches(results, full_rows)
+    relevant = results.n_relevant[full_rows]
     chosen = np.sort(some[:N_STRUCTURE])
-    vectors = unit_direction(searched.queries.mean[chosen])
-    codes = label_codes(searched.task)[0][chosen]
+    vectors = unit_direction(results.queries.mean[chosen])
+    codes = label_codes(results.task)[0][chosen]
     clusters = None
     if len(np.unique(codes)) <= MAX_CLUSTERS:
         clusters = metrics.normalised_mutual_information(vectors, codes, seed)
     return {
-        **{f"recall_at_{k}": metrics.recall_at_k(searched.matches, k) for k in (1, 2, 5, 10)},
+        **{f"recall_at_{k}": metrics.recall_at_k(results.matches, k) for k in (1, 2, 5, 10)},
         **{
-            f"map_at_{k}": metrics.map_at_k(searched.matches, searched.n_relevant, k)
-            for k in (5, 10)
+            f"map_at_{k}": metrics.map_at_k(results.matches, results.n_relevant, k) for k in (5, 10)
         },
         "map_at_1000": metrics.map_at_k(whole, relevant, 1000),
         "map_at_r": metrics.map_at_r(whole, relevant),
@@ -96,12 +95,12 @@ def of_signals(signals: Signals, correct: Bools) -> Result:
     if signals.confidences is not None and signals.outcomes is not None:
         result["ece"] = metrics.retrieval_calibration_error(signals.confidences, signals.outcomes)
         result["brier"] = metrics.brier(signals.confidences, signals.outcomes)
-    if signals.alien is not None:
-        for place, (name, aliens) in enumerate(signals.alien_outliers.items()):
+    if signals.outlier_scores is not None:
+        for place, (name, scores) in enumerate(signals.scores_of_outliers.items()):
             end = "" if place == 0 else f": {name}"
-            result[f"ood_auroc{end}"] = metrics.auroc(aliens, signals.alien)
-            result[f"ood_auprc{end}"] = metrics.auprc(aliens, signals.alien)
-            result[f"ood_fpr95{end}"] = metrics.fpr_at_tpr(aliens, signals.alien)
+            result[f"ood_auroc{end}"] = metrics.auroc(scores, signals.outlier_scores)
+            result[f"ood_auprc{end}"] = metrics.auprc(scores, signals.outlier_scores)
+            result[f"ood_fpr95{end}"] = metrics.fpr_at_tpr(scores, signals.outlier_scores)
     open_set = signals.acceptance, correct, signals.acceptance_outliers
     result["oscr"] = metrics.open_set_classification_rate(*open_set)
     for rate in FALSE_ALARMS:
@@ -118,13 +117,13 @@ def curves(signals: Signals, correct: Bools) -> dict[str, Any]:
     if signals.uncertainties is not None:
         drawn["sparsification"] = _thinned(*metrics.sparsification(signals.uncertainties, correct))
         drawn["risk_coverage"] = _thinned(*metrics.risk_coverage(signals.uncertainties, correct))
-    if signals.alien is not None:
+    if signals.outlier_scores is not None:
         drawn["outliers"] = {
             name: {
-                "roc": _thinned(*metrics.roc(aliens, signals.alien)),
-                "histogram": _histogram(signals.alien, aliens),
+                "roc": _thinned(*metrics.roc(scores, signals.outlier_scores)),
+                "histogram": _histogram(signals.outlier_scores, scores),
             }
-            for name, aliens in signals.alien_outliers.items()
+            for name, scores in signals.scores_of_outliers.items()
         }
     return drawn
 
@@ -138,18 +137,18 @@ def _thinned(x: Floats, y: Floats) -> list[list[float]]:
     ]
 
 
-def _histogram(ordinary: Floats, aliens: Floats) -> dict[str, list[float]]:
+def _histogram(ordinary: Floats, scores: Floats) -> dict[str, list[float]]:
     """Shares of both kinds in bins of equal width over the ranks of all values.
 
     Uncertainties of methods have no common scale and long tails: ranks show the overlap.
     """
-    values = np.concatenate([ordinary, aliens])
+    values = np.concatenate([ordinary, scores])
     ranks = np.searchsorted(np.sort(values), values, side="left") / max(len(values) - 1, 1)
     edges = np.linspace(0, 1, N_BINS + 1)
     return {
         name: (np.histogram(of_kind, edges)[0] / len(of_kind)).round(5).tolist()
         for name, of_kind in (
             ("ordinary", ranks[: len(ordinary)]),
-            ("alien", ranks[len(ordinary) :]),
+            ("outliers", ranks[len(ordinary) :]),
         )
     }

@@ -173,12 +173,12 @@ def _card(method: Method) -> dict[str, Any]:
     histograms = []
     for name, one in method["curves"].get("outliers", {}).items():
         shares = one["histogram"]
-        highest = max(*shares["ordinary"], *shares["alien"])
+        highest = max(*shares["ordinary"], *shares["outliers"])
         histograms.append(
             {
                 "name": name,
                 "ordinary": bars(shares["ordinary"], highest),
-                "alien": bars(shares["alien"], highest),
+                "outliers": bars(shares["outliers"], highest),
             }
         )
     total = sum(one["n"] for one in reliability) if reliability else 1

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from index_builder.datasets import LabelledImages
-from index_builder.reproduction.retrieval import Searched
+from index_builder.reproduction.retrieval import RetrievalResults
 
 N_SHOWN = 12
 SIDE = 56
@@ -20,7 +20,9 @@ SIDE = 56
 Floats = NDArray[np.float64]
 
 
-def pictures(searched: Searched, uncertainties: Floats, confidences: Floats) -> dict[str, Any]:
+def pictures(
+    results: RetrievalResults, uncertainties: Floats, confidences: Floats
+) -> dict[str, Any]:
     """The queries to show of a method.
 
     Parameters
@@ -33,26 +35,26 @@ def pictures(searched: Searched, uncertainties: Floats, confidences: Floats) -> 
     label and confidence, and where it is wrong what was found.
     """
     order = np.argsort(uncertainties, kind="stable")
-    wrong = order[~searched.correct[order]]
+    wrong = order[~results.correct[order]]
     return {
-        "surest": [_shown(searched, row, uncertainties, confidences) for row in order[:N_SHOWN]],
+        "surest": [_shown(results, row, uncertainties, confidences) for row in order[:N_SHOWN]],
         "least_sure": [
-            _shown(searched, row, uncertainties, confidences) for row in order[::-1][:N_SHOWN]
+            _shown(results, row, uncertainties, confidences) for row in order[::-1][:N_SHOWN]
         ],
-        "wrong": [_shown(searched, row, uncertainties, confidences) for row in wrong[:N_SHOWN]],
+        "wrong": [_shown(results, row, uncertainties, confidences) for row in wrong[:N_SHOWN]],
     }
 
 
 def _shown(
-    searched: Searched, row: np.int64, uncertainties: Floats, confidences: Floats
+    results: RetrievalResults, row: np.int64, uncertainties: Floats, confidences: Floats
 ) -> dict[str, Any]:
-    item = int(searched.found[row, 0])
+    item = int(results.found[row, 0])
     return {
-        "picture": data_uri(searched.task.queries, int(row)),
-        "label": searched.task.queries.labels[row],
-        "found": data_uri(searched.task.gallery, item),
-        "found_label": searched.task.gallery.labels[item],
-        "correct": bool(searched.correct[row]),
+        "picture": data_uri(results.task.queries, int(row)),
+        "label": results.task.queries.labels[row],
+        "found": data_uri(results.task.gallery, item),
+        "found_label": results.task.gallery.labels[item],
+        "correct": bool(results.correct[row]),
         "uncertainty": float(uncertainties[row]),
         "confidence": float(confidences[row]),
     }

@@ -34,7 +34,7 @@ The consensus of 100 samples searches 100 times."""
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class RetrievalResults:
     """Queries of a task and the first items of their lists.
 
     Attributes
@@ -72,7 +72,7 @@ class Searched:
         return spherical_variance(self.gallery.mean[first], self.gallery.variance[first])
 
 
-def search(encoder: Encoder, task: Task) -> Searched:
+def search(encoder: Encoder, task: Task) -> RetrievalResults:
     """Embed a task's images and look up each query's `N_CANDIDATES` nearest."""
     gallery = embed_all(encoder, task.gallery, "embedding the gallery")
     own = task.own_rows()
@@ -84,7 +84,7 @@ def search(encoder: Encoder, task: Task) -> Searched:
         unit_direction(queries.mean), unit_direction(gallery.mean), N_CANDIDATES, own
     )
     matches = task.matches(found, np.arange(len(found)))
-    return Searched(task, queries, gallery, found, similarities, matches, task.n_relevant())
+    return RetrievalResults(task, queries, gallery, found, similarities, matches, task.n_relevant())
 
 
 def nearest(
@@ -92,7 +92,7 @@ def nearest(
 ) -> tuple[Rows, Floats]:
     """Rows and similarities (B, n) of the items most similar to each query, its own left out."""
     n = min(n + (own is not None), len(gallery))
-    similarities, found = _searched(queries, gallery, n)
+    similarities, found = _search(queries, gallery, n)
     if own is None:
         return found.astype(np.int64), similarities.astype(np.float64)
     kept = found != own[:, None]
@@ -104,7 +104,7 @@ def nearest(
     )
 
 
-def _searched(
+def _search(
     queries: NDArray[np.float32], gallery: NDArray[np.float32], n: int
 ) -> tuple[Floats, Rows]:
     """Similarities and rows (B, n) of the nearest of unit vectors, exactly."""
@@ -117,19 +117,19 @@ def _searched(
     return similarities, found
 
 
-def full_matches(searched: Searched, rows: Rows) -> NDArray[np.bool_]:
+def full_matches(results: RetrievalResults, rows: Rows) -> NDArray[np.bool_]:
     """Rank the whole gallery for queries ``rows`` (b,); return a mask of true matches (b, n)."""
-    gallery = unit_direction(searched.gallery.mean)
-    own = searched.task.own_rows()
+    gallery = unit_direction(results.gallery.mean)
+    own = results.task.own_rows()
     n = len(gallery) - (own is not None)
     matches = np.empty((len(rows), n), dtype=bool)
     for start in range(0, len(rows), _CHUNK):
         chosen = rows[start : start + _CHUNK]
-        similarities = unit_direction(searched.queries.mean[chosen]) @ gallery.T
+        similarities = unit_direction(results.queries.mean[chosen]) @ gallery.T
         if own is not None:
             similarities[np.arange(len(chosen)), own[chosen]] = -np.inf
         ranked = np.argsort(-similarities, axis=1, kind="stable")[:, :n]
-        matches[start : start + len(chosen)] = searched.task.matches(ranked, chosen)
+        matches[start : start + len(chosen)] = results.task.matches(ranked, chosen)
     return matches
 
 
@@ -142,18 +142,20 @@ def label_codes(task: Task) -> tuple[Rows, Rows]:
     )
 
 
-def consensus_of_queries(searched: Searched, fingerprint: str) -> tuple[Floats, NDArray[np.bool_]]:
+def consensus_of_queries(
+    results: RetrievalResults, fingerprint: str
+) -> tuple[Floats, NDArray[np.bool_]]:
     """Confidence of each query's consensus, and whether it is right, (B,) each.
 
     100 samples of each query vote for the labels of their nearest candidates, as they are served.
     """
-    of_queries, of_gallery = label_codes(searched.task)
-    gallery = unit_direction(searched.gallery.mean)
+    of_queries, of_gallery = label_codes(results.task)
+    gallery = unit_direction(results.gallery.mean)
     noise = base_noise(fingerprint, N_SAMPLES, gallery.shape[1])
     votes = np.empty((N_SAMPLES, len(of_queries)), dtype=np.int64)
-    for row, candidates in enumerate(searched.found):
+    for row, candidates in enumerate(results.found):
         samples = sample_projected_normal(
-            searched.queries.mean[row], searched.queries.variance[row], noise
+            results.queries.mean[row], results.queries.variance[row], noise
         )
         votes[:, row] = of_gallery[candidates[(samples @ gallery[candidates].T).argmax(axis=1)]]
     modes, confidences = consensus(votes)
@@ -180,10 +182,10 @@ def consensus_of_samples(
 
 
 def independent_draws(
-    searched: Searched, generator: np.random.Generator
+    results: RetrievalResults, generator: np.random.Generator
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Draws of a posterior that has a distribution for each image and none of layers."""
-    own = searched.task.own_rows()
+    own = results.task.own_rows()
 
     def drawn(embeddings: Embeddings) -> NDArray[np.float32]:
         noise = generator.standard_normal(embeddings.mean.shape, dtype=np.float32)
@@ -191,5 +193,5 @@ def independent_draws(
         return embeddings.mean + spread * noise
 
     for _ in range(N_SAMPLES):
-        gallery = drawn(searched.gallery)
-        yield (drawn(searched.queries) if own is None else gallery[own]), gallery
+        gallery = drawn(results.gallery)
+        yield (drawn(results.queries) if own is None else gallery[own]), gallery

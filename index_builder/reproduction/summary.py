@@ -125,7 +125,7 @@ def report_of(plan: Plan, cells: Sequence[Cell], failures: Sequence[Failure] = (
                     "n_queries",
                     "n_gallery",
                     "n_training",
-                    "n_rehearsal",
+                    "n_development",
                     "outliers",
                     "main_outliers",
                 )

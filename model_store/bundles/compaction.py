@@ -5,7 +5,7 @@
     with Compaction(root, manifest, live) as compaction:
         directory = compaction.prepare()     a bundle of the gallery as it is now; nobody serves it
         …                                    minutes may pass, changes may come
-        compaction.take_over()               what came since goes along, and CURRENT names it
+        compaction.switch()                  what came since goes along, and CURRENT names it
 
 A crash at any moment leaves the old bundle and its changes as they were; what it leaves behind is
 taken away by the next compaction.
@@ -27,7 +27,7 @@ from filelock import Timeout
 from model_store.bundles.changes import changes_path, require_current
 from model_store.bundles.directory import activate, bundle_directory, current_id, is_bundle_id
 from model_store.bundles.manifest import MANIFEST_FILE, Manifest, file_names
-from model_store.bundles.publish import become_bundle, described
+from model_store.bundles.publish import seal, with_digests
 from model_store.decision import Calibration, label_means
 from model_store.decision.staleness import search_settings
 from model_store.errors import StorageBusy
@@ -111,7 +111,7 @@ class Compaction:
             _copy_rest(self._root / self._manifest.id, self._staging)
             manifest = _write(self._staging, self._manifest, snapshot)
             self._note(manifest.id)
-            self._prepared = become_bundle(self._staging, manifest)
+            self._prepared = seal(self._staging, manifest)
         except OSError as error:
             self._clean_up()
             raise of_the_system(error) from error
@@ -123,7 +123,7 @@ class Compaction:
         self._until = snapshot.version
         return self._prepared
 
-    def take_over(self) -> None:
+    def switch(self) -> None:
         """Give the prepared bundle the changes that have come since, and make it the current one.
 
         Writers wait meanwhile: a change is in the old log before this begins, and so goes along, or
@@ -141,7 +141,7 @@ class Compaction:
         with self._live.writing() as turn:
             try:
                 _remove(partial)
-                turn.hand_over(partial, self._prepared.name, self._until)
+                turn.copy_tail(partial, self._prepared.name, self._until)
                 flush(partial)
                 partial.rename(path)
                 HighWater(path).make(turn.last())
@@ -199,7 +199,7 @@ def _write(staging: Path, manifest: Manifest, snapshot: GallerySnapshot) -> Mani
         "compacted_from": manifest.id,
         "compacted_at": datetime.now(UTC).isoformat(),  # the like of it may have been served before
     }
-    return described(staging, replace(manifest, gallery={**manifest.gallery, **said}))
+    return with_digests(staging, replace(manifest, gallery={**manifest.gallery, **said}))
 
 
 def _copy_rest(bundle: Path, staging: Path) -> None:

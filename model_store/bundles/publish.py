@@ -27,7 +27,7 @@ def publish(staging: Path, manifest: Manifest, root: Path, *, keep: bool = True)
     -------
     The bundle's directory, ``root/<id>``.
     """
-    complete = described(staging, manifest)
+    complete = with_digests(staging, manifest)
     target = root / complete.id
     if not target.exists():
         root.mkdir(parents=True, exist_ok=True)
@@ -37,18 +37,18 @@ def publish(staging: Path, manifest: Manifest, root: Path, *, keep: bool = True)
             shutil.copytree(staging, partial)
         else:
             staging.rename(partial)
-        become_bundle(partial, complete)
+        seal(partial, complete)
     activate(root, complete.id)
     return target
 
 
-def described(directory: Path, manifest: Manifest) -> Manifest:
+def with_digests(directory: Path, manifest: Manifest) -> Manifest:
     """The manifest of a bundle of the files in ``directory``."""
     files = {name: describe_file(directory / name) for name in file_names(directory)}
     return replace(manifest, files=files)
 
 
-def become_bundle(directory: Path, manifest: Manifest) -> Path:
+def seal(directory: Path, manifest: Manifest) -> Path:
     """Give ``directory`` its manifest and, by one rename, the name of the bundle that it is now."""
     (directory / MANIFEST_FILE).write_bytes(manifest.to_json())
     for path in [directory, *directory.rglob("*")]:

@@ -50,7 +50,7 @@ class Assessment:
     outlier_p_value: float | None = None
     least_alpha: float | None = None
 
-    def is_alien(self, alpha: float) -> bool | None:
+    def is_outlier(self, alpha: float) -> bool | None:
         """Return whether the query is flagged at a rate ``alpha`` of false alarms.
 
         None where that is not known: without calibration, or with too few calibration queries for
@@ -189,7 +189,7 @@ def _verdict(
 ) -> tuple[Verdict, str | None]:
     """Return the verdict on a first item of ``probability``, and what is missing for a better."""
     reason = terms.stale or promises.matches[size_class].shortfall
-    if assessment.is_alien(terms.alpha):
+    if assessment.is_outlier(terms.alpha):
         return "out_of_distribution", terms.stale
     if terms.stale is None and probability >= promises.threshold(size_class):
         return "match", None

@@ -142,7 +142,7 @@ class Gallery(Protocol):
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""
 
-    def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:

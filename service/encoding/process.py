@@ -28,10 +28,10 @@ from service.processes.shared_pixels import SharedPixels
 
 logger = logging.getLogger(__name__)
 
-START_PATIENCE_S = 120.0
+START_TIMEOUT_S = 120.0
 """For loading the encoder: CUDA's libraries come from a cold disk once."""
 
-ENCODE_PATIENCE_S = 30.0
+ENCODE_TIMEOUT_S = 30.0
 """For one turn of batches: what takes longer hangs, and is ended."""
 
 
@@ -90,7 +90,7 @@ class EncoderProcess:
             try:
                 self._images.write(images)
                 self._connection.send((images.shape, at_once))
-                answer = self._receive(ENCODE_PATIENCE_S)
+                answer = self._receive(ENCODE_TIMEOUT_S)
             except (EOFError, OSError) as error:
                 self._end()
                 raise EncoderStopped(
@@ -128,7 +128,7 @@ class EncoderProcess:
             )
         try:
             self._connection.send(self._arguments)
-            answer = self._receive(START_PATIENCE_S)
+            answer = self._receive(START_TIMEOUT_S)
         except (EOFError, OSError) as error:
             self._end()
             raise EncoderError(

@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 TRACES_PATH = "/v1/traces"
 
-EXPORT_PATIENCE_S = 3.0
+EXPORT_TIMEOUT_S = 3.0
 """For one batch of spans, repetitions included: past it the batch is dropped."""
 
-FLUSH_PATIENCE_S = 5.0
+FLUSH_TIMEOUT_S = 5.0
 """For what has not been sent when the service ends; well within the 30 s that Docker gives it."""
 
 NOT_TRACED = {"/livez", "/readyz", "/metrics"}
@@ -55,7 +55,7 @@ class OtlpTracing:
 
     def __init__(self, endpoint: str) -> None:
         base = endpoint.rstrip("/").removesuffix(TRACES_PATH)
-        self._exporter = OTLPSpanExporter(f"{base}{TRACES_PATH}", timeout=EXPORT_PATIENCE_S)
+        self._exporter = OTLPSpanExporter(f"{base}{TRACES_PATH}", timeout=EXPORT_TIMEOUT_S)
         ours = {"service.name": "vouch", "service.version": installed_version()}
         resource = Resource.create(ours).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -79,11 +79,11 @@ class OtlpTracing:
         return lambda: self._end(span, record)
 
     async def close(self) -> None:
-        """Send what has not been sent, for `FLUSH_PATIENCE_S` at most."""
+        """Send what has not been sent, for `FLUSH_TIMEOUT_S` at most."""
         # The SDK's own waiting has a bound of 30 s that cannot be changed.
         closing = Thread(target=self._provider.shutdown, name="flush-spans", daemon=True)
         closing.start()
-        await asyncio.to_thread(closing.join, FLUSH_PATIENCE_S)
+        await asyncio.to_thread(closing.join, FLUSH_TIMEOUT_S)
         if closing.is_alive():
             logger.warning("the collector does not answer, its last spans are lost")
             self._exporter.shutdown()  # type: ignore[no-untyped-call] # ends its repetitions

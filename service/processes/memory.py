@@ -23,7 +23,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Constants of glibc's malloc.h."""
 
 
-def keep_freed_memory() -> None:
+def tune_malloc() -> None:
     """Have the C library keep what a query frees for the next one.
 
     By itself it gives every block of more than 128 KiB back to the system at once, which then has
@@ -36,7 +36,7 @@ def keep_freed_memory() -> None:
         tune(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
-def look_for_garbage_seldom() -> None:
+def raise_gc_threshold() -> None:
     """Have Python look for unreachable cycles after more new objects than by itself.
 
     A query leaves none, and 700 objects come together within one: looking took 0.08 ms of each.
@@ -44,7 +44,7 @@ def look_for_garbage_seldom() -> None:
     gc.set_threshold(GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
 
 
-def kept_freed_memory() -> dict[str, str]:
+def malloc_environment() -> dict[str, str]:
     """The same, as the environment of a process that is to be started."""
     return {
         "MALLOC_MMAP_THRESHOLD_": str(KEPT_BLOCK_BYTES),

@@ -37,7 +37,7 @@ T = TypeVar("T")
 OpenBundle = Callable[[Path], Bundle]
 StartEngine = Callable[[Bundle], Awaitable[SearchEngine]]
 
-SWITCH_PATIENCE_S = 5.0
+SWITCH_TIMEOUT_S = 5.0
 """Seconds that a request waits for a bundle that is being opened; half of what it may take."""
 
 
@@ -118,7 +118,7 @@ class Galleries:
 
     async def _answering(self, name: str) -> _Served:
         """Return what may answer; it waits for a bundle that is just being opened."""
-        until = time.monotonic() + SWITCH_PATIENCE_S
+        until = time.monotonic() + SWITCH_TIMEOUT_S
         while True:
             served = self._find(name)
             ahead = await self._following.ahead(served.engine.bundle)
@@ -249,7 +249,7 @@ class Galleries:
                 try:
                     # Who writes waits, and finds the new engine.
                     async with served.engine.writing:
-                        await asyncio.to_thread(compaction.take_over)
+                        await asyncio.to_thread(compaction.switch)
                         await opened.renew()
                         self._exchange(name, opened)
                 except BaseException:

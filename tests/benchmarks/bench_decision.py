@@ -24,7 +24,7 @@ from PIL import Image
 from scipy.stats import binom, rankdata
 from sklearn.isotonic import IsotonicRegression
 
-from index_builder.calibration.retrieval import Observed, observe
+from index_builder.calibration.retrieval import RetrievedQueries, observe
 from index_builder.configuration.build import BuildConfig, load_config
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.corruption import corrupted
@@ -97,7 +97,7 @@ def other_worlds(data: Path) -> Iterator[tuple[str, LabelledImages]]:
 class Measured:
     """Queries of one kind, as a calibrated bundle sees them."""
 
-    def __init__(self, calibration: Calibration, observed: Observed) -> None:
+    def __init__(self, calibration: Calibration, observed: RetrievedQueries) -> None:
         self.calibration, self.observed = calibration, observed
         self.outlier_scores = calibration.fusion(observed.outlier_signals)
         self.p_values = np.array([calibration.outlier_p_value(s) for s in self.outlier_scores])

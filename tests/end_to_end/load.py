@@ -15,7 +15,7 @@ from typing import Self
 
 import httpx2
 
-from tests.end_to_end.processes import PATIENCE_S, Service
+from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.end_to_end.questions import search
 
 
@@ -102,7 +102,7 @@ class Load:
     def wait_for_answers(self, n: int) -> None:
         """Wait for ``n`` more answers."""
         wanted = len(self.asked) + n
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while len(self.asked) < wanted:
             self._service.require_running()
             if time.monotonic() > deadline:
@@ -127,7 +127,7 @@ async def ask_at_a_rate(
     """Send images at a rate that does not wait for answers, as the world does."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx2.AsyncClient(
-        base_url=service.http.base_url, limits=limits, timeout=PATIENCE_S, trust_env=False
+        base_url=service.http.base_url, limits=limits, timeout=TIMEOUT_S, trust_env=False
     ) as client:
 
         async def ask(number: int, image: bytes) -> Asked:

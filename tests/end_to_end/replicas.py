@@ -19,7 +19,7 @@ import numpy as np
 
 from model_store.bundles.bundle import open_bundle
 from tests.end_to_end.histories import Operation, first_violation
-from tests.end_to_end.processes import PATIENCE_S, Service
+from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.end_to_end.questions import search
 from tests.end_to_end.writes import GALLERY
 
@@ -104,7 +104,7 @@ class Replicas:
 
     def _client(self, number: int) -> None:
         rng = np.random.default_rng([self._seed, number])
-        with httpx2.Client(timeout=PATIENCE_S, trust_env=False) as http:
+        with httpx2.Client(timeout=TIMEOUT_S, trust_env=False) as http:
             while not self._over.is_set():
                 which = int(rng.integers(self._n_services))
                 http.base_url = f"http://127.0.0.1:{self._services[which].port}"
@@ -137,7 +137,7 @@ class Replicas:
 
     def _compact(self, every_s: float) -> None:
         rng = np.random.default_rng([self._seed, 1000])
-        with httpx2.Client(timeout=PATIENCE_S, trust_env=False) as http:
+        with httpx2.Client(timeout=TIMEOUT_S, trust_env=False) as http:
             while not self._over.wait(rng.exponential(every_s)):
                 service = self._services[int(rng.integers(self._n_services))]
                 try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.keys import KeysFile, bearer, id_of, secret_of
-from tests.end_to_end.processes import PATIENCE_S, VOUCH_SERVE, Service, environment, wait_until
+from tests.end_to_end.processes import TIMEOUT_S, VOUCH_SERVE, Service, environment, wait_until
 
 WAIT_S = 3
 """A change of the keys is followed within a second; a loaded machine may take a little longer."""
@@ -23,7 +23,7 @@ def serve(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         env=environment(variables),
     )
 
@@ -36,7 +36,7 @@ def vouch_keys(keys_file: KeysFile, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         env=environment(),
     )
     return done.stdout.strip()

@@ -9,14 +9,14 @@ import numpy as np
 import psutil
 
 from tests.end_to_end.load import at_once, sent
-from tests.end_to_end.processes import PATIENCE_S, Redis, Service, halted, wait_until
+from tests.end_to_end.processes import TIMEOUT_S, Redis, Service, halted, wait_until
 from tests.end_to_end.questions import content, unseen
 
 N_CALLERS = 8
 
 
 def with_redis(redis: Redis) -> dict[str, str]:
-    return {"VOUCH_REDIS_URL": redis.url, "VOUCH_REDIS_TIMEOUT_S": str(PATIENCE_S)}
+    return {"VOUCH_REDIS_URL": redis.url, "VOUCH_REDIS_TIMEOUT_S": str(TIMEOUT_S)}
 
 
 def assert_hits_equal_misses(service: Service, images: list[bytes]) -> None:

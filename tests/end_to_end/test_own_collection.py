@@ -48,7 +48,10 @@ def test_held_out_images_are_matches(place: Path, tmp_path: Path) -> None:
     assert sum(right) >= 0.95 * len(matches)
     assert min(first["match_probability"] for first, _ in matches) > 0.5
     assert {answer["bundle"]["calibration"]["status"] for answer in answers} == {"valid"}
-    assert (described["n_queries"], described["queries"]) == (len(held_out), "held_out_images")
+    assert (described["n_queries"], described["queries"]) == (
+        len(held_out),
+        "held_out_images",
+    )
 
 
 def test_the_index_is_the_one_that_was_asked_for(place: Path) -> None:

@@ -29,7 +29,7 @@ from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.decision.absent_share import LEAST_QUERIES
 from tests.end_to_end.keys import KeysFile, secret_of
-from tests.end_to_end.processes import PATIENCE_S, Service
+from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.support.image_files import encoded
 
 pytestmark = pytest.mark.browser
@@ -51,7 +51,7 @@ PHONE = ViewportSize(width=360, height=740)
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """The system's Chromium, else the one that Playwright has downloaded."""
-    expect.set_options(timeout=1000 * PATIENCE_S)
+    expect.set_options(timeout=1000 * TIMEOUT_S)
     installed = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
     with sync_playwright() as playwright:
         try:
@@ -76,7 +76,7 @@ class Visit:
         wants_key: bool = False,
     ) -> None:
         self.page: Page = browser.new_page(viewport=viewport)
-        self.page.set_default_timeout(1000 * PATIENCE_S)
+        self.page.set_default_timeout(1000 * TIMEOUT_S)
         self.host = urlsplit(str(service.http.base_url)).netloc
         self.complaints: list[str] = []
         self.strange_requests: list[str] = []

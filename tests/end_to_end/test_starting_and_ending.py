@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 
 from tests.end_to_end.processes import (
-    PATIENCE_S,
+    TIMEOUT_S,
     VOUCH_SERVE,
     Service,
     environment,
@@ -37,7 +37,7 @@ class TestTheEnd:
                 wait_until(lambda: refuses_connections(service.port), service)
                 yield b'name="image"; filename="q"\r\n\r\n' + image + b"\r\n--edge--\r\n"
 
-            with httpx2.Client(trust_env=False, timeout=PATIENCE_S) as late:
+            with httpx2.Client(trust_env=False, timeout=TIMEOUT_S) as late:
                 response = late.post(
                     f"{service.http.base_url}/v1/galleries/digits/search",
                     content=halting_body(),
@@ -45,13 +45,13 @@ class TestTheEnd:
                 )
             assert response.status_code == 200
             assert response.json()["results"]
-            assert service.popen.wait(PATIENCE_S) == 0
+            assert service.popen.wait(TIMEOUT_S) == 0
             assert "Traceback" not in service.printed()
 
     def test_a_keyboard_ends_it_in_order(self, digits_bundle: Path, tmp_path: Path) -> None:
         with Service(digits_bundle, tmp_path / "log") as service:
             service.send(signal.SIGINT)
-            assert service.popen.wait(PATIENCE_S) == 0
+            assert service.popen.wait(TIMEOUT_S) == 0
             assert "Traceback" not in service.printed()
 
 
@@ -76,7 +76,7 @@ def serve(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         env=environment(variables),
     )
 

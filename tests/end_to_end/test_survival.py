@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.end_to_end.load import Asked, Load, ask_at_a_rate, sent
-from tests.end_to_end.processes import PATIENCE_S, Service, halted, refuses_connections, wait_until
+from tests.end_to_end.processes import TIMEOUT_S, Service, halted, refuses_connections, wait_until
 from tests.end_to_end.questions import content, unseen
 from tests.support.image_files import slow_png
 
@@ -238,7 +238,7 @@ class TestItIsAskedToEnd:
                     wait_until(lambda: refuses_connections(service.port), service)
                 answers = [one.result().raise_for_status().json() for one in asked]
             assert [content(answer) for answer in answers] == alone
-            assert service.popen.wait(PATIENCE_S) == 0
+            assert service.popen.wait(TIMEOUT_S) == 0
             _, left = psutil.wait_procs(children, timeout=10)
             assert left == []
             assert "Traceback" not in service.printed()
@@ -265,7 +265,7 @@ async def flooded(
     flood = asyncio.create_task(ask_at_a_rate(service, images, per_second, SEARCH))
     watched = []
     async with httpx2.AsyncClient(
-        base_url=service.http.base_url, timeout=PATIENCE_S, trust_env=False
+        base_url=service.http.base_url, timeout=TIMEOUT_S, trust_env=False
     ) as client:
         while not flood.done():
             for path in ("/livez", "/metrics"):

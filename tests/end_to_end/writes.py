@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from model_store.bundles.bundle import open_bundle
 from model_store.images import decode_image
-from tests.end_to_end.processes import PATIENCE_S, Service
+from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.end_to_end.questions import search
 
 GALLERY = "/v1/galleries/digits"
@@ -260,4 +260,4 @@ class CrashTest:
 
 
 def _client(service: Service) -> httpx2.Client:
-    return httpx2.Client(base_url=service.http.base_url, timeout=PATIENCE_S, trust_env=False)
+    return httpx2.Client(base_url=service.http.base_url, timeout=TIMEOUT_S, trust_env=False)

@@ -15,7 +15,7 @@ from index_builder.calibration import (
     fit_calibration,
     fit_detector,
 )
-from index_builder.calibration.retrieval import Observed
+from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.metrics import auroc, expected_calibration_error
 from model_store.decision import SIGNALS, Calibration, LabelMeans, choice_probabilities
@@ -28,7 +28,7 @@ from model_store.errors import CalibrationError
 RNG = np.random.default_rng(0)
 
 
-def world(n: int, seed: int, *, has_match: bool = True) -> Observed:
+def world(n: int, seed: int, *, has_match: bool = True) -> RetrievedQueries:
     """Queries whose lists agree the more, the likelier they are to be right."""
     generator = np.random.default_rng(seed)
     certainty = generator.uniform(0, 1, n)
@@ -36,7 +36,7 @@ def world(n: int, seed: int, *, has_match: bool = True) -> Observed:
     right = generator.uniform(size=(n, 60)) < (0.1 + 0.85 * certainty)[:, None]
     wrong_labels = generator.integers(1, 5, (n, 60))
     label_codes = np.where(right & has_match, 0, wrong_labels).astype(np.int32)
-    return Observed(
+    return RetrievedQueries(
         spherical_variances=1 - certainty / 2,
         outlier_signals=1 - certainty[:, None] / 3 + generator.uniform(0, 0.3, (n, 5)),
         similarities=similarities[:, ::-1].copy(),
@@ -62,7 +62,7 @@ DETECTOR = fit_detector(
 MEANS = LabelMeans(np.eye(5, 4, dtype=np.float32))
 
 
-def alien(n: int, seed: int, by: float) -> Observed:
+def alien(n: int, seed: int, by: float) -> RetrievedQueries:
     """Queries whose features give them away, and whose lists look as if they belonged."""
     looks = world(n, seed)
     return replace(
@@ -91,7 +91,7 @@ def calibrated(queries: CalibrationQueries = QUERIES, **changes: Any) -> Calibra
 
 
 def choices(
-    fitted: Calibration, observed: Observed, share: float | None = None
+    fitted: Calibration, observed: RetrievedQueries, share: float | None = None
 ) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
     """Places of the labels that each query finds, and their match probabilities."""
     scores = fitted.fusion(observed.outlier_signals)
@@ -103,7 +103,7 @@ def choices(
     return found
 
 
-def of_first(fitted: Calibration, observed: Observed) -> NDArray[np.float64]:
+def of_first(fitted: Calibration, observed: RetrievedQueries) -> NDArray[np.float64]:
     """Match probability of the first items, (B,)."""
     return np.array([probabilities[0] for _, probabilities in choices(fitted, observed)])
 

@@ -219,7 +219,7 @@ def among_themselves(out: Path) -> tuple[ProtocolConfig, Run, ProtocolData]:
     asked = replace(
         data,
         test=all_against_all(data.test.queries),
-        rehearsal=held_out_task(data.rehearsal.queries, np.random.default_rng(0)),
+        development=held_out_task(data.development.queries, np.random.default_rng(0)),
     )
     return config, Run(out / "runs" / "lam_posthoc_fixed" / "seed-0"), asked
 
@@ -231,9 +231,9 @@ def test_images_among_themselves_do_not_find_themselves(
     shared = replace(PROTOCOLS["digits"], shared_samples=True)
     monkeypatch.setitem(PROTOCOLS, "digits", shared)  # sample last layers, as the authors do
     encoder = OnnxEncoder(run.staging / ENCODER_FILE)
-    searched = search(encoder, data.test)
-    assert not (searched.found == np.arange(len(searched.found))[:, None]).any()
-    directions = unit_direction(searched.queries.mean)
+    results = search(encoder, data.test)
+    assert not (results.found == np.arange(len(results.found))[:, None]).any()
+    directions = unit_direction(results.queries.mean)
     similarities = directions @ directions.T
     np.fill_diagonal(similarities, -1)
     labels = np.array(data.test.queries.labels)

@@ -60,14 +60,14 @@ class GalleryLaws:
         gallery = build(embeddings, items)
         rows = np.arange(40)
         position = {item.id: i for i, item in enumerate(items)}
-        directions, dispersions = gallery.directions(rows), gallery.dispersions(rows)
+        directions, total_variances = gallery.directions(rows), gallery.total_variances(rows)
         codes = gallery.label_codes(rows)
         for row, stored in enumerate(gallery.items(rows)):
             i = position[stored.id]
             norm = np.linalg.norm(embeddings.mean[i])
             np.testing.assert_allclose(directions[row], embeddings.mean[i] / norm, atol=1e-6)
             expected = embeddings.variance[i].sum() / norm**2
-            np.testing.assert_allclose(dispersions[row], expected, rtol=self.variance_error)
+            np.testing.assert_allclose(total_variances[row], expected, rtol=self.variance_error)
             relative = embeddings.variance[i] / norm**2
             stored_variances = gallery.variances(rows)[row]
             np.testing.assert_allclose(stored_variances, relative, rtol=self.variance_error)

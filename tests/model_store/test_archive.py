@@ -92,7 +92,7 @@ def test_a_compacted_one_goes_on_counting(root: Path, tmp_path: Path) -> None:
     live.commit([upsert("new", 1)])
     with Compaction(root, read_manifest(root / str(current_id(root))), live) as compaction:
         compaction.prepare()
-        compaction.take_over()
+        compaction.switch()
     assert back_up(root, tmp_path / "a.tar").version == 1
     restore(tmp_path / "a.tar", tmp_path / "again")
     assert contents(opened(tmp_path / "again")) == contents(opened(root))

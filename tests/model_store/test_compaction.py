@@ -68,7 +68,7 @@ def test_the_new_bundle_holds_the_same_and_has_no_changes(root: Path) -> None:
     with compaction(root, live) as one:
         directory = one.prepare()
         assert current_id(root) == old
-        one.take_over()
+        one.switch()
     assert (current_id(root), previous_id(root)) == (directory.name, old)
     read_manifest(directory)
     new = opened(root)
@@ -87,7 +87,7 @@ def test_what_is_written_meanwhile_goes_along(root: Path) -> None:
         one.prepare()
         live.commit([upsert("late", 5), Delete("new")])
         before = content(live)
-        one.take_over()
+        one.switch()
     new = opened(root)
     assert_same(content(new), before)
     new.commit([upsert("later", 6)])
@@ -120,7 +120,7 @@ def test_requests_are_known_again_after_it(root: Path) -> None:
     with compaction(root, live) as one:
         one.prepare()
         live.commit([upsert("late", 5)], Retry("late", "request"), {"said": "late"})
-        one.take_over()
+        one.switch()
     new = opened(root)
     assert new.commit([Delete("gone")], Retry("key", "request")).note == {"said": "first"}
     late = new.log.receipt(Retry("late", "request"))
@@ -134,7 +134,7 @@ def test_the_new_log_is_guarded_from_the_beginning(root: Path) -> None:
     with compaction(root, live) as one:
         one.prepare()
         live.commit([upsert("c", 3)])
-        one.take_over()
+        one.switch()
     changes_path(root, str(current_id(root))).unlink()
     with pytest.raises(LogDamaged, match="ends with change 0, though 3"):
         opened(root)
@@ -158,7 +158,7 @@ def test_the_old_bundle_takes_no_more_changes(root: Path) -> None:
     change(live)
     with compaction(root, live) as one:
         one.prepare()
-        one.take_over()
+        one.switch()
     with pytest.raises(GallerySuperseded, match="takes no more changes"):
         live.commit([upsert("lost", 5)])
     live.refresh()
@@ -172,7 +172,7 @@ def test_what_another_process_has_compacted_is_not_prepared_again(root: Path) ->
     stale = compaction(root, late)
     with compaction(root, live) as one:
         one.prepare()
-        one.take_over()
+        one.switch()
     with pytest.raises(GallerySuperseded), stale:
         stale.prepare()
     with compaction(root, opened(root)):  # the lock was let go of
@@ -185,7 +185,7 @@ def test_going_back_is_going_back_to_that_moment(root: Path) -> None:
     before = content(live)
     with compaction(root, live) as one:
         one.prepare()
-        one.take_over()
+        one.switch()
     opened(root).commit([upsert("after", 9)])
     activate(root, old)
     assert_same(content(opened(root)), before)
@@ -221,7 +221,7 @@ def test_one_that_comes_too_late_does_not_take_over(root: Path) -> None:
         shutil.copytree(root / old, other)
         activate(root, other.name)
         with pytest.raises(GallerySuperseded):
-            one.take_over()
+            one.switch()
     assert current_id(root) == other.name
     assert sorted(bundle_ids(root)) == sorted([old, other.name])
 
@@ -242,7 +242,7 @@ def test_no_room_is_said_and_nothing_is_left(root: Path, monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             patch.setattr("model_store.files.os.fsync", full)
             with pytest.raises(StorageFull):
-                one.take_over()
+                one.switch()
     assert current_id(root) == old
     assert bundle_ids(root) == [old]
     live.commit([upsert("after", 9)])
@@ -284,7 +284,7 @@ def test_no_room_is_said_whoever_finds_it(
 
 
 STOPS = {
-    "model_store.bundles.compaction.become_bundle": 1,
+    "model_store.bundles.compaction.seal": 1,
     "model_store.bundles.compaction.changes_path": 1,  # the bundle is there, its log is not
     "model_store.bundles.directory._write_pointer": 2,  # log and PREVIOUS are there
 }
@@ -308,7 +308,7 @@ def crash_at(root: Path, name: str, n_calls: int) -> None:
     patch.setattr(name, stop(getattr(imported, attribute)))
     with compaction(root, opened(root)) as one:
         one.prepare()
-        one.take_over()
+        one.switch()
 
 
 @pytest.mark.parametrize("name", STOPS)
@@ -328,7 +328,7 @@ def test_a_crash_leaves_the_old_gallery_whole(root: Path, name: str) -> None:
     live.commit([upsert("after", 9)])
     with compaction(root, live) as one:
         one.prepare()
-        one.take_over()
+        one.switch()
     after = content(opened(root))
     assert after.pop("after")[0].metadata == {"seed": 9}
     assert_same(after, before)
@@ -347,7 +347,7 @@ def test_a_calibration_goes_along(digits_bundle: Path, tmp_path: Path) -> None:
     live.commit([Upsert(NewItem("new", "3½", {}, picture), vector)])
     with compaction(root, live) as one:
         one.prepare()
-        one.take_over()
+        one.switch()
     new = opened(root).snapshot()
     old_calibration = Calibration.load(digits_bundle)
     calibration = Calibration.load(root / str(current_id(root)))

@@ -167,7 +167,7 @@ def test_variances_are_rounded_to_eleven_bits(gallery: FaissGallery) -> None:
     error = np.abs(gallery.variances(rows) - relative)
     assert (error <= np.maximum(relative * (HALF_ROUNDING + 1e-6), tiny)).all()
     np.testing.assert_allclose(
-        gallery.dispersions(rows), relative.sum(axis=1), rtol=HALF_ROUNDING + 1e-6
+        gallery.total_variances(rows), relative.sum(axis=1), rtol=HALF_ROUNDING + 1e-6
     )
 
 

@@ -175,7 +175,7 @@ class LiveGalleryMachine(RuleBasedStateMachine):
         with Compaction(self.root, read_manifest(self.root / self.serving), self.live) as one:
             one.prepare()
             self.put(item_id, place, 1.0)
-            one.take_over()
+            one.switch()
         try:
             self.live.commit([upsert("lost", self._new(0, 1.0))])
         except GallerySuperseded:

@@ -94,7 +94,7 @@ class TestMilvusGallery(GalleryLaws):
         rows = found.rows[:2]
         np.testing.assert_array_equal(gallery.directions(rows), expected.directions(rows))
         np.testing.assert_array_equal(gallery.variances(rows), expected.variances(rows))
-        np.testing.assert_array_equal(gallery.dispersions(rows), expected.dispersions(rows))
+        np.testing.assert_array_equal(gallery.total_variances(rows), expected.total_variances(rows))
         np.testing.assert_array_equal(gallery.label_codes(rows), expected.label_codes(rows))
         assert gallery.items(rows[0]) == expected.items(rows[0])
 

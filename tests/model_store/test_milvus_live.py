@@ -122,7 +122,7 @@ def crash_at(folder: Path, uri: str, name: str) -> None:
     [
         "milvus.live.MilvusLive._tell",  # the log has it, Milvus has nothing of it
         "milvus.gallery.MilvusGallery.delete",  # Milvus has a part of it
-        "live.log.Transaction.settle",  # Milvus has it, the log does not know
+        "live.log.Transaction.truncate",  # Milvus has it, the log does not know
     ],
 )
 @pytest.mark.process

@@ -29,7 +29,7 @@ def compacted(root: Path, times: int) -> list[str]:
         live.commit([upsert(f"n{number}", number)])
         with compaction(root, live) as one:
             one.prepare()
-            one.take_over()
+            one.switch()
         live.close()
         ids.append(str(current_id(root)))
     for age, bundle_id in enumerate(ids):

@@ -127,13 +127,13 @@ def test_an_item_left_out_is_as_if_it_had_never_been(
     directions = gallery.directions(np.arange(gallery.n_items))
     asked = query(directions[3], np.full(directions.shape[1], 0.01), 50)
     whole = two_stage_search(gallery, asked, 4, n_candidates + 1)
-    without = two_stage_search(gallery, asked, 4, n_candidates, left_out=3)
+    without = two_stage_search(gallery, asked, 4, n_candidates, exclude=3)
     assert whole.rows[0] == 3
     np.testing.assert_array_equal(without.rows, whole.rows[1:])
     np.testing.assert_array_equal(without.similarities, whole.similarities[1:])
     np.testing.assert_array_equal(without.rank_confidence[:2], whole.rank_confidence[1:3])
     far = int(whole.rows[-1])
-    others = two_stage_search(gallery, asked, 4, n_candidates, left_out=far)
+    others = two_stage_search(gallery, asked, 4, n_candidates, exclude=far)
     np.testing.assert_array_equal(others.rows, whole.rows[:-1])
 
 
@@ -170,7 +170,7 @@ def test_the_numbers_of_a_diverse_list_are_of_the_list(gallery: FaissGallery) ->
 def test_only_allowed_rows_are_found(gallery: FaissGallery) -> None:
     asked = query(gallery.directions(np.array([7]))[0], np.full(6, 0.05), 10)
     allowed = np.arange(400) % 5 == 1
-    found = two_stage_search(gallery, asked, 3, 50, left_out=11, allowed=allowed)
+    found = two_stage_search(gallery, asked, 3, 50, exclude=11, allowed=allowed)
     assert len(found.rows) == 50
     assert (found.rows % 5 == 1).all()
     assert 11 not in found.rows

@@ -46,11 +46,13 @@ def test_unit_direction_refuses_what_has_none(bad: float) -> None:
         unit_direction(vectors)
 
 
-@pytest.mark.parametrize(("dim", "dispersion"), [(64, 0.05), (128, 0.3), (128, 2.0), (300, 1.0)])
-def test_closed_form_against_draws(dim: int, dispersion: float) -> None:
+@pytest.mark.parametrize(
+    ("dim", "total_variance"), [(64, 0.05), (128, 0.3), (128, 2.0), (300, 1.0)]
+)
+def test_closed_form_against_draws(dim: int, total_variance: float) -> None:
     rng = np.random.default_rng(dim)
     mean, variance = rng.standard_normal(dim), rng.exponential(size=dim)
-    variance *= dispersion * (mean @ mean) / variance.sum()
+    variance *= total_variance * (mean @ mean) / variance.sum()
     draws = sample_projected_normal(mean, variance, rng.standard_normal((6000, dim)))
     length = debiased_resultant_length(np.linalg.norm(draws.mean(axis=0)), 6000)
     closed = resultant_length_of_gaussian(mean, variance)

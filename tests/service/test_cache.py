@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from service.encoding.cache import Cache, CacheEntry, ProcessCache, RedisCache, open_cache
 from service.settings import Settings
-from tests.end_to_end.processes import PATIENCE_S, Redis
+from tests.end_to_end.processes import TIMEOUT_S, Redis
 from tests.laws.cache_laws import CacheLaws, assert_same_bits, new_entry
 
 TTL_S = 3600
@@ -35,7 +35,7 @@ class TestRedisCache(CacheLaws):
 
 
 @asynccontextmanager
-async def opened(url: str, timeout_s: float = PATIENCE_S) -> AsyncIterator[RedisCache]:
+async def opened(url: str, timeout_s: float = TIMEOUT_S) -> AsyncIterator[RedisCache]:
     """A cache that by default waits for Redis, however loaded the machine is."""
     cache = RedisCache(url, timeout_s, TTL_S)
     try:
@@ -115,7 +115,7 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def long_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 10 * TIMEOUT_S)
 
 
 @pytest.mark.anyio
@@ -124,7 +124,7 @@ class TestWhatIsInRedis:
         async with opened(redis_server.url) as with_ttl:
             await with_ttl.put("key", new_entry(0))
             left = redis_server.client.pttl("key")
-            assert 1000 * (TTL_S - 2 * PATIENCE_S) < left <= 1000 * TTL_S
+            assert 1000 * (TTL_S - 2 * TIMEOUT_S) < left <= 1000 * TTL_S
 
     async def test_replicas_share_their_entries(self, redis_server: Redis) -> None:
         async with opened(redis_server.url) as one, opened(redis_server.url) as other:
@@ -200,13 +200,13 @@ class TestRedisIsGone:
         async with opened(redis_server.url, 0.5) as cache:
             redis_server.send(signal.SIGSTOP)
             try:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(TIMEOUT_S):
                     assert await cache.get("a") is None
                     await cache.put("a", new_entry(2))
             finally:
                 redis_server.send(signal.SIGCONT)
             # The late reply to the question about "a" must not answer the one about "b".
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 found = None
                 while found is None:
                     found = await cache.get("b")
@@ -216,7 +216,7 @@ class TestRedisIsGone:
         with closing(socket.create_server(("127.0.0.1", 0))) as silent:
             url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
             async with opened(url, 0.05) as cache:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(TIMEOUT_S):
                     assert await cache.get("key") is None
 
     async def test_it_is_left_alone_for_a_while_and_mourned_once(
@@ -263,10 +263,8 @@ class TestWhichCacheIsOpened:
     async def test_with_redis_it_is_there_for_as_long_as_the_settings_say(
         self, redis_server: Redis
     ) -> None:
-        settings = Settings(
-            redis_url=redis_server.url, cache_ttl_s=5000, redis_timeout_s=PATIENCE_S
-        )
+        settings = Settings(redis_url=redis_server.url, cache_ttl_s=5000, redis_timeout_s=TIMEOUT_S)
         cache = open_cache(settings)
         await cache.put("key", new_entry(0))
-        assert 5000 - 2 * PATIENCE_S < redis_server.client.ttl("key") <= 5000
+        assert 5000 - 2 * TIMEOUT_S < redis_server.client.ttl("key") <= 5000
         await cache.close()

@@ -491,7 +491,7 @@ class TestSeveralServices:
         put(one, "gone", stranger)
         compact(one)
         delete(one, "gone")
-        monkeypatch.setattr("service.serving.registry.SWITCH_PATIENCE_S", 0.2)
+        monkeypatch.setattr("service.serving.registry.SWITCH_TIMEOUT_S", 0.2)
         with monkeypatch.context() as patched:
             patched.setattr(bundle_module, "read_manifest", slowly)
             for path in (f"{ITEMS}/gone", "/readyz"):

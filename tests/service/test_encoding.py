@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import EncoderContractError, EncoderStopped, EncodingFailed
-from service.encoding.process import ENCODE_PATIENCE_S, EncoderProcess
+from service.encoding.process import ENCODE_TIMEOUT_S, EncoderProcess
 from tests.laws.encoder_laws import EncoderLaws
 
 
@@ -107,7 +107,7 @@ def test_one_that_does_not_start_again_has_stopped(
 
 
 def test_one_that_hangs_is_ended(encoder: EncoderProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.encoding.process.ENCODE_PATIENCE_S", 0.2)
+    monkeypatch.setattr("service.encoding.process.ENCODE_TIMEOUT_S", 0.2)
     hanging = encoder.pid
     os.kill(hanging, signal.SIGSTOP)
     with pytest.raises(EncoderStopped):
@@ -159,7 +159,7 @@ def test_closing_does_not_wait_for_one_that_hangs(digits_bundle: Path) -> None:
         time.sleep(0.2)
         encoder.close()
         with pytest.raises(EncoderStopped):
-            waiting.result(timeout=ENCODE_PATIENCE_S / 2)
+            waiting.result(timeout=ENCODE_TIMEOUT_S / 2)
 
 
 def test_it_imports_nothing_of_the_web(encoder: EncoderProcess) -> None:

@@ -10,7 +10,7 @@ import pytest
 from service.access.command import main
 from service.access.keys import Keyring, read_keys
 from tests.end_to_end.keys import id_of, secret_of
-from tests.end_to_end.processes import PATIENCE_S, environment
+from tests.end_to_end.processes import TIMEOUT_S, environment
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_it_runs_as_a_command(path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         env=environment(),
     )
     assert done.returncode == 0, done.stderr

@@ -16,9 +16,9 @@ N_BLOCKS = 100
 
 FAULTS = f"""
 import resource, sys
-from service.processes.memory import keep_freed_memory
+from service.processes.memory import tune_malloc
 if sys.argv[1] == "kept":
-    keep_freed_memory()
+    tune_malloc()
 def fault_count():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 bytearray(2**20)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from starlette.testclient import TestClient
 
 from tests.end_to_end.keys import KeysFile, bearer, id_of, secret_of
-from tests.end_to_end.processes import PATIENCE_S, Redis
+from tests.end_to_end.processes import TIMEOUT_S, Redis
 from tests.end_to_end.questions import search
 from tests.support.local_client import LocalClient
 
@@ -85,7 +85,7 @@ def test_who_is_refused_is_not_counted(start: StartClient, keys_file: KeysFile) 
 
 def test_they_outlive_redis(start: StartClient, keys_file: KeysFile, redis_server: Redis) -> None:
     text = keys_file.make("read")
-    shared = {"redis_url": redis_server.url, "redis_timeout_s": PATIENCE_S}
+    shared = {"redis_url": redis_server.url, "redis_timeout_s": TIMEOUT_S}
     one, other = (start(keys=keys_file.path, rate_limit="4/day", **shared) for _ in range(2))
 
     def ask(client: TestClient) -> int:

@@ -12,13 +12,13 @@ import pytest
 
 from service.access.rate_limits import Rates, Tallies
 from service.settings import parse_rate
-from tests.end_to_end.processes import PATIENCE_S, Redis
+from tests.end_to_end.processes import TIMEOUT_S, Redis
 
 FIVE = parse_rate("5/day")
 
 
 @asynccontextmanager
-async def opened(url: str | None, timeout_s: float = PATIENCE_S) -> AsyncIterator[Rates]:
+async def opened(url: str | None, timeout_s: float = TIMEOUT_S) -> AsyncIterator[Rates]:
     """Counts that by default wait for Redis, however loaded the machine is."""
     rates = Rates(url, timeout_s)
     try:
@@ -129,7 +129,7 @@ class TestInRedis:
             assert isinstance(name, bytes)
             assert name.startswith(b"vouch:rate:")
             assert b"a1b2c3" in name
-            assert 60 - 2 * PATIENCE_S < redis_server.client.ttl(name) <= 60
+            assert 60 - 2 * TIMEOUT_S < redis_server.client.ttl(name) <= 60
             clock[0] += 60
             assert (await rates.count("a1b2c3", parse_rate("5/minute"))).count == 1
 
@@ -172,12 +172,12 @@ class TestRedisIsGone:
         async with opened(redis_server.url, 0.5) as rates:
             redis_server.send(signal.SIGSTOP)
             try:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(TIMEOUT_S):
                     assert await counts(rates, "key", 1) == [1]
             finally:
                 redis_server.send(signal.SIGCONT)
             # Late replies about one caller must not be taken for those about another.
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 assert await counts(rates, "another", 4) == [1, 2, 3, 4]
 
     async def test_it_is_waited_for_once_however_many_round_trips(self) -> None:
@@ -187,12 +187,12 @@ class TestRedisIsGone:
             async with opened(url, 0.2) as rates:
                 started = loop.time()
                 assert await counts(rates, "key", 1) == [1]
-                assert loop.time() - started < PATIENCE_S
+                assert loop.time() - started < TIMEOUT_S
 
     async def test_it_is_left_alone_for_a_while_and_mourned_once(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 10 * PATIENCE_S)
+        monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 10 * TIMEOUT_S)
         with closing(socket.create_server(("127.0.0.1", 0))) as silent:
             async with opened(f"redis://127.0.0.1:{silent.getsockname()[1]}", 0.05) as rates:
                 with caplog.at_level(logging.WARNING, "service.access.rate_limits"):

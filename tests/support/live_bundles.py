@@ -62,5 +62,5 @@ def peak_of_compaction(root: Path) -> int:
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        one.take_over()
+        one.switch()
     return peak

@@ -26,7 +26,7 @@ import numpy as np
 
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE
-from tests.end_to_end.processes import PATIENCE_S, Process, Service, free_port, wait_until
+from tests.end_to_end.processes import TIMEOUT_S, Process, Service, free_port, wait_until
 from tests.end_to_end.questions import bad_images, picture
 
 BUILD = Path("build")
@@ -54,7 +54,7 @@ def main() -> None:
         wait_until(lambda: is_healthy(port), litserve)
         results[f"litserve {version}"] = lost_requests(port, "/predict")
         litserve.popen.terminate()
-        litserve.popen.wait(PATIENCE_S)
+        litserve.popen.wait(TIMEOUT_S)
     text = json.dumps(results, indent=1)
     (BUILD / "poison.json").write_text(text + "\n", encoding="utf-8")
     print(text)
@@ -68,7 +68,7 @@ def lost_requests(port: int, path: str) -> dict[str, int]:
     bad = itertools.cycle(image for image, _ in bad_images())
     lost = 0
     with httpx2.Client(
-        base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, trust_env=False
+        base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S, trust_env=False
     ) as client:
         alone = ask_at_once(client, path, itertools.islice(good, N_AT_ONCE))
         if set(alone) != {200}:

@@ -33,7 +33,7 @@ PROJECT = "vouch-trial"
 GALLERY = "/v1/galleries/digits"
 N_PUTS = 30
 N_CALLERS = 6
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Trial:
             }:
                 assert put(self.balancer, f"meanwhile-{written}", picture) == 200
                 written += 1
-                assert time.monotonic() - began < PATIENCE_S
+                assert time.monotonic() - began < TIMEOUT_S
         self.figures |= {"followed_s": round(time.monotonic() - began, 2), "n_meanwhile": written}
         for replica in self.replicas():
             for number in range(written):
@@ -144,7 +144,7 @@ class Trial:
 
         def call(caller: int) -> None:
             number = 0
-            with httpx2.Client(base_url=self.balancer, timeout=PATIENCE_S) as client:
+            with httpx2.Client(base_url=self.balancer, timeout=TIMEOUT_S) as client:
                 while not over.is_set():
                     picture, began, status = pictures[number % 20], time.monotonic(), 0
                     with suppress(httpx2.TransportError):
@@ -175,7 +175,7 @@ def docker(*arguments: str) -> str:
 def search(base: str, picture: bytes) -> dict[str, Any]:
     """The answer to a picture."""
     url = f"{base}{GALLERY}/search"
-    response = httpx2.post(url, files={"image": picture}, timeout=PATIENCE_S)
+    response = httpx2.post(url, files={"image": picture}, timeout=TIMEOUT_S)
     response.raise_for_status()
     answer: dict[str, Any] = response.json()
     return answer
@@ -190,7 +190,7 @@ def put(to: str | httpx2.Client, name: str, picture: bytes) -> int:
     """Write an item; the status."""
     client, base = (httpx2, to) if isinstance(to, str) else (to, "")
     url = f"{base}{GALLERY}/items/{name}"
-    return int(client.put(url, files={"image": picture}, timeout=PATIENCE_S).status_code)
+    return int(client.put(url, files={"image": picture}, timeout=TIMEOUT_S).status_code)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Protocols of the literature by name: data, splits, outliers, settings, the papers' own figures.
 
 =================  ==============================================================================
-`protocol`         what a protocol is: training, validation, rehearsal, test, outliers
+`protocol`         what a protocol is: training, validation, development, test, outliers
 `closed_sets`      Fashion-MNIST (two ways), CIFAR-10, digits: the test's labels were learned from
 `open_sets`        CUB, Cars, LFW, SOP, In-Shop, MSLS, Omniglot: they were not
 `published`        the authors' own figures
@@ -10,7 +10,7 @@
 =================  ==============================================================================
 
 The test is the published one, whole. It trains nothing, calibrates nothing and chooses nothing:
-for that a `Task` like it is held out of the training images, its rehearsal.
+for that a `Task` like it is held out of the training images, the development task.
 """
 
 from index_builder.reproduction.protocols.configuration import ProtocolConfig

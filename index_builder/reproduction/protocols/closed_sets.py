@@ -35,8 +35,8 @@ def load_fashion_mnist(
 ) -> ProtocolData:
     """Fashion-MNIST: the test images in the training images; MNIST's test images are outliers."""
     parts = mnist_like("FashionMNIST", origin).parts
-    aliens = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
-    return _in_training(parts["train"], parts["test"], aliens, generator, validation_share)
+    test_outliers = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
+    return _in_training(parts["train"], parts["test"], test_outliers, generator, validation_share)
 
 
 def load_fashion_mnist_authors(
@@ -44,7 +44,7 @@ def load_fashion_mnist_authors(
 ) -> ProtocolData:
     """The setting of the Laplace paper's code: Fashion-MNIST's test images among themselves."""
     parts = mnist_like("FashionMNIST", origin).parts
-    aliens = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
+    test_outliers = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
     kept, held_out = stratified(
         parts["train"], 1 - HELD_OUT_GALLERY / len(parts["train"]), generator
     )
@@ -55,7 +55,7 @@ def load_fashion_mnist_authors(
         held_out_task(held_out, generator),
         _photographs(0, generator),
         all_against_all(parts["test"]),
-        aliens,
+        test_outliers,
     )
 
 
@@ -65,7 +65,7 @@ def load_cifar10(
     """CIFAR-10: the test images in the training images; SVHN, or what stands in for it, outside."""
     found = cifar10(origin)
     numbers = svhn(origin)
-    aliens = (
+    test_outliers = (
         {"SVHN": Outliers(numbers, "far")}
         if numbers is not None
         else {"Chars74K (in place of SVHN)": Outliers(chars74k(origin), "far")}
@@ -73,7 +73,7 @@ def load_cifar10(
     return _in_training(
         found.parts["train"],
         found.parts["test"],
-        aliens,
+        test_outliers,
         generator,
         validation_share,
         found.partial,
@@ -91,34 +91,36 @@ def load_digits(
     everyone = digits()
     known = everyone.subset(with_label(everyone, WITHHELD_DIGITS, wanted=False))
     learning, queries = stratified(known, 0.75, np.random.default_rng(0))
-    aliens = {
+    test_outliers = {
         "photographs": Outliers(_photographs(1, generator), "far"),
         "3 and 8": Outliers(
             everyone.subset(with_label(everyone, WITHHELD_DIGITS, wanted=True)), "near"
         ),
     }
-    return _in_training(learning, queries, aliens, generator, validation_share, held_out=1 / 3)
+    return _in_training(
+        learning, queries, test_outliers, generator, validation_share, held_out=1 / 3
+    )
 
 
 def _in_training(
     learning: LabelledImages,
     queries: LabelledImages,
-    aliens: Mapping[str, Outliers],
+    test_outliers: Mapping[str, Outliers],
     generator: np.random.Generator,
     validation_share: float,
     partial: Mapping[str, str] | None = None,
     held_out: float = HELD_OUT,
 ) -> ProtocolData:
-    """The training images are the gallery, but for those that rehearse the test."""
-    gallery, rehearsing = stratified(learning, 1 - held_out, generator)
+    """The training images are the gallery, but for the queries of the development task."""
+    gallery, development = stratified(learning, 1 - held_out, generator)
     training, validation = stratified(gallery, 1 - validation_share, generator)
     return ProtocolData(
         training,
         validation,
-        Task(rehearsing, gallery),
+        Task(development, gallery),
         _photographs(0, generator),
         Task(queries, gallery),
-        aliens,
+        test_outliers,
         partial or {},
     )
 

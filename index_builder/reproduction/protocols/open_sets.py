@@ -28,7 +28,7 @@ from index_builder.reproduction.protocols.protocol import (
 )
 
 HELD_OUT_LABELS = 0.2
-"""Share of the training labels that the rehearsal is of."""
+"""Share of the training labels that the development task is of."""
 
 
 def load_omniglot(
@@ -41,11 +41,11 @@ def load_omniglot(
     found = omniglot(origin)
     test = all_against_all(found.parts["evaluation"])
     digits, clothes = (mnist_like(name, origin).parts["test"] for name in ("MNIST", "FashionMNIST"))
-    aliens = {
+    unrelated = {
         "MNIST, inverted": Outliers(inverted(digits), "near"),
         "Fashion-MNIST": Outliers(clothes, "far"),
     }
-    return _open_set(found, found.parts["background"], test, aliens, generator, validation_share)
+    return _open_set(found, found.parts["background"], test, unrelated, generator, validation_share)
 
 
 def load_cub(
@@ -122,14 +122,14 @@ def inverted(images: LabelledImages) -> LabelledImages:
 
 def _halves(
     reader: Callable[[Origin], Official],
-    aliens: Mapping[str, Callable[[Origin], Official]],
+    unrelated: Mapping[str, Callable[[Origin], Official]],
     origin: Origin,
     generator: np.random.Generator,
     validation_share: float,
 ) -> ProtocolData:
     """Learn from ``train``, ask within ``test``."""
     found = reader(origin)
-    others = {name: other(origin) for name, other in aliens.items()}
+    others = {name: other(origin) for name, other in unrelated.items()}
     test_outliers = {name: Outliers(one.parts["test"], "far") for name, one in others.items()}
     data = _open_set(
         found,
@@ -157,13 +157,13 @@ def _open_set(
     training, validation = stratified(
         kept, 1 - validation_share, generator, at_least_one_left=validation_share > 0
     )
-    alien = outliers("photographs", 0, generator)
-    assert alien is not None  # noqa: S101 - none only for the kind of that name
+    photographs = outliers("photographs", 0, generator)
+    assert photographs is not None  # noqa: S101 - none only for the kind of that name
     return ProtocolData(
         training,
         validation,
         held_out_task(held_out, generator),
-        alien,
+        photographs,
         test,
         test_outliers,
         found.partial,

@@ -97,9 +97,9 @@ class ProtocolData:
     ----------
     training : what the encoder is trained on and its posterior fitted to.
     validation : what the prior precision is chosen by; the encoder has not seen them.
-    rehearsal : a task like the test, of images held out of training: the decision layer is fitted
+    development : a task like the test, of images held out of training: the decision layer is fitted
         to it, and whatever is to be chosen is chosen by it.
-    rehearsal_outliers : those that calibration sees; none of the test's.
+    development_outliers : those that calibration sees; none of the test's.
     test : the published one.
     test_outliers : by name; the first is the one that the papers report.
     partial : what is not as published, see `Official.partial`.
@@ -107,8 +107,8 @@ class ProtocolData:
 
     training: LabelledImages
     validation: LabelledImages
-    rehearsal: Task
-    rehearsal_outliers: LabelledImages
+    development: Task
+    development_outliers: LabelledImages
     test: Task
     test_outliers: Mapping[str, Outliers]
     partial: Mapping[str, str] = field(default_factory=dict)
@@ -121,9 +121,9 @@ class ProtocolData:
             self.test.gallery,
             self.training,
             self.validation,
-            QuerySet(self.rehearsal.queries, nothing, self.rehearsal_outliers),
+            QuerySet(self.development.queries, nothing, self.development_outliers),
             QuerySet(self.test.queries, nothing, first),
-            gallery_unseen=self.test.gallery is not self.rehearsal.gallery,
+            gallery_unseen=self.test.gallery is not self.development.gallery,
         )
 
 

@@ -92,9 +92,9 @@ class FaissGallery:
         """Unit directions of ``rows`` (...), shape (..., D)."""
         return self._directions.take(rows, axis=0)  # in two thirds of the time of an index
 
-    def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
-        return self._variances.dispersions(rows)
+        return self._variances.total_variances(rows)
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""

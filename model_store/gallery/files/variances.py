@@ -78,7 +78,7 @@ class Variances:
         scaled: NDArray[np.float32] = self._stored[rows] * self._scales[rows][..., None]
         return scaled
 
-    def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item relative to the squared norm, Σ_d v_d / ‖m‖², (...)."""
         if self._scales is None:
             total: NDArray[np.float32] = self._stored[rows].sum(-1) / self._norms[rows] ** 2

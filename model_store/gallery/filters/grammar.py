@@ -62,14 +62,14 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
+class And:
     """All parts hold; of no parts, always."""
 
     parts: tuple[Filter, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Some:
+class Or:
     """At least one part holds; of no parts, never."""
 
     parts: tuple[Filter, ...]
@@ -82,7 +82,7 @@ class Not:
     part: Filter
 
 
-Filter: TypeAlias = Condition | Every | Some | Not
+Filter: TypeAlias = Condition | And | Or | Not
 
 
 def read_filter(text: str) -> Filter:
@@ -129,7 +129,7 @@ def _n_conditions(part: Filter) -> int:
             return 1
         case Not(inner):
             return _n_conditions(inner)
-        case Every(parts) | Some(parts):
+        case And(parts) | Or(parts):
             return sum(map(_n_conditions, parts))
 
 
@@ -147,7 +147,7 @@ def _filter(value: object, place: str, depth: int) -> Filter:
 
 
 def _joined(parts: list[Filter]) -> Filter:
-    return parts[0] if len(parts) == 1 else Every(tuple(parts))
+    return parts[0] if len(parts) == 1 else And(tuple(parts))
 
 
 def _entry(name: str, asked: object, place: str, depth: int) -> Filter:
@@ -158,7 +158,7 @@ def _entry(name: str, asked: object, place: str, depth: int) -> Filter:
         if not isinstance(asked, list) or not asked:
             raise InvalidFilter(f"{place} is {_shown(asked)}; wanted a list of filters.")
         parts = tuple(_filter(part, f"{place}[{n}]", depth) for n, part in enumerate(asked))
-        return Every(parts) if name == "and" else Some(parts)
+        return And(parts) if name == "and" else Or(parts)
     field = _field(name)
     if not isinstance(asked, dict):
         return Condition(field, "eq", (_scalar(asked, place),))

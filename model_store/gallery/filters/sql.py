@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from model_store.gallery.filters.grammar import Condition, Every, Field, Filter, Not, Scalar, Some
+from model_store.gallery.filters.grammar import And, Condition, Field, Filter, Not, Or, Scalar
 
 _ORDERED: Mapping[str, str] = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 
@@ -25,9 +25,9 @@ def to_sql(part: Filter) -> tuple[str, list[Scalar]]:
         case Not(inner):
             text, values = to_sql(inner)
             return f"NOT {text}", values
-        case Every(parts):
+        case And(parts):
             return _join(" AND ", parts, "1")
-        case Some(parts):
+        case Or(parts):
             return _join(" OR ", parts, "0")
 
 

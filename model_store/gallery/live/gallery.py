@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import FaissGallery
 from model_store.gallery.live.log import ChangesFile, Transaction
-from model_store.gallery.live.snapshot import Appended, GallerySnapshot
+from model_store.gallery.live.snapshot import DeltaSegment, GallerySnapshot
 from model_store.gallery.writable import (
     NO_NOTE,
     Change,
@@ -60,7 +60,7 @@ class LiveGallery:
         self._rows_of: dict[str, list[int]] = {}
         self._ids: list[str] = []
         self._columns = _Columns(base.dim)
-        self._emptied = _Emptied()
+        self._emptied = _Tombstones()
         log.verify()
         self._version = log.start()
         self._snapshot = self._at(self._version)
@@ -166,7 +166,7 @@ class LiveGallery:
         columns.is_new.append(self._row_in_base(change.id) is None)
         columns.directions.append(unit_direction(vector.mean))
         columns.variances.append(relative)
-        columns.dispersions.append(relative.sum())
+        columns.total_variances.append(relative.sum())
         columns.label_codes.append(self._codes[change.label])
 
     def _holds(self, item_id: str) -> bool:
@@ -190,13 +190,13 @@ class LiveGallery:
         n = int(np.searchsorted(columns.sequences.until(), version, side="right"))
         removed = np.zeros(self._base.n_rows + n, dtype=bool)
         removed[self._emptied.at(version)] = True
-        appended = Appended(
+        appended = DeltaSegment(
             columns.sequences.until(n),
             self._ids,
             columns.is_new.until(n),
             columns.directions.until(n),
             columns.variances.until(n),
-            columns.dispersions.until(n),
+            columns.total_variances.until(n),
             columns.label_codes.until(n),
             self._rows_of,
         )
@@ -226,18 +226,18 @@ class _Column:
 
 
 class _Columns:
-    """The columns that a search needs of the items that came after the base; see `Appended`."""
+    """The columns that a search needs of the items that came after the base; see `DeltaSegment`."""
 
     def __init__(self, dim: int) -> None:
         self.sequences = _Column(np.int64)
         self.is_new = _Column(np.bool_)
         self.directions = _Column(np.float32, dim)
         self.variances = _Column(np.float32, dim)
-        self.dispersions = _Column(np.float32)
+        self.total_variances = _Column(np.float32)
         self.label_codes = _Column(np.int32)
 
 
-class _Emptied:
+class _Tombstones:
     """Rows that hold nothing any more, and the changes since which they do not."""
 
     def __init__(self) -> None:

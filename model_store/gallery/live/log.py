@@ -1,7 +1,7 @@
 """The log of changes since a gallery's bundle was built, in one SQLite file.
 
 The log is append-only. For a gallery in Milvus, entries are deleted once Milvus has applied them
-(`Transaction.settle`). Every change has a sequence number: a reader goes on from the last number
+(`Transaction.truncate`). Every change has a sequence number: a reader goes on from the last number
 that it has read, and the gallery at any earlier number can be reconstructed. A transaction is on
 the disk, whole, before it is acknowledged (write-ahead log, ``synchronous=FULL``); the writers of
 all processes take turns.
@@ -301,7 +301,7 @@ class Transaction:
         """The latest sequence number; 0 before the first change."""
         return rows.last_sequence(self._connection)
 
-    def settle(self, sequence: int) -> None:
+    def truncate(self, sequence: int) -> None:
         """Take out the changes up to a sequence number, which are kept elsewhere now."""
         self._connection.execute("DELETE FROM changes WHERE sequence <= ?", (sequence,))
         self._connection.execute("UPDATE meta SET value = ? WHERE key = 'start'", (str(sequence),))
@@ -333,7 +333,7 @@ class Transaction:
             "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?)", rows.outcome_row(retry, receipt, now)
         )
 
-    def hand_over(self, path: Path, bundle_id: str, after: int) -> None:
+    def copy_tail(self, path: Path, bundle_id: str, after: int) -> None:
         """Write a log for another bundle, of what came after a sequence number, to a new file."""
         with closing(connect(path, "rwc")) as target:
             target.execute("PRAGMA journal_mode=WAL")

@@ -28,7 +28,7 @@ _AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class DeltaSegment:
     """Items that came after the base, oldest first; replaced and deleted ones among them.
 
     Attributes
@@ -38,7 +38,7 @@ class Appended:
     is_new : (M,) whether the base has no item of that id.
     directions : (M, D) unit.
     variances : (M, D), relative to the squared norm.
-    dispersions : (M,), their sums.
+    total_variances : (M,), their sums.
     label_codes : (M,), -1 where an item has no label.
     rows_of : id → rows that hold, or held, an item of it, M and beyond among them.
     """
@@ -48,7 +48,7 @@ class Appended:
     is_new: NDArray[np.bool_]
     directions: NDArray[np.float32]
     variances: NDArray[np.float32]
-    dispersions: NDArray[np.float32]
+    total_variances: NDArray[np.float32]
     label_codes: NDArray[np.int32]
     rows_of: Mapping[str, Sequence[int]]
 
@@ -72,7 +72,7 @@ class GallerySnapshot:
     def __init__(
         self,
         base: FaissGallery,
-        appended: Appended,
+        appended: DeltaSegment,
         labels: Sequence[str],
         removed: NDArray[np.bool_],
         log: ChangesFile,
@@ -165,9 +165,9 @@ class GallerySnapshot:
         """Unit directions of ``rows`` (...), shape (..., D)."""
         return self._at(rows, self._base.directions, self._appended.directions)
 
-    def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
-        return self._at(rows, self._base.dispersions, self._appended.dispersions)
+        return self._at(rows, self._base.total_variances, self._appended.total_variances)
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""

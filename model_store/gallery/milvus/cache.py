@@ -12,7 +12,7 @@ REMEMBERED_ITEMS = 16_384
 """With their directions: about 30 MB of 128 dimensions."""
 
 
-class FoundLately:
+class EntityCache:
     """Items by their row, the latest `REMEMBERED_ITEMS`; safe to share by threads."""
 
     def __init__(self) -> None:

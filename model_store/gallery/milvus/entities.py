@@ -32,13 +32,13 @@ class Entity:
     Attributes
     ----------
     direction : (D,) float32, unit.
-    dispersion : Σ_d v_d / ‖m‖².
+    total_variance : Σ_d v_d / ‖m‖².
     version : of the item; another version may have other content.
     """
 
     item: Item
     direction: NDArray[np.float32]
-    dispersion: float
+    total_variance: float
     version: int
 
 

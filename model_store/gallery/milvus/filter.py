@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from model_store.gallery.filters.grammar import Condition, Every, Field, Filter, Not, Scalar, Some
+from model_store.gallery.filters.grammar import And, Condition, Field, Filter, Not, Or, Scalar
 
 FACT_LENGTH = 24
 """Hexadecimal digits: two of 10⁹ different facts are alike with a probability of 10⁻¹¹."""
@@ -48,8 +48,8 @@ def to_expression(part: Filter, *, holds: bool = True) -> str:
             return _condition(part, holds=holds)
         case Not(inner):
             return to_expression(inner, holds=not holds)
-        case Every(parts) | Some(parts):
-            every = isinstance(part, Every) is holds
+        case And(parts) | Or(parts):
+            every = isinstance(part, And) is holds
             texts = [to_expression(one, holds=holds) for one in parts]
             if not texts:
                 return EVERYTHING if every else NOTHING

@@ -30,7 +30,7 @@ from model_store.gallery.files.gallery import similarities_of
 from model_store.gallery.filters.grammar import Filter
 from model_store.gallery.index.recall import FETCHED
 from model_store.gallery.index.search import EXACT_ROWS
-from model_store.gallery.milvus.cache import FoundLately
+from model_store.gallery.milvus.cache import EntityCache
 from model_store.gallery.milvus.collection import (
     NO_ACCESS,
     Collection,
@@ -88,7 +88,7 @@ class MilvusGallery:
             None: -1,
         }
         self._rows = MilvusRows(self._collection, described.n_items)
-        self._lately = FoundLately()
+        self._lately = EntityCache()
         self._naming = threading.Lock()
         self._writing = threading.Lock()
         self.refresh()
@@ -221,9 +221,9 @@ class MilvusGallery:
             values[place] = entity.direction
         return values.reshape(*rows.shape, self.dim)
 
-    def dispersions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
-        values = [entity.dispersion for entity in self._each(rows)]
+        values = [entity.total_variance for entity in self._each(rows)]
         return np.array(values, dtype=np.float32).reshape(rows.shape)
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -128,7 +128,7 @@ class MilvusLive:
                 self._deliver(pending)
                 delivered = True
                 if pending:
-                    turn.settle(pending[-1].sequence)
+                    turn.truncate(pending[-1].sequence)
         except WriteError:  # of an emptied log no more is lost than room
             if not delivered:
                 raise

@@ -44,7 +44,7 @@ from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.protocol import NewItem, Part, in_parts
 from model_store.sphere import unit_direction
 
-PATIENCE_S = 3_600.0
+TIMEOUT_S = 3_600.0
 """For what grows with the gallery: flushing, and building an index."""
 
 WRITTEN_BYTES = 2**24
@@ -200,12 +200,12 @@ def _write(
             n_written += 1
             n_bytes += 12 * described.dim + len(waiting[-1]["thumbnail"]) + 2_000
             if n_bytes > WRITTEN_BYTES or n_written == described.n_items:
-                collection.ask("insert", waiting, timeout=PATIENCE_S)
+                collection.ask("insert", waiting, timeout=TIMEOUT_S)
                 waiting, n_bytes = [], 0
-    collection.ask("flush", timeout=PATIENCE_S)
-    collection.build_index(described.index["type"], parameters, PATIENCE_S)
+    collection.ask("flush", timeout=TIMEOUT_S)
+    collection.build_index(described.index["type"], parameters, TIMEOUT_S)
     collection.ask("alter_collection_properties", {COMPLETE_PROPERTY: str(described.n_items)})
-    collection.ask("load_collection", timeout=PATIENCE_S)
+    collection.ask("load_collection", timeout=TIMEOUT_S)
 
 
 def _tuned(

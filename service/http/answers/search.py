@@ -158,7 +158,7 @@ def query(
         id=upload.query_id,
         uncertainty=_uncertainty(bundle, predictive, assessment),
         ood=schemas.OutOfDistribution(
-            flag=assessment.is_alien(alpha),
+            flag=assessment.is_outlier(alpha),
             p_value=assessment.outlier_p_value,
             reason=_why_none_is_flagged(assessment, alpha),
             alpha=alpha,

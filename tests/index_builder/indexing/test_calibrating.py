@@ -14,7 +14,7 @@ import pytest
 from index_builder.datasets.images import from_files
 from index_builder.datasets.views import view
 from index_builder.indexing.collection import Indexing, Outcome, index_collection
-from index_builder.indexing.dry_run import rehearse
+from index_builder.indexing.dry_run import inspect_collection
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import NONE
 from model_store.bundles.bundle import Bundle, open_bundle
@@ -161,7 +161,7 @@ def interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("way_in", [index_collection, rehearse])
+@pytest.mark.parametrize("way_in", [index_collection, inspect_collection])
 def test_too_few_are_refused_before_anything_is_embedded(
     indexing: Indexing, way_in: Callable[[Indexing], object]
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from index_builder.indexing.collection import Indexing, find_encoder, index_collection
-from index_builder.indexing.dry_run import rehearse
+from index_builder.indexing.dry_run import inspect_collection
 from index_builder.indexing.shards import Shard, ShardStore
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import NONE, Tolerance, parse_tolerance
@@ -243,7 +243,7 @@ def test_files_of_other_formats_are_counted_listed_and_said(
     assert rows["of other formats"].startswith("8 .heic: ")
     assert len(lines(indexing.directory / "quarantine.jsonl")) == 8
     assert json.loads((indexing.directory / "index.json").read_text())["n_of_other_formats"] == 8
-    assert dict(rehearse(indexing).rows())["of other formats"] == "8 .heic"
+    assert dict(inspect_collection(indexing).rows())["of other formats"] == "8 .heic"
 
 
 def test_a_folder_of_nothing_else_says_so(at: At, drawings: Path, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_two_do_not_work_in_one_directory(indexing: Indexing) -> None:
 
 def test_a_dry_run_tells_and_leaves_nothing(spoilt: Path, at: At) -> None:
     indexing = at(spoilt)
-    found = rehearse(indexing)
+    found = inspect_collection(indexing)
     assert (found.contents.n_images, found.contents.n_labels) == (N_IMAGES + 10, 10)
     assert found.n_sample == 64
     assert found.unreadable.total() > 0

@@ -11,6 +11,7 @@ from index_builder.metrics import (
 )
 
 
+@pytest.mark.process  # scikit-learn counts cores by lscpu, once
 def test_clear_clusters_are_found() -> None:
     centres = np.eye(3)[[0, 0, 1, 1, 2, 2, 2]]
     noise = np.random.default_rng(0).normal(0, 0.01, centres.shape)
@@ -18,6 +19,7 @@ def test_clear_clusters_are_found() -> None:
     assert normalised_mutual_information(centres + noise, codes, 0) == pytest.approx(1.0)
 
 
+@pytest.mark.process  # scikit-learn counts cores by lscpu, once
 def test_half_of_what_clusters_say_may_be_news() -> None:
     # Four places, labelled by one of two bits. k-means with two clusters finds the wide one.
     places = np.array([[0, 0], [0, 1], [9, 0], [9, 1]] * 5, dtype=float)

@@ -37,11 +37,11 @@ def test_an_unknown_protocol_is_named() -> None:
 def test_the_test_has_no_part_in_anything_else() -> None:
     data = load_protocol(protocol_config("digits"))
     test = {*data.test.queries.ids, *data.test_outliers["3 and 8"].images.ids}
-    learned = {*data.training.ids, *data.validation.ids, *data.rehearsal.queries.ids}
+    learned = {*data.training.ids, *data.validation.ids, *data.development.queries.ids}
     assert not test & learned
-    assert not {*data.training.ids, *data.validation.ids} & {*data.rehearsal.queries.ids}
+    assert not {*data.training.ids, *data.validation.ids} & {*data.development.queries.ids}
     assert {*data.training.ids, *data.validation.ids} == {*data.test.gallery.ids}
-    first = data.rehearsal_outliers.pixels(0)
+    first = data.development_outliers.pixels(0)
     assert not any(
         np.array_equal(first, data.test_outliers["photographs"].images.pixels(row))
         for row in range(100)
@@ -54,12 +54,12 @@ def test_the_test_has_no_part_in_anything_else() -> None:
 def test_no_test_image_is_learned_from(data_dir: Path, name: str) -> None:
     data = load_protocol(protocol_config(name, data=data_dir))
     test = {*data.test.queries.ids}
-    rehearsed = {*data.rehearsal.queries.ids, *data.rehearsal.gallery.ids}
-    assert not test & {*data.training.ids, *data.validation.ids, *rehearsed}
+    developed = {*data.development.queries.ids, *data.development.gallery.ids}
+    assert not test & {*data.training.ids, *data.validation.ids, *developed}
     assert len(test) == (13_180 if name == "omniglot" else 10_000)
     if name == "omniglot":
         learned = {*data.training.labels, *data.validation.labels}
-        assert not learned & {*data.rehearsal.queries.labels}
+        assert not learned & {*data.development.queries.labels}
         assert not learned & {*data.test.queries.labels}
 
 
@@ -80,7 +80,7 @@ def test_a_match_may_be_a_distance() -> None:
     assert task.matches(np.array([[0, 1]]), np.array([0])).tolist() == [[True, False]]
 
 
-def test_a_rehearsal_has_queries_and_a_gallery_of_the_same_labels() -> None:
+def test_a_development_task_has_queries_and_a_gallery_of_the_same_labels() -> None:
     task = held_out_task(images("aaaaabbbbb"), np.random.default_rng(0))
     assert sorted(task.queries.labels) == ["a", "b"]
     assert len(task.gallery) == 8

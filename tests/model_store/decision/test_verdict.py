@@ -378,9 +378,9 @@ def test_an_alpha_that_can_flag_nothing_flags_nothing_and_says_so() -> None:
     """Nine calibration queries: the smallest p-value is 0.1."""
     alien = query(outlier_score=1e6)
     assessment = decide(calibration(), alien, found(0.9), TERMS).assessment
-    assert assessment.is_alien(0.1) is True
+    assert assessment.is_outlier(0.1) is True
     assert assessment.least_alpha == pytest.approx(0.1)
-    assert assessment.is_alien(0.09) is None
+    assert assessment.is_outlier(0.09) is None
     assert decide(calibration(), alien, found(0.99), Terms(0.09)).verdict == "match"
 
 
