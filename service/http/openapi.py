@@ -10,6 +10,7 @@ from model_store.errors import (
     DeadlineExceeded,
     EncoderStopped,
     Forbidden,
+    InvalidRequest,
     Overloaded,
     RateLimited,
     Unauthenticated,
@@ -28,7 +29,8 @@ def document(app: FastAPI) -> dict[str, Any]:
 
     Errors are problem documents alone; FastAPI's own validation error, which no path answers with,
     is removed. An upload is typed for generators that know OpenAPI 3.0's ``format`` as well as for
-    those that know 3.1's ``contentMediaType``. Paths that need a key document the answers to a
+    those that know 3.1's ``contentMediaType``. Paths with options in the query document the answer
+    to one that is out of range. Paths that need a key document the answers to a
     request without one.
     """
     if app.openapi_schema:
@@ -42,10 +44,13 @@ def document(app: FastAPI) -> dict[str, Any]:
     schemas["Problem"] = problem
     schemas.update({form.__name__: form_schema(form) for form in FORMS})
     found["components"]["securitySchemes"] = SECURITY_SCHEMES
+    (out_of_range,) = responses(InvalidRequest).values()
     in_a_crowd = responses(Overloaded, EncoderStopped, DeadlineExceeded)
     for path, methods in found["paths"].items():
         for operation in methods.values():
             _only_own_errors(operation["responses"])
+            if any(option["in"] == "query" for option in operation.get("parameters", ())):
+                operation["responses"].setdefault("422", out_of_range)
             if is_counted(path):
                 operation["responses"] |= {str(key): said for key, said in in_a_crowd.items()}
             if "security" in operation:

@@ -175,6 +175,10 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("get_calibration", "404"): lambda client: client.get("/v1/galleries/none/calibration"),
     ("get_operating_point", "200"): lambda client: operating_point(client, "digits", 0.1),
     ("get_operating_point", "404"): lambda client: operating_point(client, "none", 0.1),
+    ("get_calibration", "422"): lambda client: client.get(
+        "/v1/galleries/digits/calibration?order=size"
+    ),
+    ("list_labels", "422"): lambda client: client.get("/v1/galleries/digits/labels?limit=0"),
     ("get_operating_point", "422"): lambda client: operating_point(client, "digits", -1),
     **{
         (way.__name__, status): ask(way, *args)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Query
 
-from model_store.errors import GalleryNotFound, InvalidRequest
+from model_store.errors import GalleryNotFound
 from model_store.verdicts import Order
 from service import schemas
 from service.http import answers
@@ -64,7 +64,7 @@ async def get_calibration(
 @router.get(
     "/{gallery}/calibration/operating-points",
     operation_id="get_operating_point",
-    responses=responses(GalleryNotFound, InvalidRequest),
+    responses=responses(GalleryNotFound),
 )
 async def get_operating_point(
     lease: LeaseOf,
