@@ -59,7 +59,9 @@ nothing that a client of the service may not see.
     │   ├── BundleNotFound       nothing there
     │   ├── PointerUnreadable    `CURRENT` names no bundle, or cannot be read
     │   ├── BundleTampered       a file differs from the manifest
+    │   ├── BundleUntrusted      not signed by a key that is trusted
     │   └── BundleMismatch       parts that do not belong together
+    ├── SigningKeyError          a key to sign or to verify with cannot be read or written
     ├── InternalError            a mistake of ours; says nothing of the inside
     └── BuildError               a step of the index builder cannot do what it was asked
         ├── ConfigError          the configuration is wrong
@@ -72,7 +74,7 @@ nothing that a client of the service may not see.
         ├── StepNotReady         an earlier step has not been run
         ├── ParityError          the exported encoder disagrees with the trained one
         ├── CalibrationError     too few queries, or none of a kind that is needed
-        └── CertificateError     a certificate, its key or its feedback cannot be read or written
+        └── CertificateError     a certificate or its feedback cannot be read or written
 """
 
 
@@ -288,8 +290,16 @@ class BundleTampered(BundleError):
     """A file differs from what the manifest says of it."""
 
 
+class BundleUntrusted(BundleError):
+    """The bundle is not signed by a key that is trusted."""
+
+
 class BundleMismatch(BundleError):
     """Parts that do not belong together, or a schema version this release does not know."""
+
+
+class SigningKeyError(VouchError):
+    """A key to sign or to verify with cannot be read or written."""
 
 
 class InternalError(VouchError):

@@ -18,6 +18,7 @@ from pydantic_settings import SettingsConfigDict, SettingsError
 
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.errors import BundleMismatch, VouchError
+from model_store.signing import read_public_key
 from service.access.access import open_access
 from service.app import create_app
 from service.encoding.process import EncoderProcess
@@ -82,7 +83,12 @@ def _refuse(why: str) -> NoReturn:
 def open_served(settings: Settings, path: Path) -> Bundle:
     """Open a bundle whose encoder runs in a process of its own."""
     return open_bundle(
-        path, settings.provider, settings.encoder_threads, EncoderProcess, settings.milvus
+        path,
+        settings.provider,
+        settings.encoder_threads,
+        EncoderProcess,
+        settings.milvus,
+        [read_public_key(file) for file in settings.bundle_keys],
     )
 
 

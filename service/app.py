@@ -192,6 +192,7 @@ async def _set_up(
         telemetry.activation,
         settings.compact_after,
         settings.keep_bundles,
+        settings.signing_key,
     )
     stack.push_async_callback(galleries.close)
     for bundle in bundles:

@@ -152,6 +152,14 @@ class Settings(BaseSettings):
         description="Bundles of a gallery that are kept, the current one among them; older ones it "
         "was compacted from are removed, with their changes.",
     )
+    bundle_keys: tuple[Path, ...] = Field(
+        (),
+        description="Files of public keys, as JSON. Only bundles that one of them has signed are "
+        "served; none: any bundle that is whole.",
+    )
+    signing_key: Path | None = Field(
+        None, description="The private key that compacted bundles are signed with."
+    )
     max_image_bytes: int = Field(
         ImageLimits().max_bytes, gt=0, description="Size of the largest image file."
     )

@@ -1,29 +1,14 @@
-"""Canonical JSON, and signatures of it by Ed25519 (RFC 8032)."""
+"""Canonical JSON, and signatures of it."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-    load_pem_public_key,
-)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from model_store.errors import CertificateError
-
-ALGORITHM = "Ed25519"
-
-_OWNER_ONLY, _READABLE = 0o600, 0o644
+from model_store.signing import is_signature, sign
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
@@ -34,89 +19,11 @@ def canonical(value: Mapping[str, Any]) -> bytes:
     return text.encode()
 
 
-def new_key(path: Path) -> Path:
-    """Write a new private key to ``path`` and its public key beside it; return where that is.
-
-    Raises
-    ------
-    CertificateError : either file is there already, or cannot be written.
-    """
-    key = Ed25519PrivateKey.generate()
-    public = path.with_name(f"{path.name}.pub")
-    private_text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    public_text = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    try:
-        _write_new(public, public_text, _READABLE)
-        _write_new(path, private_text, _OWNER_ONLY)
-    except FileExistsError as error:
-        raise CertificateError(
-            f"There is a file {error.filename} already, and certificates may have been signed with "
-            "it. Name another."
-        ) from error
-    except OSError as error:
-        raise CertificateError(f"The key cannot be written: {error}.") from error
-    return public
-
-
-def _write_new(path: Path, text: bytes, mode: int) -> None:
-    """Write a file that is not there yet, with the permissions ``mode`` from its first byte on."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(text)
-
-
-def read_private_key(path: Path) -> Ed25519PrivateKey:
-    """Read a private key that `new_key` wrote.
-
-    Raises
-    ------
-    CertificateError : there is none.
-    """
-    try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
-        raise CertificateError(
-            f"{path} is no private key ({error}). Make one with `vouch-build certify --new-key "
-            "FILE`."
-        ) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise CertificateError(f"{path} is a key of another algorithm, wanted {ALGORITHM}.")
-    return key
-
-
-def read_public_key(path: Path) -> str:
-    """Read a public key as `signature` gives it, in hexadecimal.
-
-    Raises
-    ------
-    CertificateError : there is none.
-    """
-    try:
-        key = load_pem_public_key(path.read_bytes())
-    except (OSError, ValueError, TypeError) as error:
-        raise CertificateError(
-            f"{path} is no public key ({error}). `vouch-build certify --new-key FILE` writes it to "
-            "FILE.pub."
-        ) from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise CertificateError(f"{path} is a key of another algorithm, wanted {ALGORITHM}.")
-    return key.public_bytes_raw().hex()
-
-
 def signature(value: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[str, str]:
     """Sign the canonical JSON of ``value``."""
-    return {
-        "algorithm": ALGORITHM,
-        "public_key": key.public_key().public_bytes_raw().hex(),
-        "signature": key.sign(canonical(value)).hex(),
-    }
+    return sign(canonical(value), key)
 
 
 def is_signed(value: Mapping[str, Any], public_key: str, signed: str) -> bool:
     """Return whether ``signed`` is the signature of ``value``, both in hexadecimal."""
-    try:
-        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
-        key.verify(bytes.fromhex(signed), canonical(value))
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+    return is_signature(canonical(value), public_key, signed)

@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
+from index_builder.configuration.signing import SIGNING_KEY_VARIABLE
 from model_store.bundles.directory import (
     KEPT_BUNDLES,
     activate,
     bundle_directory,
     bundle_ids,
     current_id,
+    locate,
     previous_id,
 )
 from model_store.bundles.manifest import read_manifest
@@ -41,6 +43,25 @@ def activate_command(
         )
     read_manifest(bundle_directory(directory, bundle_id))
     activate(directory, bundle_id)
+
+
+def sign_command(
+    bundle: Annotated[
+        Path, typer.Argument(help="A bundle, or a directory of bundles: its current one.")
+    ],
+    key: Annotated[
+        Path,
+        typer.Option(
+            help="The private key; `certify --new-key` makes one.", envvar=SIGNING_KEY_VARIABLE
+        ),
+    ],
+) -> None:
+    """Sign a bundle, once it is verified, so that services with VOUCH_BUNDLE_KEYS take it."""
+    signatures = importlib.import_module("model_store.bundles.signatures")
+    signing = importlib.import_module("model_store.signing")
+    directory = locate(bundle)
+    signatures.write_signature(directory, read_manifest(directory), signing.read_private_key(key))
+    print(directory)
 
 
 def prune_command(

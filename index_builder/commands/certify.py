@@ -40,7 +40,7 @@ def certify_command(
 ) -> None:
     """Write what a bundle promises, and on what evidence, as signed JSON and as a page."""
     if new_key is not None:
-        print(importlib.import_module("index_builder.certificates.signing").new_key(new_key))
+        print(importlib.import_module("model_store.signing").new_key(new_key))
         if bundle is None:
             return
         key = key or new_key
@@ -49,7 +49,7 @@ def certify_command(
     # Imported late: other commands, and --help, need none of it.
     contents = importlib.import_module("index_builder.certificates.content")
     files = importlib.import_module("index_builder.certificates.files")
-    signing = importlib.import_module("index_builder.certificates.signing")
+    signing = importlib.import_module("model_store.signing")
     opened = contents.open_certified(bundle)
     directory = output or Path("certificates") / opened.manifest.id
     if directory.resolve().is_relative_to(locate(bundle).resolve()):
@@ -77,7 +77,7 @@ def verify_command(
 ) -> None:
     """Compute a certificate again from its bundle, check its signature; fail if it differs."""
     files = importlib.import_module("index_builder.certificates.files")
-    signing = importlib.import_module("index_builder.certificates.signing")
+    signing = importlib.import_module("model_store.signing")
     verification = importlib.import_module("index_builder.certificates.verification")
     read = files.read_certificate(certificate)
     wanted = None if public_key is None else signing.read_public_key(public_key)

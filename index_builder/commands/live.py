@@ -80,6 +80,7 @@ def delete_command(
 def compact_command(directory: Root) -> None:
     """Make a new current bundle of the current one and its changes; services change over to it."""
     from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
+    from index_builder.configuration.signing import signing_key  # noqa: PLC0415
     from model_store.bundles.bundle import open_bundle  # noqa: PLC0415
     from model_store.bundles.compaction import Compaction  # noqa: PLC0415
 
@@ -88,7 +89,7 @@ def compact_command(directory: Root) -> None:
     if live.snapshot().version == live.log.start():
         print(f"{bundle.directory.name} has no changes")
         return
-    with Compaction(directory, bundle.manifest, live) as compaction:
+    with Compaction(directory, bundle.manifest, live, signing_key()) as compaction:
         prepared = compaction.prepare()
         compaction.switch()
     print(prepared)

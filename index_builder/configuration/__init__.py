@@ -6,5 +6,6 @@
     encoder      its tables that decide what the encoder becomes
     photographs  a build of a folder, without a file
     posterior    its table [posterior]
+    signing      the key that bundles are signed with, from the environment
     milvus       the address and token of Milvus, from the environment
 """

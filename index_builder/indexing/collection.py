@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.signing import signing_key
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.assemble import assemble
 from index_builder.indexing.blocks import PreparedBlock
@@ -298,7 +299,7 @@ def _published(
     retriever = open_parts(work.bundle, "cpu", milvus=milvus_access())
     index = index_description(work.bundle)
     manifest = describe(retriever, index, indexing.name, indexing.description)
-    bundle = publish(work.bundle, manifest, indexing.bundles, keep=False)
+    bundle = publish(work.bundle, manifest, indexing.bundles, keep=False, key=signing_key())
     n_bad = len(progress.failures)
     return Outcome(
         bundle, n_items, progress.n_kept, n_bad, n_copies, others, n_held_out, calibration

@@ -14,6 +14,7 @@ from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gal
 from index_builder.calibration.evaluate import evaluate
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.signing import signing_key
 from index_builder.datasets import Splits, load_splits
 from index_builder.indexing.bundle_manifest import describe
 from index_builder.indexing.embed import open_encoder
@@ -113,7 +114,7 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
     metrics = json.loads(report.read_text(encoding="utf-8"))
     index = index_description(run.staging)
     manifest = describe(retriever, index, config.name, config.description, metrics, samples)
-    return publish(run.staging, manifest, bundles)
+    return publish(run.staging, manifest, bundles, key=signing_key())
 
 
 @lru_cache(maxsize=1)

@@ -6,6 +6,7 @@
     directory     bundles side by side; `CURRENT` and `PREVIOUS`
     publish       staged files → a bundle
     bundle        a bundle, opened
+    signatures    who published a bundle
     changes       the place of a live gallery's log
     compaction    bundle and log → a new bundle
     intact        whether the files are still those that were opened

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from model_store.bundles.changes import open_writable
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE, Manifest, read_manifest
 from model_store.bundles.retention import Hold
+from model_store.bundles.signatures import require_signature
 from model_store.decision import Calibration
 from model_store.encoder.contract import Encoder, ProviderChoice
 from model_store.encoder.onnx import OnnxEncoder
@@ -131,18 +132,25 @@ def open_bundle(
     threads: int = 0,
     open_encoder: OpenEncoder = OnnxEncoder,
     milvus: MilvusAccess = NO_ACCESS,
+    trusted: Collection[str] = (),
 ) -> Bundle:
     """Verify and open the bundle at ``path``, or the current one of a directory of bundles.
 
+    Parameters
+    ----------
+    trusted : public keys, one of which must have signed the bundle; none: nobody need have.
+
     Raises
     ------
-    BundleError : missing, changed, or of parts that do not belong together.
+    BundleError : missing, changed, not trusted, or of parts that do not belong together.
     EncoderError : the encoder cannot be run here.
     GalleryUnavailable : Milvus holds the gallery, and does not answer.
     """
     directory = locate(path)
     hold = Hold(directory)
     manifest = read_manifest(directory)
+    if trusted:
+        require_signature(directory, manifest, trusted)
     retriever = open_parts(directory, provider, threads, open_encoder, milvus)
     if manifest.encoder["fingerprint"] != retriever.encoder.fingerprint:
         retriever.encoder.close()

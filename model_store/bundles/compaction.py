@@ -22,11 +22,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import Timeout
 
 from model_store.bundles.changes import changes_path, require_current
 from model_store.bundles.directory import activate, bundle_directory, current_id, is_bundle_id
-from model_store.bundles.manifest import MANIFEST_FILE, Manifest, file_names
+from model_store.bundles.manifest import Manifest, content_files
 from model_store.bundles.publish import seal, with_digests
 from model_store.decision import Calibration, label_means
 from model_store.decision.staleness import search_settings
@@ -57,6 +58,7 @@ class Compaction:
     Parameters
     ----------
     root, manifest, live : of the current bundle.
+    key : signs the new bundle.
 
     Raises
     ------
@@ -65,8 +67,15 @@ class Compaction:
     WriteError : the directory cannot be written to.
     """
 
-    def __init__(self, root: Path, manifest: Manifest, live: LiveGallery) -> None:
+    def __init__(
+        self,
+        root: Path,
+        manifest: Manifest,
+        live: LiveGallery,
+        key: Ed25519PrivateKey | None = None,
+    ) -> None:
         self._root, self._manifest, self._live = root, manifest, live
+        self._key = key
         self._lock = lock_between_processes(root / LOCK_FILE)
         self._prepared: Path | None = None
         self._until = 0
@@ -111,7 +120,7 @@ class Compaction:
             _copy_rest(self._root / self._manifest.id, self._staging)
             manifest = _write(self._staging, self._manifest, snapshot)
             self._note(manifest.id)
-            self._prepared = seal(self._staging, manifest)
+            self._prepared = seal(self._staging, manifest, self._key)
         except OSError as error:
             self._clean_up()
             raise of_the_system(error) from error
@@ -208,9 +217,8 @@ def _copy_rest(bundle: Path, staging: Path) -> None:
     Not by `shutil.copytree`, which gathers what went wrong into an error of its own.
     """
     staging.mkdir()
-    anew = {MANIFEST_FILE, *GALLERY_FILES}
-    for name in file_names(bundle):
-        if name not in anew:
+    for name in content_files(bundle):
+        if name not in GALLERY_FILES:
             target = staging / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(bundle / name, target)

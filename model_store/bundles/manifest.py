@@ -4,6 +4,7 @@
 
     <bundle id>/
       manifest.json       what is here, sha256 of each file; canonical JSON
+      manifest.sig        who published it (absent: nobody says); see `signatures`
       encoder.onnx        images in, Gaussian embeddings out
       gallery.faiss …     index, directions, norms, variances, labels, items
       calibration.json …  the fitted decision layer (absent: nothing is calibrated)
@@ -31,6 +32,7 @@ from model_store.processors import usable_processors
 
 SCHEMA_VERSION = 8
 MANIFEST_FILE = "manifest.json"
+SIGNATURE_FILE = "manifest.sig"
 ENCODER_FILE = "encoder.onnx"
 EVALUATION_FILE = "evaluation.json"
 SAMPLES_FOLDER = "samples"
@@ -124,7 +126,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _verify_files(directory: Path, manifest: Manifest) -> None:
-    present = set(file_names(directory)) - {MANIFEST_FILE}
+    present = set(content_files(directory))
     if present != set(manifest.files):
         missing = sorted(set(manifest.files) - present)
         added = sorted(present - set(manifest.files))
@@ -141,6 +143,11 @@ def _verify_files(directory: Path, manifest: Manifest) -> None:
                 f"{directory.name}/{name} differs from its manifest: it was changed or damaged "
                 "after the bundle was published. Build or copy the bundle again."
             )
+
+
+def content_files(directory: Path) -> list[str]:
+    """Every file below ``directory`` that a manifest lists: all but itself and its signature."""
+    return [name for name in file_names(directory) if name not in {MANIFEST_FILE, SIGNATURE_FILE}]
 
 
 def file_names(directory: Path) -> list[str]:

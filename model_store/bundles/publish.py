@@ -6,12 +6,22 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from model_store.bundles.directory import activate
-from model_store.bundles.manifest import MANIFEST_FILE, Manifest, describe_file, file_names
+from model_store.bundles.manifest import MANIFEST_FILE, Manifest, content_files, describe_file
+from model_store.bundles.signatures import write_signature
 from model_store.files import flush
 
 
-def publish(staging: Path, manifest: Manifest, root: Path, *, keep: bool = True) -> Path:
+def publish(
+    staging: Path,
+    manifest: Manifest,
+    root: Path,
+    *,
+    keep: bool = True,
+    key: Ed25519PrivateKey | None = None,
+) -> Path:
     """Make a bundle of ``staging`` in ``root``, and point ``root/CURRENT`` at it.
 
     It is complete and on the disk before one rename gives it its name, so that a crash at any
@@ -22,6 +32,7 @@ def publish(staging: Path, manifest: Manifest, root: Path, *, keep: bool = True)
     ----------
     keep : whether ``staging`` stays; what need not stay is moved, unless ``root`` is on another
         file system.
+    key : signs the bundle.
 
     Returns
     -------
@@ -37,20 +48,24 @@ def publish(staging: Path, manifest: Manifest, root: Path, *, keep: bool = True)
             shutil.copytree(staging, partial)
         else:
             staging.rename(partial)
-        seal(partial, complete)
+        seal(partial, complete, key)
+    elif key is not None:
+        write_signature(target, complete, key)
     activate(root, complete.id)
     return target
 
 
 def with_digests(directory: Path, manifest: Manifest) -> Manifest:
     """The manifest of a bundle of the files in ``directory``."""
-    files = {name: describe_file(directory / name) for name in file_names(directory)}
+    files = {name: describe_file(directory / name) for name in content_files(directory)}
     return replace(manifest, files=files)
 
 
-def seal(directory: Path, manifest: Manifest) -> Path:
+def seal(directory: Path, manifest: Manifest, key: Ed25519PrivateKey | None = None) -> Path:
     """Give ``directory`` its manifest and, by one rename, the name of the bundle that it is now."""
     (directory / MANIFEST_FILE).write_bytes(manifest.to_json())
+    if key is not None:
+        write_signature(directory, manifest, key)
     for path in [directory, *directory.rglob("*")]:
         flush(path)
     return directory.rename(directory.with_name(manifest.id))

@@ -38,6 +38,7 @@ from model_store.errors import (
     Overloaded,
     PathNotFound,
     RateLimited,
+    SigningKeyError,
     StorageBusy,
     StorageFull,
     Unauthenticated,
@@ -84,6 +85,7 @@ STATUS: dict[type[VouchError], int] = {
     WriteError: 503,
     BundleNotFound: 404,
     BundleError: 503,
+    SigningKeyError: 503,
     VouchError: 500,
 }
 """HTTP status of each error; a class that is not here has that of its nearest ancestor."""

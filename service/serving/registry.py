@@ -24,6 +24,7 @@ from model_store.errors import (
     VouchError,
 )
 from model_store.gallery import Delete, Receipt, Retry, Upsert
+from model_store.signing import read_private_key
 from service.serving.current_bundle import Switched, persist, remove_old
 from service.serving.engine import SearchEngine
 from service.serving.following import Following
@@ -64,6 +65,7 @@ class Galleries:
     observe : told of every attempt to serve another bundle: its gallery, `activated` or `refused`.
     compact_after : changes of a gallery after which it is compacted; 0: never by itself.
     keep_bundles : see `prune`; of those that were compacted.
+    signing_key : the file of the key that compacted bundles are signed with.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Galleries:
         observe: Callable[[str, str], None] = lambda _gallery, _outcome: None,
         compact_after: int = 0,
         keep_bundles: int = KEPT_BUNDLES,
+        signing_key: Path | None = None,
     ) -> None:
         self._open_bundle = open_bundle
         self._start = start
@@ -81,6 +84,7 @@ class Galleries:
         self._observe = observe
         self._compact_after = compact_after
         self._keep_bundles = keep_bundles
+        self._signing_key = signing_key
         self._served: dict[str, _Served] = {}
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
@@ -244,7 +248,8 @@ class Galleries:
             live, root, before = now.require_log(), now.root, now.manifest.id
             if root is None or now.version == await asyncio.to_thread(live.log.start):
                 return Switched(before, before, persisted=True)
-            with Compaction(root, now.manifest, live) as compaction:
+            key = None if self._signing_key is None else read_private_key(self._signing_key)
+            with Compaction(root, now.manifest, live, key) as compaction:
                 opened = await self._open(now, await asyncio.to_thread(compaction.prepare))
                 try:
                     # Who writes waits, and finds the new engine.

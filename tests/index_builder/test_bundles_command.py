@@ -1,4 +1,4 @@
-"""`vouch-build bundles`, `activate` and `rollback`."""
+"""`vouch-build bundles`, `activate`, `rollback` and `sign`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
-from model_store.bundles.directory import activate, current_id
-from model_store.bundles.manifest import Manifest
+from index_builder.configuration.signing import signing_key
+from model_store.bundles.directory import activate, current_id, locate
+from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
-from model_store.errors import BundleNotFound, BundleTampered
+from model_store.bundles.signatures import require_signature
+from model_store.errors import BundleNotFound, BundleTampered, SigningKeyError
+from model_store.signing import new_key, read_public_key
+from tests.support.narrowing import not_none
 
 
 @pytest.fixture
@@ -62,3 +66,23 @@ def test_activating_the_current_one_forgets_nothing(root: Path) -> None:
     _, before, now = listed(root)
     activate(root, now)
     assert listed(root)[before] == "previous"
+
+
+def test_the_current_bundle_is_signed_once_it_is_verified(root: Path, tmp_path: Path) -> None:
+    public, key = read_public_key(new_key(tmp_path / "publisher.key")), tmp_path / "publisher.key"
+    assert run("sign", root, "--key", key).stdout.strip() == str(locate(root))
+    require_signature(locate(root), read_manifest(locate(root)), {public})
+    (locate(root) / "encoder.onnx").write_bytes(b"other weights")
+    assert isinstance(run("sign", root, "--key", key).exception, BundleTampered)
+
+
+def test_what_is_published_is_signed_with_the_key_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert signing_key() is None
+    public = read_public_key(new_key(tmp_path / "publisher.key"))
+    monkeypatch.setenv("VOUCH_SIGNING_KEY", str(tmp_path / "publisher.key"))
+    assert not_none(signing_key()).public_key().public_bytes_raw().hex() == public
+    monkeypatch.setenv("VOUCH_SIGNING_KEY", str(tmp_path / "none.key"))
+    with pytest.raises(SigningKeyError, match=r"none\.key is no private key"):
+        signing_key()

@@ -18,7 +18,8 @@ from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate, current_id, previous_id
-from model_store.bundles.manifest import ENCODER_FILE
+from model_store.bundles.manifest import ENCODER_FILE, read_manifest
+from model_store.bundles.signatures import write_signature
 from model_store.encoder.contract import Embeddings
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import (
@@ -32,6 +33,7 @@ from model_store.errors import (
 )
 from model_store.gallery import Delete
 from model_store.images import ImageLimits
+from model_store.signing import new_key, read_private_key, read_public_key
 from service.decoding.decoder import ThreadDecoder
 from service.encoding.cache import ProcessCache
 from service.fair_share import FairShare
@@ -82,11 +84,15 @@ def telemetry() -> Telemetry:
 
 
 @pytest.fixture
-async def galleries(
-    root: Path, threads: ThreadPoolExecutor, telemetry: Telemetry
-) -> AsyncIterator[Galleries]:
+def resources(threads: ThreadPoolExecutor, telemetry: Telemetry) -> EngineResources:
     decoder = ThreadDecoder(threads, ImageLimits())
-    resources = EngineResources(ProcessCache(2**20), decoder, threads, FairShare(2), telemetry)
+    return EngineResources(ProcessCache(2**20), decoder, threads, FairShare(2), telemetry)
+
+
+@pytest.fixture
+async def galleries(
+    root: Path, resources: EngineResources, telemetry: Telemetry
+) -> AsyncIterator[Galleries]:
     galleries = Galleries(
         open_here,
         lambda bundle: SearchEngine.start(bundle, resources),
@@ -180,6 +186,30 @@ async def test_a_bad_bundle_is_refused_and_the_good_one_served_on(
     assert served(galleries).manifest.id == current_id(root) == ids[0]
     async with galleries.lease("digits") as engine:
         assert (await engine.search(digit, ASKED)).answer.matches
+
+
+async def test_a_bundle_of_nobody_trusted_is_refused_and_a_signed_one_served(
+    root: Path, ids: tuple[str, str], tmp_path: Path, resources: EngineResources, digit: bytes
+) -> None:
+    public = read_public_key(new_key(tmp_path / "publisher.key"))
+    private = read_private_key(tmp_path / "publisher.key")
+    first, second = (root / bundle_id for bundle_id in ids)
+    write_signature(first, read_manifest(first), private)
+    trusting = partial(open_here, trusted=[public])
+    start = partial(SearchEngine.start, resources=resources)
+    galleries = Galleries(trusting, start, PERIOD_S)
+    await galleries.add(trusting(root))
+    try:
+        with pytest.raises(ActivationRefused, match=rf"{second.name} is not signed"):
+            await galleries.activate("digits", second.name)
+        assert served(galleries).manifest.id == first.name
+        write_signature(second, read_manifest(second), private)
+        await galleries.activate("digits", second.name)
+        assert served(galleries).manifest.id == second.name
+        async with galleries.lease("digits") as lease:
+            assert (await lease.search(digit, ASKED)).answer.matches
+    finally:
+        await galleries.close()
 
 
 async def test_one_that_opens_but_does_not_answer_is_refused(

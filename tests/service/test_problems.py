@@ -94,6 +94,8 @@ STATUSES = {
     "EncoderStopped": 503,
     "EncodingFailed": 500,
     "BundleTampered": 503,
+    "BundleUntrusted": 503,
+    "SigningKeyError": 503,
     "BundleMismatch": 503,
     "BuildError": 500,
     "ConfigError": 500,

@@ -1,0 +1,54 @@
+"""Signatures of bundles: who published one, where its id says only that it is whole.
+
+The manifest's bytes are signed, and through the digests in it every file of the bundle. The
+signature lies beside it, so that a bundle has the same id with one as without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from model_store.bundles.manifest import SIGNATURE_FILE, Manifest
+from model_store.errors import BundleUntrusted
+from model_store.signing import is_signature, sign
+
+
+def write_signature(directory: Path, manifest: Manifest, key: Ed25519PrivateKey) -> None:
+    """Sign the bundle of ``manifest``, in place of who has signed it before."""
+    signed = json.dumps(sign(manifest.to_json(), key), indent=1, sort_keys=True)
+    (directory / SIGNATURE_FILE).write_text(signed + "\n", encoding="utf-8")
+
+
+def require_signature(directory: Path, manifest: Manifest, trusted: Collection[str]) -> None:
+    """Raise unless a trusted key has signed the bundle.
+
+    Parameters
+    ----------
+    trusted : public keys, see `model_store.signing.read_public_key`.
+
+    Raises
+    ------
+    BundleUntrusted : there is no signature, it is of another key, or of another manifest.
+    """
+    try:
+        signed = json.loads((directory / SIGNATURE_FILE).read_bytes())
+        public_key, signature = str(signed["public_key"]), str(signed["signature"])
+    except FileNotFoundError:
+        raise _untrusted(manifest, "is not signed") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _untrusted(manifest, f"has a signature that cannot be read ({error})") from error
+    if public_key not in trusted:
+        raise _untrusted(manifest, f"is signed by a key that is not trusted, {public_key[:16]}…")
+    if not is_signature(manifest.to_json(), public_key, signature):
+        raise _untrusted(manifest, "has a signature that is not of its manifest")
+
+
+def _untrusted(manifest: Manifest, what: str) -> BundleUntrusted:
+    return BundleUntrusted(
+        f"The bundle {manifest.id} {what}. Sign it with `vouch-build sign`, or add the public key "
+        "of its publisher to VOUCH_BUNDLE_KEYS."
+    )
