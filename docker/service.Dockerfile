@@ -1,5 +1,6 @@
 # The online half: answers queries. No torch, no builder, nothing that compiles.
-FROM python:3.11-slim-bookworm AS base
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+FROM ${PYTHON_IMAGE} AS base
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
 
 # What has to be installed, as a file that changes only when that does.
