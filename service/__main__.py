@@ -25,7 +25,11 @@ from service.encoding.process import EncoderProcess
 from service.http.connections import BoundedConnection, Room
 from service.http.limits import IDLE_TIMEOUT_S
 from service.observability.logs import log_as_json
-from service.processes.memory import raise_gc_threshold, tune_malloc
+from service.processes.memory import (
+    freeze_garbage,
+    raise_gc_threshold,
+    tune_malloc,
+)
 from service.settings import Settings
 
 logger = logging.getLogger("service")
@@ -54,8 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logger.info("serving", extra={"fields": fields})
     # Uvicorn drains, then sends itself the signal again: ended as asked, that is success.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    app = create_app(settings, bundles, access, partial(open_served, settings))
+    freeze_garbage()
     uvicorn.run(
-        create_app(settings, bundles, access, partial(open_served, settings)),
+        app,
         host=settings.host,
         port=settings.port,
         log_config=None,

@@ -142,7 +142,7 @@ def restore(archive: Path, root: Path) -> BackupSummary:
             flush(path)
         partial.rename(root)
         flush(root.parent)
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, tarfile.TarError, ValueError) as error:  # no file can be called so, say
         raise ArchiveError(f"{archive} cannot be restored to {root}: {error}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

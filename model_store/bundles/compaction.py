@@ -31,7 +31,7 @@ from model_store.bundles.manifest import Manifest, content_files
 from model_store.bundles.publish import seal, with_digests
 from model_store.decision import Calibration, label_means
 from model_store.decision.staleness import search_settings
-from model_store.errors import StorageBusy
+from model_store.errors import GallerySuperseded, StorageBusy
 from model_store.files import flush, lock_between_processes
 from model_store.gallery import (
     FaissGallery,
@@ -155,7 +155,12 @@ class Compaction:
                 partial.rename(path)
                 HighWater(path).make(turn.last())
                 flush(path.parent)
+                # Somebody may have published another bundle meanwhile, without a turn at writing.
+                require_current(self._root, self._manifest.id)
                 activate(self._root, self._prepared.name)
+            except GallerySuperseded:
+                _remove(path)
+                raise
             except OSError as error:
                 _remove(path)
                 raise of_the_system(error) from error

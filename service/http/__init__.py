@@ -3,6 +3,7 @@
 ::
 
     connections        bounds of connections and heads
+    turns              one request begins in each turn of the event loop
     bounded_request    bodies that cost what their size suggests
     middleware    request ids, bounds, headers, the log line
     limits        limits of one request and of one connection

@@ -3,7 +3,7 @@
 The head of a request may have so many bytes and headers and take so long, an answer may lie unread
 for so long, and only so many connections are held at a time. Where there are more, the one that has
 waited longest for its next request makes room, of whoever holds the most: newcomers are never
-locked out by connections that are merely held.
+locked out by connections that are merely held. `service.http.turns` begins requests in turn.
 
 Granian 2.8 and Hypercorn 0.18 bound the size of a head, but by default leave a slow one open for
 longer than 16 s; Granian answered 2,900 small requests a second on one connection where uvicorn
@@ -17,20 +17,29 @@ import json
 import logging
 import math
 import resource
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import Any
 
+from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from service.http import limits
+from service.http.turns import Turn, Turns
 
 logger = logging.getLogger("service")
+
+HEALTH = {"/livez", "/readyz"}
+"""Paths whose requests do not wait behind others of the same address, such as a proxy's."""
 
 
 class _HeadTooLarge(Exception):
     """Raised within the parser, which then stops."""
+
+
+class _TooManyPieces(Exception):
+    """Raised within the parser, as well."""
 
 
 class Room:
@@ -48,10 +57,12 @@ class Room:
         self._n_places = n_places if few else max(1, files * 3 // 4)
         self._n = 0
         self._waiting: defaultdict[str, dict[BoundedConnection, None]] = defaultdict(dict)
+        self.turns = Turns()
 
     def enter(self, connection: BoundedConnection) -> None:
         """Take a connection in, in place of another if need be."""
         self._n += 1
+        self.turns.newcomer()
         if self._n > self._n_places:
             held = max(self._waiting.values(), key=len, default={})
             leaving = next(iter(held), connection)  # all others are being answered
@@ -94,10 +105,15 @@ class BoundedConnection(HttpToolsProtocol):
         self.address = ""
         self._room = room
         self._n_header_bytes = self._n_headers = 0
+        self._n_pieces = self._n_body_bytes = 0
         self._unheard = 0  # bytes since the parser last understood something whole
         self._understood = self._in_head = self._uploading = False
         self._due = self._unread_due = math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._turn: Turn | None = None
+        self._is_lost = False
+        self._unanswered: deque[RequestResponseCycle] = deque()
+        self._answering, self.app = self.app, self._in_turn
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take part; see `asyncio.Protocol`, as for all below."""
@@ -113,6 +129,22 @@ class BoundedConnection(HttpToolsProtocol):
             self._timer.cancel()
         self._room.leave(self)
         super().connection_lost(exc)
+        self._is_lost = True
+        self.app = self._answering  # holds on to nothing: no garbage for a collector to look for
+        for cycle in self._unanswered:  # uvicorn tells the last one alone
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
+
+    async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request in its turn, unless nobody waits for it any more."""
+        of = "health" if scope["path"] in HEALTH else "others"
+        self._turn = self._room.turns.ask(f"{of} of {self.address}")
+        await self._turn
+        if not self._is_lost:
+            self._room.work(self)
+            await self._answering(scope, receive, send)
 
     def data_received(self, data: bytes) -> None:
         """Read on, unless it leads nowhere."""
@@ -125,6 +157,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin to count."""
         self._n_header_bytes = self._n_headers = 0
+        self._n_pieces = self._n_body_bytes = 0
         self._in_head = True
         super().on_message_begin()
 
@@ -146,12 +179,17 @@ class BoundedConnection(HttpToolsProtocol):
             raise _HeadTooLarge
         self._understood, self._in_head, self._uploading = True, False, True
         self._due = math.inf
-        self._room.work(self)
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Take in a piece of the body."""
         self._understood = True
+        self._n_pieces += 1
+        self._n_body_bytes += len(body)
+        allowed = limits.MAX_PIECES + self._n_body_bytes // limits.BYTES_OF_A_PIECE
+        if self._n_pieces > allowed:
+            raise _TooManyPieces
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -161,6 +199,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the rest of one that was answered early."""
+        self._unanswered.popleft()
         super().on_response_complete()
         if self.cycle.response_complete:
             spare = 0.0 if self._uploading else limits.IDLE_TIMEOUT_S

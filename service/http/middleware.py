@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.errors import ImageTooLarge, VouchError
@@ -115,7 +115,7 @@ class RequestContext:
         try:
             bound.check_declared(Headers(scope=scope))
             await self._app(scope, bound.counting(receive), send_with_headers)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             record.status, record.code = CLIENT_GONE, "client_gone"
         except VouchError as error:
             if answering:

@@ -212,18 +212,27 @@ def test_only_one_goes_on_at_a_time(root: Path) -> None:
         one.prepare()
 
 
-def test_one_that_comes_too_late_does_not_take_over(root: Path) -> None:
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_one_that_comes_too_late_does_not_take_over(
+    root: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live, old = opened(root), str(current_id(root))
     change(live)
     other = root / ("f" * 16)
     with compaction(root, live) as one:
-        one.prepare()
+        prepared = one.prepare().name
         shutil.copytree(root / old, other)
-        activate(root, other.name)
+        if when == "before":
+            activate(root, other.name)
+        else:
+            publishes = "model_store.bundles.compaction.flush"
+            monkeypatch.setattr(publishes, lambda _: activate(root, other.name))
         with pytest.raises(GallerySuperseded):
             one.switch()
+        monkeypatch.undo()
     assert current_id(root) == other.name
     assert sorted(bundle_ids(root)) == sorted([old, other.name])
+    assert not changes_path(root, prepared).exists()
 
 
 def test_no_room_is_said_and_nothing_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

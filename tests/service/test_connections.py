@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
 import threading
@@ -42,9 +43,20 @@ async def large(request: Request) -> PlainTextResponse:
     return PlainTextResponse("x" * 2**26)
 
 
+N_SLOW = [0]
+
+
+async def slow(request: Request) -> PlainTextResponse:
+    N_SLOW[0] += 1
+    time.sleep(0.01)  # noqa: ASYNC251 - what the event loop computes
+    return PlainTextResponse("hello")
+
+
 APP = Starlette(
     routes=[
         Route("/", greet),
+        Route("/livez", greet),
+        Route("/slow", slow),
         Route("/read", read, methods=["POST"]),
         Route("/early", greet, methods=["POST"]),
         Route("/large", large),
@@ -223,12 +235,57 @@ def test_a_connection_is_used_again(serve: Serve) -> None:
 def test_who_sends_ahead_is_answered_in_order_to_a_bound(serve: Serve) -> None:
     port = serve()
     with connect(port) as connection:
-        connection.sendall(OK * 10)
-        assert answer(connection).count(b"hello") == 10
+        connection.sendall(OK * 4)
+        assert answer(connection).count(b"hello") == 4
     with connect(port) as connection:
         connection.sendall(OK * 5_000)
         assert answer(connection).count(b"hello") < 100
     assert ask(port).endswith(b"hello")
+
+
+@pytest.mark.parametrize("n_bytes", [1, 64])
+def test_a_body_of_crumbs_is_given_up(serve: Serve, n_bytes: int) -> None:
+    """Each costs the event loop the same, whatever it holds."""
+    chunk = b"%x\r\n" % n_bytes + b"x" * n_bytes + b"\r\n"
+    said = ask(serve(), CHUNKED + chunk * 20_000 + b"0\r\n\r\n")
+    assert said.endswith(b"%d" % (20_000 * n_bytes)) == (n_bytes == 64)
+
+
+def test_a_crowd_delays_nobody_elses_health(serve: Serve) -> None:
+    port = serve(300)
+    crowd = [connect(port) for _ in range(100)]
+    for connection in crowd:
+        connection.sendall(OK.replace(b"/", b"/slow", 1))
+    began = time.monotonic()
+    assert ask(port, OK.replace(b"/", b"/livez", 1)).endswith(b"hello")
+    waited = time.monotonic() - began
+    for connection in crowd:
+        assert connection.recv(2**16).endswith(b"hello")
+        connection.close()
+    assert waited < (time.monotonic() - began) / 2
+
+
+def test_whoever_has_left_is_not_answered(serve: Serve) -> None:
+    port, n_before = serve(300), N_SLOW[0]
+    for _ in range(100):
+        with connect(port) as connection:
+            connection.sendall(OK.replace(b"/", b"/slow", 1) * 3)
+    assert ask(port).endswith(b"hello")
+    assert N_SLOW[0] - n_before < 200
+
+
+def test_a_connection_leaves_no_garbage(serve: Serve) -> None:
+    port = serve()
+    assert ask(port).endswith(b"hello")
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            connect(port).close()
+        assert ask(port).endswith(b"hello")
+        assert gc.collect() < 50
+    finally:
+        gc.enable()
 
 
 def test_held_connections_lock_nobody_out(serve: Serve) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from service.processes.memory import large_pages
+from service.processes.memory import freeze_garbage, large_pages
 
 N_BLOCKS = 100
 
@@ -84,3 +85,12 @@ def test_an_encoder_asks_for_large_pages() -> None:
 def test_what_an_operator_says_of_them_counts() -> None:
     tuned = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
     assert large_pages(tuned) == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.hugetlb=0"}
+
+
+def test_garbage_is_not_looked_for_in_what_is_there() -> None:
+    freeze_garbage()
+    try:
+        assert gc.get_freeze_count() > 10_000
+        assert len(gc.get_objects()) < 10_000
+    finally:
+        gc.unfreeze()

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
@@ -203,9 +204,12 @@ def test_what_is_refused_is_counted_by_its_reason(
 
 
 @pytest.mark.anyio
-async def test_a_client_that_went_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("how", [ClientGone, ClientDisconnect], ids=["waiting", "uploading"])
+async def test_a_client_that_went_is_counted_and_logged(
+    caplog: pytest.LogCaptureFixture, how: type[Exception]
+) -> None:
     async def left(scope: Scope, receive: Receive, send: Send) -> None:
-        raise ClientGone
+        raise how
 
     async def nothing_comes() -> Message:
         pytest.fail("read")

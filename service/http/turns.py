@@ -1,0 +1,67 @@
+"""Turns of the event loop, of which each begins one request, so that a crowd delays nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+NEWCOMERS_FIRST_S = 0.005
+"""For which no other request is begun while connections come in: the loop accepts one a turn, and
+behind a crowd of them somebody may wait who has only a short question."""
+
+Turn = asyncio.Future[None]
+
+
+class Turns:
+    """Lines of requests that wait to be begun; every line has its turn.
+
+    A request that begins alone does not wait. Of many that arrive at once one begins in each turn
+    of the event loop, so that what arrives meanwhile is taken in between.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[Turn]] = {}
+        self._is_working = self._is_crowded = self._has_begun_one = False
+        self._since = 0.0
+
+    def newcomer(self) -> None:
+        """Note that a connection has come."""
+        self._is_crowded = True
+
+    def ask(self, line: str) -> Turn:
+        """Return what is done when a request may begin; whoever has gone sets it done."""
+        turn = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(line, deque()).append(turn)
+        if not self._is_working:
+            self._is_working = True
+            self._work()
+        return turn
+
+    def _work(self) -> None:
+        now = time.monotonic()
+        if self._has_begun_one:  # in the turn before, of which this is the end
+            self._since = now
+        waits = self._is_crowded and now < self._since + NEWCOMERS_FIRST_S
+        self._is_crowded = self._has_begun_one = False
+        if not waits:
+            turn = self._next()
+            if turn is None:
+                self._is_working = False
+                return
+            turn.set_result(None)
+            self._has_begun_one = True
+        asyncio.get_running_loop().call_soon(self._work)
+
+    def _next(self) -> Turn | None:
+        """The first of the line that has waited longest, which then waits behind the others."""
+        while self._lines:
+            line = next(iter(self._lines))
+            turns = self._lines.pop(line)
+            while turns and turns[0].done():
+                turns.popleft()
+            if turns:
+                turn = turns.popleft()
+                self._lines[line] = turns
+                return turn
+        return None
