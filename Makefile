@@ -5,7 +5,7 @@ export VOUCH_PORT ?= 8080
 
 .PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers bench-label-free bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images crash-indexing \
-  crash-writes linearizability ray-indexing soak try-compose pictures tables clean
+  crash-writes linearizability torture ray-indexing soak try-compose pictures tables clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,7 +26,8 @@ help:
 	@echo "make bench-poison  good requests lost to a bad neighbour: here, and with LitServe; a minute"
 	@echo "make soak      a quarter of an hour of load, hot swaps and Redis restarts"
 	@echo "make crash-writes  a service killed 50 times while it is written to; ten minutes"
-	@echo "make linearizability  two services on one gallery, written to, compacted, killed; ten minutes"
+	@echo "make linearizability  two services on one gallery, compacted, exchanged, killed; ten minutes"
+	@echo "make torture   every attacker, SEED=number, a quarter of an hour (MINUTES=number)"
 	@echo "make try-compose   three replicas in Docker: written to, killed, exchanged; some minutes"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make pictures  the pictures of the README"
@@ -109,6 +110,9 @@ pictures: install bundles/digits/CURRENT
 
 linearizability: install bundles/digits/CURRENT
 	$(BIN)/python -m tests.torture.linearizability bundles/digits
+
+torture: install bundles/digits/CURRENT .venv/.browser
+	$(BIN)/python -m tests.torture bundles/digits $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 try-compose: install
 	$(BIN)/python -m tests.torture.try_compose

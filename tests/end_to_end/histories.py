@@ -10,8 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+
+class State(NamedTuple):
+    """The value of an item, None where it is not there, and those that it had before swaps."""
+
+    value: int | None = None
+    before: frozenset[int | None] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,38 +30,42 @@ class Operation:
     value : that was put, or found; None where the item was not there.
     existed : what a write said of the item before it; None where nobody knows.
     began, ended : seconds; one whose outcome nobody knows ends never, and may not have happened.
+    late : whether it may be answered from before a swap: by a service that has not followed yet.
     """
 
-    kind: Literal["put", "delete", "get"]
+    kind: Literal["put", "delete", "get", "swap"]
     value: int | None
     existed: bool | None
     began: float
     ended: float
     by: str = ""
+    late: bool = False
 
     @property
     def known(self) -> bool:
         """Whether it has certainly happened."""
         return not math.isinf(self.ended)
 
-    def allowed(self, state: int | None) -> bool:
+    def allowed(self, state: State) -> bool:
         """Whether it could have been answered so, of an item that was in this state."""
         if self.kind == "get":
-            return self.value == state
-        return self.existed is None or self.existed == (state is not None)
+            return self.value == state.value or (self.late and self.value in state.before)
+        return self.existed is None or self.existed == (state.value is not None)
 
-    def then(self, state: int | None) -> int | None:
+    def then(self, state: State) -> State:
         """The state after it."""
         if self.kind == "get":
             return state
-        return self.value if self.kind == "put" else None
+        if self.kind == "swap":
+            return State(None, state.before | {state.value})
+        return state._replace(value=self.value if self.kind == "put" else None)
 
 
 def is_linearizable(history: Sequence[Operation]) -> bool:
     """Return whether the operations on one item, absent at first, are linearizable."""
     operations = sorted(history, key=lambda one: one.began)
     required = sum(1 << i for i, one in enumerate(operations) if one.known)
-    stack: list[tuple[int, int | None]] = [(0, None)]
+    stack = [(0, State())]
     seen = set(stack)
     while stack:
         done, state = stack.pop()
@@ -103,9 +114,7 @@ def first_violation(history: Sequence[Operation]) -> Operation | None:
 def _until(history: Sequence[Operation], moment: float) -> list[Operation]:
     """The history as it was known at a moment: what was under way then may have happened."""
     return [
-        one
-        if one.ended <= moment
-        else Operation(one.kind, one.value, None, one.began, math.inf, one.by)
+        one if one.ended <= moment else replace(one, existed=None, ended=math.inf)
         for one in history
         if one.began <= moment and (one.ended <= moment or one.kind != "get")
     ]

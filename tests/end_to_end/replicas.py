@@ -18,10 +18,13 @@ import httpx2
 import numpy as np
 
 from model_store.bundles.bundle import open_bundle
+from model_store.bundles.directory import activate
+from model_store.bundles.retention import prune
 from tests.end_to_end.histories import Operation, first_violation
 from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.end_to_end.questions import search
 from tests.end_to_end.writes import GALLERY
+from tests.support.bundle_copies import republished
 
 Kind = Literal["put", "delete", "get", "search"]
 KINDS: tuple[Kind, ...] = ("put", "delete", "get", "search")
@@ -38,13 +41,19 @@ TIMES_AN_ITEM = 60
 
 SETTINGS = {"VOUCH_DECODERS": "1", "VOUCH_COMPACT_AFTER": "0"}
 
+KEPT_BUNDLES = 6
+
 
 class Replicas:
-    """Clients that write to and read from several services, compactions, and kills.
+    """Clients that write to and read from several services, compactions, hot swaps, and kills.
+
+    A hot swap publishes the first bundle anew, in which nothing has been written: it takes every
+    item away. Until somebody has written to it, a service that is still opening it may answer from
+    the one before; see `service.serving.following`.
 
     Attributes
     ----------
-    counts : of operations by kind, of refusals, compactions, kills.
+    counts : of operations by kind, of refusals, compactions, swaps, kills.
     """
 
     def __init__(
@@ -57,24 +66,32 @@ class Replicas:
         settings: Mapping[str, str] = SETTINGS,
     ) -> None:
         self._root, self._log, self._settings = root, log, dict(settings)
-        gallery = open_bundle(bundle, "cpu", threads=1).retriever.gallery
-        items = gallery.items(np.random.default_rng(seed).permutation(gallery.n_items)[:8])
-        self._pictures = [gallery.thumbnail(item.id).data for item in items]
+        self._bundle = bundle
+        self._pictures = thumbnails(bundle, 8, seed)
         self._seed, self._n_services = seed, n_services
         self._services: list[Service] = []
         self._histories: defaultdict[str, list[Operation]] = defaultdict(list)
+        self._swaps: list[Operation] = []
         self._numbers, self._turns = itertools.count(1), itertools.count()
         self._over = threading.Event()
         self.counts: Counter[str] = Counter()
 
-    def run(self, seconds: float, compact_every_s: float, kill_every_s: float) -> None:
+    def run(
+        self,
+        seconds: float,
+        compact_every_s: float,
+        kill_every_s: float,
+        swap_every_s: float = math.inf,
+    ) -> None:
         """Let everybody work for so long."""
         self._services = [self._start() for _ in range(self._n_services)]
         try:
-            with ThreadPoolExecutor(N_CLIENTS + 2) as threads:
+            with ThreadPoolExecutor(N_CLIENTS + 3) as threads:
                 work = [threads.submit(self._client, number) for number in range(N_CLIENTS)]
                 work.append(threads.submit(self._compact, compact_every_s))
                 work.append(threads.submit(self._kill, kill_every_s))
+                if math.isfinite(swap_every_s):
+                    work.append(threads.submit(self._swap, swap_every_s))
                 self._over.wait(seconds)
                 self._over.set()
                 for one in work:
@@ -86,12 +103,30 @@ class Replicas:
 
     def violations(self) -> list[tuple[str, Operation]]:
         """Items whose history is not linearizable, and where it goes wrong."""
-        found = [(item, first_violation(history)) for item, history in self._histories.items()]
+        found = [(item, first_violation(self.history(item))) for item in self._histories]
         return [(item, wrong) for item, wrong in found if wrong is not None]
 
     def history(self, item: str) -> list[Operation]:
-        """What was asked of an item, in the order of calls."""
-        return sorted(self._histories[item], key=lambda one: one.began)
+        """What was asked of an item, and the swaps meanwhile, in the order of calls."""
+        asked = self._histories[item]
+        last = max(one.ended if one.known else one.began for one in asked)
+        first = min(one.began for one in asked)
+        swaps = [one for one in self._swaps if one.began <= last and one.ended >= first]
+        periods = [(one.began, self._first_write(one.ended)) for one in swaps]
+        asked = [
+            replace(one, late=any(a <= one.ended and one.began < b for a, b in periods))
+            for one in asked
+        ]
+        return sorted([*asked, *swaps], key=lambda one: one.began)
+
+    def _first_write(self, after: float) -> float:
+        """When the first write was acknowledged of those that were begun after a moment."""
+        histories = self._histories.values()
+        writes = (one for history in histories for one in history if one.kind in {"put", "delete"})
+        return min(
+            (one.ended for one in writes if one.began >= after and (one.value or one.existed)),
+            default=math.inf,
+        )
 
     @property
     def n_operations(self) -> int:
@@ -148,6 +183,33 @@ class Replicas:
                     status = 0
                 self.counts[f"compact {status or 'broken off'}"] += 1
 
+    def _swap(self, every_s: float) -> None:
+        """Publish another bundle now and then: by `CURRENT`, or by asking a service."""
+        rng = np.random.default_rng([self._seed, 3000])
+        with httpx2.Client(timeout=TIMEOUT_S, trust_env=False) as http:
+            while not self._over.wait(rng.exponential(every_s)):
+                spare = self._root.parent / "spare"
+                bundle_id = republished(self._bundle, spare, description=f"{next(self._numbers)}")
+                (spare / bundle_id).rename(self._root / bundle_id)
+                began, by, known = time.monotonic(), "CURRENT", True
+                if rng.uniform() < 0.5:
+                    activate(self._root, bundle_id)
+                else:
+                    service = self._services[int(rng.integers(self._n_services))]
+                    by, known = "service", self._activate(http, service, bundle_id)
+                ended = time.monotonic() if known else math.inf
+                self._swaps.append(Operation("swap", None, None, began, ended, by))
+                self.counts[f"swap by {by}" if known else "swap broken off"] += 1
+                prune(self._root, KEPT_BUNDLES)
+
+    def _activate(self, http: httpx2.Client, service: Service, bundle_id: str) -> bool:
+        """Have a service activate a bundle; whether it says that it has."""
+        path = f"{GALLERY}/bundles/{bundle_id}/activate"
+        try:
+            return http.post(f"http://127.0.0.1:{service.port}{path}").status_code == 200
+        except httpx2.TransportError:
+            return False
+
     def _kill(self, every_s: float) -> None:
         rng = np.random.default_rng([self._seed, 2000])
         while not self._over.wait(rng.exponential(every_s)):
@@ -156,6 +218,13 @@ class Replicas:
             self._services[which].__exit__(None, None, None)
             self.counts["kill"] += 1
             self._services[which] = self._start()
+
+
+def thumbnails(bundle: Path, n: int, seed: int) -> list[bytes]:
+    """The pictures of some items of a bundle."""
+    gallery = open_bundle(bundle, "cpu", threads=1).retriever.gallery
+    items = gallery.items(np.random.default_rng(seed).permutation(gallery.n_items)[:n])
+    return [gallery.thumbnail(item.id).data for item in items]
 
 
 def _send(

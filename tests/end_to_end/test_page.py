@@ -28,21 +28,12 @@ from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.decision.absent_share import LEAST_QUERIES
+from tests.end_to_end.browsers import launched
 from tests.end_to_end.keys import KeysFile, secret_of
 from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.support.image_files import encoded
 
 pytestmark = pytest.mark.browser
-
-QUIETLY = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 
 DESKTOP = ViewportSize(width=1280, height=900)
 PHONE = ViewportSize(width=360, height=740)
@@ -50,14 +41,11 @@ PHONE = ViewportSize(width=360, height=740)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium, else the one that Playwright has downloaded."""
+    """A real one."""
     expect.set_options(timeout=1000 * TIMEOUT_S)
-    installed = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
     with sync_playwright() as playwright:
         try:
-            browser = playwright.chromium.launch(
-                executable_path=next(filter(None, installed), None), args=[*QUIETLY]
-            )
+            browser = launched(playwright)
         except Error as error:
             pytest.skip(f"no browser starts here: {error.message.splitlines()[0]}")
         yield browser

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from model_store.bundles.directory import activate
-from tests.end_to_end.histories import Operation, first_violation, is_linearizable
+from tests.end_to_end.histories import Operation, State, first_violation, is_linearizable
 from tests.end_to_end.replicas import Replicas
 
 
@@ -23,8 +23,12 @@ def delete(began: float, ended: float, existed: bool | None = True) -> Operation
     return Operation("delete", None, existed, began, ended)
 
 
-def get(value: int | None, began: float, ended: float) -> Operation:
-    return Operation("get", value, None, began, ended)
+def get(value: int | None, began: float, ended: float, *, late: bool = False) -> Operation:
+    return Operation("get", value, None, began, ended, late=late)
+
+
+def swap(began: float, ended: float) -> Operation:
+    return Operation("swap", None, None, began, ended)
 
 
 class TestTheChecker:
@@ -37,6 +41,9 @@ class TestTheChecker:
             [put(1, 0, math.inf), get(None, 1, 2), get(1, 3, 4)],  # nobody knows whether
             [put(1, 0, math.inf), get(None, 1, 2), get(None, 3, 4)],
             [put(1, 0, 9), put(2, 0, 9), get(2, 1, 2), get(1, 3, 4)],
+            [put(1, 0, 1), swap(2, 3), get(None, 4, 5), put(2, 6, 7, existed=False)],
+            [put(1, 0, 1), swap(2, 3), get(None, 4, 5), get(1, 6, 7, late=True)],
+            [put(1, 0, 1), put(2, 2, 9), swap(3, 4), get(2, 5, 6)],
         ],
     )
     def test_what_one_gallery_could_have_answered(self, history: list[Operation]) -> None:
@@ -53,6 +60,9 @@ class TestTheChecker:
             ([delete(0, 1)], 0),  # of what was never there
             ([get(7, 0, 1)], 0),
             ([put(1, 0, math.inf), get(1, 1, 2), get(None, 3, 4)], 2),
+            ([put(1, 0, 1), swap(2, 3), get(1, 4, 5)], 2),
+            ([put(1, 0, 1), swap(2, 3), put(2, 4, 5, existed=True)], 2),
+            ([put(1, 0, 1), put(2, 2, 3), swap(4, 5), get(1, 6, 7, late=True)], 3),
         ],
     )
     def test_what_none_could_have(self, history: list[Operation], wrong: int) -> None:
@@ -70,18 +80,20 @@ class TestTheChecker:
 def _random(rng: np.random.Generator, value: int) -> Operation:
     began = float(rng.uniform(0, 8))
     ended = began + float(rng.uniform(0.5, 6))
-    kind = rng.integers(3)
-    if kind == 0:
+    kind = rng.integers(8)
+    if kind < 3:
         return put(value, began, ended)
-    if kind == 1:
+    if kind < 5:
         return delete(began, ended, existed=None)
-    return get([None, 1, 2, 3][rng.integers(4)], began, ended)
+    if kind == 5:
+        return swap(began, ended)
+    return get([None, 1, 2, 3][rng.integers(4)], began, ended, late=bool(rng.integers(2)))
 
 
 def _by_trying(history: list[Operation]) -> bool:
     """Whether any order of all of them keeps to their times and explains their answers."""
     for order in permutations(history):
-        state, fine = None, True
+        state, fine = State(), True
         for place, one in enumerate(order):
             in_time = all(later.ended >= one.began for later in order[place:])
             if not (in_time and one.allowed(state)):
@@ -98,7 +110,8 @@ def test_two_services_answer_as_one(digits_bundle: Path, tmp_path: Path) -> None
     shutil.copytree(digits_bundle, root / digits_bundle.name)
     activate(root, digits_bundle.name)
     replicas = Replicas(root, digits_bundle, tmp_path / "service.log", seed=0)
-    replicas.run(20, compact_every_s=3, kill_every_s=12)
+    replicas.run(20, compact_every_s=3, kill_every_s=12, swap_every_s=6)
     assert replicas.violations() == []
     assert replicas.n_operations > 50
     assert replicas.counts["compact 200"] > 0
+    assert any(kind.startswith("swap by") for kind in replicas.counts)

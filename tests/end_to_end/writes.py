@@ -111,9 +111,9 @@ class Oracle:
 class Writer:
     """Writes to items that nobody else writes to, and remembers what was acknowledged."""
 
-    def __init__(self, number: int, oracle: Oracle) -> None:
+    def __init__(self, number: int, oracle: Oracle, seed: int = 0) -> None:
         self._oracle = oracle
-        self._rng = np.random.default_rng(number)
+        self._rng = np.random.default_rng([seed, number])
         self._ids = [f"w{number}-{i}" for i in range(N_IDS)]
         self._n = 0
         self.acknowledged: Known = dict.fromkeys(self._ids)
@@ -182,13 +182,14 @@ class CrashTest:
         settings: Mapping[str, str] = SETTINGS,
         *,
         compacts: bool = True,
+        seed: int = 0,
     ) -> None:
         self._root, self._log = root, log
         self._settings, self._compacts = settings, compacts
         self.oracle = Oracle(bundle, n_pictures)
-        self.writers = [Writer(number, self.oracle) for number in range(N_WRITERS)]
+        self.writers = [Writer(number, self.oracle, seed) for number in range(N_WRITERS)]
         self.counts: Counter[str] = Counter()
-        self._rng = np.random.default_rng(0)
+        self._rng = np.random.default_rng(seed)
 
     def run(self, n_kills: int) -> None:
         """Kill the service so often; each time everything is checked by the next one."""

@@ -8,58 +8,37 @@ import shutil
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from model_store.bundles.backup import SUMMARY_FILE, BackupSummary, back_up, restore
-from model_store.bundles.changes import changes_path, open_live
+from model_store.bundles.changes import changes_path
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import current_id
-from model_store.bundles.manifest import Manifest, read_manifest
-from model_store.bundles.publish import publish
+from model_store.bundles.manifest import read_manifest
 from model_store.errors import ArchiveError, BundleTampered
 from model_store.gallery import (
     Delete,
-    LiveGallery,
-    NewItem,
-    Thumbnail,
-    Upsert,
-    Vector,
-    write_faiss_gallery,
 )
-from tests.laws.gallery_laws import new_items, random_embeddings
 from tests.support.bundle_copies import flip_a_byte
+from tests.support.live_bundles import opened, upsert
+from tests.torture.small_galleries import (
+    N_ITEMS,
+    contents,
+    everything,
+    members,
+    rewritten,
+    small_gallery,
+)
 
 N, DIM = 12, 4
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    staging = tmp_path / "staging"
-    staging.mkdir()
-    write_faiss_gallery(staging, random_embeddings(N, DIM, seed=0), new_items(N), "e")
-    manifest = Manifest({"name": "g"}, {"fingerprint": "e"}, None, None, (), {})
-    return publish(staging, manifest, tmp_path / "bundles").parent
-
-
-def opened(root: Path) -> LiveGallery:
-    return open_live(root, root / str(current_id(root)))
-
-
-def upsert(item_id: str, seed: int) -> Upsert:
-    embeddings = random_embeddings(1, DIM, seed)
-    item = NewItem(item_id, None, {"seed": seed}, Thumbnail(item_id.encode(), "image/png"))
-    return Upsert(item, Vector(embeddings.mean[0], embeddings.variance[0]))
-
-
-def contents(live: LiveGallery) -> list[object]:
-    now = live.snapshot()
-    rows = now.page(None, 999)
-    pictures = [now.thumbnail(item.id) for item in now.items(rows)]
-    return [now.version, now.items(rows), pictures, now.directions(rows).tolist()]
+    return small_gallery(tmp_path)
 
 
 def test_what_was_backed_up_is_restored(root: Path, tmp_path: Path) -> None:
@@ -72,7 +51,7 @@ def test_what_was_backed_up_is_restored(root: Path, tmp_path: Path) -> None:
     assert (
         restore(tmp_path / "a.tar", root)
         == made
-        == BackupSummary(str(current_id(root)), N, 2, made.log_sha256)
+        == BackupSummary(str(current_id(root)), N_ITEMS, 2, made.log_sha256)
     )
     again = opened(root)
     assert contents(again) == before
@@ -121,7 +100,7 @@ def test_it_is_of_one_moment_whatever_is_written_meanwhile(root: Path, tmp_path:
         now = opened(tmp_path / str(number)).snapshot()
         assert now.version == version
         assert version % 2 == 0
-        assert now.n_items == N + version
+        assert now.n_items == N_ITEMS + version
         for pair in range(version // 2):
             assert now.item(f"left-{pair}").metadata == now.item(f"right-{pair}").metadata
 
@@ -241,6 +220,8 @@ class TestAMaliciousArchive:
             ("bundle/pipe", tarfile.FIFOTYPE),
             ("bundle/../../planted", tarfile.REGTYPE),
             ("/etc/planted", tarfile.REGTYPE),
+            ("bundle/\u202e\0planted", tarfile.REGTYPE),
+            ("bundle/\u202e\0planted", tarfile.DIRTYPE),
         ],
     )
     def test_it_holds_what_a_backup_holds(
@@ -266,26 +247,3 @@ class TestAMaliciousArchive:
         archive = good.with_name("bad.tar")
         rewritten(good, archive, {SUMMARY_FILE: summary})
         assert "is not a backup that Vouch made" in self.refused(archive, new)
-
-
-def members(archive: Path) -> dict[str, bytes]:
-    """The files in an archive."""
-    with tarfile.open(archive) as tar:
-        files = [member for member in tar if member.isfile()]
-        return {one.name: file.read() for one in files if (file := tar.extractfile(one))}
-
-
-def rewritten(archive: Path, target: Path, others: dict[str, str]) -> None:
-    """Copy an archive, with other content in some files."""
-    with tarfile.open(target, "w") as tar:
-        for name, content in (
-            members(archive) | {n: o.encode() for n, o in others.items()}
-        ).items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, BytesIO(content))
-
-
-def everything(folder: Path) -> list[Path]:
-    """What lies below a folder."""
-    return sorted(folder.rglob("*"))

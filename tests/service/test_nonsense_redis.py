@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,83 +18,9 @@ from service.settings import parse_rate
 from tests.end_to_end.processes import Redis
 from tests.end_to_end.questions import content, search
 from tests.laws.cache_laws import assert_same_bits, new_entry
+from tests.torture.fake_redis import NONSENSE, NoRedis
 
 StartClient = Callable[..., TestClient]
-
-NONSENSE: dict[str, bytes] = {
-    "nothing": b"",
-    "an empty line": b"\r\n",
-    "no reply type": b"hello\r\n",
-    "HTTP": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
-    "TLS": b"\x15\x03\x03\x00\x02\x02\x46",
-    "NULs": b"\0" * 100,
-    "random": np.random.default_rng(0).bytes(300),
-    "not UTF-8": b"+\xff\xfe\r\n",
-    "OK": b"+OK\r\n",
-    "an error": b"-ERR no\r\n",
-    "an error of 1 MB": b"-ERR " + b"x" * 2**20 + b"\r\n",
-    "loading": b"-LOADING Redis is loading\r\n",
-    "moved": b"-MOVED 1 127.0.0.1:1\r\n",
-    "no password": b"-NOAUTH Authentication required.\r\n",
-    "an integer": b":7\r\n",
-    "a negative integer": b":-7\r\n",
-    "a huge integer": b":" + b"9" * 5_000 + b"\r\n",
-    "no integer": b":abc\r\n",
-    "text": b"$5\r\nhello\r\n",
-    "nil": b"$-1\r\n",
-    "a negative length": b"$-5\r\nhello\r\n",
-    "no length": b"$abc\r\nhello\r\n",
-    "a huge length": b"$99999999999999999999\r\nhello\r\n",
-    "a length that lies": b"$3\r\nhello\r\n",
-    "an array": b"*2\r\n:1\r\n:2\r\n",
-    "a nil array": b"*-1\r\n",
-    "a huge array": b"*999999999\r\n:1\r\n",
-    "a deep array": b"*1\r\n" * 5_000 + b":1\r\n",
-    "a map": b"%1\r\n+a\r\n:1\r\n",
-    "a double": b",inf\r\n",
-    "a boolean": b"#t\r\n",
-    "a big number": b"(" + b"9" * 5_000 + b"\r\n",
-    "a push": b">2\r\n+message\r\n+x\r\n",
-    "an endless line": b"+" + b"x" * 2**22,
-    "many replies": b":1\r\n" * 10_000,
-}
-
-
-class NoRedis:
-    """A server that says the same to every command, beyond a polite greeting if ``greets``."""
-
-    def __init__(self, said: bytes, *, greets: bool) -> None:
-        self._said, self._greets = said, greets
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._server.getsockname()[1]}/0"
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                while heard := connection.recv(2**16):
-                    greeting = b"HELLO" in heard or b"CLIENT" in heard or b"SELECT" in heard
-                    if self._greets and greeting:
-                        hello = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n"
-                        n_ok = heard.count(b"SETINFO") + heard.count(b"MAINT")
-                        connection.sendall(hello * (b"HELLO" in heard) + b"+OK\r\n" * n_ok)
-                    else:
-                        connection.sendall(self._said)
-            except OSError:
-                pass
-
-    def close(self) -> None:
-        """Stop; whoever is connected finds nobody."""
-        self._server.close()
 
 
 @pytest.fixture(params=[False, True], ids=["rude", "greeting"])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,53 +11,34 @@ import pytest
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
-from model_store.errors import CorruptImage, ImageError
-from model_store.images import Preprocessing
+from model_store.errors import ImageError
 from service.decoding.pool import DecoderPool
 from service.decoding.sandbox import PARTS, SandboxMode
 from tests.end_to_end.questions import search
 from tests.support.hostile_images import contrived
-from tests.support.planted_decoder import PLANTED
+from tests.torture.taken_over import PREPROCESSING, out_of_reach, planted, tried
 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="the kernel that confines is Linux"),
 ]
 
-PREPROCESSING = Preprocessing(8, 8)
 StartClient = Callable[..., TestClient]
 
 
 @pytest.fixture
 def target(tmp_path: Path, bundle: Bundle) -> Iterator[dict[str, Any]]:
     """What a decoder should not get at."""
-    keys = tmp_path / "keys.json"
-    keys.write_text("secret", encoding="utf-8")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield {
-            "keys": str(keys),
-            "gallery": str(next(bundle.directory.rglob("*.sqlite*"))),
-            "directory": str(tmp_path),
-            "port": server.getsockname()[1],
-            "pid": os.getpid(),
-        }
-
-
-async def tried(target: dict[str, Any], mode: SandboxMode) -> dict[str, Any]:
-    """What a decoder could do that had been taken over."""
-    async with DecoderPool(1, sandbox=mode) as pool:
-        with pytest.raises(CorruptImage) as said:
-            await pool.decode(PLANTED + json.dumps(target).encode(), PREPROCESSING)
-        found: dict[str, Any] = json.loads(str(said.value))
-        return found
+    with out_of_reach(tmp_path, bundle.directory) as target:
+        yield target
 
 
 @pytest.mark.anyio
 class TestADecoderThatWasTakenOver:
     @pytest.fixture(autouse=True)
-    def _planted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("service.decoding.process.WORKER", "tests.support.planted_decoder")
-        monkeypatch.setenv("VOUCH_REDIS_URL", "redis://:password@redis")
+    def _planted(self) -> Iterator[None]:
+        with planted():
+            yield
 
     async def test_gets_at_nothing(self, target: dict[str, Any]) -> None:
         found = await tried(target, "required")

@@ -1,8 +1,8 @@
 """``make linearizability``: two services on one gallery must answer as one would.
 
-Clients put, delete, show and search items at both; the gallery is compacted every few seconds, and
-the services are killed (SIGKILL) and started again. Every history of an item is checked: is there
-an order of what was asked in which every answer is right?
+Clients put, delete, show and search items at both; the gallery is compacted every few seconds,
+other bundles are published, and the services are killed (SIGKILL) and started again. Every history
+of an item is checked: is there an order of what was asked in which every answer is right?
 
     python -m tests.torture.linearizability BUNDLES [--seconds 600] [--seed 0]
 """
@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--services", type=int, default=2)
     parser.add_argument("--compact-every", type=float, default=4, help="Seconds, on average.")
     parser.add_argument("--kill-every", type=float, default=30, help="Seconds, on average.")
+    parser.add_argument("--swap-every", type=float, default=10, help="Seconds, on average.")
     options = parser.parse_args()
     bundle = locate(options.bundles)
     BUILD.mkdir(exist_ok=True)
@@ -40,7 +41,7 @@ def main() -> None:
         activate(root, bundle.name)
         log = Path(folder) / "service.log"
         replicas = Replicas(root, bundle, log, options.seed, options.services)
-        replicas.run(options.seconds, options.compact_every, options.kill_every)
+        replicas.run(options.seconds, options.compact_every, options.kill_every, options.swap_every)
     violations = replicas.violations()
     for item, wrong in violations:
         print(f"{item}: no order explains {wrong}")
