@@ -4,7 +4,7 @@ BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 
 .PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers bench-label-free bench-posteriors bench-zero-shot bench-decision \
-  bench-throughput bench-gallery bench-indexing bench-poison fuzz-images crash-indexing \
+  bench-throughput bench-gallery bench-indexing bench-poison fuzz-images mutants crash-indexing \
   crash-writes linearizability torture ray-indexing soak try-compose pictures tables clean
 .DEFAULT_GOAL := help
 
@@ -29,6 +29,7 @@ help:
 	@echo "make linearizability  two services on one gallery, compacted, exchanged, killed; ten minutes"
 	@echo "make torture   every attacker, SEED=number, a quarter of an hour (MINUTES=number)"
 	@echo "make try-compose   three replicas in Docker: written to, killed, exchanged; some minutes"
+	@echo "make mutants   40 small faults put into a copy of the code: which do the tests see? half an hour"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make pictures  the pictures of the README"
 	@echo "make tables    the tables of settings in the READMEs"
@@ -83,6 +84,10 @@ bench-outliers: install
 bench-gallery: install
 	$(BIN)/uv sync --quiet --frozen --inexact --extra bench
 	$(BIN)/python -m tests.benchmarks.bench_gallery --peers
+
+# MUTANTS="--seed 2 --number 20 --rooms decision --jobs 2", for example; see tests/mutants.
+mutants: install
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 fuzz-images: install bundles/digits/CURRENT
 	$(BIN)/python -m tests.torture.fuzz_images bundles/digits

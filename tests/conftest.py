@@ -77,8 +77,11 @@ def digits_config() -> BuildConfig:
 def built_digits(digits_config: BuildConfig) -> Path:
     """The folder with the run and the bundles of `digits_config`; it is shared, so only read it.
 
-    It is built again only when code, libraries or configuration are others than when it was built.
+    It is built again only when code, libraries or configuration are others than when it was built,
+    and not where VOUCH_BUILT_DIGITS names such a folder (`make mutants`).
     """
+    if given := os.environ.get("VOUCH_BUILT_DIGITS"):
+        return Path(given)
     folder = BUILT / _built_from(digits_config)
     BUILT.mkdir(parents=True, exist_ok=True)
     with lock_between_processes(BUILT / "lock"):  # several processes run the suite

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from playwright.sync_api import Browser, Error, expect, sync_playwright
 
 from model_store.bundles.bundle import Bundle, open_bundle
+from tests.end_to_end.browsers import launched
 from tests.end_to_end.keys import KeysFile
-from tests.end_to_end.processes import Redis, Service
+from tests.end_to_end.processes import TIMEOUT_S, Redis, Service
 
 
 @pytest.fixture(scope="session")
@@ -71,3 +73,16 @@ def _samples(bundle: Bundle, *, belongs: bool) -> list[bytes]:
     chosen = [sample for sample in bundle.manifest.samples if sample.belongs == belongs]
     assert chosen
     return [(bundle.directory / sample.file).read_bytes() for sample in chosen]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A real one."""
+    expect.set_options(timeout=1000 * TIMEOUT_S)
+    with sync_playwright() as playwright:
+        try:
+            browser = launched(playwright)
+        except Error as error:
+            pytest.skip(f"no browser starts here: {error.message.splitlines()[0]}")
+        yield browser
+        browser.close()

@@ -14,13 +14,11 @@ import pytest
 from playwright.sync_api import (
     Browser,
     ConsoleMessage,
-    Error,
     Locator,
     Page,
     Request,
     ViewportSize,
     expect,
-    sync_playwright,
 )
 
 from index_builder.datasets.digits import digits
@@ -28,7 +26,6 @@ from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.decision.absent_share import LEAST_QUERIES
-from tests.end_to_end.browsers import launched
 from tests.end_to_end.keys import KeysFile, secret_of
 from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.support.image_files import encoded
@@ -37,19 +34,6 @@ pytestmark = pytest.mark.browser
 
 DESKTOP = ViewportSize(width=1280, height=900)
 PHONE = ViewportSize(width=360, height=740)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A real one."""
-    expect.set_options(timeout=1000 * TIMEOUT_S)
-    with sync_playwright() as playwright:
-        try:
-            browser = launched(playwright)
-        except Error as error:
-            pytest.skip(f"no browser starts here: {error.message.splitlines()[0]}")
-        yield browser
-        browser.close()
 
 
 class Visit:

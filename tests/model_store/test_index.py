@@ -107,6 +107,14 @@ def test_the_recall_that_is_written_down_is_what_new_queries_see(gallery: FaissG
     assert gallery.index.n_queries == index_build.N_QUERIES
 
 
+def test_a_search_compares_the_query_with_a_part_of_the_items(gallery: FaissGallery) -> None:
+    is_graph = gallery.index.kind == "hnsw"
+    counted = faiss.cvar.hnsw_stats if is_graph else faiss.cvar.indexIVF_stats
+    counted.reset()
+    gallery.candidates(unit(clustered(1, seed=2).mean).astype("f4"), 10)
+    assert 0 < counted.ndis < N
+
+
 def test_recall_below_what_is_asked_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +122,15 @@ def test_recall_below_what_is_asked_is_refused(
     settings = IndexSettings("ivf_pq", min_recall=1.0)
     with pytest.raises(ConfigError, match=r"of the ten nearest items at most, wanted 1\.0"):
         write_faiss_gallery(tmp_path, clustered(), plain_items(), "e", settings)
+
+
+def test_product_quantisation_wants_an_item_for_each_code(tmp_path: Path) -> None:
+    settings = IndexSettings("ivf_pq", min_recall=0.1)
+    write_faiss_gallery(tmp_path, clustered(256), plain_items(256), "e", settings)
+    assert FaissGallery(tmp_path).n_items == 256
+    (tmp_path / "one fewer").mkdir()
+    with pytest.raises(ConfigError, match=r"at least as many items; there are 255\."):
+        write_faiss_gallery(tmp_path / "one fewer", clustered(255), plain_items(255), "e", settings)
 
 
 def test_a_query_of_an_approximate_index_is_answered_alone_as_among_others(

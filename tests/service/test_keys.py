@@ -192,6 +192,11 @@ class TestTheFile:
         keys_file.make("write")
         assert states == [before, keys_file.path.read_bytes()]  # of the content, of the rename
 
+    def test_a_change_leaves_no_file_open(self, keys_file: KeysFile) -> None:
+        before = set(Path("/proc/self/fd").iterdir())
+        keys_file.make("read")
+        assert set(Path("/proc/self/fd").iterdir()) == before
+
     def test_two_do_not_write_at_once(self, keys_file: KeysFile) -> None:
         def nested(keys: Any) -> Any:
             with pytest.raises(KeysError, match=r"keys\.json\.new"):
@@ -265,6 +270,19 @@ class TestWhileTheServiceRuns:
         keys_file.change(text, revoked)
         with pytest.raises(Unauthenticated, match="revoked"):
             keyring.find(text)
+
+    def test_only_a_file_that_has_changed_is_read_anew(
+        self, keys_file: KeysFile, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        text = keys_file.make("read")
+        keyring = Keyring(keys_file.path)
+        with caplog.at_level(logging.INFO, "service.access.keys"):
+            keyring.find(text)
+            assert caplog.messages == []
+            keys_file.make("read")
+            for _ in range(2):
+                keyring.find(text)
+            assert caplog.messages == ["keys read anew"]
 
     def test_the_file_is_looked_at_once_a_second_at_most(
         self, keys_file: KeysFile, monkeypatch: pytest.MonkeyPatch

@@ -183,7 +183,7 @@ def test_too_few_absent_labels_promise_nothing_of_absent_queries() -> None:
     )
     plain = promises(of)
     assert plain.unknown_absence is not None
-    assert plain.point.false_match_rate is None
+    assert plain.point.false_match_rate is plain.point.false_match_bound is None
     assert plain.gives_matches
     for changes in ({"max_false_match_rate": 0.2}, {"expected": 0.5}):
         shortfall = promises(of, **changes).matches[2].shortfall
@@ -271,6 +271,7 @@ def test_the_design_effect_is_one_over_the_share_of_independent_queries() -> Non
 def test_errors_allowed_scale_with_the_dependence() -> None:
     assert errors_allowed(300, 300, 0.9, 0.1) == int(binom.ppf(0.1, 300, 0.1)) - 1
     assert errors_allowed(300, 100, 0.9, 0.1) == 3 * errors_allowed(100, 100, 0.9, 0.1)
+    assert errors_allowed(250, 100, 0.9, 0.1) == 12  # of 2.5 · 5, no part of an error more
     assert errors_allowed(20, 20, 0.9, 0.1) == errors_allowed(0, 0, 0.9, 0.1) == -1
 
 

@@ -29,6 +29,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch, UnknownSource
 from model_store.predictive import Predictive
 from tests.support.calibration_evidence import evidence
+from tests.support.narrowing import not_none
 
 
 def logistic(signal: str, weight: float, intercept: float = 0.0) -> LogisticModel:
@@ -249,6 +250,19 @@ def test_labels_share_what_none_leaves() -> None:
     np.testing.assert_allclose(decision.match_probabilities, expected, rtol=1e-9)
     assert decision.no_match_probability == pytest.approx(1 / (1 + odds.sum()))
     assert decision.assumed_no_match == decision.no_match_probability
+
+
+def test_another_share_of_absent_queries_moves_probabilities_with_their_intervals() -> None:
+    asked = query(), found(0.8, 0.5, labels=[0, 1])
+    usual, rarer = (
+        decide(calibration(), *asked, replace(TERMS, expected_absent=share))
+        for share in (0.05, 0.5)
+    )
+    now = logit(not_none(rarer.match_probabilities))
+    moved = now - logit(not_none(usual.match_probabilities))
+    assert (moved < -0.1).all()
+    expected = expit(logit(not_none(usual.match_intervals)) + moved[:, None])
+    np.testing.assert_allclose(not_none(rarer.match_intervals), expected, rtol=1e-6)
 
 
 def test_feedback_corrects_probabilities_and_intervals_but_no_result_set() -> None:

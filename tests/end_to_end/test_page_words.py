@@ -1,0 +1,470 @@
+"""The page says what the API answers: real Chromium, answers written here, no service."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, FilePayload, Locator, Page, Route, expect
+
+from index_builder.datasets.digits import digits
+from service.schemas.search import SearchAnswer
+from tests.end_to_end.processes import TIMEOUT_S
+from tests.support.image_files import encoded
+
+pytestmark = pytest.mark.browser
+
+FILES = Path(__file__).parents[2] / "service" / "page"
+NBSP = "\u00a0"
+
+
+def result(rank: int, **changes: Any) -> dict[str, Any]:
+    """A ranked item."""
+    return {
+        "rank": rank,
+        "id": f"item-{rank}",
+        "similarity": 0.98765 - rank / 10,
+        "match_probability": 0.9 / rank,
+        "match_probability_interval": [0.25, 0.95],
+        "rank_stability": 0.75,
+        "rank_confidence": None,
+        "variance": 0.1,
+        "label": f"label-{rank}",
+        "metadata": {"price": 12, "colours": ["red"], "maker": "Ada", "year": 2001},
+        "thumbnail_url": f"/v1/galleries/shoes/items/item-{rank}/thumbnail",
+        **changes,
+    }
+
+
+CALIBRATION = {"status": "valid", "n_queries": 1234, "fitted_at": None, "reason": None}
+ANSWER: dict[str, Any] = {
+    "request_id": "request-1",
+    "gallery": "shoes",
+    "verdict": "match",
+    "reason": None,
+    "no_match_probability": 0.04,
+    "absent": {"share": 0.05, "origin": "request", "basis": "absent_labels"},
+    "query": {
+        "id": "query-1",
+        "uncertainty": {"value": 0.12345, "percentile": 20.0, "level": "low", "method": "laplace"},
+        "ood": {"flag": False, "reason": None, "p_value": 0.1, "alpha": 0.01, "method": "fusion"},
+        "image": {"format": "PNG", "width": 8, "height": 9, "warnings": []},
+    },
+    "order": "similarity",
+    "results": [result(1), result(2)],
+    "result_set": {
+        "items": [{"id": "item-1", "label": "label-1"}],
+        "coverage": 0.95,
+        "promised": True,
+        "promised_for": ["one", "few", "many"],
+        "reason": None,
+    },
+    "next_cursor": None,
+    "audit": False,
+    "bundle": {"id": "0123456789abcdef", "calibration": CALIBRATION},
+    "cache": "miss",
+    "timing_ms": {"total": 12.6, "decode": 3.25, "search": 9.0},
+}
+GALLERY: dict[str, Any] = {
+    "name": "shoes",
+    "description": "Shoes of a shop.",
+    "n_items": 1500,
+    "n_labels": 3,
+    "labels": ["boot", "clog"],
+    "bundle": {"calibration": CALIBRATION},
+    "metrics": {"recall_at_1": 0.87},
+    "samples": [],
+}
+
+
+class Shown:
+    """The page in front of an API that answers what it is given here."""
+
+    def __init__(self, browser: Browser) -> None:
+        self.answer, self.gallery = ANSWER, GALLERY
+        self.report: dict[str, Any] = {"queries": "held_out_images", "absent": None}
+        self.status, self.headers = 200, dict[str, str]()
+        self.picture, self.holds = PICTURE, False
+        self.page: Page = browser.new_page()
+        self.page.set_default_timeout(20_000)
+        self.page.route("**/*", self._reply)
+
+    def open(self) -> None:
+        """Open the page."""
+        self.page.goto("http://vouch.test/")
+        expect(self.page.locator("#gallery-about")).to_contain_text("items")
+
+    def ask(self, **changes: Any) -> Locator:
+        """Ask with a picture, whose answer differs from `ANSWER`; return what is shown."""
+        self.answer = {**ANSWER, **changes}
+        if self.status == 200:
+            SearchAnswer.model_validate(self.answer)  # the API may say so
+        if not self.page.url.startswith("http"):
+            self.open()
+        picture = FilePayload(name='my "shoe".png', mimeType="image/png", buffer=PICTURE)
+        with self.page.expect_response("**/search"):
+            self.page.get_by_test_id("file-input").set_input_files([picture])
+        expect(self.page.get_by_test_id("busy")).to_be_hidden()
+        return self.page.locator("#answer")
+
+    def found(self, name: str) -> Locator:
+        """What the page marks with that name."""
+        return self.page.get_by_test_id(name)
+
+    def words(self, function: str, *arguments: object) -> str:
+        """What a function of `words.js` says."""
+        call = "([name, all]) => import('/page/words.js').then((words) => words[name](...all))"
+        return str(self.page.evaluate(call, [function, arguments])).replace(NBSP, " ")
+
+    def _reply(self, route: Route) -> None:
+        path = urlsplit(route.request.url).path
+        if path.startswith("/v1/"):
+            replies = {
+                "/v1/galleries": {"galleries": [{"name": "shoes", "n_items": 1500}]},
+                "/v1/galleries/shoes": self.gallery,
+                "/v1/galleries/shoes/calibration": self.report,
+            }
+            if path.endswith("/search"):
+                if not self.holds:
+                    route.fulfill(json=self.answer, status=self.status, headers=self.headers)
+            elif path in replies:
+                route.fulfill(json=replies[path])
+            else:
+                route.fulfill(body=self.picture, content_type="image/png")
+        else:
+            route.fulfill(path=FILES / (path.removeprefix("/page/").strip("/") or "index.html"))
+
+
+PICTURE = encoded(digits().pixels(0), "PNG")
+
+
+@pytest.fixture
+def shown(browser: Browser) -> Iterator[Shown]:
+    """A page that is not open yet; nothing but the browser is waited for."""
+    expect.set_options(timeout=20_000)
+    shown = Shown(browser)
+    yield shown
+    shown.page.close()
+    expect.set_options(timeout=1000 * TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "word", "says", "probabilities"),
+    [
+        ("match", "Match", "Vouch stands behind the first result, “label-1”: a true match", 2),
+        ("ambiguous", "Not sure", "Something here may match, but not safely.", 2),
+        ("no_match", "No match", "An ordinary kind of image, but nothing in this gallery", 2),
+        ("out_of_distribution", "I don’t know", "not the kind of image the model knows", 0),
+    ],
+)
+def test_a_verdict_is_put_into_words(
+    shown: Shown, verdict: str, word: str, says: str, probabilities: int
+) -> None:
+    shown.ask(verdict=verdict)
+    panel = shown.found("verdict")
+    expect(panel.locator("h2")).to_have_text(word)
+    expect(panel).to_contain_text(says)
+    expect(shown.page).to_have_title(f"{word} · Vouch")
+    expect(shown.page.locator("#announcer")).to_contain_text(f"{word}. ")
+    # Only the first item of a match is vouched for, and beside strangers no probability is shown.
+    vouched = ["li vouched", "li"] if verdict == "match" else ["li", "li"]
+    items = shown.found("neighbour").all()
+    assert [f"li {item.get_attribute('class') or ''}".strip() for item in items] == vouched
+    expect(panel.locator("figure")).to_have_count(2 if verdict == "match" else 1)
+    expect(
+        shown.page.get_by_text("match", exact=True).and_(shown.page.locator("dt"))
+    ).to_have_count(probabilities)
+    expect(shown.found("nothing")).to_have_count(1 if probabilities else 0)
+    expect(shown.found("set")).to_have_count(1 if probabilities else 0)
+    subordinate = verdict in {"no_match", "out_of_distribution"}
+    expect(shown.page.locator("section.subordinate")).to_have_count(int(subordinate))
+
+
+def test_without_calibration_no_number_is_invented(shown: Shown) -> None:
+    unknown = {"match_probability": None, "match_probability_interval": None}
+    query = {
+        **ANSWER["query"],
+        "uncertainty": {"value": 0.1, "percentile": None, "level": None, "method": "laplace"},
+        "ood": {"flag": None, "reason": None, "p_value": None, "alpha": 0.01, "method": "fusion"},
+    }
+    missing = {"status": "missing", "n_queries": 0, "fitted_at": None, "reason": None}
+    shown.gallery = {**GALLERY, "bundle": {"calibration": missing}, "metrics": None}
+    shown.ask(
+        verdict="not_calibrated",
+        no_match_probability=None,
+        absent=None,
+        result_set=None,
+        query=query,
+        results=[result(1, **unknown)],
+        bundle={"id": "0", "calibration": missing},
+    )
+    expect(shown.found("uncertainty").locator("h3")).to_have_text("Uncertainty unknown")
+    expect(shown.found("ood").locator("h3")).to_have_text("Kind of image unknown")
+    expect(shown.page.locator("svg.scale circle")).to_have_count(0)
+    expect(shown.page.locator("dt").get_by_text("match", exact=True)).to_have_count(0)
+    expect(shown.page.locator(".neighbours code")).to_have_text("vouch-build calibrate")
+    expect(shown.page.locator("#gallery-about")).to_contain_text("1,500 items, not calibrated.")
+    expect(shown.page.get_by_text("“Ordinary” means like")).to_have_count(0)
+
+
+def test_an_item_is_shown_with_its_numbers(shown: Shown) -> None:
+    shown.ask(results=[result(1), result(2, label=None)])
+    first, second = shown.found("neighbour").all()
+    expect(first.locator(".rank")).to_have_text("1")
+    expect(first.locator("b")).to_have_text("label-1")
+    expect(first.locator(".id")).to_have_text("item-1")
+    expect(first.locator(".meta")).to_have_text(["price: 12", "maker: Ada"])
+    expect(first.locator("dd")).to_have_text([f"90{NBSP}%", "", "0.888", f"75{NBSP}%"])
+    expect(first.locator("dd span").first).to_have_attribute(
+        "title", f"between 25{NBSP}% and 95{NBSP}%"
+    )
+    expect(first.locator("dd.bar span")).to_have_attribute("style", "inline-size: 90%;")
+    expect(second.locator("b")).to_have_text("item-2")
+    expect(second.locator(".id")).to_have_count(0)
+
+
+def test_scales_show_where_a_number_lies(shown: Shown) -> None:
+    shown.ask()
+    for name, place in (("uncertainty", "20.0%"), ("ood", "33.3%"), ("nothing", "4.0%")):
+        expect(shown.found(name).locator("circle")).to_have_attribute("cx", place)
+    expect(shown.found("ood").locator("line.limit")).to_have_attribute("x1", "66.7%")
+    expect(shown.found("uncertainty").locator("line.limit")).to_have_count(0)
+    expect(shown.found("uncertainty").locator(".raw")).to_have_text("laplace, 0.123")
+    expect(shown.found("ood").locator(".raw")).to_have_text(f"fusion, p{NBSP}={NBSP}0.1")
+
+
+@pytest.mark.parametrize(
+    ("n_items", "changes", "said"),
+    [
+        (1, {}, "with probability 95 % it is label-1."),
+        (2, {}, "with probability 95 % one of these is: label-1, label-2."),
+        (6, {}, "label-5, label-6."),
+        (8, {}, "label-6 and 2 more."),
+        (1, {"promised": False, "reason": "Few."}, "label-1. Not for every label: Few."),
+        (1, {"promised": False, "promised_for": [], "reason": "Too few."}, "Too few."),
+    ],
+)  # fmt: skip
+def test_a_result_set_is_a_sentence(
+    shown: Shown, n_items: int, changes: dict[str, Any], said: str
+) -> None:
+    items = [{"id": f"item-{i}", "label": f"label-{i}"} for i in range(1, n_items + 1)]
+    shown.ask(result_set={**ANSWER["result_set"], "items": items, **changes})
+    sentence = (shown.found("set").text_content() or "").replace(NBSP, " ")
+    assert sentence.replace("“", "").replace("”", "").endswith(said)
+
+
+def test_what_is_out_of_date_or_withheld_is_a_warning(shown: Shown) -> None:
+    stale = {**CALIBRATION, "status": "stale", "reason": "The gallery has changed."}
+    shown.gallery = {**GALLERY, "bundle": {"calibration": stale}}
+    image = {**ANSWER["query"]["image"], "warnings": ["The picture is tiny."]}
+    bundle = {"id": "0", "calibration": stale}
+    query = {**ANSWER["query"], "image": image}
+    shown.ask(verdict="ambiguous", reason="The gallery has changed.", bundle=bundle, query=query)
+    warnings = ["Out of date. The gallery has changed.", "Note. The picture is tiny."]
+    expect(shown.page.locator("p.warning")).to_have_text(warnings)  # the reason is said once
+    expect(shown.page.locator("#gallery-about")).to_contain_text(", which is out of date")
+    shown.ask(verdict="ambiguous", reason="Too few queries.")
+    expect(shown.found("withheld")).to_have_text("A match is not vouched for. Too few queries.")
+    expect(shown.page.locator("p.warning")).to_have_count(1)
+
+
+def test_a_gallery_is_described(shown: Shown) -> None:
+    sample = {"id": "1", "image_url": "/v1/sample", "caption": "A boot"}
+    samples = [{**sample, "belongs": True}, {**sample, "belongs": False}]
+    estimate = {"estimated": 0.3, "interval": [0.2, 0.4], "is_hint": False, "used": 0.3}
+    shown.gallery = {**GALLERY, "samples": samples}
+    shown.report = {"queries": "held_out_images", "absent": estimate}
+    shown.open()
+    about = (shown.page.locator("#gallery-about").text_content() or "").replace(NBSP, " ")
+    assert "1,500 items, calibrated on 1,234 held-out images. First result right: 87 %." in about
+    assert "Labels: boot, clog and 1 more." in about
+    assert "About 30 % of recent images (20 % to 40 %) seem to show nothing" in about
+    expect(shown.found("sample")).to_have_text(["A boot", "A bootdoes not belong"])
+    expect(shown.page.locator("#samples")).to_be_visible()
+    expect(shown.page.locator(".picker")).to_be_hidden()  # there is one gallery alone
+    shown.gallery = {**GALLERY, "n_labels": 2}
+    shown.open()
+    expect(shown.page.locator("#gallery-about")).to_contain_text("Labels: boot, clog.")
+    expect(shown.page.locator("#samples")).to_be_hidden()
+
+
+def test_details_say_where_the_time_went_and_how_to_ask_again(shown: Shown) -> None:
+    began = time.monotonic()
+    shown.ask()
+    details = (shown.found("details").text_content() or "").replace(NBSP, " ")
+    assert details.startswith("Details 13 ms, cache miss")
+    [waited] = re.findall(r"13 ms in the service, ([\d.]+) ms round trip", details)
+    assert 0 <= float(waited) <= 1000 * (time.monotonic() - began)
+    assert "Stagesdecode 3.3 ms, search 9.0 msCachemiss" in details
+    assert "Calibrationvalid, 1,234 queries" in details
+    assert "Bundle0123456789abcdefRequestrequest-1" in details
+    expect(shown.found("curl")).to_have_text(
+        'curl -s -F \'image=@"my \\"shoe\\".png"\' '
+        "'http://vouch.test/v1/galleries/shoes/search'"
+    )  # fmt: skip
+    expect(shown.found("json")).to_contain_text('"request_id": "request-1"')
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "remedy", "again"),
+    [
+        (415, {}, "Save it as JPEG, PNG or WebP", False),
+        (429, {"retry-after": "7"}, "Wait 7 s, then try again.", True),
+        (500, {}, "Not your image’s fault.", True),
+        (503, {}, "The service is busy or starting.", True),
+    ],
+)
+def test_a_problem_comes_with_a_remedy(
+    shown: Shown, status: int, headers: dict[str, str], remedy: str, *, again: bool
+) -> None:
+    shown.status, shown.headers = status, headers
+    problem = {"title": "No answer", "detail": "Why.", "code": "busy", "request_id": "r-1"}
+    shown.ask(**problem)
+    said = shown.found("problem")
+    expect(said.locator("h2")).to_have_text("No answer")
+    expect(said).to_contain_text("Why.")
+    expect(said.locator(".remedy")).to_contain_text(remedy)
+    expect(said.locator(".ids")).to_have_text(f"HTTP {status} · busy · request r-1")
+    expect(said.get_by_role("button")).to_have_count(int(again))
+
+
+PERCENTAGES = {
+    0: "0 %", 0.0004: "under 0.1 %", 0.001: "0.1 %", 0.004: "0.4 %", 0.01: "1 %", 0.5: "50 %",
+    0.99: "99 %", 0.994: "99.4 %", 0.999: "99.9 %", 0.9995: "over 99.9 %", 1: "100 %",
+}  # fmt: skip
+UNCERTAINTIES = {
+    None: "Nothing to compare it with: the gallery is not calibrated.",
+    0: "None of the 1,000 ordinary queries was more certain.",
+    30: "More certain than 70 % of ordinary queries.",
+    50: "More certain than 50 % of ordinary queries.",
+    51: "Less certain than 51 % of ordinary queries.",
+    100: "All of the 1,000 ordinary queries were more certain.",
+}
+OUTLIERS = [
+    ({"p_value": None}, "Not tested: the gallery is not calibrated."),
+    ({"p_value": 0.2, "alpha": 0.0001, "reason": "Too few."}, "Too few."),
+    ({"p_value": 0.2, "alpha": 0.01, "flag": False}, "about 200 look; 10 (α = 0.01): not flagged."),
+    (
+        {"p_value": 1 / 1001, "alpha": 0.01, "flag": True},
+        "at most about 1 looks; 10 (α = 0.01), so it is flagged.",
+    ),
+    (
+        {"p_value": 0.0004, "alpha": 0.001, "flag": True},
+        "fewer than 1 looks; 1 (α = 0.001), so it is flagged.",
+    ),
+]
+SHARES = [
+    ({"share": 0.05, "origin": "gallery", "basis": "?"}, "."),
+    ({"share": 0.05, "origin": "key", "basis": "?"}, " (as your key says)."),
+    (
+        {"share": 0.05, "origin": "request", "basis": "absent_labels"},
+        " (as was asked for). Judged by images of labels that were kept out of it.",
+    ),
+]
+ESTIMATES = [
+    ({"estimated": None}, ""),
+    (
+        {"estimated": 0.3, "interval": None, "is_hint": True, "used": 0.05},
+        "About 30 % of recent images seem to show nothing: a hint only, 5 % is reckoned with.",
+    ),
+]
+
+
+def test_numbers_are_put_into_words(shown: Shown) -> None:
+    shown.open()
+    for share, said in PERCENTAGES.items():
+        assert shown.words("percent", share) == said
+    for percentile, said in UNCERTAINTIES.items():
+        assert shown.words("uncertaintySentence", {"percentile": percentile}, 1000) == said
+    for ood, said in OUTLIERS:
+        strange, _, line = said.rpartition("; ")
+        whole = f"Of 1,000 ordinary images, {strange} at least this strange. The line is at {line}"
+        assert shown.words("outlierSentence", ood, 1000) == (whole if strange else said)
+    for absent, said in SHARES:
+        whole = f"If 5 % of images show nothing that this gallery holds{said}"
+        assert shown.words("absentSentence", absent) == whole
+    for estimate, said in ESTIMATES:
+        words = shown.words("estimateSentence", estimate)
+        assert words.replace(" that it holds", "") == said
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "tiny"), [(8, 8, True), (95, 95, True), (96, 8, False), (8, 96, False)]
+)
+def test_tiny_pictures_keep_their_pixels(
+    shown: Shown, width: int, height: int, *, tiny: bool
+) -> None:
+    shown.picture = encoded(np.zeros((height, width, 3), np.uint8), "PNG")
+    shown.ask()
+    picture = shown.found("neighbour").first.locator("img")
+    expect(picture).to_have_js_property("naturalWidth", width)
+    expect(picture).to_have_class(re.compile("pixelated" if tiny else "^$"))
+    expect(picture).to_have_attribute("loading", "lazy")
+
+
+def test_a_picture_that_cannot_be_shown_says_so(shown: Shown) -> None:
+    shown.picture = b"no picture"
+    shown.ask()
+    expect(shown.found("neighbour").first.locator(".unseen")).to_have_text("no preview")
+
+
+@pytest.mark.parametrize(
+    ("way", "event"),
+    [
+        ("dropped", "new DragEvent('drop', { dataTransfer: link })"),
+        ("pasted", "new ClipboardEvent('paste', { clipboardData: link })"),
+    ],
+)
+def test_a_link_is_no_image(shown: Shown, way: str, event: str) -> None:
+    shown.open()
+    shown.page.evaluate(
+        "() => { const link = new DataTransfer();"
+        "link.setData('text/uri-list', 'http://vouch.test/shoe.png');"
+        f"dispatchEvent({event}); }}"
+    )
+    problem = shown.found("problem")
+    expect(problem.locator("h2")).to_have_text(f"There is no image in what was {way}")
+    expect(problem.locator(".remedy")).to_contain_text("Save the image first")
+    expect(problem.locator(".ids")).to_have_count(0)
+
+
+def test_while_a_file_hovers_the_page_says_that_it_may_be_let_go(shown: Shown) -> None:
+    shown.open()
+    veil = shown.page.get_by_text("Let go to search")
+    expect(veil).to_be_hidden()
+    stays = shown.page.evaluate(
+        """() => {
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([], "shoe.png", { type: "image/png" }));
+            dispatchEvent(new DragEvent("dragover", { dataTransfer }));
+            const hovers = () => document.body.classList.contains("dragging");
+            return new Promise((tell) => setTimeout(() => tell(hovers()), 100));
+        }"""
+    )
+    assert stays is True  # until the next dragover
+    expect(veil).to_be_hidden()
+
+
+def test_a_search_that_takes_long_can_be_cancelled(shown: Shown) -> None:
+    shown.ask()
+    shown.holds = True
+    shown.page.wait_for_function("performance.now() > 2000")  # which is not the search's time
+    picture = FilePayload(name="shoe.png", mimeType="image/png", buffer=PICTURE)
+    shown.found("file-input").set_input_files([picture])
+    busy, result_ = shown.found("busy"), shown.found("result")
+    expect(busy).to_contain_text("Searching 1,500 items…")
+    expect(busy).to_contain_text("Searching 1,500 items, 2 s so far")
+    expect(result_).to_be_hidden()
+    expect(result_).to_have_attribute("aria-busy", "true")
+    shown.page.get_by_role("button", name="Cancel").click()
+    expect(busy).to_be_hidden()
+    expect(shown.found("problem")).to_have_count(0)
+    expect(shown.page.locator("#announcer")).to_have_text("Cancelled.")
+    expect(shown.page.locator("#legend")).to_be_visible()
+    expect(result_).not_to_have_attribute("aria-busy", "true")

@@ -1,0 +1,255 @@
+"""The kinds of mutants: what a piece of Python or JavaScript may be replaced by."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Edit(NamedTuple):
+    """One replacement in a file.
+
+    Attributes
+    ----------
+    begin, end : of what is replaced, in bytes.
+    code : what is put there.
+    statement : the line on which the statement begins, from 1.
+    """
+
+    kind: str
+    begin: int
+    end: int
+    code: str
+    statement: int
+
+
+MOVED: dict[type[ast.cmpop], ast.cmpop] = {
+    ast.Lt: ast.LtE(), ast.LtE: ast.Lt(), ast.Gt: ast.GtE(), ast.GtE: ast.Gt(),
+}  # fmt: skip
+EXCHANGED: dict[type[ast.operator], ast.operator] = {
+    ast.Add: ast.Sub(), ast.Sub: ast.Add(), ast.Mult: ast.Div(), ast.Div: ast.Mult(),
+    ast.FloorDiv: ast.Mult(), ast.Pow: ast.Mult(), ast.BitAnd: ast.BitOr(), ast.BitOr: ast.BitAnd(),
+}  # fmt: skip
+NAMES = {"min": "max", "any": "all", "minimum": "maximum", "argmin": "argmax", "sum": "mean"}
+NAMES |= {"floor": "ceil"} | {other: name for name, other in NAMES.items()}
+UNSEEN_FIELDS = {"annotation", "returns", "decorator_list", "bases"}
+UNSEEN_FUNCTIONS = {"__repr__", "__str__"}
+UNSEEN_CALLS = re.compile(r"^(_?log|logger|logging|warnings|console|typer|TypeVar|cast)\b")
+UNSEEN_NAMES = {"__all__", "__slots__", "__doc__"}
+UNSEEN_ARGUMENTS = {
+    "strict",
+    "write",
+    "encoding",
+    "errors",
+    "help",
+    "description",
+    "metavar",
+    "title",
+    "name",
+}
+"""Of calls: they guard against mistakes of this code, depend on the machine or are words."""
+TEXT = (ast.JoinedStr, ast.List, ast.ListComp, ast.Tuple)
+
+Required = dict[str, set[str]]
+"""The arguments that have no default, by the name of what is called."""
+
+
+def required_arguments(paths: Iterable[Path]) -> Required:
+    """Return what the functions and classes of some files cannot be called without."""
+    required: Required = defaultdict(set)
+    for node in (node for path in paths for node in ast.walk(ast.parse(path.read_bytes()))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            places = node.args.posonlyargs + node.args.args
+            places = places[: len(places) - len(node.args.defaults)]
+            named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            places += [argument for argument, default in named if default is None]
+            required[node.name] |= {argument.arg for argument in places}
+        elif isinstance(node, ast.ClassDef):
+            fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and not one.value]
+            required[node.name] |= {ast.unparse(field.target) for field in fields}
+    return required
+
+
+def visible(node: ast.AST, statement: int = 1) -> Iterator[tuple[ast.AST, int]]:
+    """Walk through what a test could see, with the lines on which statements begin."""
+    match node:
+        case ast.Raise() | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
+            return
+        case ast.FunctionDef(name=name) if name in UNSEEN_FUNCTIONS:
+            return
+        case ast.Call() | ast.Expr() if UNSEEN_CALLS.match(ast.unparse(node)):
+            return
+        case ast.Assign(targets=[ast.Name(id=name)]) if name in UNSEEN_NAMES:
+            return
+        case ast.keyword(arg=name) if name in UNSEEN_ARGUMENTS:
+            return
+        case ast.stmt():
+            statement = node.lineno
+    yield node, statement
+    for field, value in ast.iter_fields(node):
+        if field in UNSEEN_FIELDS:
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            is_place = isinstance(node, ast.Subscript) and isinstance(child, ast.Constant)
+            if isinstance(child, ast.AST) and not is_place:  # another place mostly fails at once
+                yield from visible(child, statement)
+
+
+def changed(node: ast.AST, **fields: object) -> str:
+    """Return the code of a node with other fields."""
+    other = copy.copy(node)
+    for name, value in fields.items():
+        setattr(other, name, value)
+    return ast.unparse(other)
+
+
+def without(values: Sequence[ast.AST | None], place: int) -> list[ast.AST | None]:
+    """Return a list that lacks one value."""
+    return [*values[:place], *values[place + 1 :]]
+
+
+Replacement = tuple[str, ast.expr | ast.stmt, str]
+"""A kind, the node to replace, and the code to put there."""
+
+
+def of_operator(node: ast.AST) -> Iterator[Replacement]:
+    """Return what may be there in place of an operator."""
+    match node:
+        case ast.Compare(ops=[operator]) if type(operator) in MOVED:
+            yield "comparison", node, changed(node, ops=[MOVED[type(operator)]])
+        case ast.BoolOp(op=operator):
+            other = ast.Or() if isinstance(operator, ast.And) else ast.And()
+            yield "and/or", node, f"({changed(node, op=other)})"
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield "not", node, f"({ast.unparse(operand)})"
+        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in EXCHANGED:
+            if not is_text(left) and not is_text(right):
+                yield "arithmetic", node, f"({changed(node, op=EXCHANGED[type(operator)])})"
+        case ast.IfExp(body=body, orelse=other_body):
+            yield "branch", node, f"({changed(node, body=other_body, orelse=body)})"
+
+
+def of_value(node: ast.AST) -> Iterator[Replacement]:
+    """Return what may be there in place of a constant, of entries and of bounds."""
+    match node:
+        case ast.Constant(value=bool(value)):
+            yield "true/false", node, str(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield "constant", node, repr(value + 1 if isinstance(value, int) else 2 * value or 1.0)
+        case ast.Dict(keys=keys, values=values) if len(keys) > 1:
+            for place in range(len(keys)):
+                fewer = {"keys": without(keys, place), "values": without(values, place)}
+                yield "entry", node, changed(node, **fewer)
+        case ast.Set(elts=elements) if len(elements) > 1:
+            for place in range(len(elements)):
+                yield "entry", node, changed(node, elts=without(elements, place))
+        case ast.Subscript(slice=ast.Slice(lower=lower, upper=upper) as part) if lower or upper:
+            rest = ast.Slice(lower, None, part.step) if upper else ast.Slice()
+            yield "slice", node, changed(node, slice=rest)
+
+
+def of_call(node: ast.AST, required: Required) -> Iterator[Replacement]:
+    """Return what may be called in place of a function, and the arguments that may be missing."""
+    if not isinstance(node, ast.Call):
+        return
+    name = ast.unparse(node.func).rpartition(".")[2]
+    other = NAMES.get(name)
+    if other and (isinstance(node.func, ast.Attribute) or hasattr(builtins, other)):
+        yield "function", node.func, ast.unparse(node.func).removesuffix(name) + other
+    for place, keyword in enumerate(node.keywords):
+        kept = UNSEEN_ARGUMENTS | required.get(name, set())
+        if keyword.arg and keyword.arg not in kept:
+            yield "argument", node, changed(node, keywords=without(node.keywords, place))
+
+
+def is_text(node: ast.AST) -> bool:
+    """Tell what may be joined but not be reckoned with."""
+    is_string = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return is_string or isinstance(node, TEXT)
+
+
+def of_statement(node: ast.AST) -> Iterator[Replacement]:
+    """Return the statements that may be missing, and what a function may return unchanged."""
+    match node:
+        case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign() | ast.Delete():
+            yield "statement", node, "pass"
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            yield "statement", node, "pass"
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            if any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(value)):
+                yield "statement", node, "pass"
+        case ast.If(body=[ast.Raise() | ast.Return() | ast.Continue() | ast.Break()], orelse=[]):
+            yield "guard", node, "pass"
+        case ast.FunctionDef(args=arguments, returns=ast.expr() as returns, body=body):
+            kind = ast.unparse(returns)
+            annotated = [one for one in arguments.args if one.annotation]
+            same = [one.arg for one in annotated if ast.unparse(one.annotation or one) == kind]
+            for one in (inner for statement in body for inner in ast.walk(statement)):
+                if same and isinstance(one, ast.Return) and not isinstance(one.value, ast.Name):
+                    yield "return", one, f"return {same[0]}"
+
+
+def python_edits(source: bytes, required: Required) -> Iterator[Edit]:
+    """Return the edits of a Python file; not all of them leave it one that can be compiled."""
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for node, statement in visible(ast.parse(source)):
+        for kind, old, code in chain(
+            of_operator(node), of_value(node), of_call(node, required), of_statement(node)
+        ):
+            begin = starts[old.lineno - 1] + old.col_offset
+            end = starts[(old.end_lineno or 0) - 1] + (old.end_col_offset or 0)
+            first = old.lineno if isinstance(old, ast.stmt) else statement
+            yield Edit(kind, begin, end, code, first)
+
+
+# --- JavaScript ---------------------------------------------------------------------------------
+
+STRING_OR_COMMENT = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`(?:\\.|[^`\\])*`""", re.DOTALL
+)
+SCRIPT = (
+    ("comparison", r"(?<= )>=(?= )", ">"),
+    ("comparison", r"(?<= )>(?= )", ">="),
+    ("comparison", r"(?<= )<=(?= )", "<"),
+    ("comparison", r"(?<= )<(?= )", "<="),
+    ("equality", r"===", "!=="),
+    ("equality", r"!==", "==="),
+    ("and/or", r"&&", "||"),
+    ("and/or", r"\|\|", "&&"),
+    ("not", r"!(?=[\w(])", ""),
+    ("true/false", r"\btrue\b", "false"),
+    ("true/false", r"\bfalse\b", "true"),
+    ("arithmetic", r"(?<= )\+(?= [\w(])", "-"),
+    ("arithmetic", r"(?<= )-(?= )", "+"),
+    ("arithmetic", r"(?<= )\*(?= )", "/"),
+    ("arithmetic", r"(?<= )/(?= )", "*"),
+    ("function", r"\bMath\.min\b", "Math.max"),
+    ("function", r"\bMath\.max\b", "Math.min"),
+    ("constant", r"(?<![\w.#])[1-9]\d*(?![\w.])", "0"),
+    ("branch", r"(?<= )\?\?(?= )", "&&"),
+    ("argument", r"(?<=\w), \w+(?=\))", ""),
+    ("statement", r"(?m)(?<=[;{}_]\n)[ \t]+[\w.?]+\([^\n]*\);$", ""),
+    ("statement", r"(?m)(?<=[;{}_]\n)[ \t]+\w+\.[\w.]+ = [^\n]*;$", ""),
+    ("guard", r"(?m)(?<=[;{}_]\n)[ \t]+if \([^\n]*\) return[^\n]*;$", ""),
+)
+"""Kinds of mutants, what is replaced, outside of strings and comments, and by what."""
+
+
+def script_edits(source: bytes) -> Iterator[Edit]:
+    """Return the edits of a JavaScript file."""
+    # One byte a character, so that places in the text are places in the file.
+    text = source.decode("latin-1")
+    code = STRING_OR_COMMENT.sub(lambda found: re.sub(r"[^\n]", "_", found[0]), text)
+    for kind, pattern, put in SCRIPT:
+        for found in re.finditer(pattern, code):
+            line = code.count("\n", 0, found.start()) + 1
+            yield Edit(kind, found.start(), found.end(), put, line)

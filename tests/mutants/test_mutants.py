@@ -1,0 +1,91 @@
+"""`make mutants` makes the faults that it says, and only such as a test could see."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.mutants.__main__ import ROOMS, ROOT, draw, equivalents, files
+from tests.mutants.kinds import python_edits, script_edits
+
+
+def mutants(source: str, kind: str) -> list[str]:
+    """All mutants of a kind."""
+    data = source.encode()
+    found = script_edits(data) if "const" in source else python_edits(data, {"f": {"must"}})
+    return [
+        (data[: one.begin] + one.code.encode() + data[one.end :]).decode()
+        for one in found
+        if one.kind == kind
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "wanted"),
+    [
+        ("comparison", "κ = a >= b", ["κ = a > b"]),
+        ("and/or", "x = a and b", ["x = (a or b)"]),
+        ("not", "x = not a", ["x = (a)"]),
+        ("arithmetic", "x = a * b", ["x = (a / b)"]),
+        ("arithmetic", "x = 'a' + b", []),
+        ("constant", "x = 1 if y else 0.5", ["x = 2 if y else 0.5", "x = 1 if y else 1.0"]),
+        ("constant", "x = rows[0]", []),
+        ("true/false", "x = True", ["x = False"]),
+        ("branch", "x = a if b else c", ["x = (c if b else a)"]),
+        ("entry", "x = {'a': b, 'c': d}", ["x = {'c': d}", "x = {'a': b}"]),
+        ("slice", "x = rows[:n]", ["x = rows[:]"]),
+        ("function", "x = rows.sum() + sum(a)", ["x = rows.mean() + sum(a)"]),
+        ("function", "x = min(a, b)", ["x = max(a, b)"]),
+        ("argument", "x = f(must=1, may=2)", ["x = f(must=1)"]),
+        ("statement", "g(a)\nlog.info('a')\nx = b", ["pass\nlog.info('a')\nx = b"]),
+        ("guard", "if a:\n    raise B(c)", ["pass"]),
+        ("return", "def f(x: A) -> A:\n    return g(x)", ["def f(x: A) -> A:\n    return x"]),
+        ("comparison", "const x = a > 1; // a > 1", ["const x = a >= 1; // a > 1"]),
+        ("statement", "const x = 1;\n  g();\n  g(\n    h());", ["const x = 1;\n\n  g(\n    h());"]),
+        ("guard", "const f = () => {\n  if (a) return;\n}", ["const f = () => {\n\n}"]),
+    ],
+)  # fmt: skip
+def test_a_piece_of_code_has_these_mutants(kind: str, source: str, wanted: list[str]) -> None:
+    assert mutants(source, kind) == wanted
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Words of 1 module."""',
+        "__all__ = ['a', 'b'][:1]",
+        "raise A(1 + 1)",
+        "log.info(1 > 2)",
+        "x: A[1] | None",
+        "@a(1)\nclass B(C[1]): ...",
+        "def __repr__(self):\n    return 1 > 2",
+    ],
+)
+def test_words_and_types_have_none(source: str) -> None:
+    assert list(python_edits(source.encode(), {})) == []
+
+
+def test_a_seed_draws_the_same_mutants_and_each_of_them_can_be_compiled() -> None:
+    drawn = draw(["access", "page"], 20, seed=3)
+    assert drawn == draw(["access", "page"], 20, seed=3)
+    assert len({one.source for one in drawn}) == 20
+    for one in drawn:
+        original = (ROOT / one.path).read_text("utf-8")
+        assert one.source != original
+        assert original.splitlines()[one.line - 1].strip() == one.before.splitlines()[0]
+        if one.path.endswith(".py"):
+            ast.parse(one.source)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_sources_and_tests(room: str) -> None:
+    for pattern in ROOMS[room].sources + ROOMS[room].tests:
+        assert files(ROOT, [pattern]), pattern
+
+
+def test_what_is_equivalent_is_still_there_and_says_why() -> None:
+    for (path, before, _), reason in equivalents().items():
+        lines = map(str.strip, (ROOT / path).read_text("utf-8").splitlines())
+        assert before in "\n".join(lines), f"{path} has no {before!r} any more"
+        assert len(reason) > 20
