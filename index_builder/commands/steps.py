@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -61,13 +62,14 @@ def _step(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.pipe
             "torchrun starts several processes, and only `train` can share its work among them. "
             "Run the other steps without torchrun."
         )
-    module = (
-        "index_builder.pipeline.steps"
-        if name in _WITH_TORCH
-        else "index_builder.pipeline.gallery_steps"
-    )
+    module = "steps" if name in _WITH_TORCH else "gallery_steps"
     with _without_collection():
-        return getattr(importlib.import_module(module), name)
+        return getattr(_pipeline(module), name)
+
+
+def _pipeline(module: str) -> ModuleType:
+    """Import a module of the pipeline."""
+    return importlib.import_module(f"index_builder.pipeline.{module}")
 
 
 @contextmanager
@@ -107,7 +109,7 @@ def single_step(name: str) -> Callable[[str, Path | None], None]:
     def command(config: ConfigOption, run: RunOption = None) -> None:
         build, opened = _opened(config, run)
         step = _step(f"{name}_step")
-        step(build, opened, _step("splits_of")(build))
+        step(build, opened, _pipeline("gallery_steps").splits_of(build))
 
     return command
 
