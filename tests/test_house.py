@@ -70,19 +70,10 @@ def _functions(path: Path) -> Iterator[tuple[str, int]]:
             yield node.name, node.end_lineno - node.lineno + 1
 
 
-LONG_BY_OPTIONS = {"index_command"}
-"""Functions that are long because a command has many options."""
-
-
 @pytest.mark.parametrize("package", ["model_store", "index_builder", "service"])
 def test_no_file_and_no_function_outgrows_its_reader(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     long_files = [str(path) for path in files if path.read_text(encoding="utf-8").count("\n") > 400]
     assert long_files == []
-    long_functions = [
-        (str(path), name)
-        for path in files
-        for name, n in _functions(path)
-        if n > 60 and name not in LONG_BY_OPTIONS
-    ]
+    long_functions = [(str(path), name) for path in files for name, n in _functions(path) if n > 60]
     assert long_functions == []

@@ -2,12 +2,14 @@
 
 ::
 
-    app          all commands, in the order of the help
-    steps        train, fit, export, calibrate, evaluate, publish, all
-    index        index
-    live         items, compact, backup, restore
-    bundles      bundles, activate, rollback, doctor
-    doctor       what doctor examines
-    certify      certify, verify
-    reproduce    reproduce
+    app            all commands, in the order of the help
+    steps          train, fit, export, calibrate, evaluate, publish, all
+    index          index
+    index_options  the options of index
+    options_class  commands whose options are the fields of a class
+    live           items, compact, backup, restore
+    bundles        bundles, activate, rollback, doctor
+    doctor         what doctor examines
+    certify        certify, verify
+    reproduce      reproduce
 """

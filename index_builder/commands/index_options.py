@@ -1,0 +1,264 @@
+"""The options of ``vouch-build index``, and what they mean together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from index_builder.configuration.build import CalibrationConfig, in_words
+from index_builder.indexing.tolerance import NONE, parse_tolerance
+from model_store.errors import ConfigError
+from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
+from model_store.images import ImageLimits
+from model_store.processors import usable_processors
+
+if TYPE_CHECKING:
+    from index_builder.indexing.collection import Indexing
+
+PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
+"""Options that are settings of ``[calibration]``."""
+
+
+class Engine(StrEnum):
+    """The engine that decodes and encodes."""
+
+    local = "local"
+    ray = "ray"
+
+
+class Index(StrEnum):
+    """The kind of a gallery's index; see `IndexConfig`."""
+
+    auto = "auto"
+    flat = "flat"
+    ivf_sq8 = "ivf_sq8"
+    ivf_pq = "ivf_pq"
+    hnsw = "hnsw"
+
+
+class Provider(StrEnum):
+    """The execution provider of the encoder."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def _promise(name: str) -> Any:  # noqa: ANN401 - typer's
+    """Return the option of `index --calibrate` that is a setting of ``[calibration]``."""
+    field = CalibrationConfig.model_fields[name]
+    default = "" if field.default is None else f" [default: {field.default}]"
+    return typer.Option(help=f"With --calibrate: {field.description}{default}")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """Every option of the command, as it was given."""
+
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A folder of images, a manifest (.csv, .jsonl, .parquet with path, and maybe id, "
+            "label, metadata), or a tar of images."
+        ),
+    ] = None
+    encoder: Annotated[
+        Path | None,
+        typer.Option(help="With SOURCE: a bundle, a directory of bundles, or an .onnx file."),
+    ] = None
+    config: Annotated[
+        str | None,
+        typer.Option("--config", "-c", help="Instead of SOURCE: the gallery of a configuration."),
+    ] = None
+    name: Annotated[str | None, typer.Option(help="Of the gallery. [default: the source's]")] = None
+    description: Annotated[str, typer.Option(help="Of the gallery, for people.")] = ""
+    labels: Annotated[
+        bool,
+        typer.Option(
+            help="Whether first sub-folders, or the labels of a manifest, say what belongs "
+            "together. If not, each image is a thing of its own; a manifest's labels are metadata."
+        ),
+    ] = True
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder that a manifest's paths start from, and no image may lie outside of. "
+            "[default: the source's own]"
+        ),
+    ] = None
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Directory to work in. [default: runs/<name>]")
+    ] = None
+    bundles: Annotated[
+        Path | None,
+        typer.Option("--bundles", help="Directory to publish into. [default: bundles/<name>]"),
+    ] = None
+    resume: Annotated[
+        bool, typer.Option(help="Go on from what an interrupted run has embedded.")
+    ] = True
+    max_bad: Annotated[
+        str, typer.Option(help="Unreadable images to put up with: a share, or a number.")
+    ] = "1%"
+    strict: Annotated[bool, typer.Option("--strict", help="The same as --max-bad 0.")] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Look at everything, embed nothing.")
+    ] = False
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes. [default: as many as may be used]")
+    ] = None
+    engine: Annotated[
+        Engine, typer.Option(help="This machine, or a Ray cluster (the extra `ray`).")
+    ] = Engine.local
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Fit probabilities: with a fifth of each label's images, 2,000 at most, which are "
+            "kept out of the gallery; without labels, with views made up of its images. The "
+            "encoder must not have been trained on them.",
+        ),
+    ] = False
+    max_error: Annotated[float | None, _promise("max_error")] = None
+    max_false_match_rate: Annotated[float | None, _promise("max_false_match_rate")] = None
+    expected_absent: Annotated[float | None, _promise("expected_absent")] = None
+    alpha: Annotated[float | None, _promise("alpha")] = None
+    coverage: Annotated[float | None, _promise("coverage")] = None
+    index: Annotated[
+        Index,
+        typer.Option(
+            help="How it is searched; auto: exactly while small, then by size and budget."
+        ),
+    ] = Index.auto
+    memory_budget: Annotated[
+        str,
+        typer.Option(help="Of what the index keeps in memory: 512MiB, 4GiB, or bytes."),
+    ] = "4GiB"
+    min_recall: Annotated[
+        float,
+        typer.Option(min=0.01, max=1, help="Share of the ten nearest that a search is to find."),
+    ] = DEFAULT_SETTINGS.min_recall
+    milvus: Annotated[
+        str | None,
+        typer.Option(
+            help="Put the gallery into this Milvus: http://host:19530, or a file that ends in .db. "
+            "The token, if any, is VOUCH_MILVUS_TOKEN."
+        ),
+    ] = None
+    max_pixels: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Width × height of the largest image that is taken. The memory that decoding one "
+            "may need is bounded in proportion: 1 GiB for 40 million.",
+        ),
+    ] = ImageLimits().max_pixels
+    max_bytes: Annotated[
+        str, typer.Option(help="Size of the largest image file that is taken: 200MB, or bytes.")
+    ] = "20MiB"
+    provider: Annotated[Provider, typer.Option(help="What the encoder runs on.")] = Provider.auto
+
+    @property
+    def settings(self) -> IndexSettings:
+        """The way in which the gallery will be searched."""
+        budget = parse_bytes(self.memory_budget, "--memory-budget")
+        return IndexSettings(self.index.value, budget, self.min_recall)
+
+    @property
+    def promises(self) -> dict[str, float]:
+        """The promises that were named."""
+        named = {name: getattr(self, name) for name in PROMISES}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def require_consistent(self) -> None:
+        """Raise where options contradict each other.
+
+        Raises
+        ------
+        ConfigError
+        """
+        if self.config is None and self.promises and not self.calibrate:
+            raise ConfigError(
+                "--max-error, --max-false-match-rate, --expected-absent, --alpha and --coverage "
+                "say what calibrated answers promise. Give --calibrate with them."
+            )
+        parse_promises(self.promises)
+        if self.config is not None and (
+            self.calibrate or self.promises or self.settings != DEFAULT_SETTINGS
+        ):
+            raise ConfigError(
+                "--calibrate and what it promises, --index, --memory-budget and --min-recall are "
+                "for SOURCE. With --config the tables [calibration] and [index] say so, and "
+                "`vouch-build calibrate` is a step of its own."
+            )
+        given = self.source is not None, self.encoder is not None, self.config is not None
+        if given not in {(True, True, False), (False, False, True)}:
+            raise ConfigError("Give either SOURCE and --encoder, or --config.")
+
+    def indexing(self, source: Path, encoder: Path) -> Indexing:
+        """Return the collection, and what shall be made of it.
+
+        Raises
+        ------
+        ConfigError, DatasetError, BundleError : an option or a place is not as wanted.
+        """
+        # Imported late: --help needs none of it.
+        from index_builder.indexing.collection import Indexing, find_encoder  # noqa: PLC0415
+        from index_builder.indexing.sources import name_of, open_source  # noqa: PLC0415
+
+        called = self.name or name_of(source)
+        return Indexing(
+            open_source(source, self.root, labelled=self.labels),
+            find_encoder(encoder),
+            called,
+            self.description,
+            (self.run or Path("runs") / called) / "index",
+            self.bundles or Path("bundles") / called,
+            NONE if self.strict else parse_tolerance(self.max_bad),
+            self.resume,
+            self.workers or usable_processors(),
+            self.engine.value,
+            self.provider.value,
+            self.settings,
+            self.milvus,
+            self.calibrate,
+            parse_promises(self.promises),
+            ImageLimits(parse_bytes(self.max_bytes, "--max-bytes"), self.max_pixels),
+        )
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Read a size: a number of bytes, or one with a unit such as MB or GiB.
+
+    Raises
+    ------
+    ConfigError
+    """
+    try:
+        size = TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{option} {text!r} is no size. Give bytes, or a number with a unit: 512MiB."
+        ) from error
+    if size <= 0:
+        raise ConfigError(f"{option} {text!r} leaves nothing. Give more.")
+    return size
+
+
+def parse_promises(asked: Mapping[str, float]) -> CalibrationConfig:
+    """Return what calibrated answers shall promise, the rest as it is by default.
+
+    Raises
+    ------
+    ConfigError : a value is out of range.
+    """
+    try:
+        return CalibrationConfig.model_validate(asked)
+    except ValidationError as error:
+        named = {f"--{name.replace('_', '-')}": value for name, value in asked.items()}
+        raise ConfigError(f"What answers shall promise, {named}: {in_words(error)}.") from error
