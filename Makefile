@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export VOUCH_PORT ?= 8080
+# What pytest has compiled is kept, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers bench-label-free bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images mutants crash-indexing \
@@ -10,7 +12,7 @@ export VOUCH_PORT ?= 8080
 
 help:
 	@echo "make demo      install, build the demo bundle, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
-	@echo "make check     install, lint, run the tests that take less than a second each; two minutes"
+	@echo "make check     install, lint, run the tests that take less than a second each; a minute"
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make coverage  branch coverage of model_store and service by their own tests; at least 95 %"
 	@echo "make bench     measure, and write build/bench.json"

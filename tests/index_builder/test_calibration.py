@@ -212,6 +212,7 @@ def test_result_sets_hold_a_match_as_often_as_promised(coverage: float) -> None:
     assert 1 <= outcomes[0.8]["mean_size"] < outcomes[0.95]["mean_size"] < 5
 
 
+@pytest.mark.slow
 def test_the_report_is_of_queries_left_out_of_the_fit() -> None:
     report = calibrated().report
     assert report["n_matched"] == 2000

@@ -103,6 +103,7 @@ def test_one_changed_byte_in_any_file_is_refused(digits_bundle: Path, tmp_path: 
         shutil.rmtree(copy)
 
 
+@pytest.mark.slow
 def test_every_byte_of_the_manifest_counts(tmp_path: Path) -> None:
     bundle = publish(staged(tmp_path), manifest(), tmp_path / "root")
     path = bundle / MANIFEST_FILE

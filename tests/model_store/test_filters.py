@@ -33,6 +33,7 @@ def found(path: Path, asked: dict[str, Any], items: Sequence[NewItem]) -> list[s
 
 @settings(max_examples=60, deadline=None)
 @given(asked=FILTERS, labels=st.lists(st.none() | TEXT, min_size=4, max_size=4), data=st.data())
+@pytest.mark.slow
 def test_sql_finds_what_the_description_says(
     tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Any], labels: list[Any], data: Any
 ) -> None:

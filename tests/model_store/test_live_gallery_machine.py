@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
@@ -91,6 +92,9 @@ def check(gallery: GallerySnapshot, known: Known, place: int, n: int) -> None:
     assert order == sorted(order)
     left = exact.keys() - {item.id for item in items}
     assert all(exact[item_id] <= similarities[-1] + CLOSE for item_id in left)
+
+
+pytestmark = pytest.mark.slow
 
 
 class LiveGalleryMachine(RuleBasedStateMachine):

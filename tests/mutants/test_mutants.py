@@ -66,6 +66,7 @@ def test_words_and_types_have_none(source: str) -> None:
     assert list(python_edits(source.encode(), {})) == []
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_mutants_and_each_of_them_can_be_compiled() -> None:
     drawn = draw(["access", "page"], 20, seed=3)
     assert drawn == draw(["access", "page"], 20, seed=3)

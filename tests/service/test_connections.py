@@ -182,6 +182,7 @@ def test_a_slow_head_ends_the_connection(serve: Serve, start: bytes) -> None:
         assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_a_trickle_does_not_lengthen_it(serve: Serve) -> None:
     with connect(serve()) as connection:
         began = time.monotonic()
@@ -195,6 +196,7 @@ def test_a_trickle_does_not_lengthen_it(serve: Serve) -> None:
         assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_a_body_that_nobody_waits_for_ends_too(serve: Serve) -> None:
     with connect(serve()) as connection:
         connection.sendall(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nx")
@@ -251,6 +253,7 @@ def test_a_body_of_crumbs_is_given_up(serve: Serve, n_bytes: int) -> None:
     assert said.endswith(b"%d" % (20_000 * n_bytes)) == (n_bytes == 64)
 
 
+@pytest.mark.slow
 def test_a_crowd_delays_nobody_elses_health(serve: Serve) -> None:
     port = serve(300)
     crowd = [connect(port) for _ in range(100)]
@@ -265,6 +268,7 @@ def test_a_crowd_delays_nobody_elses_health(serve: Serve) -> None:
     assert waited < (time.monotonic() - began) / 2
 
 
+@pytest.mark.slow
 def test_whoever_has_left_is_not_answered(serve: Serve) -> None:
     port, n_before = serve(300), N_SLOW[0]
     for _ in range(100):

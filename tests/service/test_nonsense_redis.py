@@ -37,6 +37,7 @@ def no_redis(request: pytest.FixtureRequest) -> Iterator[Callable[[str], NoRedis
         server.close()
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", NONSENSE)
 async def test_it_has_no_entry_and_no_count(no_redis: Callable[[str], NoRedis], kind: str) -> None:

@@ -54,6 +54,7 @@ def test_every_orientation_is_set_upright(format_name: str, orientation: int) ->
     assert any("orientation" in warning for warning in decoded.warnings) == (orientation > 1)
 
 
+@pytest.mark.slow
 def test_large_images_are_converted_strip_by_strip_as_if_whole() -> None:
     wide = Image.fromarray(picture(1500, 1100))
     wide.putalpha(wide.convert("L"))
@@ -291,6 +292,7 @@ class TestReducedDecoding:
         with pytest.raises(CorruptImage):
             decode_image(data[: len(data) // 2], smallest_side=100)
 
+    @pytest.mark.slow
     def test_the_encoder_s_input_is_nearly_the_same(self) -> None:
         data = encoded(photograph(3000, 2250), "JPEG", quality=90)
         preprocessing = Preprocessing(224, 224, decoding="reduced")
