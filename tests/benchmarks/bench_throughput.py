@@ -166,7 +166,7 @@ def _request(path: str, data: bytes) -> bytes:
         + f"\r\n--{BOUNDARY}--\r\n".encode()
     )
     return (
-        f"POST {path} HTTP/1.1\r\nHost: benchmark\r\nContent-Length: {len(body)}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
         f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n\r\n"
     ).encode() + body
 
