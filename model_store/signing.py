@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -61,15 +63,9 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
     ------
     SigningKeyError : there is none.
     """
-    try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
-        raise SigningKeyError(
-            f"{path} is no private key ({error}). Make one with `vouch-build certify --new-key "
-            "FILE`."
-        ) from error
+    key = _read(path, partial(load_pem_private_key, password=None), "private")
     if not isinstance(key, Ed25519PrivateKey):
-        raise SigningKeyError(f"{path} is a key of another algorithm, wanted {ALGORITHM}.")
+        raise _of_another_algorithm(path)
     return key
 
 
@@ -80,16 +76,25 @@ def read_public_key(path: Path) -> str:
     ------
     SigningKeyError : there is none.
     """
+    key = _read(path, load_pem_public_key, "public")
+    if not isinstance(key, Ed25519PublicKey):
+        raise _of_another_algorithm(path)
+    return key.public_bytes_raw().hex()
+
+
+def _read(path: Path, load: Callable[[bytes], object], kind: str) -> object:
+    """Read a key of whatever algorithm."""
     try:
-        key = load_pem_public_key(path.read_bytes())
+        return load(path.read_bytes())
     except (OSError, ValueError, TypeError) as error:
         raise SigningKeyError(
-            f"{path} is no public key ({error}). `vouch-build certify --new-key FILE` writes it to "
-            "FILE.pub."
+            f"{path} is no {kind} key ({error}). `vouch-build certify --new-key FILE` writes a "
+            "private key to FILE, and its public key to FILE.pub."
         ) from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise SigningKeyError(f"{path} is a key of another algorithm, wanted {ALGORITHM}.")
-    return key.public_bytes_raw().hex()
+
+
+def _of_another_algorithm(path: Path) -> SigningKeyError:
+    return SigningKeyError(f"{path} is a key of another algorithm, wanted {ALGORITHM}.")
 
 
 def sign(content: bytes, key: Ed25519PrivateKey) -> dict[str, str]:
