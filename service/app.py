@@ -190,7 +190,7 @@ async def _set_up(
         lambda bundle: SearchEngine.start(bundle, resources),
         settings.canary_period_s,
         telemetry.activation,
-        settings.compact_after,
+        settings.compacts_after,
         settings.keep_bundles,
         settings.signing_key,
     )

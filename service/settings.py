@@ -238,6 +238,11 @@ class Settings(BaseSettings):
         return MilvusAccess(self.milvus_uri, token, self.milvus_timeout_s)
 
     @property
+    def compacts_after(self) -> int:
+        """`compact_after`; 0 where a compacted bundle needs a signature and could have none."""
+        return 0 if self.bundle_keys and self.signing_key is None else self.compact_after
+
+    @property
     def image_limits(self) -> ImageLimits:
         """The limits beyond which an image is refused before decoding."""
         return ImageLimits(self.max_image_bytes, self.max_image_pixels)
