@@ -20,8 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from model_store.bundles.directory import bundle_directory, current_id
-from model_store.errors import GallerySuperseded
+from model_store.bundles.directory import bundle_directory, require_current
 from model_store.gallery import (
     ChangesFile,
     FaissGallery,
@@ -76,21 +75,3 @@ def _log(root: Path, directory: Path, gallery: Gallery) -> ChangesFile:
 
 def _admission(root: Path, directory: Path) -> Callable[[], None]:
     return partial(require_current, root, directory.name)
-
-
-def require_current(root: Path, bundle_id: str) -> None:
-    """Let only the current bundle be written to.
-
-    Asked in the turn of a writer, and `CURRENT` is set in the turn of another: so no change is kept
-    where it would never be looked for.
-
-    Raises
-    ------
-    GallerySuperseded
-    """
-    named = current_id(root)
-    if named != bundle_id:
-        raise GallerySuperseded(
-            f"The bundle {bundle_id} takes no more changes: CURRENT names {named}. Nothing was "
-            "changed; send the request again when that bundle is served."
-        )

@@ -25,8 +25,14 @@ from typing import Literal, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import Timeout
 
-from model_store.bundles.changes import changes_path, require_current
-from model_store.bundles.directory import activate, bundle_directory, current_id, is_bundle_id
+from model_store.bundles.changes import changes_path
+from model_store.bundles.directory import (
+    activate,
+    bundle_directory,
+    current_id,
+    is_bundle_id,
+    require_current,
+)
 from model_store.bundles.manifest import Manifest, content_files
 from model_store.bundles.publish import seal, with_digests
 from model_store.decision import Calibration, label_means
@@ -156,8 +162,7 @@ class Compaction:
                 HighWater(path).make(turn.last())
                 flush(path.parent)
                 # Somebody may have published another bundle meanwhile, without a turn at writing.
-                require_current(self._root, self._manifest.id)
-                activate(self._root, self._prepared.name)
+                activate(self._root, self._prepared.name, instead_of=self._manifest.id)
             except GallerySuperseded:
                 _remove(path)
                 raise

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 from model_store.bundles.manifest import ID_LENGTH, MANIFEST_FILE
-from model_store.errors import BundleNotFound, PointerUnreadable
-from model_store.files import replacing
+from model_store.errors import BundleNotFound, GallerySuperseded, PointerUnreadable
+from model_store.files import lock_between_processes, replacing
 
+ACTIVATION_LOCK = ".activating"
 CURRENT_FILE = "CURRENT"
 PREVIOUS_FILE = "PREVIOUS"
 
@@ -49,25 +50,51 @@ def _checked(bundle_id: str) -> str:
     return bundle_id
 
 
-def activate(root: Path, bundle_id: str) -> None:
+def activate(root: Path, bundle_id: str, instead_of: str | None = None) -> None:
     """Point ``root/CURRENT`` at a bundle, atomically; ``root/PREVIOUS`` names the one before.
 
-    A running service that serves ``root`` changes over to it by itself.
+    One process at a time does it. A running service that serves ``root`` changes over by itself.
+
+    Parameters
+    ----------
+    instead_of : the bundle that must be the current one; None for any.
 
     Raises
     ------
     BundleNotFound : no bundle can be called that.
+    GallerySuperseded : another one is current than ``instead_of``; nothing was changed.
     """
     bundle_id = _checked(bundle_id)
-    try:
-        before = current_id(root)
-    except PointerUnreadable:  # this is how it is repaired
-        before = None
-    if before == bundle_id:
-        return
-    if before is not None:
-        _write_pointer(root / PREVIOUS_FILE, before)
-    _write_pointer(root / CURRENT_FILE, bundle_id)
+    with lock_between_processes(root / ACTIVATION_LOCK):
+        if instead_of is not None:
+            require_current(root, instead_of)
+        try:
+            before = current_id(root)
+        except PointerUnreadable:  # this is how it is repaired
+            before = None
+        if before == bundle_id:
+            return
+        if before is not None:
+            _write_pointer(root / PREVIOUS_FILE, before)
+        _write_pointer(root / CURRENT_FILE, bundle_id)
+
+
+def require_current(root: Path, bundle_id: str) -> None:
+    """Let only the current bundle be written to.
+
+    Asked in the turn of a writer, and a compaction sets `CURRENT` in a turn of its own: so no
+    change is kept where it would never be looked for.
+
+    Raises
+    ------
+    GallerySuperseded
+    """
+    named = current_id(root)
+    if named != bundle_id:
+        raise GallerySuperseded(
+            f"The bundle {bundle_id} takes no more changes: CURRENT names {named}. Nothing was "
+            "changed; send the request again when that bundle is served."
+        )
 
 
 def current_id(root: Path) -> str | None:

@@ -16,8 +16,9 @@ BYTES_OF_A_PIECE = 64
 HEAD_TIMEOUT_S = 10.0
 """From the first byte of a head, or the connection, to the head's end."""
 
-IDLE_TIMEOUT_S = 5.0
-"""Between an answer and the next request of a connection."""
+IDLE_TIMEOUT_S = 75.0
+"""Between an answer and the next request of a connection. Longer than clients and proxies keep one
+(httpx 5 s, aiohttp 15 s, nginx 60 s), or it would be closed just as a request is sent on it."""
 
 READ_TIMEOUT_S = 30.0
 """For which a client may leave an answer unread."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,18 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.bundles.changes import changes_path
-from model_store.bundles.directory import activate, bundle_ids, current_id, previous_id
+from model_store.bundles.directory import (
+    ACTIVATION_LOCK,
+    CURRENT_FILE,
+    activate,
+    bundle_ids,
+    current_id,
+    previous_id,
+)
 from model_store.bundles.manifest import read_manifest
 from model_store.decision import Calibration, label_means
 from model_store.errors import GallerySuperseded, ItemNotFound, LogDamaged, StorageBusy, StorageFull
+from model_store.files import lock_between_processes
 from model_store.gallery import Delete, Item, LiveGallery, NewItem, Retry, Thumbnail, Upsert, Vector
 from tests.laws.gallery_laws import new_items, random_embeddings
 from tests.support.live_bundles import compaction, opened, peak_of_compaction, published, upsert
@@ -233,6 +241,39 @@ def test_one_that_comes_too_late_does_not_take_over(
     assert current_id(root) == other.name
     assert sorted(bundle_ids(root)) == sorted([old, other.name])
     assert not changes_path(root, prepared).exists()
+
+
+def test_what_is_published_just_before_the_pointer_is_written_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, old = opened(root), str(current_id(root))
+    change(live)
+    other = root / ("f" * 16)
+    shutil.copytree(root / old, other)
+
+    def after_another(place: Path, bundle_id: str, **options: str) -> None:
+        activate(place, other.name)
+        activate(place, bundle_id, **options)
+
+    monkeypatch.setattr("model_store.bundles.compaction.activate", after_another)
+    with compaction(root, live) as one:
+        one.prepare()
+        with pytest.raises(GallerySuperseded):
+            one.switch()
+    assert current_id(root) == other.name
+
+
+def test_activations_come_one_after_the_other(root: Path) -> None:
+    old = str(current_id(root))
+    lock = lock_between_processes(root / ACTIVATION_LOCK)
+    with lock, ThreadPoolExecutor() as threads:
+        waiting = threads.submit(activate, root, "f" * 16, old)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.2)
+        (root / CURRENT_FILE).write_text("e" * 16)
+        lock.release()
+        with pytest.raises(GallerySuperseded, match="e" * 16):
+            waiting.result()
 
 
 def test_no_room_is_said_and_nothing_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
