@@ -19,6 +19,7 @@ Two columns meet in `pipeline`: with torch
 ``methods → training → objectives → posteriors → networks``, without it
 ``indexing → calibration → datasets``. `vectors` keeps what was computed of images, for all steps.
 `configuration` is what users may set; `progress` shows how far a step is; `output` puts errors of
-writing into words; `certificates` writes what a bundle promises as a signed file and a page, and
-checks one. `reproduction` runs the papers' methods on their published protocols.
+writing into words. `foreign_encoders` brings encoders that were made elsewhere; `certificates`
+writes what a bundle promises as a signed file and a page, and checks one. `reproduction` runs the
+papers' methods on their published protocols.
 """

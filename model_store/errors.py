@@ -70,6 +70,7 @@ nothing that a client of the service may not see.
         ├── OutputError          what was made cannot be written: no space, no permission
         ├── RunInUse             another process works in the run directory
         ├── WeightsError         pretrained weights are missing or do not fit
+        ├── EncoderSourceError   an encoder made elsewhere cannot be brought here
         ├── TrainingDiverged     the loss is no number any more
         ├── StepNotReady         an earlier step has not been run
         ├── ParityError          the exported encoder disagrees with the trained one
@@ -332,6 +333,10 @@ class RunInUse(BuildError):
 
 class WeightsError(BuildError):
     """Pretrained weights are missing, cannot be read, or do not fit the trunk."""
+
+
+class EncoderSourceError(BuildError):
+    """An encoder that was made elsewhere cannot be brought to Vouch's contract."""
 
 
 class TrainingDiverged(BuildError):

@@ -4,6 +4,7 @@
 
     app            all commands, in the order of the help
     steps          train, fit, export, calibrate, evaluate, publish, all
+    encoder        encoder
     index          index
     index_options  the options of index
     options_class  commands whose options are the fields of a class

@@ -70,7 +70,10 @@ class IndexOptions:
     ] = None
     encoder: Annotated[
         Path | None,
-        typer.Option(help="With SOURCE: a bundle, a directory of bundles, or an .onnx file."),
+        typer.Option(
+            help="With SOURCE: what `encoder` wrote, a bundle, a directory of bundles, or an "
+            ".onnx file."
+        ),
     ] = None
     config: Annotated[
         str | None,
@@ -208,8 +211,9 @@ class IndexOptions:
         ConfigError, DatasetError, BundleError : an option or a place is not as wanted.
         """
         # Imported late: --help needs none of it.
-        from index_builder.indexing.collection import Indexing, find_encoder  # noqa: PLC0415
+        from index_builder.indexing.collection import Indexing  # noqa: PLC0415
         from index_builder.indexing.sources import name_of, open_source  # noqa: PLC0415
+        from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415
 
         called = self.name or name_of(source)
         return Indexing(

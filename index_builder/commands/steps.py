@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from index_builder.configuration.build import BuildConfig, builtin_configs, in_milvus, load_config
-from index_builder.configuration.photographs import photographs_config
+from index_builder.configuration.photographs import encoder_config, photographs_config
 from index_builder.pipeline.run import Run
 from index_builder.progress import say_what_is_next
 from model_store.errors import ConfigError
@@ -141,6 +141,17 @@ def publish_command(
     say_what_is_next(published)
 
 
+_EITHER = "Give either --config, or --images with --encoder, or with both --trunk and --weights."
+
+
+def _n_features(encoder: Path) -> int:
+    """Return the size of an encoder's penultimate layer."""
+    from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415 - slow
+    from model_store.encoder.onnx import OnnxEncoder  # noqa: PLC0415
+
+    return OnnxEncoder(find_encoder(encoder), "cpu", threads=1).n_features
+
+
 def all_command(
     config: Annotated[
         str | None, typer.Option("--config", "-c", help="As for the single steps.")
@@ -156,6 +167,10 @@ def all_command(
         str | None,
         typer.Option(help="With --trunk: a file, or a name of torchvision's (IMAGENET1K_V1)."),
     ] = None,
+    encoder: Annotated[
+        Path | None,
+        typer.Option(help="With --images: what `encoder` wrote, in place of --trunk, --weights."),
+    ] = None,
     labels: Annotated[
         bool, typer.Option(help="With --images: whether its sub-folders are labels.")
     ] = True,
@@ -169,12 +184,16 @@ def all_command(
     bundles: BundlesOption = None,
 ) -> None:
     """Run every step, from images to a published bundle, and print its evaluation."""
-    if config is not None and labels and not (images or trunk or weights or name):
+    if config is not None and labels and not (images or trunk or weights or name or encoder):
         build = load_config(config)
-    elif config is None and images is not None and trunk is not None and weights is not None:
+    elif images is None or config is not None:
+        raise ConfigError(_EITHER)
+    elif encoder is not None and not (trunk or weights):
+        build = encoder_config(images, encoder, _n_features(encoder), name, labelled=labels)
+    elif trunk is not None and weights is not None and encoder is None:
         build = photographs_config(images, trunk, weights, name, labelled=labels)
     else:
-        raise ConfigError("Give either --config, or all of --images, --trunk and --weights.")
+        raise ConfigError(_EITHER)
     build = in_milvus(build, milvus)
     opened = Run(run or Path("runs") / build.name)
     published = bundles or Path("bundles") / build.name

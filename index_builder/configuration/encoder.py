@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -30,10 +31,16 @@ class NetworkConfig(Section):
         "mobilenet_v2",
         "mobilenet_v3_large",
         "vit_b_16",
+        "onnx",
     ] = Field(
         "small_cnn",
-        description="small_cnn (grey, 28 × 28) and colour_cnn (32 × 32) are the papers' own; the "
-        "others are torchvision's.",
+        description="small_cnn (grey, 28 × 28) and colour_cnn (32 × 32) are the papers' own; onnx "
+        "is the `encoder` named; the others are torchvision's.",
+    )
+    encoder: Path | None = Field(
+        None,
+        description="For trunk = 'onnx', which is always frozen: what `vouch-build encoder` wrote, "
+        "a bundle, or an encoder's .onnx file.",
     )
     weights: str | None = Field(
         None,
@@ -61,8 +68,26 @@ class NetworkConfig(Section):
         False, description="The same share between the convolutions of small_cnn as well."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_graph_is_frozen(cls, fields: Any) -> Any:  # noqa: ANN401 - not validated yet
+        if isinstance(fields, Mapping) and fields.get("trunk") == "onnx":
+            return {"frozen": True, **fields}
+        return fields
+
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> NetworkConfig:
+        if (self.trunk == "onnx") != (self.encoder is not None):
+            raise ValueError("`encoder` goes with trunk = 'onnx', and only with it")
+        if self.encoder is not None:
+            if self.weights is not None or not self.frozen or self.last_layer == "loaded":
+                raise ValueError(
+                    "trunk = 'onnx' is frozen and brings its weights: drop `weights`, `frozen` and "
+                    "last_layer = 'loaded'"
+                )
+            if self.pooling != "average" or self.input_size != PHOTOGRAPH:
+                raise ValueError("trunk = 'onnx' has both itself: drop `pooling` and `input_size`")
+            return self
         if self.weights is None and (self.frozen or self.last_layer == "loaded"):
             raise ValueError("`frozen` and last_layer = 'loaded' need `weights`")
         if self.trunk in {"small_cnn", "colour_cnn", "vit_b_16"} and self.pooling != "average":
@@ -128,6 +153,8 @@ class EncoderConfig(Section):
                 raise ValueError("a frozen trunk sees each image once: drop flip and shift")
             if self.network.dropout and self.posterior.method == "online_laplace":
                 raise ValueError("online_laplace takes the curvature of whole features: no dropout")
+            if self.network.encoder is not None and self.posterior.method == "ensemble":
+                raise ValueError("members of an ensemble train their trunks: not trunk = 'onnx'")
         elif self.network.last_layer == "random":
             raise ValueError("with training.epochs = 0, network.last_layer must not be 'random'")
         elif self.posterior.method not in CONTRASTIVE:

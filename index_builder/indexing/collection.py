@@ -36,12 +36,11 @@ from index_builder.output import writing
 from index_builder.vectors.encoder import StoredEncoder
 from index_builder.vectors.store import VectorFile
 from model_store.bundles.bundle import open_parts
-from model_store.bundles.directory import locate
-from model_store.bundles.manifest import ENCODER_FILE, MANIFEST_FILE, read_manifest
+from model_store.bundles.manifest import ENCODER_FILE
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.encoder.contract import Embeddings, Encoder, ProviderChoice
-from model_store.errors import BundleNotFound, DatasetError, TooManyBadImages
+from model_store.errors import DatasetError, TooManyBadImages
 from model_store.gallery import IndexSettings, open_gallery
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
 from model_store.gallery.opening import index_description
@@ -229,29 +228,6 @@ def index_collection(indexing: Indexing) -> Outcome:
         encoder.close()
         work.clear()
     return outcome
-
-
-def find_encoder(path: Path) -> Path:
-    """The encoder's file: ``path`` itself, or that of a bundle, or of a directory of bundles.
-
-    Raises
-    ------
-    BundleNotFound : none of these.
-    BundleTampered : the bundle that it is in was changed.
-    """
-    if path.is_file() and path.suffix == ".onnx":
-        return path
-    if (path / ENCODER_FILE).is_file() and not (path / MANIFEST_FILE).exists():
-        return path / ENCODER_FILE
-    try:
-        directory = locate(path)
-    except (BundleNotFound, NotADirectoryError) as error:
-        raise BundleNotFound(
-            f"There is no encoder at {path}: wanted an .onnx file that `vouch-build export` made, "
-            "a bundle, or a directory of bundles."
-        ) from error
-    read_manifest(directory)
-    return directory / ENCODER_FILE
 
 
 def _engine(indexing: Indexing, encoder: StoredEncoder) -> Engine:

@@ -2,11 +2,13 @@
 
 ::
 
+    build                encoders from a configuration
     encoder              trunk and linear last layer
     trunk                the interface of trunks
     small_cnn            the papers' trunk for grey images
     colour_cnn           the papers' trunk for CIFAR-10
     torchvision_trunk    a backbone of torchvision
+    graph_trunk          a trunk that is an ONNX graph
     pooling              a feature map → one vector
     whitening            a last layer in closed form
     dropout              masks from a generator
@@ -16,12 +18,8 @@
     feature_blocks       their type, block by block
 """
 
-from index_builder.networks.encoder import (
-    MetricEncoder,
-    build_encoder,
-    load_encoder,
-    load_pretrained,
-)
+from index_builder.networks.build import build_encoder, load_encoder, load_pretrained
+from index_builder.networks.encoder import MetricEncoder
 from index_builder.networks.weights import save_checkpoint
 from index_builder.networks.whitening import learned_whitening
 

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
-from index_builder.configuration.encoder import NetworkConfig
-from index_builder.networks.colour_cnn import ColourCNN
-from index_builder.networks.initialisation import drawn_from
-from index_builder.networks.small_cnn import SmallCNN
-from index_builder.networks.torchvision_trunk import TorchvisionTrunk, freeze_batch_norm, shortened
+from index_builder.networks.torchvision_trunk import freeze_batch_norm
 from index_builder.networks.trunk import Trunk
-from index_builder.networks.weights import (
-    PretrainedWeights,
-    is_checkpoint,
-    linear_layer,
-    load_checkpoint,
-    load_weights,
-    needs_tensorflow_padding,
-)
 from index_builder.vectors.images import ImageVectors
-from model_store.errors import WeightsError
 from model_store.images import Preprocessing
 
 
@@ -120,90 +105,3 @@ class MetricEncoder(nn.Module):
         """Embeddings (B, D), not normalised, of ``images`` (B, H, W, 3) uint8."""
         embeddings: Tensor = self.last_layer(self.features(images))
         return embeddings
-
-
-def build_encoder(config: NetworkConfig, generator: torch.Generator) -> MetricEncoder:
-    """An untrained encoder: each layer's own initialisation, drawn from ``generator`` alone.
-
-    While it is trained, ``generator`` also decides what dropout within the trunk drops.
-    """
-    with drawn_from(generator):
-        return MetricEncoder(
-            _trunk(config, generator),
-            config.embedding_dim,
-            pretrained=config.weights is not None,
-            frozen=config.frozen,
-        )
-
-
-def load_encoder(config: NetworkConfig, checkpoint: Path) -> MetricEncoder:
-    """The encoder that `save_checkpoint` wrote, in evaluation mode.
-
-    Raises
-    ------
-    WeightsError : the file is not one, or of another network.
-    """
-    of_checkpoint = {"weights": str(checkpoint), "last_layer": "loaded", "frozen": False}
-    config = config.model_copy(update=of_checkpoint)
-    encoder = build_encoder(config, torch.Generator())
-    load_pretrained(encoder, config)
-    return encoder.eval()
-
-
-def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
-    """Take the weights that ``config.weights`` names, and the last layer where it says so.
-
-    Raises
-    ------
-    WeightsError : they are missing, cannot be read or do not fit.
-    """
-    assert config.weights is not None  # noqa: S101 - the caller has looked
-    if is_checkpoint(config.weights):
-        state = load_checkpoint(config.weights)
-        if config.last_layer != "loaded":
-            state |= {f"last_layer.{k}": v for k, v in encoder.last_layer.state_dict().items()}
-        try:
-            encoder.load_state_dict(state)
-        except RuntimeError as error:
-            raise WeightsError(
-                f"{config.weights} does not fit the encoder. {shortened(error)}"
-            ) from error
-    elif isinstance(encoder.trunk, TorchvisionTrunk):
-        weights = load_weights(encoder.trunk.name, config.weights)
-        encoder.trunk.load_backbone(weights.state)
-        encoder.pixel_mean.copy_(weights.pixel_mean[:, None, None])
-        encoder.pixel_std.copy_(weights.pixel_std[:, None, None])
-        if config.last_layer == "loaded":
-            _take_linear_layer(encoder, weights, config.weights)
-    else:
-        raise WeightsError(
-            f"{config.weights} is not the checkpoint.safetensors of a run; trunk = "
-            f"{config.trunk!r} has no other weights."
-        )
-
-
-def _take_linear_layer(encoder: MetricEncoder, weights: PretrainedWeights, source: str) -> None:
-    """Make the linear layer among ``weights`` the last layer."""
-    layer = linear_layer(weights, encoder.trunk.n_features)
-    if layer is None or layer[0].shape[0] != encoder.last_layer.out_features:
-        found = "none" if layer is None else f"one of {layer[0].shape[0]} dimensions"
-        raise WeightsError(
-            f"last_layer = 'loaded' wants a linear layer from {encoder.trunk.n_features} features "
-            f"to embedding_dim = {encoder.last_layer.out_features}; {source} has {found}."
-        )
-    with torch.no_grad():
-        encoder.last_layer.weight.copy_(layer[0])
-        encoder.last_layer.bias.copy_(layer[1])
-
-
-def _trunk(config: NetworkConfig, generator: torch.Generator) -> Trunk:
-    if config.trunk == "small_cnn":
-        return SmallCNN(config.dropout if config.dropout_inside else 0.0, generator)
-    if config.trunk == "colour_cnn":
-        return ColourCNN()
-    return TorchvisionTrunk(
-        config.trunk,
-        config.pooling,
-        config.input_size,
-        tensorflow_padding=needs_tensorflow_padding(config.weights),
-    )

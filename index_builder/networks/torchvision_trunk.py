@@ -64,9 +64,9 @@ class TorchvisionTrunk(Trunk):
             backbone.heads = nn.Identity()
             self.backbone, self.pooling = backbone, nn.Identity()
         else:
-            self.backbone, self.pooling = _feature_map(backbone), _POOLINGS[pooling]()
+            self.backbone, self.pooling = feature_map(backbone), _POOLINGS[pooling]()
         if tensorflow_padding:
-            _pad_as_tensorflow(self.backbone)
+            pad_as_tensorflow(self.backbone)
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (B, F) of ``images`` (B, 3, H, W), standardised."""
@@ -103,7 +103,7 @@ class _AsymmetricConv2d(nn.Conv2d):
         )
 
 
-def _feature_map(backbone: nn.Module) -> nn.Module:
+def feature_map(backbone: nn.Module) -> nn.Module:
     """Everything before the global pooling, under the names that torchvision gives its parts."""
     convolutional = [
         (name, part)
@@ -113,7 +113,7 @@ def _feature_map(backbone: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(convolutional))
 
 
-def _pad_as_tensorflow(module: nn.Module) -> None:
+def pad_as_tensorflow(module: nn.Module) -> None:
     """Replace every strided 3 × 3 convolution within ``module``; weights must be loaded after."""
     for name, part in module.named_children():
         if isinstance(part, nn.Conv2d) and part.stride == (2, 2) and part.kernel_size == (3, 3):
@@ -127,7 +127,7 @@ def _pad_as_tensorflow(module: nn.Module) -> None:
             )
             setattr(module, name, replacement)
         else:
-            _pad_as_tensorflow(part)
+            pad_as_tensorflow(part)
 
 
 def freeze_batch_norm(module: nn.Module) -> None:

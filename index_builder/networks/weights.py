@@ -18,13 +18,12 @@ from torchvision import models
 
 from index_builder.networks.torchvision_trunk import (
     CLASSIFIERS,
-    TorchvisionName,
     imagenet_normalisation,
 )
 from model_store.errors import WeightsError
 
-QUANTISED_SUFFIX = ".npz"
-"""Suffix of files with weights from TensorFlow Lite: they bring its padding and input range."""
+_QUANTISED = ".q"
+"""Suffix of the names of weights from TensorFlow Lite: they bring its padding and input range."""
 
 _BATCH_NORM_EPS = 1e-5
 _PADDING, _TENSORFLOW = "padding", "tensorflow"
@@ -45,7 +44,7 @@ class PretrainedWeights:
     pixel_std: Tensor
 
 
-def load_weights(trunk: TorchvisionName, source: str) -> PretrainedWeights:
+def load_weights(trunk: str, source: str) -> PretrainedWeights:
     """Load what ``source`` names.
 
     Parameters
@@ -53,7 +52,8 @@ def load_weights(trunk: TorchvisionName, source: str) -> PretrainedWeights:
     trunk : torchvision's name of the model.
     source : one of its weights by torchvision's own name, such as ``IMAGENET1K_V1``, downloaded
         and checked by torchvision; or a file: ``.safetensors``; ``.pth`` or ``.pt``, read without
-        running any code of theirs; ``.npz`` of int8 convolutions with folded batch normalisation.
+        running any code of theirs; ``.npz`` of arrays by the names of their tensors, or of int8
+        convolutions with folded batch normalisation.
 
     Raises
     ------
@@ -72,9 +72,11 @@ def load_weights(trunk: TorchvisionName, source: str) -> PretrainedWeights:
             return PretrainedWeights(load_file(path), *imagenet_normalisation())
         if path.suffix in {".pth", ".pt"}:
             return PretrainedWeights(_state_dict(path), *imagenet_normalisation())
-        if path.suffix == QUANTISED_SUFFIX:
+        if path.suffix == ".npz" and _is_quantised(path):
             half = torch.full((3,), 0.5)
             return PretrainedWeights(_dequantised(path), half, half)
+        if path.suffix == ".npz":
+            return PretrainedWeights(_arrays(path), *imagenet_normalisation())
     except (
         OSError,
         ValueError,
@@ -96,7 +98,8 @@ def needs_tensorflow_padding(source: str | None) -> bool:
     if is_checkpoint(source):
         with safe_open(Path(source).expanduser(), framework="pt") as file:
             return (file.metadata() or {}).get(_PADDING) == _TENSORFLOW
-    return Path(source).suffix == QUANTISED_SUFFIX
+    path = Path(source).expanduser()
+    return path.suffix == ".npz" and path.is_file() and _is_quantised(path)
 
 
 def linear_layer(weights: PretrainedWeights, n_features: int) -> tuple[Tensor, Tensor] | None:
@@ -141,7 +144,7 @@ def load_checkpoint(source: str) -> dict[str, Tensor]:
     return dict(load_file(Path(source).expanduser()))
 
 
-def _download(trunk: TorchvisionName, name: str) -> Mapping[str, Tensor]:
+def _download(trunk: str, name: str) -> Mapping[str, Tensor]:
     weights = models.get_model_weights(trunk)[name]
     try:
         state: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
@@ -161,6 +164,22 @@ def _state_dict(path: Path) -> Mapping[str, Tensor]:
     return state
 
 
+def _is_quantised(path: Path) -> bool:
+    """Return whether an .npz file holds int8 weights; no if it cannot be read."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return any(name.endswith(_QUANTISED) for name in file.files)
+    except (OSError, ValueError, BadZipFile, EOFError):
+        return False
+
+
+def _arrays(path: Path) -> Mapping[str, Tensor]:
+    with np.load(path, allow_pickle=False) as file:
+        if not file.files:
+            raise ValueError("it holds no arrays")
+        return {name: torch.from_numpy(file[name]) for name in file.files}
+
+
 def _dequantised(path: Path) -> Mapping[str, Tensor]:
     """Weights of layers `<name>.q` (int8) × `<name>.scale`, each followed by its bias.
 
@@ -169,9 +188,9 @@ def _dequantised(path: Path) -> Mapping[str, Tensor]:
     state: dict[str, Tensor] = {}
     with np.load(path, allow_pickle=False) as file:
         for key in file.files:
-            if not key.endswith(".q"):
+            if not key.endswith(_QUANTISED):
                 continue
-            layer = key.removesuffix(".q")
+            layer = key.removesuffix(_QUANTISED)
             quantised = file[key].astype(np.float32)
             scale = file[f"{layer}.scale"].astype(np.float32)
             weight = quantised * scale.reshape(-1, *[1] * (quantised.ndim - 1))
@@ -181,8 +200,6 @@ def _dequantised(path: Path) -> Mapping[str, Tensor]:
                 state[f"{layer}.bias"] = bias
             else:
                 state |= _folded_batch_norm(_behind(layer), bias)
-    if not state:
-        raise ValueError("it holds no quantised layers, whose names end in .q")
     return state
 
 

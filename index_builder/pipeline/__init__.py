@@ -7,5 +7,6 @@
     gallery_steps     index, calibrate, evaluate, publish (no torch)
     checkpoints       what train and fit left, read back
     export            encoder and posterior → ONNX
+    joined_graph      a trunk and a head as one graph
     sample_queries    queries that a visitor can try
 """

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,8 +16,12 @@ import torch
 from numpy.typing import NDArray
 from onnxscript import optimizer
 from torch import Tensor, nn
+from torch.onnx.errors import UnsupportedOperatorError
 
 from index_builder.networks import MetricEncoder
+from index_builder.networks.graph_trunk import GraphTrunkEncoder
+from index_builder.pipeline.joined_graph import joined, operator_version
+from index_builder.posteriors import ProbabilisticEncoder
 from index_builder.vectors.halves import (
     FEATURES,
     HEAD_KEY,
@@ -60,7 +65,7 @@ def export_encoder(
     ------
     ParityError : the file disagrees with torch, at any of `PARITY_BATCHES`; nothing is left behind.
     """
-    file = traced(encoder, images[:2], OUTPUT_NAMES)
+    file = _graph(encoder, images)
     onnx.helper.set_model_props(file, {METADATA_KEY: metadata.to_json()})
     with replacing(path) as staged:
         staged.write_bytes(file.SerializeToString(deterministic=True))
@@ -89,7 +94,7 @@ def export_trunk(
     ------
     ParityError : the file disagrees with torch; nothing is left behind.
     """
-    file = traced(_Trunk(encoder), images[:2], (FEATURES,))
+    file = _trunk_graph(encoder, torch.from_numpy(images[:2]))
     onnx.helper.set_model_props(file, {TRUNK_KEY: metadata})
     staged = path.with_suffix(".partial")
     staged.write_bytes(file.SerializeToString(deterministic=True))
@@ -134,27 +139,58 @@ def export_head(encoder: Path, trunk: Path, path: Path, images: NDArray[np.uint8
     return same
 
 
-def traced(module: nn.Module, images: NDArray[np.uint8], outputs: Sequence[str]) -> onnx.ModelProto:
-    """Return the optimised graph of ``module``: of two ``images`` to its ``outputs``, of any n.
+def _graph(encoder: nn.Module, images: NDArray[np.uint8]) -> onnx.ModelProto:
+    """Return the graph of a whole encoder."""
+    two = torch.from_numpy(images[:2])
+    if isinstance(encoder, ProbabilisticEncoder) and isinstance(encoder.encoder, GraphTrunkEncoder):
+        features = encoder.encoder.features(two)
+        trunk = _trunk_graph(encoder.encoder, two)
+        opset = min(OPSET, operator_version(trunk))
+        return joined(trunk, traced(_Head(encoder), features, OUTPUT_NAMES[:2], FEATURES, opset))
+    return traced(encoder, two, OUTPUT_NAMES)
+
+
+def _trunk_graph(encoder: MetricEncoder, two: Tensor) -> onnx.ModelProto:
+    """Return the graph from pixels to features."""
+    if not isinstance(encoder, GraphTrunkEncoder):
+        return traced(_Trunk(encoder), two, (FEATURES,))
+    graph = onnx.ModelProto()
+    graph.CopyFrom(encoder.trunk.graph)
+    del graph.metadata_props[:]
+    return graph
+
+
+def traced(
+    module: nn.Module,
+    example: Tensor,
+    outputs: Sequence[str],
+    input_name: str = INPUT_NAME,
+    opset: int = OPSET,
+) -> onnx.ModelProto:
+    """Return the optimised graph of ``module``: of two inputs to its ``outputs``, of any n.
 
     By tracing: half a second of computing for MobileNetV2, and a quarter of optimising. The
-    exporter by `torch.export` takes eleven, more than encoding a thousand photographs does.
+    exporter by `torch.export` takes eleven, more than encoding a thousand photographs does; it is
+    for modules with an operator that tracing does not know.
     """
     module.eval()
     with TemporaryDirectory() as scratch, warnings.catch_warnings():
         path = Path(scratch) / "traced.onnx"
-        warnings.simplefilter("ignore")  # the exporter warns of its own internals
-        torch.onnx.export(
-            module,
-            (torch.from_numpy(images),),
-            path,
-            input_names=[INPUT_NAME],
-            output_names=list(outputs),
-            dynamic_axes={name: {0: "batch"} for name in (INPUT_NAME, *outputs)},
-            opset_version=OPSET,
-            dynamo=False,
-            verbose=False,
-        )
+        warnings.simplefilter("ignore")  # the exporters warn of their own internals
+        options: dict[str, Any] = {
+            "input_names": [input_name],
+            "output_names": list(outputs),
+            "opset_version": opset,
+            "verbose": False,
+        }
+        batch = {name: {0: "batch"} for name in (input_name, *outputs)}
+        try:
+            torch.onnx.export(module, (example,), path, dynamic_axes=batch, dynamo=False, **options)
+        except UnsupportedOperatorError:
+            any_batch = ({0: torch.export.Dim("batch")},)
+            torch.onnx.export(
+                module, (example,), path, dynamic_shapes=any_batch, dynamo=True, **options
+            )
         # Folds constants: untouched, the traced graph takes a fifth longer to run.
         file = optimizer.optimize(onnx.load(path))
     _strip_traces(file)
@@ -194,6 +230,17 @@ def _strip_traces(file: onnx.ModelProto) -> None:
         del value.metadata_props[:]
     del file.graph.metadata_props[:]
     del file.metadata_props[:]
+
+
+class _Head(nn.Module):
+    """Features to mean and variance."""
+
+    def __init__(self, encoder: ProbabilisticEncoder) -> None:
+        super().__init__()
+        self.posterior = encoder.posterior
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        return self.posterior.predict(features)
 
 
 class _Trunk(nn.Module):

@@ -126,7 +126,7 @@ def _train_alone(config: EncoderConfig, images: LabelledImages, run: Run, group:
     labels = torch.from_numpy(images.label_codes())
     if config.network.weights is not None:
         load_pretrained(encoder, config.network)
-    else:
+    elif config.network.encoder is None:
         encoder.standardise(torch.from_numpy(images.prepared(encoder.preprocessing)))
     encoder.eval()
     with threads_for(len(images)) if config.network.frozen else nullcontext():

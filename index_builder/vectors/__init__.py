@@ -4,6 +4,7 @@
 
     store     vectors in one file, by what made them and of which image
     images    images → vectors: read back, or decoded and computed
+    encoder_file   where the file of an encoder lies
     encoder   an encoder that knows the images it has seen
     halves    a trunk that nothing trains, and the rest of its encoder, as two graphs
 """

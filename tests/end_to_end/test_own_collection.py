@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.indexing.collection import find_encoder
+from index_builder.vectors.encoder_file import find_encoder
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import read_manifest
 from tests.end_to_end.processes import Service

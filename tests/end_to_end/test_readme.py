@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,17 @@ def place(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.round(image * 255 / 16).astype(np.uint8)).save(folder / f"{row}.png")
     return place
+
+
+@pytest.fixture(scope="module")
+def few(place: Path) -> Path:
+    """The same with thirty images of each label, for large encoders."""
+    few = place / "few"
+    for label in (place / "photographs").iterdir():
+        (few / "photographs" / label.name).mkdir(parents=True)
+        for path in sorted(label.iterdir())[:30]:
+            shutil.copy(path, few / "photographs" / label.name)
+    return few
 
 
 @pytest.fixture(scope="module")
@@ -159,23 +172,59 @@ def test_any_collection_is_indexed(place: Path) -> None:
     index, doctor = block("sh", "--name everything").splitlines()
     run(index.replace("bundles/mine", "bundles/digits"), place)
     assert "is finished" in run(doctor, place)
-    calibrated = run(block("sh", "--calibrate").replace("bundles/mine", "bundles/digits"), place)
+    calibrated = run(
+        block("sh", "bundles/mine --calibrate").replace("bundles/mine", "bundles/digits"), place
+    )
     assert read_manifest(place / calibrated.strip()).calibration is not None
 
 
-def test_photographs_and_a_pretrained_trunk_become_a_bundle(place: Path) -> None:
+def test_photographs_and_a_pretrained_trunk_become_a_bundle(place: Path, few: Path) -> None:
     build, serve = block("sh", "--trunk").splitlines()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # in place of the download: the same tensors, with nothing learned
         save_file(models.mobilenet_v2(weights=None).state_dict(), place / "weights.safetensors")
-    few = place / "few" / "photographs"
-    for label in (place / "photographs").iterdir():
-        (few / label.name).mkdir(parents=True)
-        for path in sorted(label.iterdir())[:30]:
-            shutil.copy(path, few / label.name)
     build = build.replace("IMAGENET1K_V1", str(place / "weights.safetensors"))
-    assert "recall at 1" in run(build, few.parent)
-    assert (few.parent / serve.split()[-1] / "CURRENT").exists()
+    assert "recall at 1" in run(build, few)
+    assert (few / serve.split()[-1] / "CURRENT").exists()
+
+
+OFFLINE = {
+    "vit_small_patch14_dinov2.lvd142m": "test_vit --untrained",
+    "hf-hub:BVRA/MegaDescriptor-T-224": "test_efficientnet --untrained",
+    "ViT-B-16-SigLIP2/webli": "ViT-S-32-alt --untrained",
+    "facebook/dinov2-base": "hf-model",
+}
+"""Random weights of the same kinds of architecture, in place of downloads."""
+
+
+def test_encoders_of_others_become_galleries(few: Path) -> None:
+    from transformers import ViTConfig, ViTImageProcessor, ViTModel
+
+    small = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
+    ViTModel(ViTConfig(num_attention_heads=2, **small)).save_pretrained(few / "hf-model")
+    ViTImageProcessor().save_pretrained(few / "hf-model")
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 8, 8), torch.nn.Flatten())
+    (few / "visual").mkdir()
+    names = {"input_names": ["x"], "output_names": ["y"]}
+    free = {"dynamic_axes": {"x": {0: "n"}, "y": {0: "n"}}, "dynamo": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's
+        example = torch.zeros(2, 3, 32, 32)
+        torch.onnx.export(network, (example,), few / "visual" / "model.onnx", **names, **free)
+    (few / "visual" / "preprocess_cfg.json").write_text('{"size": 32, "mode": "RGB"}')
+    *encoders, index, build = block("sh", "vouch-build encoder").splitlines()
+    for line in encoders:
+        command = reduce(lambda text, one: text.replace(*one), OFFLINE.items(), line)
+        run(command, few)
+        written = command.rpartition("--out ")[2]
+        name = written.rpartition("/")[2]
+        here = index.replace("encoders/siglip2", written).replace("clip", name)
+        bundle = few / run(here, few).strip()
+        assert read_manifest(bundle).calibration is not None
+    with Service(bundle.parent, few / f"{name}.log") as service:
+        answer = service.ask((few.parent / "photo.png").read_bytes(), gallery=name).json()
+    assert answer["verdict"] in {"match", "ambiguous", "no_match", "out_of_distribution"}
+    assert "recall at 1" in run(build, few)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from index_builder.indexing.collection import Indexing, find_encoder, index_collection
+from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.dry_run import inspect_collection
 from index_builder.indexing.shards import Shard, ShardStore
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import NONE, Tolerance, parse_tolerance
 from index_builder.indexing.workdir import occupied
+from index_builder.vectors.encoder_file import find_encoder
 from model_store import open_bundle
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import (

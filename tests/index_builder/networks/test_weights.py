@@ -204,7 +204,7 @@ def test_a_file_with_code_in_it_is_not_run(tmp_path: Path) -> None:
         ("w.pth", b"not a zip", "cannot be read"),
         ("w.safetensors", b"\x08\x00", "cannot be read"),
         ("w.npz", b"PK but no more", "cannot be read"),
-        ("empty.npz", EMPTY_ARCHIVE, "no quantised layers"),
+        ("empty.npz", EMPTY_ARCHIVE, "holds no arrays"),
         (None, None, "neither a file nor one of IMAGENET1K_V1"),
     ],
 )

@@ -1,0 +1,175 @@
+"""``vouch-build encoder``: an encoder that was made elsewhere, checked and ready to index with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from index_builder.commands.options_class import with_options
+from index_builder.foreign_encoders.choices import Pooling, Precision
+from index_builder.progress import console
+from model_store.errors import ConfigError
+
+_DOORS = ("timm", "open_clip", "hf", "torchvision", "torch", "onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderOptions:
+    """Every option of the command, as it was given."""
+
+    timm: Annotated[
+        str | None, typer.Option(help="A model of timm, or hf-hub:NAME (the extra `timm`).")
+    ] = None
+    open_clip: Annotated[
+        str | None,
+        typer.Option(help="The image tower of OpenCLIP's MODEL/PRETRAINED (`open-clip`)."),
+    ] = None
+    hf: Annotated[
+        str | None,
+        typer.Option(
+            help="A model of transformers: a name on the hub, or a directory (`transformers`). "
+            "Code that comes with it is never run."
+        ),
+    ] = None
+    torchvision: Annotated[str | None, typer.Option(help="A model of torchvision.")] = None
+    torch: Annotated[
+        str | None,
+        typer.Option(help="FILE.py:FACTORY, which returns a torch.nn.Module. The file is run."),
+    ] = None
+    onnx: Annotated[str | None, typer.Option(help="A foreign ONNX file.")] = None
+    weights: Annotated[
+        str | None,
+        typer.Option(help="A local file of weights; for --torchvision also a name of its own."),
+    ] = None
+    preprocess: Annotated[
+        Path | None,
+        typer.Option(
+            help="How images are prepared, as OpenCLIP (preprocess_cfg.json), timm (config.json) "
+            "or transformers (preprocessor_config.json) write it. [default: as the library's "
+            "model says; for --torch and --onnx, one of these beside the file]"
+        ),
+    ] = None
+    pooling: Annotated[
+        Pooling, typer.Option(help="Of tokens or a feature map; default: the model's own.")
+    ] = Pooling.default
+    prefix_tokens: Annotated[
+        int, typer.Option(min=0, help="With --onnx: tokens before the first patch.")
+    ] = 0
+    output: Annotated[
+        str | None, typer.Option(help="With --onnx: the output to take, where there are several.")
+    ] = None
+    untrained: Annotated[
+        bool, typer.Option("--untrained", help="Random weights, to try the way without any.")
+    ] = False
+    seed: Annotated[int, typer.Option(min=0, help="Of random weights.")] = 0
+    reduced_decoding: Annotated[
+        bool,
+        typer.Option(
+            "--reduced-decoding",
+            help="Decode large JPEGs at a fraction of their size: up to five times faster, and "
+            "other pixels than the library's.",
+        ),
+    ] = False
+    precision: Annotated[
+        Precision, typer.Option(help="Of the file; smaller numbers are measured, see the card.")
+    ] = Precision.float32
+    recall_tolerance: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Fall of recall at 1 that smaller numbers may cost."),
+    ] = 0.01
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder of images to compare on; with smaller numbers, of labelled ones, a "
+            "sub-folder a label. [default: photographs that come with scikit-learn]"
+        ),
+    ] = None
+    out: Annotated[
+        Path | None, typer.Option(help="Directory to write. [default: encoders/<name>]")
+    ] = None
+
+    @property
+    def door(self) -> tuple[str, str]:
+        """The one door that was named, and what it is to take.
+
+        Raises
+        ------
+        ConfigError : none, or several.
+        """
+        named = [(door, getattr(self, door)) for door in _DOORS if getattr(self, door) is not None]
+        if len(named) != 1:
+            given = ", ".join(f"--{door.replace('_', '-')}" for door, _ in named) or "none"
+            raise ConfigError(
+                "Give one of --timm, --open-clip, --hf, --torchvision, --torch and --onnx; "
+                f"received {given}."
+            )
+        return named[0]
+
+    def require_consistent(self) -> None:
+        """Raise where options contradict each other.
+
+        Raises
+        ------
+        ConfigError
+        """
+        door, _ = self.door
+        if self.untrained and (self.weights or door in {"torch", "onnx"}):
+            raise ConfigError("--untrained is for a library's model, and leaves no --weights.")
+        if self.weights and door in {"torch", "onnx"}:
+            raise ConfigError(f"--{door} brings its weights itself: drop --weights.")
+        if door != "onnx" and (self.output or self.prefix_tokens):
+            raise ConfigError("--output and --prefix-tokens are for --onnx.")
+
+
+@with_options(EncoderOptions)
+def encoder_command(options: EncoderOptions) -> None:
+    """Bring an encoder made elsewhere to Vouch: exported, and compared with its own library.
+
+    What is written is for `index --encoder` and `all --encoder`. Nothing is written unless the
+    library's own vectors of real images and Vouch's have a cosine of 0.9999 or more, each.
+    """
+    from index_builder.foreign_encoders.bundle import write_encoder  # noqa: PLC0415 - slow
+    from index_builder.foreign_encoders.doors import DOORS, EncoderChoices  # noqa: PLC0415
+    from index_builder.foreign_encoders.parity import MOST_IMAGES, parity_images  # noqa: PLC0415
+
+    options.require_consistent()
+    door, name = options.door
+    choices = EncoderChoices(
+        options.weights,
+        options.preprocess,
+        options.pooling,
+        options.prefix_tokens,
+        options.output,
+        options.untrained,
+        options.seed,
+        options.reduced_decoding,
+    )
+    small = options.precision is not Precision.float32
+    images = parity_images(options.images, MOST_IMAGES * (8 if small else 1))
+    source = DOORS[door](name, choices)
+    written = write_encoder(
+        options.out or Path("encoders") / _file_name(name),
+        source,
+        images,
+        options.precision,
+        options.recall_tolerance,
+    )
+    table = Table("encoder", "")
+    for row in written.rows:
+        table.add_row(row[0], escape(row[1]))
+    console.print(table)
+    print(written.directory)
+
+
+def _file_name(name: str) -> str:
+    """Return a name for a directory, of the last part of a model's."""
+    last = re.sub(r"\.(py|onnx)(:.*)?$", "", name.removeprefix("hf-hub:"))
+    if Path(name.partition(":")[0]).exists():
+        last = Path(last).name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-.") or "encoder"

@@ -1,0 +1,175 @@
+"""The directory of an encoder: its ONNX file, and a card that says where it comes from.
+
+::
+
+    <encoder>/
+      encoder.onnx   see `model_store.encoder.onnx`
+      encoder.json   the card
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from index_builder.foreign_encoders.choices import Precision
+from index_builder.foreign_encoders.input_format import InputFormat
+from index_builder.foreign_encoders.parity import (
+    Parity,
+    ParityImage,
+    Reference,
+    labels_of,
+    prepared,
+    require_parity,
+)
+from index_builder.foreign_encoders.precision import (
+    PrecisionCost,
+    precision_cost,
+    reduce_precision,
+    require_recall,
+)
+from index_builder.output import writing
+from model_store.bundles.manifest import ENCODER_FILE
+from model_store.encoder.onnx import OnnxEncoder
+from model_store.errors import EncoderSourceError, OutputError
+from model_store.files import PARTIAL
+
+CARD_FILE = "encoder.json"
+CARD_FORMAT = "vouch-encoder/1"
+
+
+@dataclass(frozen=True)
+class EncoderSource:
+    """An encoder as a door gives it, before anything is written.
+
+    Attributes
+    ----------
+    write : write its ONNX file in float32, checked against the network it was made of.
+    reference : its library's own way from an image to a vector.
+    input_format : how it wants its images.
+    origin : names and versions.
+    """
+
+    write: Callable[[Path, list[ParityImage]], None]
+    reference: Reference
+    input_format: InputFormat
+    origin: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenEncoder:
+    """An encoder that was written, and its agreement with its source."""
+
+    directory: Path
+    dim: int
+    input_format: InputFormat
+    parity: Parity
+    cost: PrecisionCost | None
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """For a table."""
+        size = self.input_format.preprocessing
+        rows = [
+            ("dimensions", f"{self.dim:,}"),
+            ("input", f"{size.height} × {size.width}, {size.fit}, {size.resample}"),
+            ("compared with its source on", f"{self.parity.n_images} images"),
+            ("smallest cosine", f"{self.parity.smallest_cosine:.7f}"),
+            ("of vectors less their mean", _shown(self.parity.smallest_centred_cosine)),
+        ]
+        if self.cost is not None:
+            rows += [
+                ("bytes", f"{self.cost.bytes:,}, of {self.cost.bytes_float32:,}"),
+                ("smallest cosine with float32", f"{self.cost.smallest_cosine:.5f}"),
+                (
+                    "recall at 1",
+                    f"{self.cost.recall_at_1:.4f}, of {self.cost.recall_at_1_float32:.4f}",
+                ),
+            ]
+        return rows
+
+
+def write_encoder(
+    directory: Path,
+    source: EncoderSource,
+    images: list[ParityImage],
+    precision: Precision = Precision.float32,
+    recall_tolerance: float = 0.01,
+) -> WrittenEncoder:
+    """Export an encoder, compare it with its source on real images, and write its directory.
+
+    Parameters
+    ----------
+    precision, recall_tolerance : of the file; see `index_builder.foreign_encoders.precision`.
+
+    Raises
+    ------
+    ParityError : it disagrees with its source, or smaller numbers cost too much; nothing is left.
+    EncoderSourceError : the graph cannot be run.
+    OutputError : there is no room, or something else is there.
+    """
+    if directory.exists() and not (directory / CARD_FILE).is_file():
+        raise OutputError(f"{directory} is there already, and is no encoder's. Name another.")
+    staging = directory.with_name(f".{directory.name}{PARTIAL}")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        with writing(f"the encoder in {directory}"):
+            staging.mkdir(parents=True)
+            exact, path = staging / "float32.onnx", staging / ENCODER_FILE
+            source.write(exact, images)
+            encoder = _opened(exact)
+            parity = require_parity(encoder, source.reference, images)
+            if precision is Precision.float32:
+                exact.rename(path)
+                cost = None
+            else:
+                pixels = prepared(images, source.input_format.preprocessing)
+                # What it costs is measured on images that had no part in it.
+                reduce_precision(exact, path, precision, pixels[::2])
+                cost = precision_cost(exact, path, pixels[1::2], labels_of(images[1::2]))
+                require_recall(cost, recall_tolerance)
+                exact.unlink()
+            card = _card(path, encoder, source, parity, precision, cost)
+            (staging / CARD_FILE).write_text(card, encoding="utf-8")
+            shutil.rmtree(directory, ignore_errors=True)
+            staging.rename(directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return WrittenEncoder(directory, encoder.dim, source.input_format, parity, cost)
+
+
+def _shown(cosine: float | None) -> str:
+    return "all images have the same vector" if cosine is None else f"{cosine:.7f}"
+
+
+def _opened(path: Path) -> OnnxEncoder:
+    try:
+        return OnnxEncoder(path, "cpu")
+    except Exception as error:  # ONNX Runtime's
+        raise EncoderSourceError(f"ONNX Runtime does not take the graph: {error}") from error
+
+
+def _card(
+    path: Path,
+    encoder: OnnxEncoder,
+    source: EncoderSource,
+    parity: Parity,
+    precision: Precision,
+    cost: PrecisionCost | None,
+) -> str:
+    """Return the card as JSON."""
+    card = {
+        "format": CARD_FORMAT,
+        "origin": dict(source.origin),
+        "input": asdict(source.input_format),
+        "dim": encoder.dim,
+        "precision": precision.value,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "parity": asdict(parity),
+        "precision_cost": None if cost is None else asdict(cost),
+    }
+    return json.dumps(card, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,228 @@
+"""The doors: what each takes, and the library behind it, imported when it is opened."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from index_builder.foreign_encoders.bundle import EncoderSource
+from index_builder.foreign_encoders.choices import Pooling
+from index_builder.foreign_encoders.input_format import InputFormat
+from index_builder.foreign_encoders.parity import ParityImage, prepared
+from index_builder.foreign_encoders.preprocess_files import read_preprocess_file
+from model_store.encoder.contract import EncoderMetadata
+from model_store.encoder.onnx import OnnxEncoder
+from model_store.errors import ConfigError, EncoderSourceError
+
+if TYPE_CHECKING:
+    from index_builder.foreign_encoders.foreign_module import ForeignNetwork
+
+EXTRAS = {"timm": "timm", "open_clip": "open-clip", "transformers": "transformers"}
+"""The optional extras of Vouch that bring these modules."""
+
+PREPROCESS_FILES = ("preprocess_cfg.json", "preprocessor_config.json", "config.json")
+"""Looked for beside an ONNX file, and one folder above."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderChoices:
+    """The choices of a user at a door.
+
+    Attributes
+    ----------
+    weights : a file, or torchvision's name for weights.
+    preprocess : the file that says how images are prepared.
+    pooling, n_prefix, output : see `index_builder.foreign_encoders.onnx_graphs`.
+    untrained, seed : random weights, drawn from the seed.
+    reduced_decoding : let JPEGs be decoded at a fraction of their size.
+    """
+
+    weights: str | None = None
+    preprocess: Path | None = None
+    pooling: Pooling = Pooling.default
+    n_prefix: int = 0
+    output: str | None = None
+    untrained: bool = False
+    seed: int = 0
+    reduced_decoding: bool = False
+
+    def input_format(self, beside: Path) -> InputFormat:
+        """Read how images are prepared: from the file named, or from one beside another.
+
+        Raises
+        ------
+        ConfigError : there is none.
+        EncoderSourceError : it cannot be read.
+        """
+        if self.preprocess is not None:
+            return self.decoded(read_preprocess_file(self.preprocess))
+        for folder in (beside.parent, beside.resolve().parent.parent):
+            for name in PREPROCESS_FILES:
+                if (folder / name).is_file():
+                    return self.decoded(read_preprocess_file(folder / name))
+        raise ConfigError(
+            "Nothing says how the network wants its images. Give `--preprocess FILE`: OpenCLIP's "
+            "preprocess_cfg.json, timm's config.json, or preprocessor_config.json of transformers."
+        )
+
+    def decoded(self, found: InputFormat) -> InputFormat:
+        """Return how images are prepared, with the decoding that was asked for."""
+        if not self.reduced_decoding:
+            return found
+        return replace(found, preprocessing=replace(found.preprocessing, decoding="reduced"))
+
+
+Door = Callable[[str, EncoderChoices], EncoderSource]
+
+
+def timm_source(name: str, choices: EncoderChoices) -> EncoderSource:
+    """Open a model of timm."""
+    module = _library("timm", "timm_models")
+    weights = None if choices.weights is None else _file(choices.weights)
+    return _of_torch(partial(module.timm_network, name, weights), choices)
+
+
+def open_clip_source(name: str, choices: EncoderChoices) -> EncoderSource:
+    """Open the image tower of a model of OpenCLIP."""
+    module = _library("open_clip", "open_clip_models")
+    weights = None if choices.weights is None else _file(choices.weights)
+    return _of_torch(partial(module.open_clip_network, name, weights), choices)
+
+
+def transformers_source(name: str, choices: EncoderChoices) -> EncoderSource:
+    """Open a model of transformers."""
+    module = _library("transformers", "transformers_models")
+    if choices.weights is not None:
+        raise ConfigError("--hf takes a directory with its weights: drop --weights.")
+    return _of_torch(partial(module.transformers_network, name), choices)
+
+
+def torchvision_source(name: str, choices: EncoderChoices) -> EncoderSource:
+    """Open a model of torchvision."""
+    module = _library("torchvision", "torchvision_models")
+    return _of_torch(partial(module.torchvision_network, name, choices.weights), choices)
+
+
+def torch_source(place: str, choices: EncoderChoices) -> EncoderSource:
+    """Open a module of the user's own."""
+    module = _library("torch", "torch_modules")
+    input_format = choices.input_format(Path(place.rpartition(":")[0]))
+    return _exported(module.torch_network(place, input_format), choices)
+
+
+def onnx_source(place: str, choices: EncoderChoices) -> EncoderSource:
+    """Open a foreign ONNX graph."""
+    graphs = _library("onnx", "onnx_graphs")
+    path = _file(place)
+    graph = graphs.read_graph(path, choices.output, choices.pooling, choices.n_prefix)
+    input_format = choices.input_format(path)
+    graphs.require_size(graph, input_format)
+    reference = graphs.graph_reference(graph, input_format)
+
+    def write(target: Path, images: list[ParityImage]) -> None:
+        dim = len(reference(images[0].upright))
+        model = graphs.wrapped(graph, input_format, dim)
+        target.write_bytes(model.SerializeToString(deterministic=True))
+        _require_any_batch(target, images)
+
+    origin = {"door": "onnx", "name": path.name, "graph_sha256": _sha256(path)}
+    return EncoderSource(write, reference, input_format, origin)
+
+
+DOORS: dict[str, Door] = {
+    "timm": timm_source,
+    "open_clip": open_clip_source,
+    "hf": transformers_source,
+    "torchvision": torchvision_source,
+    "torch": torch_source,
+    "onnx": onnx_source,
+}
+
+
+def _of_torch(create: Callable[..., ForeignNetwork], choices: EncoderChoices) -> EncoderSource:
+    """Create a library's model, its random weights from a generator of its own."""
+    import torch  # noqa: PLC0415 - slow
+
+    from index_builder.networks.initialisation import drawn_from  # noqa: PLC0415 - torch
+
+    with drawn_from(torch.Generator().manual_seed(choices.seed)):
+        network = create(choices.pooling, untrained=choices.untrained)
+    return _exported(network, choices)
+
+
+def _exported(network: ForeignNetwork, choices: EncoderChoices) -> EncoderSource:
+    """Return what will be written of a network of torch."""
+    from index_builder.foreign_encoders.foreign_module import (  # noqa: PLC0415 - torch
+        ContractModule,
+        plain_transform,
+        reference_of,
+    )
+    from index_builder.pipeline.export import export_encoder  # noqa: PLC0415 - torch
+
+    input_format = choices.decoded(network.input_format)
+    reference = network.reference
+    if choices.preprocess is not None:  # of weights that were trained otherwise
+        input_format, reference = choices.decoded(read_preprocess_file(choices.preprocess)), None
+    reference = reference or reference_of(plain_transform(input_format), network.module)
+    module = ContractModule(network.module, input_format)
+
+    def write(target: Path, images: list[ParityImage]) -> None:
+        metadata = EncoderMetadata(input_format.preprocessing, "deterministic")
+        export_encoder(module, target, metadata, prepared(images, input_format.preprocessing))
+
+    origin = dict(network.origin)
+    if choices.untrained:
+        origin["weights"] = f"random, seed {choices.seed}"
+    elif choices.weights is not None:
+        path = Path(choices.weights)
+        origin["weights"] = _sha256(path) if path.is_file() else choices.weights
+    return EncoderSource(write, reference, input_format, origin)
+
+
+def _library(name: str, module: str) -> Any:  # noqa: ANN401 - a module
+    """Import a door's module, or say which extra brings its library.
+
+    Raises
+    ------
+    ConfigError
+    """
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        extra = EXTRAS.get(name, "builder")
+        raise ConfigError(
+            f"{name} is not installed ({error}). Install the extra: "
+            f'pip install "vouch-search[{extra}]".'
+        ) from error
+    return importlib.import_module(f"index_builder.foreign_encoders.{module}")
+
+
+def _require_any_batch(path: Path, images: list[ParityImage]) -> None:
+    """Refuse a graph that is made for batches of one size."""
+    try:
+        encoder = OnnxEncoder(path, "cpu")
+        pixels = prepared(images[:3], encoder.metadata.preprocessing)
+        for n in (1, 2, 3):
+            encoder.encode(pixels[:n])
+    except Exception as error:  # ONNX Runtime's
+        raise EncoderSourceError(
+            f"The graph does not run on batches of one, two and three images: {error} Export it "
+            "with a dynamic batch dimension."
+        ) from error
+
+
+def _file(place: str) -> Path:
+    path = Path(place).expanduser()
+    if not path.is_file():
+        raise EncoderSourceError(f"There is no file {place}.")
+    return path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

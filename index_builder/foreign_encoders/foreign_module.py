@@ -1,0 +1,88 @@
+"""A network of torch that was made elsewhere, as Vouch's contract wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from index_builder.foreign_encoders.input_format import InputFormat
+from index_builder.foreign_encoders.parity import Reference
+
+
+@dataclass(frozen=True)
+class ForeignNetwork:
+    """A network, and what its library makes of an image.
+
+    Attributes
+    ----------
+    module : standardised images (B, 3, H, W) → features (B, F); or embedding mean, variance and
+        features, where it knows its own uncertainty.
+    input_format : how it wants its images.
+    reference : what Vouch's answer is compared with; None where the library has no way of its own.
+    origin : names and versions, for the card.
+    """
+
+    module: nn.Module
+    input_format: InputFormat
+    reference: Reference | None
+    origin: Mapping[str, str]
+
+
+class ContractModule(nn.Module):
+    """A foreign network between Vouch's input and its three outputs.
+
+    Parameters
+    ----------
+    network : see `ForeignNetwork.module`. Without an uncertainty of its own, its features are the
+        mean, and the variance is zero.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, input_format: InputFormat) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", torch.tensor(input_format.mean).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(input_format.std).view(3, 1, 1))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
+        scaled = images.permute(0, 3, 1, 2).to(torch.float32) / 255
+        found = self.network((scaled - self.mean) / self.std)
+        if isinstance(found, tuple):
+            mean, variance, features = found
+            return mean, variance, features
+        return found, torch.zeros_like(found), found * 1.0  # each output has a name of its own
+
+
+def reference_of(
+    transform: Callable[[Image.Image], Tensor], network: Callable[[Tensor], Any]
+) -> Reference:
+    """Return the way through a library's ``transform`` and ``network``."""
+
+    def vector(image: Image.Image) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            found = network(transform(image)[None])
+            first: Tensor = found[0] if isinstance(found, tuple) else found
+            vector: NDArray[np.float32] = first[0].float().numpy()
+        return vector
+
+    return vector
+
+
+def plain_transform(input_format: InputFormat) -> Callable[[Image.Image], Tensor]:
+    """Return the way from an image to a network's input for one without a library, by NumPy."""
+
+    def transform(image: Image.Image) -> Tensor:
+        pixels = input_format.preprocessing(np.asarray(image))
+        return torch.from_numpy(input_format.standardised(pixels[None])[0])
+
+    return transform

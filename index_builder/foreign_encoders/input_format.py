@@ -1,0 +1,51 @@
+"""The input of a network: the size of its images, and the range of their pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.images import Preprocessing
+
+Channels = tuple[float, float, float]
+"""One number for red, green and blue each."""
+
+IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
+IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, slots=True)
+class InputFormat:
+    """The steps from an upright RGB image to a network's input.
+
+    Attributes
+    ----------
+    preprocessing : to the input's size.
+    mean, std : a network takes (x / 255 − mean) / std of a pixel x.
+    """
+
+    preprocessing: Preprocessing
+    mean: Channels = IMAGENET_MEAN
+    std: Channels = IMAGENET_STD
+
+    def standardised(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return ``pixels`` (B, H, W, 3) as a network's input (B, 3, H, W)."""
+        scaled = (pixels / 255 - np.array(self.mean)) / np.array(self.std)
+        return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2), dtype=np.float32)
+
+
+def channels(values: object) -> Channels:
+    """Return three numbers for one, or for three.
+
+    Raises
+    ------
+    ValueError : it is neither.
+    """
+    if isinstance(values, int | float):
+        return (float(values),) * 3
+    if isinstance(values, list | tuple) and len(values) == 3:
+        red, green, blue = map(float, values)
+        return red, green, blue
+    raise ValueError(f"{values!r} is neither a number nor one each for red, green and blue")

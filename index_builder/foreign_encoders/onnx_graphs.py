@@ -1,0 +1,342 @@
+"""A foreign ONNX graph, brought to Vouch's contract by nodes before and behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, compose, helper, numpy_helper
+from PIL import Image
+
+from index_builder.foreign_encoders.choices import GEM_EXPONENT, GEM_FLOOR, Pooling
+from index_builder.foreign_encoders.input_format import InputFormat
+from index_builder.foreign_encoders.parity import Reference
+from model_store.encoder.contract import INPUT_NAME, METADATA_KEY, OUTPUT_NAMES, EncoderMetadata
+from model_store.encoder.onnx import open_graph
+from model_store.errors import EncoderSourceError
+
+_PREFIX = "foreign/"
+_MOST_BYTES = 2**31 - 1
+"""The most that a file of protocol buffers may hold."""
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+_AXES_ARE_INPUT = 18
+"""The version of ONNX's operators from which on ReduceMean takes its axes as an input."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignGraph:
+    """A graph, and which of its outputs is the vector of an image.
+
+    Attributes
+    ----------
+    model : as it was read.
+    images, found : its input, and the output that the vector is made of.
+    pooling : of tokens or of a feature map.
+    n_prefix : the tokens before the first patch.
+    """
+
+    model: onnx.ModelProto
+    images: onnx.ValueInfoProto
+    found: onnx.ValueInfoProto
+    pooling: Pooling
+    n_prefix: int
+
+    @property
+    def channels_last(self) -> bool:
+        """True for a graph that takes (B, H, W, 3), false for (B, 3, H, W)."""
+        return _shape(self.images)[1] != 3
+
+    @property
+    def rank(self) -> int:
+        """The number of the output's sides: 2 for a vector, 3 for tokens, 4 for a feature map."""
+        return len(_shape(self.found))
+
+
+def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) -> ForeignGraph:
+    """Read a foreign graph and find its image input and its vector.
+
+    Parameters
+    ----------
+    output : name of the output to take; None where only one can be meant.
+    n_prefix : the tokens before the first patch: class token and registers.
+
+    Raises
+    ------
+    EncoderSourceError : it is no ONNX file, or not what can be wrapped; the message names its
+        inputs and outputs, and what was wanted.
+    """
+    try:
+        model = onnx.load(path)
+    except Exception as error:  # protocol buffers' and the system's
+        raise EncoderSourceError(f"{path} cannot be read as ONNX: {error}") from error
+    initialised = {one.name for one in model.graph.initializer}
+    inputs = [one for one in model.graph.input if one.name not in initialised]
+    there = (
+        f"{path.name} has the inputs {_described(inputs)} and the outputs "
+        f"{_described(model.graph.output)}."
+    )
+    shape = _shape(inputs[0]) if len(inputs) == 1 else ()
+    if len(shape) != 4 or 3 not in {shape[1], shape[3]} or _element(inputs[0]) not in _FLOATS:
+        raise EncoderSourceError(
+            f"{there} Wanted one input: images, (batch, 3, height, width) or "
+            "(batch, height, width, 3), in floating point."
+        )
+    found = _vector(model.graph.output, output, pooling, there)
+    return ForeignGraph(model, inputs[0], found, pooling, n_prefix)
+
+
+def _vector(
+    outputs: Sequence[onnx.ValueInfoProto], name: str | None, pooling: Pooling, there: str
+) -> onnx.ValueInfoProto:
+    """Return the output that is the vector of an image, or that it is pooled from."""
+    plain = pooling is Pooling.default
+    ranks = {2} if plain else {3, 4}
+    fitting = [
+        one
+        for one in outputs
+        if len(_shape(one)) in ranks and _element(one) in _FLOATS and name in {None, one.name}
+    ]
+    if len(fitting) != 1:
+        wanted = (
+            "a vector, (batch, F)"
+            if plain
+            else "tokens, (batch, N, F), or a feature map, (batch, F, H, W)"
+        )
+        called = "" if name is None else f" called {name!r}"
+        raise EncoderSourceError(
+            f"{there} Wanted one output{called} that is {wanted}; there are {len(fitting)}. "
+            "`--output NAME` chooses one, `--pooling` makes a vector of tokens or of a feature map."
+        )
+    return fitting[0]
+
+
+def graph_reference(graph: ForeignGraph, input_format: InputFormat) -> Reference:
+    """Return the way through the graph as it came, prepared and pooled by NumPy.
+
+    Raises
+    ------
+    EncoderSourceError : ONNX Runtime does not run the graph.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    try:
+        session = open_graph(model.SerializeToString(), "cpu")
+    except Exception as error:  # ONNX Runtime's
+        raise EncoderSourceError(f"ONNX Runtime does not take the graph: {error}") from error
+    type_of_input = np.float16 if _element(graph.images) == TensorProto.FLOAT16 else np.float32
+
+    def vector(image: Image.Image) -> NDArray[np.float32]:
+        pixels = input_format.preprocessing(np.asarray(image))
+        standardised = input_format.standardised(pixels[None])
+        if graph.channels_last:
+            standardised = standardised.transpose(0, 2, 3, 1)
+        feed = {graph.images.name: standardised.astype(type_of_input)}
+        try:
+            (found,) = session.run([graph.found.name], feed)
+        except Exception as error:  # ONNX Runtime's
+            raise EncoderSourceError(
+                f"ONNX Runtime does not run the graph on one image: {error}"
+            ) from error
+        return _pooled(found[0].astype(np.float32), graph)
+
+    return vector
+
+
+def _pooled(found: NDArray[np.float32], graph: ForeignGraph) -> NDArray[np.float32]:
+    """Pool tokens (N, F) or a feature map (F, H, W) to (F,)."""
+    if graph.pooling is Pooling.default:
+        return found
+    tokens = found.reshape(len(found), -1).T if graph.rank == 4 else found
+    if graph.pooling is Pooling.class_token:
+        first: NDArray[np.float32] = tokens[0]
+        return first
+    patches = tokens if graph.rank == 4 else tokens[graph.n_prefix :]
+    if graph.pooling is Pooling.mean:
+        mean: NDArray[np.float32] = patches.mean(0)
+        return mean
+    powers = np.maximum(patches, GEM_FLOOR) ** GEM_EXPONENT
+    generalised: NDArray[np.float32] = powers.mean(0) ** (1 / GEM_EXPONENT)
+    return generalised
+
+
+def wrapped(graph: ForeignGraph, input_format: InputFormat, dim: int) -> onnx.ModelProto:
+    """Return the graph between Vouch's input and outputs; the variance is zero.
+
+    Parameters
+    ----------
+    dim : F, of the vector.
+
+    Raises
+    ------
+    EncoderSourceError : the graph is too large for one file, or has no class token.
+    """
+    model = compose.add_prefix(graph.model, _PREFIX)
+    preprocessing = input_format.preprocessing
+    shape: list[str | int | None] = ["batch", preprocessing.height, preprocessing.width, 3]
+    body = model.graph
+    made = helper.make_graph(
+        [*_front(graph), *body.node, *_back(graph, _opset(model))],
+        "encoder",
+        [helper.make_tensor_value_info(INPUT_NAME, TensorProto.UINT8, shape)],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", dim])
+            for name in OUTPUT_NAMES
+        ],
+        [*body.initializer, *_constants(graph, input_format)],
+        sparse_initializer=list(body.sparse_initializer),
+    )
+    whole = helper.make_model(
+        made,
+        opset_imports=list(model.opset_import),
+        functions=list(model.functions),
+        ir_version=model.ir_version,
+    )
+    metadata = EncoderMetadata(preprocessing, "deterministic")
+    helper.set_model_props(whole, {METADATA_KEY: metadata.to_json()})
+    if whole.ByteSize() > _MOST_BYTES:
+        raise EncoderSourceError(
+            f"The graph has {whole.ByteSize():,} bytes; at most {_MOST_BYTES:,} fit into one file. "
+            "Give it in half precision."
+        )
+    return whole
+
+
+def require_size(graph: ForeignGraph, input_format: InputFormat) -> None:
+    """Refuse preprocessing to another size than the graph takes.
+
+    Raises
+    ------
+    EncoderSourceError
+    """
+    shape = _shape(graph.images)
+    wanted = shape[1:3] if graph.channels_last else shape[2:4]
+    given = input_format.preprocessing.height, input_format.preprocessing.width
+    fixed = [(a, b) for a, b in zip(wanted, given, strict=True) if isinstance(a, int) and a != b]
+    if fixed:
+        raise EncoderSourceError(
+            f"The graph takes images of {wanted[0]} × {wanted[1]} pixels, and the preprocessing "
+            f"makes {given[0]} × {given[1]}. Give the file that belongs to the graph."
+        )
+
+
+def _front(graph: ForeignGraph) -> list[onnx.NodeProto]:
+    """Return the nodes from uint8 (B, H, W, 3) to the graph's input."""
+    target = _PREFIX + graph.images.name
+    nodes = [
+        helper.make_node("Cast", [INPUT_NAME], ["vouch/float"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["vouch/float", "vouch/scale"], ["vouch/scaled"]),
+        helper.make_node("Sub", ["vouch/scaled", "vouch/shift"], ["vouch/standardised"]),
+    ]
+    last = "vouch/standardised"
+    if not graph.channels_last:
+        nodes.append(helper.make_node("Transpose", [last], ["vouch/planes"], perm=[0, 3, 1, 2]))
+        last = "vouch/planes"
+    nodes.append(helper.make_node("Cast", [last], [target], to=_element(graph.images)))
+    return nodes
+
+
+def _back(graph: ForeignGraph, opset: int) -> list[onnx.NodeProto]:
+    """Return the nodes from the graph's output to Vouch's three."""
+    mean, variance, features = OUTPUT_NAMES
+    nodes = [
+        helper.make_node(
+            "Cast", [_PREFIX + graph.found.name], ["vouch/found"], to=TensorProto.FLOAT
+        )
+    ]
+    last = "vouch/found"
+    if graph.pooling is not Pooling.default:
+        nodes += _pooling_nodes(graph, last, opset)
+        last = "vouch/pooled"
+    return [
+        *nodes,
+        helper.make_node("Identity", [last], [mean]),
+        helper.make_node("Identity", [last], [features]),
+        helper.make_node("Shape", [last], ["vouch/shape"]),
+        helper.make_node("ConstantOfShape", ["vouch/shape"], [variance]),
+    ]
+
+
+def _pooling_nodes(graph: ForeignGraph, found: str, opset: int) -> list[onnx.NodeProto]:
+    """Return the nodes from tokens or a feature map to ``vouch/pooled``."""
+    if graph.pooling is Pooling.class_token:
+        if graph.rank == 4:
+            raise EncoderSourceError(
+                f"The output {graph.found.name!r} is a feature map, which has no class token."
+            )
+        return [helper.make_node("Gather", [found, "vouch/first"], ["vouch/pooled"], axis=1)]
+    nodes, last, axes = [], found, [2, 3]
+    if graph.rank == 3:
+        axes = [1]
+        slicing = [last, "vouch/start", "vouch/end", "vouch/axis"]
+        nodes.append(helper.make_node("Slice", slicing, ["vouch/patches"]))
+        last = "vouch/patches"
+    gem = graph.pooling is Pooling.gem
+    if gem:
+        nodes += [
+            helper.make_node("Max", [last, "vouch/floor"], ["vouch/positive"]),
+            helper.make_node("Pow", ["vouch/positive", "vouch/exponent"], ["vouch/powers"]),
+        ]
+        last = "vouch/powers"
+    mean = "vouch/mean" if gem else "vouch/pooled"
+    if opset >= _AXES_ARE_INPUT:
+        over = numpy_helper.from_array(np.array(axes, np.int64))
+        nodes += [
+            helper.make_node("Constant", [], ["vouch/axes"], value=over),
+            helper.make_node("ReduceMean", [last, "vouch/axes"], [mean], keepdims=0),
+        ]
+    else:
+        nodes.append(helper.make_node("ReduceMean", [last], [mean], axes=axes, keepdims=0))
+    if gem:
+        nodes.append(helper.make_node("Pow", [mean, "vouch/root"], ["vouch/pooled"]))
+    return nodes
+
+
+def _constants(graph: ForeignGraph, input_format: InputFormat) -> list[TensorProto]:
+    """Return what the added nodes compute with."""
+    std = np.array(input_format.std)
+    values: dict[str, NDArray[Any]] = {
+        "vouch/scale": (1 / (255 * std)).astype(np.float32),
+        "vouch/shift": (np.array(input_format.mean) / std).astype(np.float32),
+    }
+    if graph.pooling is not Pooling.default:
+        values |= {
+            "vouch/first": np.array(0, np.int64),
+            "vouch/start": np.array([graph.n_prefix], np.int64),
+            "vouch/end": np.array([2**31 - 1], np.int64),
+            "vouch/axis": np.array([1], np.int64),
+            "vouch/floor": np.array(GEM_FLOOR, np.float32),
+            "vouch/exponent": np.array(GEM_EXPONENT, np.float32),
+            "vouch/root": np.array(1 / GEM_EXPONENT, np.float32),
+        }
+    return [numpy_helper.from_array(value, name) for name, value in values.items()]
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return max(int(one.version) for one in model.opset_import if one.domain in {"", "ai.onnx"})
+
+
+def _element(value: onnx.ValueInfoProto) -> int:
+    return int(value.type.tensor_type.elem_type)
+
+
+def _shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
+    """Return the sides of a tensor: numbers, or names of those that may differ."""
+    dims = value.type.tensor_type.shape.dim
+    return tuple(
+        int(one.dim_value) if one.HasField("dim_value") else one.dim_param or "?" for one in dims
+    )
+
+
+def _described(values: Sequence[onnx.ValueInfoProto]) -> str:
+    """Name tensors with their types and shapes."""
+    found = []
+    for one in values:
+        kind = TensorProto.DataType.Name(_element(one)).lower()
+        found.append(f"{one.name} {kind} ({', '.join(map(str, _shape(one)))})")
+    return "; ".join(found) or "none"

@@ -1,0 +1,174 @@
+"""A library's own vectors of real images against those that Vouch computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_images
+
+from model_store.encoder.contract import Encoder
+from model_store.errors import EncoderSourceError, ImageError, ParityError
+from model_store.images import SUFFIXES, Preprocessing, decode_image
+
+Reference = Callable[[Image.Image], NDArray[np.float32]]
+"""A library's own way from an upright RGB image to its vector (D,)."""
+
+MIN_COSINE = 0.9999
+"""Between both vectors, of each image."""
+
+MIN_CENTRED_COSINE = 0.999
+"""The same of vectors less their mean over all images, which encoders whose vectors all point much
+the same way agree on however wrong they are."""
+
+_ROUNDING = 1e-4
+"""A difference between images that is smaller, of the largest number, may be rounding."""
+
+MIN_IMAGES = 5
+"""Export is checked at batches of up to five."""
+
+MOST_IMAGES = 32
+"""To compare on; of more it takes minutes, and says nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParityImage:
+    """An image to compare on.
+
+    Attributes
+    ----------
+    name : of its file.
+    data : its bytes.
+    label : the first folder above it; None of what lies in none.
+    """
+
+    name: str
+    data: bytes
+    label: str | None = None
+
+    @property
+    def upright(self) -> Image.Image:
+        """As a library's pipeline is given it: RGB, turned as its EXIF says."""
+        return ImageOps.exif_transpose(Image.open(BytesIO(self.data))).convert("RGB")
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """The agreement of both pipelines.
+
+    Attributes
+    ----------
+    n_images : that were compared.
+    smallest_cosine, smallest_centred_cosine : of any image; see `MIN_CENTRED_COSINE`. The second is
+        None where the encoder tells no image from another, as some without training do.
+    worst : the image with the first.
+    """
+
+    n_images: int
+    smallest_cosine: float
+    smallest_centred_cosine: float | None
+    worst: str
+
+
+def parity_images(folder: Path | None, most: int = MOST_IMAGES) -> list[ParityImage]:
+    """Return real images: some of a folder's, or photographs that come with scikit-learn.
+
+    Parameters
+    ----------
+    most : of a folder's images, evenly over their names.
+
+    Raises
+    ------
+    EncoderSourceError : the folder holds fewer than `MIN_IMAGES` that can be read.
+    """
+    if folder is None:
+        return _sample_images()
+    found: list[ParityImage] = []
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    for path in files[:: max(1, len(files) // most)]:
+        data = path.read_bytes()
+        try:
+            decode_image(data)
+        except ImageError:
+            continue
+        name = path.relative_to(folder)
+        label = name.parts[0] if len(name.parts) > 1 else None
+        found.append(ParityImage(name.as_posix(), data, label))
+    if len(found) < MIN_IMAGES:
+        raise EncoderSourceError(
+            f"{folder} holds {len(found)} images that can be read; {MIN_IMAGES} are needed to "
+            "compare on."
+        )
+    return found[:most]
+
+
+def labels_of(images: Sequence[ParityImage]) -> list[str] | None:
+    """Return the images' labels; None where they do not say what belongs together."""
+    labels = [one.label for one in images if one.label is not None]
+    if len(labels) < len(images) or not 1 < len(set(labels)) < len(labels):
+        return None
+    return labels
+
+
+def _sample_images() -> list[ParityImage]:
+    """Two photographs, whole, and cut to other shapes and sizes."""
+    found = []
+    for name, pixels in zip(("china", "flower"), load_sample_images().images, strict=True):
+        whole = Image.fromarray(pixels)
+        for size in ((640, 427), (301, 427), (640, 200), (97, 131)):
+            file = BytesIO()
+            whole.crop((0, 0, *size)).save(file, "PNG")
+            found.append(ParityImage(f"{name} {size[0]} × {size[1]}", file.getvalue()))
+    return found
+
+
+def prepared(images: Sequence[ParityImage], preprocessing: Preprocessing) -> NDArray[np.uint8]:
+    """Return images as the encoder takes them, (n, H, W, 3)."""
+    decoded = (decode_image(one.data, None, preprocessing.smallest_side) for one in images)
+    return np.stack([preprocessing(one.pixels) for one in decoded])
+
+
+def require_parity(encoder: Encoder, reference: Reference, images: Sequence[ParityImage]) -> Parity:
+    """Compare the mean embedding of each image with the library's vector of it.
+
+    Raises
+    ------
+    ParityError : for some image a cosine is below `MIN_COSINE` or `MIN_CENTRED_COSINE`.
+    """
+    pixels = prepared(images, encoder.metadata.preprocessing)
+    ours = encoder.encode(pixels, at_once=4).mean.astype(np.float64)
+    theirs = np.stack([reference(one.upright) for one in images]).astype(np.float64)
+    if ours.shape != theirs.shape:
+        raise ParityError(
+            f"The exported encoder gives vectors of {ours.shape[1]} numbers, its source of "
+            f"{theirs.shape[1]}. Nothing was written."
+        )
+    cosines = _cosines(ours, theirs)
+    spread = theirs - theirs.mean(0)
+    telling = np.abs(spread).max(1) > _ROUNDING * np.abs(theirs).max()
+    centred = _cosines((ours - theirs.mean(0))[telling], spread[telling])
+    worst = int(np.argmin(cosines))
+    smallest = float(centred.min()) if telling.any() else None
+    parity = Parity(len(images), float(cosines[worst]), smallest, images[worst].name)
+    agreeing = smallest is None or smallest >= MIN_CENTRED_COSINE
+    if not (cosines[worst] >= MIN_COSINE and agreeing):
+        raise ParityError(
+            f"The vectors of the exported encoder and those of its source differ: the smallest "
+            f"cosine is {parity.smallest_cosine:.6f}, of {parity.worst!r} (wanted {MIN_COSINE}), "
+            f"and {smallest} of vectors less their mean (wanted {MIN_CENTRED_COSINE}). Nothing was "
+            "written."
+        )
+    return parity
+
+
+def _cosines(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the cosine of each row of ``a`` with that of ``b``; -1 for what is no number."""
+    norms = np.sqrt((a * a).sum(1) * (b * b).sum(1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosines: NDArray[np.float64] = np.nan_to_num((a * b).sum(1) / norms, nan=-1.0)
+    return cosines

@@ -1,0 +1,31 @@
+"""From a network's tokens, or its feature map, to one vector an image."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from index_builder.foreign_encoders.choices import GEM_EXPONENT, GEM_FLOOR, Pooling
+
+
+def pooled(found: Tensor, pooling: Pooling, n_prefix: int = 0) -> Tensor:
+    """Pool tokens (B, N, C) or a feature map (B, C, H, W) to (B, C).
+
+    Parameters
+    ----------
+    pooling : another than ``default``. The generalised mean counts negative values as zero.
+    n_prefix : the tokens before the first patch: class token and registers.
+
+    Raises
+    ------
+    ValueError : there is no class token, or ``found`` is neither tokens nor a map.
+    """
+    if found.ndim not in {3, 4}:
+        raise ValueError(f"the features have the shape {tuple(found.shape)}: nothing to pool")
+    if pooling is Pooling.class_token:
+        if found.ndim == 4 or n_prefix == 0:
+            raise ValueError("the network has no class token")
+        return found[:, 0]
+    patches, over = (found[:, n_prefix:], [1]) if found.ndim == 3 else (found, [2, 3])
+    if pooling is Pooling.mean:
+        return patches.mean(over)
+    return patches.clamp_min(GEM_FLOOR).pow(GEM_EXPONENT).mean(over).pow(1 / GEM_EXPONENT)

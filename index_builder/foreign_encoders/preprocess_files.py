@@ -1,0 +1,202 @@
+"""The files that say how a published encoder wants its images.
+
+Three kinds are known by their keys: OpenCLIP's and Immich's ``preprocess_cfg.json``, timm's
+``config.json``, and ``preprocessor_config.json`` of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from index_builder.foreign_encoders.input_format import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    InputFormat,
+    channels,
+)
+from model_store.errors import EncoderSourceError
+from model_store.images import Preprocessing
+from model_store.images.resize import Fit, Resample
+
+OPEN_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+OPEN_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+"""The defaults of OpenCLIP, where a configuration is silent."""
+
+_RESAMPLES: tuple[Resample, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""Pillow's numbers for them."""
+
+_OPEN_CLIP_FITS: Mapping[str, Fit] = {"shortest": "cover", "longest": "pad", "squash": "stretch"}
+_TIMM_FITS: Mapping[str, Fit] = {"center": "cover", "border": "pad", "squash": "stretch"}
+
+_UNSUPPORTED = ("do_pad", "rescale_offset", "include_top", "do_thumbnail", "do_align_long_axis")
+"""Steps of transformers' processors that `Preprocessing` does not have."""
+
+
+def read_preprocess_file(path: Path) -> InputFormat:
+    """Read how an encoder wants its images.
+
+    Raises
+    ------
+    EncoderSourceError : the file is of no known kind, or asks for a step that Vouch does not have.
+    """
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EncoderSourceError(f"{path} cannot be read as JSON: {error}.") from error
+    try:
+        return _of_any_kind(fields)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        found = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
+        raise EncoderSourceError(
+            f"{path} does not say how images are prepared ({error}). It holds {found}; wanted "
+            "OpenCLIP's preprocess_cfg.json, timm's config.json, or preprocessor_config.json of "
+            "transformers."
+        ) from error
+
+
+def _of_any_kind(fields: Mapping[str, Any]) -> InputFormat:
+    if "pretrained_cfg" in fields:
+        return from_timm(fields["pretrained_cfg"])
+    if "input_size" in fields:
+        return from_timm(fields)
+    if "preprocess_cfg" in fields:
+        size = fields["model_cfg"]["vision_cfg"]["image_size"]
+        return from_open_clip({"size": size, **fields["preprocess_cfg"]})
+    if "image_mean" in fields or "image_processor_type" in fields:
+        return from_transformers(fields)
+    return from_open_clip(fields)
+
+
+def from_open_clip(fields: Mapping[str, Any]) -> InputFormat:
+    """Read OpenCLIP's ``preprocess_cfg``, with the size of its image tower.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError : it is something else.
+    """
+    height, width = _height_and_width(fields["size"])
+    if fields.get("mode", "RGB") != "RGB":
+        raise ValueError(f"the mode is {fields['mode']!r}, wanted RGB")
+    grey = int(fields.get("fill_color", 0))
+    # As OpenCLIP has it: whatever is not bilinear is bicubic.
+    bilinear = fields.get("interpolation") == "bilinear"
+    return InputFormat(
+        Preprocessing(
+            height,
+            width,
+            _OPEN_CLIP_FITS[fields.get("resize_mode") or "shortest"],
+            "bilinear" if bilinear else "bicubic",
+            fill=f"#{grey:02x}{grey:02x}{grey:02x}",
+        ),
+        channels(fields.get("mean") or OPEN_CLIP_MEAN),
+        channels(fields.get("std") or OPEN_CLIP_STD),
+    )
+
+
+def from_timm(fields: Mapping[str, Any]) -> InputFormat:
+    """Read timm's ``pretrained_cfg``, or what `timm.data.resolve_model_data_config` returns.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError : it is something else.
+    """
+    n_channels, height, width = fields["input_size"]
+    if n_channels != 3:
+        raise ValueError(f"the input has {n_channels} channels, wanted 3")
+    crop_fraction = fields.get("crop_pct") or 0.875
+    sides = {math.floor(height / crop_fraction), math.floor(width / crop_fraction)}
+    mean = channels(fields.get("mean", IMAGENET_MEAN))
+    resized = None if sides == {height} == {width} else _only(sides)
+    return InputFormat(
+        Preprocessing(
+            height,
+            width,
+            _TIMM_FITS[fields.get("crop_mode") or "center"],
+            _resample(fields.get("interpolation") or "bilinear"),
+            resized_side=resized,
+            fill="#" + "".join(f"{round(255 * one):02x}" for one in mean),
+        ),
+        mean,
+        channels(fields.get("std", IMAGENET_STD)),
+    )
+
+
+def from_transformers(fields: Mapping[str, Any]) -> InputFormat:
+    """Read the configuration of an image processor of transformers.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError : it is something else, or has a step that Vouch has not.
+    """
+    unknown = [name for name in _UNSUPPORTED if fields.get(name)]
+    if unknown:
+        raise ValueError(f"it asks for {', '.join(unknown)}")
+    factor = fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1.0
+    scale = 255 * factor
+    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    if fields.get("do_normalize", True):
+        mean = channels(fields.get("image_mean", IMAGENET_MEAN))
+        std = channels(fields.get("image_std", IMAGENET_STD))
+    return InputFormat(
+        _resized_by_transformers(fields),
+        channels([one / scale for one in mean]),
+        channels([one / scale for one in std]),
+    )
+
+
+def _resized_by_transformers(fields: Mapping[str, Any]) -> Preprocessing:
+    if not fields.get("do_resize", True):
+        raise ValueError("do_resize is false, so that images have no common size")
+    resample = _RESAMPLES[int(fields.get("resample", 2))]
+    size = fields["size"]
+    if not isinstance(size, dict):  # one number, as old files have it
+        cropped = bool(fields.get("do_center_crop"))
+        size = {"shortest_edge": size} if cropped else {"height": size, "width": size}
+    if size.get("height") is not None:
+        if fields.get("do_center_crop"):
+            raise ValueError("it stretches images and then crops them")
+        return Preprocessing(int(size["height"]), int(size["width"]), "stretch", resample)
+    shortest = int(size["shortest_edge"])
+    if fields.get("crop_pct") is not None:  # ConvNeXt's
+        if shortest >= 384:
+            return Preprocessing(shortest, shortest, "stretch", resample)
+        height = width = shortest
+        shortest = int(shortest / fields["crop_pct"])
+    elif fields.get("do_center_crop"):
+        height, width = _height_and_width(fields["crop_size"])
+    else:
+        raise ValueError("images keep their shape, and have no common size")
+    return Preprocessing(
+        height,
+        width,
+        "cover",
+        resample,
+        resized_side=None if height == width == shortest else shortest,
+        crop_offset="down",
+    )
+
+
+def _height_and_width(size: object) -> tuple[int, int]:
+    """Read a size, which is one number, two, or two with names."""
+    if isinstance(size, Mapping):
+        return int(size["height"]), int(size["width"])
+    if isinstance(size, list | tuple):
+        height, width = size
+        return int(height), int(width)
+    return int(cast("int", size)), int(cast("int", size))
+
+
+def _resample(name: str) -> Resample:
+    """Return the interpolation that timm calls ``name``; of a random one, its bilinear half."""
+    known: dict[str, Resample] = {one: one for one in _RESAMPLES}
+    return known["bilinear" if name == "random" else name]
+
+
+def _only(sides: set[int]) -> int:
+    if len(sides) != 1:
+        raise ValueError(f"a crop from a rectangle of {sorted(sides)} pixels is not supported")
+    return sides.pop()

@@ -1,0 +1,84 @@
+"""The door for a module of one's own: ``module.py:factory``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from index_builder.foreign_encoders.foreign_module import ForeignNetwork
+from index_builder.foreign_encoders.input_format import InputFormat
+from model_store.errors import EncoderSourceError
+
+
+def torch_network(place: str, input_format: InputFormat) -> ForeignNetwork:
+    """Call a factory of the user's own for a module.
+
+    It maps standardised images (B, 3, H, W) float32 to features (B, F), or to embedding mean
+    (B, D), embedding variance (B, D) and features (B, F).
+
+    Parameters
+    ----------
+    place : ``FILE.py:FACTORY``; the factory takes no argument. The file's code is run.
+
+    Raises
+    ------
+    EncoderSourceError : there is none, it fails, or it returns no module of this kind.
+    """
+    file, _, factory = place.rpartition(":")
+    if not (file and factory.isidentifier() and Path(file).is_file()):
+        raise EncoderSourceError(f"{place!r} is no FILE.py:FACTORY, or there is no such file.")
+    try:
+        module = _called(Path(file), factory)
+    except Exception as error:  # the user's own code
+        raise EncoderSourceError(
+            f"{factory}() of {file} fails: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise EncoderSourceError(
+            f"{factory}() of {file} returns a {type(module).__name__}; wanted a torch.nn.Module."
+        )
+    module.eval()
+    _require_vectors(module, input_format)
+    origin = {"door": "torch", "name": f"{Path(file).name}:{factory}", "torch": torch.__version__}
+    return ForeignNetwork(module, input_format, None, origin)
+
+
+def _called(file: Path, factory: str) -> object:
+    """Import ``file`` under a name of its own, with its folder to import from, and call."""
+    name = f"vouch_encoder_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError("it is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+        made: object = getattr(module, factory)()
+    finally:
+        sys.path.remove(str(file.resolve().parent))
+    return made
+
+
+def _require_vectors(module: nn.Module, input_format: InputFormat) -> None:
+    """Try the module on two grey images."""
+    preprocessing = input_format.preprocessing
+    images = torch.zeros(2, 3, preprocessing.height, preprocessing.width)
+    try:
+        with torch.inference_mode():
+            found = module(images)
+    except Exception as error:  # the user's own code
+        raise EncoderSourceError(
+            f"The module does not take images of {tuple(images.shape)}: {error}"
+        ) from error
+    outputs = found if isinstance(found, tuple) else (found,)
+    shapes = [tuple(getattr(one, "shape", ())) for one in outputs]
+    if len(outputs) not in {1, 3} or any(len(s) != 2 or s[0] != 2 for s in shapes):
+        raise EncoderSourceError(
+            f"The module gives {len(outputs)} outputs of shapes {shapes} for two images; wanted "
+            "features (2, F), or embedding mean (2, D), embedding variance (2, D) and features."
+        )

@@ -1,0 +1,134 @@
+"""The door for torchvision: any of its classification models, without the classifier."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from torch import Tensor, nn
+from torchvision import models
+from torchvision.models.feature_extraction import create_feature_extractor
+
+from index_builder.foreign_encoders.choices import Pooling
+from index_builder.foreign_encoders.foreign_module import ForeignNetwork, reference_of
+from index_builder.foreign_encoders.input_format import InputFormat, channels
+from index_builder.foreign_encoders.pooling import pooled
+from index_builder.networks.torchvision_trunk import (
+    CLASSIFIERS,
+    feature_map,
+    pad_as_tensorflow,
+    shortened,
+)
+from index_builder.networks.weights import load_weights, needs_tensorflow_padding
+from model_store.errors import EncoderSourceError, WeightsError
+from model_store.images import Preprocessing
+
+_TOKENS = "encoder.ln"
+"""The node of torchvision's vision transformers that holds the last tokens."""
+
+
+class PooledTorchvisionModel(nn.Module):
+    """A model's last feature map or tokens, pooled."""
+
+    def __init__(self, model: nn.Module, pooling: Pooling) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self._of_tokens = isinstance(model, models.VisionTransformer)
+        self.model: nn.Module = (
+            create_feature_extractor(model, [_TOKENS]) if self._of_tokens else feature_map(model)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, F) of ``images`` (B, 3, H, W), standardised."""
+        found = self.model(images)
+        return pooled(found[_TOKENS], self.pooling, 1) if self._of_tokens else self._mapped(found)
+
+    def _mapped(self, found: Tensor) -> Tensor:
+        return pooled(found, self.pooling)
+
+
+def torchvision_network(
+    name: str, weights: str | None, pooling: Pooling, *, untrained: bool
+) -> ForeignNetwork:
+    """Create a classification model of torchvision up to what its last linear layer takes.
+
+    Parameters
+    ----------
+    name : torchvision's.
+    weights : one of its names for them, or a file; see `load_weights`. None for its default.
+    untrained : random weights.
+
+    Raises
+    ------
+    EncoderSourceError : there is no such model.
+    WeightsError : the weights cannot be had or do not fit.
+    """
+    try:
+        entries = models.get_model_weights(name)
+        # Batch normalisation's and dropout's settings do not depend on weights.
+        model = models.get_model(name, weights=None)
+    except (ValueError, AttributeError) as error:
+        raise EncoderSourceError(f"torchvision has no model {name!r}: {error}.") from error
+    source = weights or "DEFAULT"
+    preset = (entries[source] if source in entries.__members__ else entries.DEFAULT).transforms()
+    input_format = _input_format(preset)
+    if not untrained:
+        if needs_tensorflow_padding(weights):
+            pad_as_tensorflow(model)
+        loaded = load_weights(name, "IMAGENET1K_V1" if weights is None else weights)
+        _load(model, loaded.state, name)
+        input_format = InputFormat(
+            input_format.preprocessing,
+            channels(loaded.pixel_mean.tolist()),
+            channels(loaded.pixel_std.tolist()),
+        )
+        preset.mean, preset.std = loaded.pixel_mean.tolist(), loaded.pixel_std.tolist()
+    network = _network(model.eval(), pooling)
+    origin = {"door": "torchvision", "name": name, "torchvision": version("torchvision")}
+    return ForeignNetwork(network, input_format, reference_of(preset, network), origin)
+
+
+def _input_format(preset: Any) -> InputFormat:  # noqa: ANN401 - torchvision's
+    """Read a preset of torchvision: resize the short side, crop the centre."""
+    (crop,), (side,) = preset.crop_size, preset.resize_size
+    preprocessing = Preprocessing(
+        crop,
+        crop,
+        "cover",
+        preset.interpolation.value,
+        resized_side=None if side == crop else side,
+    )
+    return InputFormat(preprocessing, channels(preset.mean), channels(preset.std))
+
+
+def _load(model: nn.Module, state: Any, name: str) -> None:  # noqa: ANN401 - a mapping of tensors
+    """Load weights of which the classifier may be missing."""
+    try:
+        found = model.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        raise WeightsError(f"The weights do not fit {name}. {shortened(error)}") from error
+    missing = [key for key in found.missing_keys if not key.startswith(CLASSIFIERS)]
+    if missing or found.unexpected_keys:
+        raise WeightsError(
+            f"The weights do not fit {name}: {len(missing)} tensors are missing "
+            f"({', '.join(missing[:3])}), {len(found.unexpected_keys)} unknown "
+            f"({', '.join(found.unexpected_keys[:3])})."
+        )
+
+
+def _network(model: nn.Module, pooling: Pooling) -> nn.Module:
+    """Return the model without its last linear layer, or with another pooling."""
+    if pooling is not Pooling.default:
+        return PooledTorchvisionModel(model, pooling)
+    for prefix in CLASSIFIERS:
+        name = prefix.rstrip(".")
+        part: Any = getattr(model, name, None)
+        if isinstance(part, nn.Linear):
+            setattr(model, name, nn.Identity())
+            return model
+        linear = [i for i, one in enumerate(part or ()) if isinstance(one, nn.Linear)]
+        if linear:
+            part[linear[-1]] = nn.Identity()
+            return model
+    # A classifier of convolutions, as SqueezeNet has.
+    return PooledTorchvisionModel(model, Pooling.mean)

@@ -1,0 +1,72 @@
+"""A trunk that is an ONNX graph: nothing trains it, and ONNX Runtime computes it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import onnx
+import onnx.utils
+import torch
+from torch import Tensor
+
+from index_builder.networks.encoder import MetricEncoder
+from index_builder.networks.trunk import Trunk
+from index_builder.vectors.encoder_file import find_encoder
+from model_store.encoder.contract import INPUT_NAME, OUTPUT_NAMES
+from model_store.encoder.onnx import OnnxEncoder, open_graph
+
+_FEATURES = OUTPUT_NAMES[2]
+
+
+class GraphTrunk(Trunk):
+    """The features of an encoder that is there already.
+
+    Parameters
+    ----------
+    place : as `vouch-build index` takes its encoder.
+
+    Attributes
+    ----------
+    graph : from pixels to features, uint8 (B, H, W, 3) to (B, F).
+
+    Raises
+    ------
+    BundleNotFound, EncoderContractError : there is none, or it does not keep the contract.
+    """
+
+    def __init__(self, place: Path) -> None:
+        super().__init__()
+        path = find_encoder(place)
+        encoder = OnnxEncoder(path, "cpu", threads=1)
+        self.preprocessing = encoder.metadata.preprocessing
+        self.n_features = encoder.n_features
+        self.graph: onnx.ModelProto = onnx.utils.Extractor(onnx.load(path)).extract_model(
+            [INPUT_NAME], [_FEATURES]
+        )
+        content = self.graph.SerializeToString(deterministic=True)
+        self._fingerprint = hashlib.sha256(content).hexdigest()
+        self._session = open_graph(content, "cpu", threads=1)
+
+    def extra_repr(self) -> str:
+        """Return what tells it from other trunks, for fingerprints."""
+        return self._fingerprint
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, F) of ``images`` (B, H, W, 3) uint8: the graph standardises them itself."""
+        (found,) = self._session.run([_FEATURES], {INPUT_NAME: images.cpu().numpy()})
+        return torch.from_numpy(found)
+
+
+class GraphTrunkEncoder(MetricEncoder):
+    """An encoder with such a trunk; only its last layer can learn."""
+
+    trunk: GraphTrunk
+
+    def __init__(self, trunk: GraphTrunk, embedding_dim: int) -> None:
+        super().__init__(trunk, embedding_dim, frozen=True)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Penultimate activations (B, F) of ``images`` (B, H, W, 3) uint8."""
+        found: Tensor = self.trunk(images)
+        return found.to(images.device)

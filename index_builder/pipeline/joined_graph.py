@@ -1,0 +1,59 @@
+"""A trunk and a head as one ONNX graph."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import compose, helper, version_converter
+
+from model_store.encoder.contract import INPUT_NAME, OUTPUT_NAMES
+
+_FEATURES = OUTPUT_NAMES[2]
+
+
+def joined(trunk: onnx.ModelProto, head: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the graph of ``trunk``, pixels to features, followed by that of ``head``.
+
+    Its features are those of the trunk, to the last bit, and its operators of the trunk's version.
+
+    Parameters
+    ----------
+    head : from features to embedding mean and variance, of an operator version that is not newer.
+    """
+    # A trunk that was cut out of an encoder may compute its features from an embedding mean.
+    trunk = _prefixed(trunk, "trunk/", {INPUT_NAME, _FEATURES})
+    if operator_version(head) < operator_version(trunk):
+        head = version_converter.convert_version(head, operator_version(trunk))
+    head = _prefixed(head, "head/", set(OUTPUT_NAMES))
+    body = trunk.graph
+    graph = helper.make_graph(
+        [*body.node, *head.graph.node],
+        "encoder",
+        list(body.input),
+        [*head.graph.output, *body.output],
+        [*body.initializer, *head.graph.initializer],
+        sparse_initializer=list(body.sparse_initializer),
+    )
+    others = [one for one in head.opset_import if one.domain not in {"", "ai.onnx"}]
+    return helper.make_model(
+        graph,
+        opset_imports=[*trunk.opset_import, *others],
+        functions=[*trunk.functions, *head.functions],
+        ir_version=max(trunk.ir_version, head.ir_version),
+    )
+
+
+def _prefixed(model: onnx.ModelProto, prefix: str, kept: set[str]) -> onnx.ModelProto:
+    """Return ``model`` with a prefix before every name but those that are ``kept``."""
+    model = compose.add_prefix(model, prefix)
+    outer = {prefix + name: name for name in kept}
+    for node in model.graph.node:
+        node.input[:] = [outer.get(name, name) for name in node.input]
+        node.output[:] = [outer.get(name, name) for name in node.output]
+    for value in [*model.graph.input, *model.graph.output]:
+        value.name = outer.get(value.name, value.name)
+    return model
+
+
+def operator_version(model: onnx.ModelProto) -> int:
+    """Return the version of ONNX's own operators."""
+    return max(int(one.version) for one in model.opset_import if one.domain in {"", "ai.onnx"})
