@@ -19,6 +19,7 @@ algebra of uncertain distances, `errors` the whole error family.
     feedback        what users said of matches, in SQLite
     drift_states    drift tests, kept across restarts
     share_states    the share of absent queries, counted by all replicas
+    vector_queries  vectors in place of images, lists of other stores
     matches         ranked neighbours with their probabilities
     verdicts        the words of answers
     deadline        work for nobody is given up
@@ -33,11 +34,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from model_store.bundles.bundle import Bundle, open_bundle
     from model_store.retriever import Answer, Retriever
+    from model_store.vector_queries import NeighbourList, VectorQuery, decide_list
 else:
     _ROOMS = {
         "Answer": "model_store.retriever",
         "Bundle": "model_store.bundles.bundle",
+        "NeighbourList": "model_store.vector_queries",
         "Retriever": "model_store.retriever",
+        "VectorQuery": "model_store.vector_queries",
+        "decide_list": "model_store.vector_queries",
         "open_bundle": "model_store.bundles.bundle",
     }
 
@@ -48,4 +53,12 @@ else:
         return getattr(import_module(_ROOMS[name]), name)
 
 
-__all__ = ["Answer", "Bundle", "Retriever", "open_bundle"]
+__all__ = [
+    "Answer",
+    "Bundle",
+    "NeighbourList",
+    "Retriever",
+    "VectorQuery",
+    "decide_list",
+    "open_bundle",
+]

@@ -17,6 +17,7 @@ nothing that a client of the service may not see.
     │   ├── InvalidCursor        not a cursor that the service gave for this list
     │   ├── InvalidFilter        not a filter of items
     │   ├── OrderUnavailable     the gallery has no probabilities to list by
+    │   ├── InvalidVector        a vector, or a list of neighbours, that cannot be decided on
     │   ├── UnknownSource        the gallery was not calibrated with queries from there
     │   ├── InvalidHead          the head of the request is not as HTTP wants it
     │   └── UnsupportedMediaType a body of a kind that the path does not read
@@ -121,6 +122,10 @@ class InvalidFilter(InvalidRequest):
 
 class OrderUnavailable(InvalidRequest):
     """The gallery is not calibrated, so that there are no probabilities to list by."""
+
+
+class InvalidVector(InvalidRequest):
+    """A vector, or a list of neighbours, that cannot be decided on."""
 
 
 class UnknownSource(InvalidRequest):

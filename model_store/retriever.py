@@ -127,8 +127,17 @@ class Retriever:
         """Predictive distributions of ``images`` (B, H, W, 3), at the encoder's input size."""
         return self.predictives(self.encoder.encode(images))
 
-    def predictives(self, embeddings: Embeddings) -> list[Predictive]:
-        """Predictive distributions of images that the encoder has embedded."""
+    def predictives(
+        self, embeddings: Embeddings, scores: NDArray[np.float64] | None = None
+    ) -> list[Predictive]:
+        """Predictive distributions of images that the encoder has embedded.
+
+        Parameters
+        ----------
+        scores : (B,) outlier scores of these images; None to compute them.
+        """
+        if scores is not None:
+            return predict(embeddings, scores, self._noise)
         if self.calibration is None:
             scores = np.full(len(embeddings), np.nan)
         else:

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, Self, TypedDict, TypeVar, Unpack
+from typing import Any, BinaryIO, Self, TypeVar, Unpack
 from urllib.parse import quote
 
 import httpx2
@@ -27,9 +27,17 @@ from pydantic import BaseModel, ValidationError
 
 from model_store.verdicts import Order
 from service import schemas
-from service.client_problems import VouchProblem, not_vouch, problem_of
+from service.client_contract import (
+    DecisionOptions,
+    Filter,
+    ListOptions,
+    SearchOptions,
+    VouchProblem,
+    not_vouch,
+    problem_of,
+)
 
-__all__ = ["ListOptions", "SearchOptions", "VouchClient", "VouchProblem"]
+__all__ = ["DecisionOptions", "ListOptions", "SearchOptions", "VouchClient", "VouchProblem"]
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -38,53 +46,10 @@ Image = Path | bytes | BinaryIO
 
 Fields = Mapping[str, str | int | float]
 
-Filter = Mapping[str, Any]
-"""A condition on the items to find, for example ``{"label": "shoe", "year": {"gte": 2000}}``."""
-
 MAX_ATTEMPTS = 3
 MAX_WAIT_S = 10.0
 """Seconds that a client waits at most between two of its `MAX_ATTEMPTS` attempts at a busy
 service."""
-
-
-class ListOptions(TypedDict, total=False):
-    """The options of a list of results; one that is left out takes the service's default.
-
-    Attributes
-    ----------
-    limit : number of results; 10 by default.
-    filter : on metadata; probabilities are those of the whole gallery, see ``filter_means``.
-    group_by : ``label`` lists only the nearest item of each label.
-    duplicate_similarity : of items more similar than this to each other, the nearest is listed.
-    """
-
-    limit: int
-    filter: Filter
-    group_by: Literal["label"]
-    duplicate_similarity: float
-
-
-class SearchOptions(ListOptions, total=False):
-    """The further options of a search.
-
-    Attributes
-    ----------
-    alpha : share of ordinary images that may be called outliers.
-    coverage : probability that the result set holds a match.
-    expected_absent : share of the queries that have no match in the gallery.
-    source : where the query comes from, of the gallery's sources.
-    filter_means : ``known`` where a true match is known to pass the filter.
-    order : ``probability`` for the likeliest first.
-    on_uncertain : ``answer`` or ``refuse``, which leaves the results empty unless they match.
-    """
-
-    alpha: float
-    coverage: float
-    expected_absent: float
-    source: str
-    filter_means: Literal["show", "known"]
-    order: Order
-    on_uncertain: schemas.OnUncertain
 
 
 class VouchClient:
@@ -165,6 +130,40 @@ class VouchClient:
         path = _path(gallery, "search")
         files = [("image", _file(image))]
         return self._upload(path, schemas.SearchAnswer, _options(**options), files)
+
+    def search_vector(
+        self,
+        gallery: str,
+        query: schemas.VectorFields,
+        **options: Unpack[SearchOptions],
+    ) -> schemas.SearchAnswer:
+        """Search with a vector that the gallery's encoder has made elsewhere.
+
+        Raises
+        ------
+        VouchProblem : such as ``invalid_vector``.
+        """
+        body = query.model_dump(exclude_none=True) | {**options}
+        request = self._http.build_request("POST", _path(gallery, "search", "vector"), json=body)
+        return self._ask(request, schemas.SearchAnswer)
+
+    def decide(
+        self,
+        gallery: str,
+        query: schemas.VectorFields,
+        neighbours: Sequence[schemas.Neighbour],
+        **options: Unpack[DecisionOptions],
+    ) -> schemas.DecisionAnswer:
+        """Decide on the neighbours, nearest first, that another store has found for a query.
+
+        Raises
+        ------
+        VouchProblem : such as ``invalid_vector``.
+        """
+        body = query.model_dump(exclude_none=True) | {**options}
+        body["neighbours"] = [one.model_dump(exclude_none=True) for one in neighbours]
+        request = self._http.build_request("POST", _path(gallery, "decide"), json=body)
+        return self._ask(request, schemas.DecisionAnswer)
 
     def search_next(self, answer: schemas.SearchAnswer) -> schemas.SearchAnswer | None:
         """The results after those of ``answer``; None where there are no more."""

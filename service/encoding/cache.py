@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import redis.asyncio as redis
+from pydantic import TypeAdapter
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -24,18 +25,19 @@ from service.schemas import QueryImage
 from service.settings import Settings
 
 _HEADER = struct.Struct("<32sI")
+_IMAGE: TypeAdapter[QueryImage | None] = TypeAdapter(QueryImage | None)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """An encoded image: its description and its predictive distribution."""
+    """An encoded image: its description, None of a vector, and its predictive distribution."""
 
-    image: QueryImage
+    image: QueryImage | None
     predictive: Predictive
 
     def to_bytes(self, key: str, secret: bytes = b"") -> bytes:
         """Serialise: seal, length of the JSON, the JSON, predictive distribution."""
-        described = self.image.model_dump_json().encode()
+        described = _IMAGE.dump_json(self.image)
         body = described + self.predictive.to_bytes()
         return _HEADER.pack(_seal(key, body, secret), len(described)) + body
 
@@ -47,7 +49,7 @@ class CacheEntry:
             body = data[_HEADER.size :]
             if not hmac.compare_digest(seal, _seal(key, body, secret)):
                 return None
-            image = QueryImage.model_validate_json(body[:length])
+            image = _IMAGE.validate_json(body[:length])
         except (struct.error, ValueError):
             return None
         predictive = Predictive.from_bytes(body[length:])

@@ -33,15 +33,22 @@ class BoundedRequest(Request):
             max_part_size=limits.MAX_FIELD_BYTES,
         )
 
+    @property
+    def _holds_vectors(self) -> bool:
+        """True for a path that takes vectors."""
+        return self.url.path.endswith(limits.VECTOR_PATHS)
+
     async def body(self) -> bytes:
         """The body; that of a document is given up where it has too many parts."""
         if hasattr(self, "_body") or "json" not in self.headers.get("content-type", ""):
             return await super().body()
         chunks, n_parts = [], 0
+        n_numbers = limits.MAX_JSON_NUMBERS if self._holds_vectors else 0
         async for chunk in self.stream():
             chunks.append(chunk)
-            n_parts += sum(map(chunk.count, (b"[", b"{", b",", b":")))
-            if n_parts > limits.MAX_JSON_PARTS:
+            n_parts += sum(map(chunk.count, (b"[", b"{", b":")))
+            n_numbers -= chunk.count(b",")
+            if n_parts - min(n_numbers, 0) > limits.MAX_JSON_PARTS:
                 raise InvalidRequest(
                     f"The document has more than {limits.MAX_JSON_PARTS:,} parts. Send the options "
                     "that /docs lists, and nothing else."

@@ -35,5 +35,11 @@ MAX_FIELD_BYTES = 2**20
 MAX_JSON_PARTS = 4_096
 """Brackets, commas and colons of a document, those in its texts too."""
 
+VECTOR_PATHS = ("/search/vector", "/decide")
+MAX_JSON_NUMBERS = 2**18
+MAX_VECTOR_BYTES = 4 * 2**20
+"""The commas of a document with vectors, whose numbers are cheap, and its bytes: a thousand
+neighbours of 256 numbers, or in base64 of three thousand."""
+
 AT_ONCE_BYTES = 2**18
 """The bytes that may be read, hashed or decoded while everybody else waits: a millisecond."""

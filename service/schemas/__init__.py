@@ -4,6 +4,7 @@
 
     bundles      the bundle that answers, and whether its calibration holds
     search       queries, results and verdicts
+    vectors      vectors in place of images, neighbours of other stores
     items        the items of a gallery
     changes      changes of a gallery
     galleries    galleries and their calibration reports
@@ -69,6 +70,14 @@ from service.schemas.search import (
     SimilarAnswer,
     Uncertainty,
 )
+from service.schemas.vectors import (
+    DecidedNeighbour,
+    DecisionAnswer,
+    DecisionRequest,
+    Neighbour,
+    VectorFields,
+    VectorSearchRequest,
+)
 
 __all__ = [
     "AbsentShare",
@@ -85,6 +94,9 @@ __all__ = [
     "CalibrationReport",
     "CalibrationState",
     "CalibrationStatus",
+    "DecidedNeighbour",
+    "DecisionAnswer",
+    "DecisionRequest",
     "EmbeddingAnswer",
     "EncoderState",
     "ErrorsOverTime",
@@ -103,6 +115,7 @@ __all__ = [
     "ListOptions",
     "Live",
     "MatchPromise",
+    "Neighbour",
     "OnUncertain",
     "OperatingPoint",
     "OperatingPointAnswer",
@@ -127,4 +140,6 @@ __all__ = [
     "ShareOrigin",
     "SimilarAnswer",
     "Uncertainty",
+    "VectorFields",
+    "VectorSearchRequest",
 ]

@@ -114,8 +114,8 @@ class SearchOptions(ListOptions):
     )
 
 
-class SearchRequest(SearchOptions):
-    """A search with an image in base64."""
+class JsonSearchOptions(SearchOptions):
+    """The options of a search in JSON, whose filter may be an object."""
 
     filter: Annotated[
         FilterText,
@@ -131,6 +131,11 @@ class SearchRequest(SearchOptions):
         description=FILTER_DESCRIPTION,
         examples=[{"label": "shoe", "year": {"gte": 2000}}],
     )
+
+
+class SearchRequest(JsonSearchOptions):
+    """A search with an image in base64."""
+
     image_base64: str = Field(
         description="An image file in base64 (RFC 4648 section 4), alone or in a `data:` URI. URLs "
         "are not fetched."
@@ -187,7 +192,7 @@ class Query(BaseModel):
     id: str = Field(description="Of the uploaded bytes; what feedback refers to.")
     uncertainty: Uncertainty
     ood: OutOfDistribution
-    image: QueryImage
+    image: QueryImage | None = Field(description="null for a vector.")
 
 
 class Result(BaseModel):

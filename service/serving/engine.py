@@ -25,15 +25,14 @@ from model_store.images import encode_thumbnail
 from model_store.predictive import N_SAMPLES, Predictive
 from model_store.processors import usable_processors
 from model_store.retriever import Retriever
+from model_store.vector_queries import VectorQuery, predictive_of
 from service.decoding.decoder import Prepared
 from service.encoding.batch_size import largest_useful_batch, useful_turn
 from service.encoding.batching import MicroBatcher
 from service.encoding.cache import CacheEntry, key_prefix
 from service.encoding.single_flight import SingleFlight
 from service.schemas import QueryImage
-from service.serving.queries import (
-    Encoded,
-)
+from service.serving.queries import Encoded, vector_id
 from service.serving.resources import EngineResources
 from service.serving.watch import Watch
 
@@ -197,6 +196,21 @@ class SearchEngine:
             return Encoded(query_id, known.image, known.predictive, "hit", looked_up)
         encoded = await self._flights.do(key, lambda: self._encode(query_id, data, prepared))
         return replace(encoded, seconds=looked_up | encoded.seconds)
+
+    async def embedded(self, query: VectorQuery) -> Encoded:
+        """Take a query that was embedded elsewhere, and remember it as one that was encoded here.
+
+        Raises
+        ------
+        InvalidVector : it is none of the gallery's encoder.
+        """
+        started = time.perf_counter()
+        query_id, predictive = await self.compute(
+            lambda: (vector_id(query), predictive_of(self._retriever, query))
+        )
+        await self._cache.put(self._key(query_id), CacheEntry(None, predictive))
+        seconds = {"predict": time.perf_counter() - started}
+        return Encoded(query_id, None, predictive, "miss", seconds)
 
     async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail]:
         """The embedding and the picture of an image that is to become an item; see `encoded`."""

@@ -6,23 +6,27 @@ import time
 from dataclasses import dataclass, replace
 
 from model_store.bundles.bundle import Bundle
-from model_store.decision import assess
+from model_store.decision import Terms, assess
 from model_store.errors import FeedbackNotKept, InternalError, ItemNotFound
 from model_store.feedback import Feedback
 from model_store.images.quality import quality_hints
 from model_store.predictive import Predictive
 from model_store.retriever import Answer, Retriever
 from model_store.search import N_CANDIDATES
+from model_store.vector_queries import NeighbourList, VectorQuery, decide_list
 from service.schemas import ShareOrigin
 from service.serving.absent_share import AbsentState
 from service.serving.engine import SearchEngine
 from service.serving.queries import (
     Assessed,
+    DecidedList,
     Embedded,
+    Encoded,
     SearchParameters,
     SearchResult,
     SimilarItems,
     changed_since,
+    vector_id,
 )
 
 
@@ -70,7 +74,47 @@ class Lease:
         ImageError : the bytes cannot be searched with.
         """
         started = time.perf_counter()
-        encoded = await self.engine.encoded(data)
+        return await self._searched(await self.engine.encoded(data), parameters, started)
+
+    async def search_vector(self, query: VectorQuery, parameters: SearchParameters) -> SearchResult:
+        """Answer for a query that was embedded elsewhere.
+
+        Raises
+        ------
+        InvalidVector : it is none of the gallery's encoder.
+        """
+        started = time.perf_counter()
+        return await self._searched(await self.engine.embedded(query), parameters, started)
+
+    async def decide(
+        self, query: VectorQuery, neighbours: NeighbourList, parameters: SearchParameters
+    ) -> DecidedList:
+        """Decide on neighbours that another store has found; nothing is searched.
+
+        Raises
+        ------
+        InvalidVector : see `decide_list`.
+        """
+        started = time.perf_counter()
+        parameters, origin = self._with_share(parameters)
+        alpha = self._retriever.alpha if parameters.alpha is None else parameters.alpha
+        terms = Terms(
+            alpha,
+            parameters.coverage,
+            parameters.expected_absent,
+            parameters.source,
+            stale=self.stale,
+        )
+        query_id, decided = await self.engine.compute(
+            lambda: (vector_id(query), decide_list(self._retriever, query, neighbours, terms))
+        )
+        seconds = {"total": time.perf_counter() - started}
+        return DecidedList(query_id, None, neighbours, decided, alpha, origin, seconds)
+
+    async def _searched(
+        self, encoded: Encoded, parameters: SearchParameters, started: float
+    ) -> SearchResult:
+        """Search and decide for a query that is embedded, and watch what comes of it."""
         parameters, origin = self._with_share(parameters)
         answer = await self.engine.compute(lambda: self._find(encoded.predictive, parameters))
         watch = self.engine.watch

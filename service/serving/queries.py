@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,6 +18,7 @@ from model_store.images.quality import QualityHint
 from model_store.predictive import Predictive
 from model_store.retriever import Answer
 from model_store.search import EVERYTHING, Diversity
+from model_store.vector_queries import ListDecision, NeighbourList, VectorQuery
 from model_store.verdicts import Order
 from service.schemas import QueryImage, ShareOrigin
 
@@ -58,13 +60,13 @@ class Encoded:
     Attributes
     ----------
     query_id : hash of the uploaded bytes.
-    image, predictive : what is known of the picture.
+    image, predictive : what is known of the picture; of a vector there is none.
     cache : whether that was known before.
     seconds : of each stage.
     """
 
     query_id: str
-    image: QueryImage
+    image: QueryImage | None
     predictive: Predictive
     cache: Literal["hit", "miss"]
     seconds: dict[str, float]
@@ -86,7 +88,7 @@ class SearchResult:
     """
 
     query_id: str
-    image: QueryImage
+    image: QueryImage | None
     answer: Answer
     share_origin: ShareOrigin
     cache: Literal["hit", "miss"]
@@ -97,11 +99,24 @@ class SearchResult:
 
 
 @dataclass(frozen=True, slots=True)
+class DecidedList:
+    """The decision on neighbours that another store has found, and how it came about."""
+
+    query_id: str
+    image: None
+    neighbours: NeighbourList
+    decided: ListDecision
+    alpha: float
+    share_origin: ShareOrigin
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Assessed:
     """A picture looked at, and nothing searched."""
 
     query_id: str
-    image: QueryImage
+    image: QueryImage | None
     measures: NDArray[np.float64]
     hints: list[QualityHint]
     predictive: Predictive
@@ -114,7 +129,7 @@ class Embedded:
     """A picture's embedding, and nothing searched."""
 
     query_id: str
-    image: QueryImage
+    image: QueryImage | None
     predictive: Predictive
     assessment: Assessment
     alpha: float
@@ -152,6 +167,15 @@ def page_of(bundle: Bundle, after: int | None, limit: int) -> Page:
     rows = gallery.page(after, limit + 1)  # one more, to see whether there is one
     shown = rows[:limit]
     return Page(gallery.items(shown), int(shown[-1]) if len(rows) > limit else None)
+
+
+def vector_id(query: VectorQuery) -> str:
+    """Return the id of a query that came as a vector: a hash of its numbers."""
+    digest = hashlib.sha256(b"vector")
+    for part in (query.mean, query.variance, query.features, query.outlier_score):
+        numbers = np.array([] if part is None else part, np.float64)
+        digest.update(f"{numbers.size};".encode() + numbers.tobytes())
+    return digest.hexdigest()
 
 
 def changed_since(answer: Answer, searched: Gallery, now: Gallery) -> frozenset[str]:

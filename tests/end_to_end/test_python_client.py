@@ -18,6 +18,7 @@ from model_store.bundles.directory import activate
 from service import client as client_module
 from service import schemas
 from service.client import MAX_ATTEMPTS, Image, VouchClient, VouchProblem
+from service.schemas import Neighbour, VectorFields
 from tests.end_to_end.processes import Service
 from tests.end_to_end.questions import truncated
 
@@ -59,6 +60,35 @@ class TestAtAService:
             assert [(r.id, r.match_probability) for r in answer.results] == [
                 (match.item.id, match.match_probability) for match in expected.matches
             ]
+
+    def test_vectors_and_neighbours_of_another_store(
+        self, vouch: VouchClient, photograph: Path
+    ) -> None:
+        stored = vouch.embed("digits", photograph)
+        query = VectorFields(
+            mean=stored.direction,
+            variance=stored.variance,
+            outlier_score=stored.outlier_score,
+            encoder_fingerprint=stored.encoder.fingerprint,
+        )
+        found = vouch.search_vector("digits", query, limit=100, filter={"label": {"ne": "0"}})
+        assert found.results
+        assert "0" not in {one.label for one in found.results}
+        found = vouch.search_vector("digits", query, limit=100)
+        page = vouch.search_next(found)
+        assert page is not None
+        neighbours = [
+            Neighbour(id=one.id, label=one.label, similarity=one.similarity)
+            for one in [*found.results, *page.results]
+        ]
+        decided = vouch.decide("digits", query, neighbours, alpha=0.2)
+        assert decided.query.ood.alpha == 0.2
+        assert decided.verdict == found.verdict
+        assert decided.neighbours[0].match_probability == pytest.approx(
+            found.results[0].match_probability, abs=1e-6
+        )
+        with pytest.raises(VouchProblem, match="invalid_vector"):
+            vouch.decide("digits", query, neighbours[:3])
 
     def test_a_gallery_is_changed(self, digits_bundle: Path, tmp_path: Path) -> None:
         root = tmp_path / "bundles"

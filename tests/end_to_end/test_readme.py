@@ -151,8 +151,16 @@ def test_the_client_answers(place: Path, demo: Service) -> None:
 
 
 def test_the_library_answers(place: Path) -> None:
-    code = block("python", "open_bundle")
+    code = block("python", "retriever.search(")
     assert "digit-" in run(f"{sys.executable} - <<'EOF'\n{code}\nEOF", place)
+
+
+def test_neighbours_of_another_store_are_decided_on(place: Path) -> None:
+    code = block("python", "decide_list")
+    verdict, first, nothing = run(f"{sys.executable} - <<'EOF'\n{code}\nEOF", place).split()
+    assert verdict in {"match", "ambiguous", "no_match", "out_of_distribution"}
+    assert 0 <= float(first) <= 1
+    assert 0 <= float(nothing) <= 1
 
 
 def test_a_folder_of_ones_own_becomes_a_bundle(place: Path) -> None:
@@ -205,12 +213,17 @@ def test_encoders_of_others_become_galleries(few: Path) -> None:
     ViTImageProcessor().save_pretrained(few / "hf-model")
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 8, 8), torch.nn.Flatten())
     (few / "visual").mkdir()
-    names = {"input_names": ["x"], "output_names": ["y"]}
-    free = {"dynamic_axes": {"x": {0: "n"}, "y": {0: "n"}}, "dynamo": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's
-        example = torch.zeros(2, 3, 32, 32)
-        torch.onnx.export(network, (example,), few / "visual" / "model.onnx", **names, **free)
+        torch.onnx.export(
+            network,
+            (torch.zeros(2, 3, 32, 32),),
+            few / "visual" / "model.onnx",
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+            dynamo=False,
+        )
     (few / "visual" / "preprocess_cfg.json").write_text('{"size": 32, "mode": "RGB"}')
     *encoders, index, build = block("sh", "vouch-build encoder").splitlines()
     for line in encoders:

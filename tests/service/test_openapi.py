@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 28
+    assert len(names) == len(set(names)) == 30
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -101,7 +102,7 @@ UPLOADS = {
     "put_item": {"multipart/form-data": "image"},
     "put_items": {"multipart/form-data": "images"},
 }
-JSON_BODIES = {"search_json", "give_feedback"}
+JSON_BODIES = {"search_json", "search_vector", "decide", "give_feedback"}
 
 
 def test_an_upload_is_typed_for_generators_old_and_new(document: dict[str, Any]) -> None:
@@ -159,6 +160,26 @@ def put_item(client: TestClient, image: bytes, gallery: str = "digits") -> httpx
     return client.put(f"/v1/galleries/{gallery}/items/new", files={"image": ("i", image)})
 
 
+def ask_with_vector(
+    path: str, gallery: str, fields: dict[str, Any] | None, client: TestClient
+) -> httpx2.Response:
+    """Send an embedding of the gallery's own, with changed fields; None for no JSON at all."""
+    place = f"/v1/galleries/{gallery}/{path}"
+    if fields is None:
+        return client.post(place, content=b"x", headers={"Content-Type": "text/plain"})
+    embedded = embed(client, picture("PNG")).json()
+    query = {
+        "mean": embedded["direction"],
+        "variance": embedded["variance"],
+        "outlier_score": embedded["outlier_score"],
+    }
+    if path == "decide":
+        query["neighbours"] = [
+            {"id": str(n), "label": str(n % 10), "similarity": 0.9 - n / 1000} for n in range(200)
+        ]
+    return client.post(place, json={**query, **fields})
+
+
 SECRET = b"that these services sign with"
 FOREIGN_ITEMS = cursors.write(cursors.ItemsCursor(bundle="another", after=1), SECRET)
 FOREIGN_SEARCH = cursors.write(
@@ -192,6 +213,17 @@ REQUESTS: dict[tuple[str, str], Ask] = {
             "422": (truncated(),),
             "503": (picture("PNG", seed=503),),
         }.items()
+    },
+    **{
+        (operation, status): partial(ask_with_vector, path, gallery, body)
+        for operation, path in (("search_vector", "search/vector"), ("decide", "decide"))
+        for status, gallery, body in (
+            ("200", "digits", {}),
+            ("404", "none", {}),
+            ("413", "digits", {"mean": "A" * 5 * 2**20}),
+            ("415", "digits", None),
+            ("422", "digits", {"mean": [1.0]}),
+        )
     },
     ("search_batch", "200"): lambda client: search_batch(client, [picture("PNG"), b""]),
     ("search_batch", "404"): lambda client: search_batch(client, [picture("PNG")], "none"),

@@ -3,6 +3,7 @@
 ::
 
     search        results, assessments, embeddings
+    vectors       decisions on neighbours of other stores
     items         items and their pages
     changes       what was written
     galleries     galleries and their calibration
@@ -30,6 +31,7 @@ from service.http.answers.search import (
     search_answer,
     similar_answer,
 )
+from service.http.answers.vectors import decision_answer
 
 __all__ = [
     "activation",
@@ -38,6 +40,7 @@ __all__ = [
     "bundle_list",
     "bundle_state",
     "calibration_report",
+    "decision_answer",
     "embedding_answer",
     "feedback_answer",
     "gallery_detail",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from model_store.bundles.bundle import Bundle
-from model_store.decision import Assessment
+from model_store.decision import Assessment, Decision, ResultSet
 from model_store.images.quality import MEASURES
 from model_store.matches import Match
 from model_store.predictive import Predictive
@@ -18,7 +19,7 @@ from service.http.cursors import SearchCursor, write
 from service.observability.metrics import Telemetry
 from service.observability.records import SearchRecord, current_record
 from service.serving.lease import Lease
-from service.serving.queries import Assessed, Embedded, SearchResult, SimilarItems
+from service.serving.queries import Assessed, DecidedList, Embedded, SearchResult, SimilarItems
 
 OUTLIER_METHOD = "conformal_fused"
 
@@ -46,7 +47,7 @@ def search_answer(
     skipped : how many results stood on earlier pages.
     """
     bundle, answer, state = lease.bundle, found.answer, bundle_state(lease)
-    decision, calibration = answer.decision, bundle.retriever.calibration
+    decision = answer.decision
     refused = options.on_uncertain == "refuse" and decision.verdict != "match"
     shown = () if refused else answer.matches[skipped:]
     shown = tuple(match for match in shown if match.item.id not in found.gone)
@@ -72,13 +73,7 @@ def search_answer(
         verdict=decision.verdict,
         reason=decision.reason,
         no_match_probability=decision.no_match_probability,
-        absent=None
-        if calibration is None or decision.absent_share is None
-        else schemas.AbsentShare(
-            share=decision.absent_share,
-            origin=found.share_origin,
-            basis=calibration.evidence.absence,
-        ),
+        absent=absent_share(bundle, decision, found.share_origin),
         query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
         order=answer.order,
         results=[_result(bundle.name, match) for match in shown],
@@ -87,7 +82,7 @@ def search_answer(
         audit=found.audit and not skipped,
         bundle=state,
         cache=found.cache,
-        timing_ms=_milliseconds(found.seconds),
+        timing_ms=milliseconds(found.seconds),
     )
 
 
@@ -104,7 +99,7 @@ def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> sche
         uncertainty=_uncertainty(bundle, answer.predictive, decision.assessment),
         results=[_result(bundle.name, match) for match in answer.matches],
         bundle=bundle_state(lease),
-        timing_ms=_milliseconds(similar.seconds),
+        timing_ms=milliseconds(similar.seconds),
     )
 
 
@@ -148,7 +143,7 @@ def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: SearchResu
 
 def query(
     bundle: Bundle,
-    upload: SearchResult | Assessed | Embedded,
+    upload: SearchResult | Assessed | Embedded | DecidedList,
     predictive: Predictive,
     assessment: Assessment,
     alpha: float,
@@ -211,12 +206,14 @@ def _result_set(answer: Answer, gone: frozenset[str]) -> schemas.ResultSet | Non
     chosen = answer.decision.result_set
     if chosen is None:
         return None
+    items = [(item.id, item.label) for item in answer.result_set if item.id not in gone]
+    return result_set(chosen, items)
+
+
+def result_set(chosen: ResultSet, items: Sequence[tuple[str, str | None]]) -> schemas.ResultSet:
+    """Describe a result set by the ids and labels of its items."""
     return schemas.ResultSet(
-        items=[
-            schemas.SetItem(id=item.id, label=item.label)
-            for item in answer.result_set
-            if item.id not in gone
-        ],
+        items=[schemas.SetItem(id=name, label=label) for name, label in items],
         coverage=chosen.coverage,
         promised=chosen.shortfall is None,
         promised_for=list(chosen.promised_for),
@@ -224,7 +221,20 @@ def _result_set(answer: Answer, gone: frozenset[str]) -> schemas.ResultSet | Non
     )
 
 
-def _milliseconds(seconds: dict[str, float]) -> dict[str, float]:
+def absent_share(
+    bundle: Bundle, decision: Decision, origin: schemas.ShareOrigin
+) -> schemas.AbsentShare | None:
+    """Describe the share of absent queries of a decision; None without calibration."""
+    calibration = bundle.retriever.calibration
+    if calibration is None or decision.absent_share is None:
+        return None
+    return schemas.AbsentShare(
+        share=decision.absent_share, origin=origin, basis=calibration.evidence.absence
+    )
+
+
+def milliseconds(seconds: dict[str, float]) -> dict[str, float]:
+    """Return the times of stages in milliseconds."""
     return {stage: round(1000 * spent, 3) for stage, spent in seconds.items()}
 
 

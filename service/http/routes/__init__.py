@@ -3,6 +3,7 @@
 ::
 
     search        search with an image, assess it, embed it
+    vectors       search with a vector, decide on neighbours of another store
     items         the items of a gallery, and its sample queries
     changes       changing a gallery while it is served
     galleries     galleries and their calibration reports
@@ -12,11 +13,21 @@
     dependencies  the application's state, and the gallery in the path
 """
 
-from service.http.routes import bundles, changes, feedback, galleries, items, operations, search
+from service.http.routes import (
+    bundles,
+    changes,
+    feedback,
+    galleries,
+    items,
+    operations,
+    search,
+    vectors,
+)
 from service.http.routes.search import SearchForm
 
 ROUTERS = tuple(
-    room.router for room in (search, galleries, items, changes, feedback, bundles, operations)
+    room.router
+    for room in (search, galleries, items, vectors, changes, feedback, bundles, operations)
 )
 """The busiest first: a path is looked for in one after the other."""
 

@@ -1,0 +1,239 @@
+"""Queries that were embedded, or answered, by another system: vectors in place of images.
+
+A vector is one of the gallery's own encoder. `decide_list` decides on neighbours that another
+store found, a vector database for example: nothing of the gallery is searched, and of its bundle
+only the calibration is used.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.decision import Decision, Retrieved, Terms, decide
+from model_store.encoder.contract import Embeddings
+from model_store.errors import InvalidVector
+from model_store.predictive import Predictive
+from model_store.retriever import Retriever
+
+Floats = NDArray[np.float64]
+
+_ROUNDING = 1e-5
+"""A cosine of float32 vectors may be so much larger than 1, or than the one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class VectorQuery:
+    """A query as the gallery's encoder has embedded it, elsewhere.
+
+    Attributes
+    ----------
+    mean : (D,) of the embedding, of any length but zero.
+    variance : (D,) of it, in squared units of ``mean``; None for zero.
+    features : (F,) penultimate activations, which the outlier score is computed from.
+    outlier_score : in their place, where it is known: `Predictive.outlier_score`.
+    fingerprint : of the encoder; None where nobody says.
+    """
+
+    mean: Sequence[float] | NDArray[np.floating[Any]]
+    variance: Sequence[float] | NDArray[np.floating[Any]] | None = None
+    features: Sequence[float] | NDArray[np.floating[Any]] | None = None
+    outlier_score: float | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourList:
+    """The items that another store found nearest to a query, nearest first.
+
+    Attributes
+    ----------
+    ids : (n,) of the items.
+    labels : (n,) None where an item has none.
+    similarities : (n,) cosines; None where ``vectors`` are given.
+    vectors : (n, D) of the items.
+    """
+
+    ids: Sequence[str]
+    labels: Sequence[str | None]
+    similarities: Sequence[float] | Floats | None = None
+    vectors: Sequence[Sequence[float]] | NDArray[np.floating[Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListDecision:
+    """The decision on a list of neighbours.
+
+    Attributes
+    ----------
+    decision : its probabilities are those of the neighbours, in their order.
+    predictive : of the query.
+    similarities : (n,) of the neighbours.
+    """
+
+    decision: Decision
+    predictive: Predictive
+    similarities: Floats
+
+
+def predictive_of(retriever: Retriever, query: VectorQuery) -> Predictive:
+    """Return the predictive distribution of a query, as of an image with this embedding.
+
+    Raises
+    ------
+    InvalidVector : it is of another encoder, of another length, or has no direction; or the gallery
+        is calibrated, and neither features nor an outlier score are given.
+    """
+    encoder = retriever.encoder
+    if query.fingerprint is not None and query.fingerprint != encoder.fingerprint:
+        raise InvalidVector(
+            f"The vector is of the encoder {query.fingerprint[:12]}, the gallery's is "
+            f"{encoder.fingerprint[:12]}: their vectors have nothing in common."
+        )
+    mean = _vector("mean", query.mean, encoder.dim)
+    if not mean.any():
+        raise InvalidVector("The vector `mean` is zero: it has no direction.")
+    variance = np.zeros_like(mean)
+    if query.variance is not None:
+        variance = _vector("variance", query.variance, encoder.dim)
+        if (variance < 0).any():
+            raise InvalidVector("The vector `variance` has negative numbers.")
+    features = query.features
+    if features is None and _are_features(retriever):
+        features = mean
+    if retriever.calibration is not None and features is None and query.outlier_score is None:
+        raise InvalidVector(
+            "Whether the query is an outlier is told by its features: give `features` "
+            f"({encoder.n_features} numbers), or the `outlier_score` that `embed` answers with."
+        )
+    known = np.zeros(encoder.n_features, np.float32)
+    if features is not None:
+        known = _vector("features", features, encoder.n_features)
+    scores = None if query.outlier_score is None else np.array([query.outlier_score])
+    embeddings = Embeddings(mean[None], variance[None], known[None])
+    return retriever.predictives(embeddings, scores)[0]
+
+
+def decide_list(
+    retriever: Retriever, query: VectorQuery, neighbours: NeighbourList, terms: Terms
+) -> ListDecision:
+    """Decide on the neighbours of a query that another store has found in the same gallery.
+
+    The probabilities are those that `Retriever.find` gives to the same list. Labels that came after
+    the calibration are unknown to it, as they are there.
+
+    Raises
+    ------
+    InvalidVector : see `predictive_of`; or the list is too short, out of order, or names an item
+        twice.
+    UnknownSource : no calibration query comes from the source that the terms name.
+    """
+    predictive = predictive_of(retriever, query)
+    similarities = _similarities(neighbours, predictive.direction)
+    _require_list(neighbours, similarities, retriever)
+    calibration = retriever.calibration
+    n = len(similarities)
+    n_listed = n if calibration is None else min(n, calibration.n_candidates)
+    retrieved = Retrieved(
+        similarities, _label_codes(retriever, neighbours.labels), n_listed, np.arange(n)
+    )
+    return ListDecision(decide(calibration, predictive, retrieved, terms), predictive, similarities)
+
+
+def _are_features(retriever: Retriever) -> bool:
+    """Return whether the encoder's embedding is its features, as of one without a posterior."""
+    encoder = retriever.encoder
+    return encoder.metadata.posterior == "deterministic" and encoder.n_features == encoder.dim
+
+
+def _vector(
+    name: str, values: Sequence[float] | NDArray[np.floating[Any]], length: int
+) -> NDArray[np.float32]:
+    vector = np.asarray(values, np.float32)
+    if vector.shape != (length,):
+        raise InvalidVector(
+            f"The vector `{name}` has the shape {vector.shape}, wanted ({length},): that of the "
+            "gallery's encoder."
+        )
+    if not np.isfinite(vector).all():
+        place = int(np.flatnonzero(~np.isfinite(vector))[0])
+        raise InvalidVector(f"The vector `{name}` has {vector[place]} at place {place}.")
+    return vector
+
+
+def _similarities(neighbours: NeighbourList, direction: NDArray[np.float32]) -> Floats:
+    """Return the neighbours' cosines, computed where vectors are given."""
+    n = len(neighbours.ids)
+    given = neighbours.similarities is not None, neighbours.vectors is not None
+    if sum(given) != 1 or len(neighbours.labels) != n:
+        raise InvalidVector(
+            "Each neighbour has an id, a label (or null), and either a similarity or a vector."
+        )
+    if neighbours.vectors is None:
+        similarities = np.asarray(neighbours.similarities, np.float64)
+        wrong = ~(np.abs(similarities) <= 1 + _ROUNDING)
+    else:
+        vectors = np.asarray(neighbours.vectors, np.float64)
+        if vectors.shape != (n, len(direction)):
+            raise InvalidVector(
+                f"The neighbours' vectors have the shape {vectors.shape}, wanted "
+                f"{(n, len(direction))}."
+            )
+        with np.errstate(invalid="ignore", divide="ignore"):
+            similarities = vectors @ direction / np.sqrt((vectors * vectors).sum(1))
+        wrong = ~np.isfinite(similarities)
+    if wrong.any():
+        place = int(np.flatnonzero(wrong)[0])
+        raise InvalidVector(
+            f"Neighbour {place} ({neighbours.ids[place]!r}) has no cosine similarity: "
+            f"{similarities[place]}. Wanted −1 to 1, or a vector that is finite and not zero."
+        )
+    return np.clip(similarities, -1.0, 1.0)
+
+
+def _require_list(neighbours: NeighbourList, similarities: Floats, retriever: Retriever) -> None:
+    """Refuse a list that is none, or that is shorter than those the calibration was fitted to."""
+    n = len(similarities)
+    if n == 0:
+        raise InvalidVector("There are no neighbours to decide on.")
+    seen: set[str] = set()
+    for name in neighbours.ids:
+        if name in seen:
+            raise InvalidVector(f"The neighbour {name!r} is in the list twice.")
+        seen.add(name)
+    rising = np.flatnonzero(np.diff(similarities) > _ROUNDING)
+    if len(rising):
+        place = int(rising[0]) + 1
+        raise InvalidVector(
+            f"Neighbour {place} is nearer ({similarities[place]:.6f}) than the one before it "
+            f"({similarities[place - 1]:.6f}). Send them nearest first, by cosine."
+        )
+    if retriever.calibration is not None and n < retriever.calibration.n_candidates:
+        raise InvalidVector(
+            f"The list has {n} neighbours; the calibration was fitted to lists of "
+            f"{retriever.calibration.n_candidates}, and says nothing of shorter ones. Send so many."
+        )
+
+
+def _label_codes(retriever: Retriever, labels: Sequence[str | None]) -> NDArray[np.int32]:
+    """Return the labels' codes (n,): −1 for none; of those that came later, one each."""
+    calibration = retriever.calibration
+    names = retriever.gallery.labels
+    n_known = len(names) if calibration is None else len(calibration.means.directions)
+    codes: dict[str | None, int] = {None: -1}
+    n_unknown = 0
+    for label in labels:
+        if label is None or label in codes:
+            continue
+        place = bisect_left(names, label, 0, n_known)
+        if place < n_known and names[place] == label:
+            codes[label] = place
+        else:
+            codes[label] = n_known + n_unknown
+            n_unknown += 1
+    return np.array([codes[label] for label in labels], np.int32)

@@ -1,0 +1,48 @@
+"""Answers to queries that were embedded, or answered, by another system."""
+
+from __future__ import annotations
+
+from service import schemas
+from service.http.answers.bundles import bundle_state
+from service.http.answers.search import absent_share, milliseconds, query, result_set
+from service.serving.lease import Lease
+from service.serving.queries import DecidedList
+
+
+def decision_answer(lease: Lease, found: DecidedList, request_id: str) -> schemas.DecisionAnswer:
+    """Describe the decision on neighbours that another store has found."""
+    bundle, decided, sent = lease.bundle, found.decided, found.neighbours
+    decision = decided.decision
+    n = len(sent.ids)
+    probabilities: list[float | None] = [None] * n
+    intervals: list[tuple[float, float] | None] = [None] * n
+    if decision.match_probabilities is not None and decision.match_intervals is not None:
+        probabilities = decision.match_probabilities.tolist()
+        intervals = [(low, high) for low, high in decision.match_intervals.tolist()]
+    chosen = decision.result_set
+    return schemas.DecisionAnswer(
+        request_id=request_id,
+        gallery=bundle.name,
+        verdict=decision.verdict,
+        reason=decision.reason,
+        no_match_probability=decision.no_match_probability,
+        absent=absent_share(bundle, decision, found.share_origin),
+        query=query(bundle, found, decided.predictive, decision.assessment, found.alpha),
+        neighbours=[
+            schemas.DecidedNeighbour(
+                id=sent.ids[place],
+                label=sent.labels[place],
+                similarity=float(decided.similarities[place]),
+                match_probability=probabilities[place],
+                match_probability_interval=intervals[place],
+            )
+            for place in range(n)
+        ],
+        result_set=None
+        if chosen is None
+        else result_set(
+            chosen, [(sent.ids[place], sent.labels[place]) for place in chosen.places.tolist()]
+        ),
+        bundle=bundle_state(lease),
+        timing_ms=milliseconds(found.seconds),
+    )

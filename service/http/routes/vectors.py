@@ -1,0 +1,101 @@
+"""The paths that take a vector: search, and the decision on neighbours of another store."""
+
+from __future__ import annotations
+
+from fastapi import Depends, Request
+
+from model_store.errors import (
+    GalleryNotFound,
+    ImageTooLarge,
+    InvalidFilter,
+    InvalidVector,
+    UnsupportedMediaType,
+)
+from model_store.vector_queries import NeighbourList, VectorQuery
+from service import schemas
+from service.http import answers
+from service.http.bodies import JSON, body_of
+from service.http.problems import responses
+from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router, parameters_of
+from service.serving.queries import SearchParameters
+
+router = gallery_router("searching")
+
+_ERRORS = responses(
+    GalleryNotFound, ImageTooLarge, UnsupportedMediaType, InvalidVector, InvalidFilter
+)
+
+
+@router.post(
+    "/{gallery}/search/vector",
+    operation_id="search_vector",
+    responses=_ERRORS,
+    dependencies=[Depends(body_of(JSON))],
+)
+async def search_vector(
+    request: Request, lease: LeaseOf, state: StateOf, body: schemas.VectorSearchRequest
+) -> schemas.SearchAnswer:
+    """The same search with a vector that the gallery's encoder has made elsewhere.
+
+    What `embed` answers can be sent back: `direction` as `mean`, `variance`, and `outlier_score`.
+    """
+    found = await lease.search_vector(_query(body), parameters_of(body, request))
+    answer = answers.search_answer(lease, found, request.state.request_id, body)
+    answers.record(state.telemetry, answer, found)
+    return answer
+
+
+@router.post(
+    "/{gallery}/decide",
+    operation_id="decide",
+    responses=_ERRORS,
+    dependencies=[Depends(body_of(JSON))],
+)
+async def decide(
+    request: Request, lease: LeaseOf, body: schemas.DecisionRequest
+) -> schemas.DecisionAnswer:
+    """Decide on the neighbours that another store, such as a vector database, has found.
+
+    Nothing is searched: of the gallery only its calibration is used. Send as many neighbours as
+    the calibration was fitted to, with the labels that the gallery has.
+    """
+    parameters = SearchParameters(
+        len(body.neighbours),
+        body.alpha,
+        body.coverage,
+        expected_absent=body.expected_absent,
+        of_key=request.state.caller.expected_absent,
+        source=body.source,
+    )
+    found = await lease.decide(_query(body), _neighbours(body.neighbours), parameters)
+    return answers.decision_answer(lease, found, request.state.request_id)
+
+
+def _query(body: schemas.VectorFields) -> VectorQuery:
+    return VectorQuery(
+        body.mean, body.variance, body.features, body.outlier_score, body.encoder_fingerprint
+    )
+
+
+def _neighbours(sent: list[schemas.Neighbour]) -> NeighbourList:
+    """Return the neighbours, all with similarities or all with vectors.
+
+    Raises
+    ------
+    InvalidVector : some have the one and some the other, or neither.
+    """
+    similarities = [one.similarity for one in sent if one.similarity is not None]
+    vectors = [one.vector for one in sent if one.vector is not None]
+    if sorted([len(similarities), len(vectors)]) != [0, len(sent)]:
+        raise InvalidVector(
+            f"Of {len(sent)} neighbours {len(similarities)} have a similarity and {len(vectors)} a "
+            "vector; give all of them the one, or all of them the other."
+        )
+    if len({len(vector) for vector in vectors}) > 1:
+        raise InvalidVector("The neighbours' vectors have different lengths.")
+    return NeighbourList(
+        [one.id for one in sent],
+        [one.label for one in sent],
+        similarities or None,
+        vectors or None,
+    )
