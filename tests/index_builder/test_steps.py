@@ -372,8 +372,9 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     ):
         done = vouch_build(*arguments, cwd=tmp_path)
         assert done.returncode == 1
-        assert "either --config, or all of --images, --trunk and --weights" in " ".join(
-            done.stderr.split()
+        assert (
+            "either --config, or --images with --encoder, or with both --trunk and --weights"
+            in " ".join(done.stderr.split())
         )
 
 
