@@ -19,6 +19,7 @@ algebra of uncertain distances, `errors` the whole error family.
     feedback        what users said of matches, in SQLite
     drift_states    drift tests, kept across restarts
     share_states    the share of absent queries, counted by all replicas
+    stores          vector databases of others
     vector_queries  vectors in place of images, lists of other stores
     matches         ranked neighbours with their probabilities
     verdicts        the words of answers

@@ -1,0 +1,28 @@
+"""Vector databases of others: they find the neighbours, and Vouch decides.
+
+::
+
+    store      the interface, and search with decision in one call
+    qdrant     a collection of Qdrant
+    pgvector   a table of PostgreSQL with pgvector
+    lancedb    a table of LanceDB
+    faiss      an index of FAISS
+
+Each takes a client of the store's own library, which it does not import.
+"""
+
+from model_store.stores.faiss import FaissStore
+from model_store.stores.lancedb import LanceStore
+from model_store.stores.pgvector import PgvectorStore
+from model_store.stores.qdrant import QdrantStore
+from model_store.stores.store import Store, StoreAnswer, search_and_decide
+
+__all__ = [
+    "FaissStore",
+    "LanceStore",
+    "PgvectorStore",
+    "QdrantStore",
+    "Store",
+    "StoreAnswer",
+    "search_and_decide",
+]

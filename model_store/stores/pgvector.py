@@ -1,0 +1,55 @@
+"""A table of PostgreSQL with pgvector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from model_store.stores.store import Direction, label_of
+from model_store.vector_queries import NeighbourList
+
+
+@dataclass(frozen=True, slots=True)
+class PgvectorStore:
+    """A table of PostgreSQL with pgvector; an index for cosine distance is used where it has one.
+
+    Attributes
+    ----------
+    connection : a ``psycopg.Connection``.
+    table : its name, maybe with its schema.
+    vector, id, label : columns.
+    where : a condition in SQL, of the caller's own; never one that comes from outside.
+    """
+
+    connection: Any
+    table: str
+    vector: str = "embedding"
+    id: str = "id"
+    label: str = "label"
+    where: str | None = None
+
+    def nearest(self, direction: Direction, n: int) -> NeighbourList:
+        """Return the ``n`` nearest rows, by cosine."""
+        columns = f"{_quoted(self.id)}, {_quoted(self.label)}"
+        distance = f"{_quoted(self.vector)} <=> %s::vector"
+        condition = "" if self.where is None else f"WHERE {self.where} "
+        statement = (
+            f"SELECT {columns}, 1 - ({distance}) FROM {_quoted(self.table)} {condition}"  # noqa: S608 - quoted, but for the caller's own condition
+            f"ORDER BY {distance} LIMIT %s"
+        )
+        text = str(direction.tolist())
+        with self.connection.transaction(), self.connection.cursor() as cursor:
+            # An HNSW index gives no more than so many; a thousand is its largest.
+            wide = str(min(max(n, 40), 1000))
+            cursor.execute("SELECT set_config('hnsw.ef_search', %s, true)", (wide,))
+            found = cursor.execute(statement, (text, text, n)).fetchall()
+        return NeighbourList(
+            [str(row[0]) for row in found],
+            [label_of(row[1]) for row in found],
+            similarities=[float(row[2]) for row in found],
+        )
+
+
+def _quoted(name: str) -> str:
+    """Return a name in quotes, each of its parts."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))

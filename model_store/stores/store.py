@@ -1,0 +1,82 @@
+"""The interface of a vector database, and search with decision in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.decision import Terms
+from model_store.retriever import Retriever
+from model_store.search import N_CANDIDATES
+from model_store.vector_queries import (
+    ListDecision,
+    NeighbourList,
+    VectorQuery,
+    decide_list,
+    predictive_of,
+)
+
+Direction = NDArray[np.float32]
+
+
+class Store(Protocol):
+    """A store of the gallery's vectors. Law: the list is nearest first, by cosine."""
+
+    def nearest(self, direction: Direction, n: int) -> NeighbourList:
+        """Return the ``n`` items nearest to a unit vector (D,), or all of fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAnswer:
+    """The neighbours that a store has found, and the decision on them."""
+
+    neighbours: NeighbourList
+    decided: ListDecision
+
+
+def search_and_decide(
+    retriever: Retriever, store: Store, query: VectorQuery, terms: Terms | None = None
+) -> StoreAnswer:
+    """Search a store for as many neighbours as the calibration was fitted to, and decide.
+
+    Parameters
+    ----------
+    retriever : of the bundle whose calibration decides.
+    terms : None for those of the calibration.
+
+    Raises
+    ------
+    InvalidVector : see `decide_list`; of a store that holds, or finds, too little, too.
+    """
+    calibration = retriever.calibration
+    n = N_CANDIDATES if calibration is None else calibration.n_candidates
+    neighbours = store.nearest(predictive_of(retriever, query).direction, n)
+    terms = terms or Terms(retriever.alpha, stale=retriever.stale)
+    return StoreAnswer(neighbours, decide_list(retriever, query, neighbours, terms))
+
+
+def by_cosine(
+    direction: Direction,
+    ids: Sequence[str],
+    labels: Sequence[str | None],
+    vectors: Sequence[Sequence[float]] | NDArray[np.float32],
+) -> NeighbourList:
+    """Return items that a store has listed by another measure, nearest first by cosine."""
+    found = np.asarray(vectors, np.float64).reshape(len(ids), len(direction))
+    norms = np.sqrt((found * found).sum(1))
+    cosines = found @ direction / np.maximum(norms, np.finfo(float).tiny)
+    order = np.argsort(-cosines, kind="stable").tolist()
+    return NeighbourList(
+        [ids[place] for place in order],
+        [labels[place] for place in order],
+        similarities=cosines[order],
+    )
+
+
+def label_of(value: object) -> str | None:
+    """Return a label as the gallery has it: a text, or None."""
+    return None if value is None else str(value)
