@@ -65,7 +65,8 @@ class IndexOptions:
         Path | None,
         typer.Argument(
             help="A folder of images, a manifest (.csv, .jsonl, .parquet with path, and maybe id, "
-            "label, metadata), or a tar of images."
+            "label, metadata, bbox), COCO annotations (.json), a tar of images or of webdataset, "
+            "or Parquet with images in it."
         ),
     ] = None
     encoder: Annotated[

@@ -15,6 +15,8 @@ EncodedThumbnail = tuple[bytes, str]
 """The bytes of a small picture, and their media type; the gallery's own class would bring FAISS
 into every decoder."""
 
+Box = tuple[float, float, float, float]
+
 BLOCK = 64
 """Images of a block. What is lost when the work is killed is what was at work: a few blocks."""
 
@@ -29,12 +31,15 @@ class Place:
     offset : of the image within it; None where the image is the whole file.
     size : bytes; -1 where there was nothing when the source was read.
     changed_ns : when the file was last written to.
+    box : left, top, width and height of the part that is the image, in pixels of the upright
+        picture; None for all of it.
     """
 
     path: str
     offset: int | None
     size: int
     changed_ns: int
+    box: Box | None = None
 
 
 @dataclass(frozen=True, slots=True)

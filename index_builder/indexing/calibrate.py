@@ -23,8 +23,7 @@ from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
 from index_builder.datasets.views import views
 from index_builder.indexing.assemble import IDS_OF_GALLERY
-from index_builder.indexing.blocks import Place
-from index_builder.indexing.catalogue import Catalogue
+from index_builder.indexing.catalogue import Catalogue, place_of
 from index_builder.indexing.prepare import read_again
 from index_builder.indexing.workdir import Work
 from model_store.decision import Calibration
@@ -35,7 +34,7 @@ from model_store.gallery import Gallery
 N_QUERIES = 2_000
 """A p-value then goes down to 0.0005; more would teach little, and be missed in the gallery."""
 
-_COLUMNS = "entries.id, entries.label, number, source, hash, path, offset, size, changed_ns"
+_COLUMNS = "entries.id, entries.label, number, source, hash, path, offset, size, changed_ns, box"
 _GROUPS = " JOIN groups USING (position) JOIN embedded USING (id)"
 
 
@@ -132,7 +131,7 @@ def _images(entries: Iterable[tuple[Any, ...]]) -> LabelledImages:
     groups = tuple(str(entry[2]) for entry in found)
     sources = tuple(entry[3] or "" for entry in found)
     contents = [bytes.fromhex(entry[4]) for entry in found]  # of the files, as they were embedded
-    places = [Place(*entry[5:]) for entry in found]
+    places = [place_of(*entry[5:]) for entry in found]
 
     def read(row: int, smallest_side: int | None) -> Pixels:
         try:

@@ -22,7 +22,7 @@ from model_store.errors import DatasetError
 _SCHEMA = """
 CREATE TABLE entries (
   position INTEGER PRIMARY KEY, id TEXT NOT NULL, path TEXT NOT NULL, offset INTEGER,
-  size INTEGER NOT NULL, changed_ns INTEGER NOT NULL, label TEXT, metadata TEXT NOT NULL,
+  size INTEGER NOT NULL, changed_ns INTEGER NOT NULL, box TEXT, label TEXT, metadata TEXT NOT NULL,
   origin TEXT NOT NULL, group_name TEXT, source TEXT
 );
 """
@@ -66,7 +66,7 @@ class Catalogue:
         self._connection.executescript(f"PRAGMA journal_mode = OFF; {_SCHEMA}")
         with self._connection:
             self._connection.executemany(
-                "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (_row(position, entry) for position, entry in enumerate(entries)),
             )
         self._refuse_repeated_ids()
@@ -90,14 +90,15 @@ class Catalogue:
     def blocks(self) -> Iterator[Block]:
         """All entries, in the order of the source, `BLOCK` of them together."""
         rows = self._connection.cursor().execute(
-            "SELECT position, id, path, offset, size, changed_ns FROM entries ORDER BY position"
+            "SELECT position, id, path, offset, size, changed_ns, box FROM entries"
+            " ORDER BY position"
         )
         for number, group in groupby(rows, key=lambda row: row[0] // BLOCK):
             members = list(group)
             yield Block(
                 number,
                 tuple(member[1] for member in members),
-                tuple(Place(*member[2:]) for member in members),
+                tuple(place_of(*member[2:]) for member in members),
             )
 
     def close(self) -> None:
@@ -136,6 +137,11 @@ class Catalogue:
         )
 
 
+def place_of(path: str, offset: int | None, size: int, changed_ns: int, box: str | None) -> Place:
+    """Return the place in a row of the catalogue."""
+    return Place(path, offset, size, changed_ns, None if box is None else tuple(json.loads(box)))
+
+
 def _row(position: int, entry: Entry) -> tuple[object, ...]:
     place = entry.place
     return (
@@ -145,6 +151,7 @@ def _row(position: int, entry: Entry) -> tuple[object, ...]:
         place.offset,
         place.size,
         place.changed_ns,
+        None if place.box is None else json.dumps(place.box),
         entry.label,
         json.dumps(dict(entry.metadata), sort_keys=True),
         entry.origin,

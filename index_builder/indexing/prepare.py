@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +12,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.indexing.blocks import Block, EncodedThumbnail, Failure, Place, PreparedBlock
-from model_store.errors import ImageError, ImageTooCostly, ImageTooLarge
+from index_builder.indexing.blocks import (
+    Block,
+    Box,
+    EncodedThumbnail,
+    Failure,
+    Place,
+    PreparedBlock,
+)
+from model_store.errors import CorruptImage, ImageError, ImageTooCostly, ImageTooLarge
 from model_store.images import (
     TOO_MUCH_MEMORY,
     ImageLimits,
@@ -128,12 +136,37 @@ def _read_file(
     data = bytes_of(place, limits)
     with spending(budget):
         try:
-            pixels = decode_image(data, limits, preprocessing.smallest_side).pixels
+            pixels = _pixels(data, limits, place.box, preprocessing.smallest_side)
             image = preprocessing(pixels)
             thumbnail = encode_thumbnail(pixels)
         except MemoryError as error:
             raise ImageTooCostly(TOO_MUCH_MEMORY) from error
-    return _Picture(image, thumbnail, hashlib.sha256(data).hexdigest())
+    content = data if place.box is None else data + repr(place.box).encode()
+    return _Picture(image, thumbnail, hashlib.sha256(content).hexdigest())
+
+
+def _pixels(
+    data: bytes, limits: ImageLimits, box: Box | None, smallest_side: int | None
+) -> NDArray[np.uint8]:
+    """Decode an image, or the part of it in a box; of that, all pixels that the file has.
+
+    Raises
+    ------
+    ImageError : it cannot be decoded, or no pixel of it lies in the box.
+    """
+    if box is None:
+        return decode_image(data, limits, smallest_side).pixels
+    pixels = decode_image(data, limits).pixels
+    left, top, width, height = box
+    rows = slice(max(0, math.floor(top)), max(0, math.ceil(top + height)))
+    columns = slice(max(0, math.floor(left)), max(0, math.ceil(left + width)))
+    part = pixels[rows, columns]
+    if part.size == 0:
+        raise CorruptImage(
+            f"The box of {width:g} × {height:g} pixels at {left:g}, {top:g} holds nothing of the "
+            f"image, which is {pixels.shape[1]} × {pixels.shape[0]}. Mend the box, or leave it out."
+        )
+    return np.ascontiguousarray(part)
 
 
 def read_again(place: Place, smallest_side: int | None) -> NDArray[np.uint8]:
@@ -141,7 +174,7 @@ def read_again(place: Place, smallest_side: int | None) -> NDArray[np.uint8]:
     with Path(place.path).open("rb") as file:
         file.seek(place.offset or 0)
         data = file.read(-1 if place.offset is None else place.size)
-    return decode_image(data, _UNLIMITED, smallest_side).pixels
+    return _pixels(data, _UNLIMITED, place.box, smallest_side)
 
 
 def bytes_of(place: Place, limits: ImageLimits) -> bytes:

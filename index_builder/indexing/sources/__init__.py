@@ -1,4 +1,4 @@
-"""The sources of a collection: a folder, a manifest, or an archive, opened by `open_source`.
+"""The sources of a collection: a folder, a manifest, an archive, and what data sets come as.
 
 Each gives its entries in an order of its own that is always the same, and looks at no pixel.
 
@@ -6,7 +6,9 @@ Each gives its entries in an order of its own that is always the same, and looks
 
     folder      a folder of images
     manifest    CSV, JSONL or Parquet
-    archive     a tar of images
+    archive     a tar of images, maybe with what webdataset lays beside them
+    coco        annotations of COCO, an item a box
+    parquet_images  Parquet with the images in it
     places      the folder that images must lie in
 """
 
@@ -19,9 +21,17 @@ from typing import Protocol
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.archive import ARCHIVE_SUFFIXES, Archive
+from index_builder.indexing.sources.coco import CocoAnnotations
 from index_builder.indexing.sources.folder import Folder
 from index_builder.indexing.sources.manifest import MANIFEST_SUFFIXES, ImageManifest
+from index_builder.indexing.sources.parquet_images import (
+    ParquetImages,
+    holds_images,
+    parquet_files,
+)
 from model_store.errors import DatasetError
+
+COCO_SUFFIX, PARQUET_SUFFIX = ".json", ".parquet"
 
 __all__ = ["Source", "name_of", "open_source"]
 
@@ -44,7 +54,10 @@ class Source(Protocol):
 
 
 def open_source(path: Path, root: Path | None = None, *, labelled: bool = True) -> Source:
-    """The source at ``path``: a folder, a CSV, JSONL or Parquet manifest, or a tar of images.
+    """The source at ``path``, by what it is called and what is in it.
+
+    A folder of images, or of Parquet files with images; a manifest in CSV, JSONL or Parquet;
+    annotations of COCO; a tar of images.
 
     Parameters
     ----------
@@ -57,6 +70,8 @@ def open_source(path: Path, root: Path | None = None, *, labelled: bool = True) 
     DatasetError : nothing there, or of no known kind.
     """
     path = path.expanduser().absolute()
+    if path.is_dir() and (files := parquet_files(path)) and holds_images(files[0]):
+        return ParquetImages(files, labelled=labelled)
     if path.is_dir():
         return Folder(path, root or path, labelled=labelled)
     if not path.is_file():
@@ -65,16 +80,20 @@ def open_source(path: Path, root: Path | None = None, *, labelled: bool = True) 
         )
     if _ends_with(path, ARCHIVE_SUFFIXES):
         return Archive(path, labelled=labelled)
+    if _ends_with(path, (COCO_SUFFIX,)):
+        return CocoAnnotations(path, root or path.parent, labelled=labelled)
+    if _ends_with(path, (PARQUET_SUFFIX,)) and holds_images(path):
+        return ParquetImages([path], labelled=labelled)
     if _ends_with(path, MANIFEST_SUFFIXES):
         return ImageManifest(path, root or path.parent, labelled=labelled)
-    wanted = ", ".join([*MANIFEST_SUFFIXES, *ARCHIVE_SUFFIXES])
+    wanted = ", ".join([*MANIFEST_SUFFIXES, COCO_SUFFIX, *ARCHIVE_SUFFIXES])
     raise DatasetError(f"{path.name} is neither a folder nor one of {wanted}.")
 
 
 def name_of(path: Path) -> str:
     """Return the default name of a source's gallery."""
     name = path.expanduser().absolute().name
-    suffixes = (*ARCHIVE_SUFFIXES, *MANIFEST_SUFFIXES)
+    suffixes = (*ARCHIVE_SUFFIXES, *MANIFEST_SUFFIXES, COCO_SUFFIX)
     return next((name[: -len(one)] for one in suffixes if name.lower().endswith(one)), name)
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import os
 import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry, Place
+from index_builder.indexing.sources.manifest import text_of
 from model_store.errors import DatasetError
 from model_store.images import SUFFIXES
 
@@ -21,9 +23,62 @@ ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", "
 UNPACKED = "source.tar"
 
 
+SIDECARS = (".json", ".cls", ".txt")
+_MOST_SIDECAR_BYTES = 2**20
+
+
+@dataclass(slots=True)
+class _Sample:
+    """Files that follow each other and are called the same up to the first dot of their name.
+
+    Attributes
+    ----------
+    images : names, places and origins.
+    sidecars : contents by name.
+    """
+
+    key: str
+    images: list[tuple[str, Place, str]] = field(default_factory=list)
+    sidecars: dict[str, bytes] = field(default_factory=dict)
+
+    def entries(self, others: OtherFormats, *, labelled: bool) -> Iterator[Entry]:
+        """Return the images, with what their sidecars say: label, metadata, caption.
+
+        Raises
+        ------
+        DatasetError : a sidecar is not what its name says.
+        """
+        if not self.images:
+            for name in self.sidecars:
+                others.look_at(name)
+            return
+        label, metadata = None, {}
+        for name, content in self.sidecars.items():
+            suffix = PurePosixPath(name).suffix.lower()
+            text = _decoded(name, content)
+            if suffix == ".cls":
+                label = text.strip()
+            elif suffix == ".txt":
+                metadata["caption"] = text.strip()
+            else:
+                metadata |= _object(name, text)
+        label = label or text_of(metadata, "label", self.key)
+        for name, place, origin in self.images:
+            parts = PurePosixPath(name).parts
+            own = label or (parts[0] if len(parts) > 1 else None)
+            known = {one: value for one, value in metadata.items() if one != "label"}
+            if not labelled and label is not None:
+                known["label"] = label
+            yield Entry(name, place, own if labelled else None, known, origin)
+
+
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The images in a tar file, by their names there, in its order. Nothing is ever extracted."""
+    """The images in a tar file, by their names there, in its order. Nothing is ever extracted.
+
+    As webdataset lays them there, files beside an image that are called like it say more of it:
+    ``.cls`` its label, ``.json`` an object of metadata, maybe with a ``label``, ``.txt`` a caption.
+    """
 
     path: Path
     labelled: bool = True
@@ -51,6 +106,7 @@ class Archive:
     ) -> Iterator[Entry]:
         changed_ns = self.path.stat().st_mtime_ns
         size = plain.stat().st_size
+        sample = _Sample("")
         for member in archive:
             # The list that tarfile keeps of what it has seen would grow with the archive.
             archive.members = []  # type: ignore[attr-defined]
@@ -58,19 +114,20 @@ class Archive:
             plain_file = member.isreg() and not member.issparse()
             if not plain_file:
                 continue
-            if not name.lower().endswith(tuple(SUFFIXES)):
-                others.look_at(name)
-                continue
             if member.offset_data + member.size > size:
                 raise tarfile.ReadError(f"it ends within {name}")
-            parts = PurePosixPath(name).parts
-            yield Entry(
-                name,
-                Place(str(plain), member.offset_data, member.size, changed_ns),
-                parts[0] if self.labelled and len(parts) > 1 else None,
-                {},
-                f"{self.path.name} at byte {member.offset}",
-            )
+            if _key(name) != sample.key:
+                yield from sample.entries(others, labelled=self.labelled)
+                sample = _Sample(_key(name))
+            if name.lower().endswith(tuple(SUFFIXES)):
+                place = Place(str(plain), member.offset_data, member.size, changed_ns)
+                sample.images.append((name, place, f"{self.path.name} at byte {member.offset}"))
+            elif name.lower().endswith(SIDECARS) and member.size <= _MOST_SIDECAR_BYTES:
+                content = cast("IO[bytes]", archive.extractfile(member)).read()
+                sample.sidecars[name] = content
+            else:
+                others.look_at(name)
+        yield from sample.entries(others, labelled=self.labelled)
 
     def _plain(self, scratch: Path) -> Path:
         """The archive itself, or what it was when it was not compressed; unpacked once."""
@@ -89,3 +146,29 @@ class Archive:
         os.utime(partial, ns=(status.st_mtime_ns, status.st_mtime_ns))
         partial.replace(plain)
         return plain
+
+
+def _key(name: str) -> str:
+    """Return what the files of a sample share: the name up to its first dot."""
+    folder, _, last = name.rpartition("/")
+    return f"{folder}/{last.partition('.')[0]}"
+
+
+def _decoded(name: str, content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DatasetError(
+            f"{name} is not UTF-8 text. Save it as UTF-8, or leave it out."
+        ) from error
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+        json.dumps(found, allow_nan=False)
+    except ValueError as error:
+        raise DatasetError(f"{name} is not JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise DatasetError(f"{name} holds {text[:60]!r}; wanted an object of metadata.")
+    return found

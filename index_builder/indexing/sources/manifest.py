@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from index_builder.datasets.other_formats import OtherFormats
-from index_builder.indexing.blocks import Entry
+from index_builder.indexing.blocks import Box, Entry, Place
 from index_builder.indexing.sources.places import Boundary
 from model_store.errors import DatasetError
 from model_store.installation import how_to_install
 
 MANIFEST_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet")
-COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source"})
+COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source", "bbox"})
 """Columns with a meaning of their own; every other column is metadata."""
 
 _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
@@ -34,7 +35,8 @@ class ImageManifest:
 
     ``path`` is wanted of each, from ``root``; ``id`` is the path where it is left out; ``label``
     ``metadata`` (an object; in CSV and in text columns, written as JSON), ``group`` (what the image
-    shows together with others) and ``source`` (where it comes from) may be left out.
+    shows together with others), ``source`` (where it comes from) and ``bbox`` (left, top, width and
+    height of the part to take, in pixels; written as JSON in text) may be left out.
     Every other column is a field of the metadata by its name, unless ``metadata`` has it already;
     in CSV what is written as a plain number is one, and what is empty is left out.
 
@@ -58,7 +60,7 @@ class ImageManifest:
         boundary = Boundary(self.root)
         for origin, fields in self._lines():
             entry = _entry(origin, fields, self.root, boundary)
-            yield entry if self.labelled else _without_label(entry)
+            yield entry if self.labelled else without_label(entry)
 
     def _lines(self) -> Iterator[Line]:
         suffix = self.path.suffix.lower()
@@ -71,32 +73,73 @@ class ImageManifest:
 
 
 def _entry(origin: str, fields: Mapping[str, Any], root: Path, boundary: Boundary) -> Entry:
-    path = _text(fields, "path", origin)
+    path = text_of(fields, "path", origin)
     if path is None:
         raise DatasetError(
             f"{origin}: there is no path. Say where the image is, "
             f"in a column named path; here are {', '.join(map(repr, fields))}."
         )
-    label = _text(fields, "label", origin)
+    box = read_box(fields.get("bbox"), origin)
+    place = replace(boundary.place(root / path, f"{origin}: {path!r}"), box=box)
+    return entry_of(fields, origin, place, path if box is None else f"{path}#{_in_short(box)}")
+
+
+def entry_of(fields: Mapping[str, Any], origin: str, place: Place, name: str) -> Entry:
+    """Return the entry of a line whose image is at ``place``; its id is ``name`` unless it has one.
+
+    Raises
+    ------
+    DatasetError : a field is not what it should be.
+    """
     return Entry(
-        _text(fields, "id", origin) or path,
-        boundary.place(root / path, f"{origin}: {path!r}"),
-        label,
+        text_of(fields, "id", origin) or name,
+        place,
+        text_of(fields, "label", origin),
         _metadata(fields, origin),
         origin,
-        _text(fields, "group", origin),
-        _text(fields, "source", origin),
+        text_of(fields, "group", origin),
+        text_of(fields, "source", origin),
     )
 
 
-def _without_label(entry: Entry) -> Entry:
+def read_box(value: object, origin: str) -> Box | None:
+    """Read a box: left, top, width and height, as numbers or as JSON of them.
+
+    Raises
+    ------
+    DatasetError : it is something else, or has no extent.
+    """
+    if value is None or value == "":
+        return None
+    wanted = f"{origin}: the box is {value!r}; wanted [left, top, width, height] in pixels."
+    if isinstance(value, str):
+        try:
+            value = json.loads(value, parse_constant=_no_constant)
+        except ValueError as error:
+            raise DatasetError(wanted) from error
+    numbers = list(value) if isinstance(value, list | tuple) else []
+    if len(numbers) != 4 or not all(
+        isinstance(one, int | float) and math.isfinite(one) for one in numbers
+    ):
+        raise DatasetError(wanted)
+    left, top, width, height = map(float, numbers)
+    if width <= 0 or height <= 0:
+        raise DatasetError(wanted)
+    return left, top, width, height
+
+
+def _in_short(box: Box) -> str:
+    return ",".join(f"{one:g}" for one in box)
+
+
+def without_label(entry: Entry) -> Entry:
     """Return the entry with its label among the metadata, unless that has one of its own."""
     if entry.label is None:
         return entry
     return replace(entry, label=None, metadata={"label": entry.label, **entry.metadata})
 
 
-def _text(fields: Mapping[str, Any], name: str, origin: str) -> str | None:
+def text_of(fields: Mapping[str, Any], name: str, origin: str) -> str | None:
     """A field as text; numbers are taken as they are written, what is empty is not there."""
     value = fields.get(name)
     if value is None or value == "":

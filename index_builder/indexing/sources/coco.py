@@ -1,0 +1,85 @@
+"""Annotations of COCO: an item for each box."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from index_builder.datasets.other_formats import OtherFormats
+from index_builder.indexing.blocks import Entry
+from index_builder.indexing.sources.manifest import read_box
+from index_builder.indexing.sources.places import Boundary
+from model_store.errors import DatasetError
+
+
+@dataclass(frozen=True, slots=True)
+class CocoAnnotations:
+    """The boxes that a file of COCO's format names, in its order.
+
+    The id is the image's name and the annotation's id, the label the category's name. Boxes of one
+    image are a group: they are not divided between gallery and queries. Crowds are left out.
+
+    Attributes
+    ----------
+    root : the folder that file names start from and must not leave.
+    labelled : whether categories say what belongs together; else they are metadata.
+    """
+
+    path: Path
+    root: Path
+    labelled: bool = True
+
+    def entries(self, _scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
+        """One entry for each box.
+
+        Raises
+        ------
+        DatasetError : the file is not of COCO's format.
+        """
+        content = self._content()
+        boundary = Boundary(self.root)
+        try:
+            names = {one["id"]: str(one["file_name"]) for one in content["images"]}
+            categories = {one["id"]: str(one["name"]) for one in content.get("categories", [])}
+            for number, found in enumerate(content["annotations"]):
+                origin = f"{self.path.name}, annotation {number}"
+                if not found.get("iscrowd"):
+                    yield self._entry(found, origin, names, categories, boundary)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DatasetError(
+                f"{self.path.name} is not of COCO's format: {type(error).__name__}: {error}. "
+                "Wanted `images` with id and file_name, `annotations` with id, image_id and bbox."
+            ) from error
+
+    def _entry(
+        self,
+        found: Mapping[str, Any],
+        origin: str,
+        names: Mapping[Any, str],
+        categories: Mapping[Any, str],
+        boundary: Boundary,
+    ) -> Entry:
+        name = names[found["image_id"]]
+        box = read_box(found["bbox"], origin)
+        place = replace(boundary.place(self.root / name, f"{origin}: {name!r}"), box=box)
+        category = categories.get(found.get("category_id"))
+        metadata = {"image": name, "bbox": list(box or ())}
+        if category is not None and not self.labelled:
+            metadata["label"] = category
+        label = category if self.labelled else None
+        return Entry(f"{name}#{found['id']}", place, label, metadata, origin, name)
+
+    def _content(self) -> Mapping[str, Any]:
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DatasetError(f"{self.path.name} is not JSON ({error}).") from error
+        if not isinstance(content, dict) or not {"images", "annotations"} <= set(content):
+            raise DatasetError(
+                f"{self.path.name} is not of COCO's format: wanted an object with `images` and "
+                "`annotations`."
+            )
+        return content

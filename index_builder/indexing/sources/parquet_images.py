@@ -1,0 +1,174 @@
+"""Parquet files with the images in them, such as a data set of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from index_builder.datasets.other_formats import OtherFormats
+from index_builder.indexing.blocks import Entry, Place
+from index_builder.indexing.sources.manifest import entry_of, read_box, without_label
+from model_store.errors import DatasetError
+from model_store.installation import how_to_install
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UNPACKED = "source.images"
+_AT_ONCE = 64
+"""Rows that are read together; each holds an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetImages:
+    """The rows of one or several Parquet files, each with an image.
+
+    The image is a column of bytes, or of ``{bytes, path}`` as `datasets` writes it. Other columns
+    mean what they mean in a manifest; numbers of a ``ClassLabel`` become its names. The id is the
+    row's ``id``, else the image's ``path``, else the file's name and the number of the row.
+
+    Attributes
+    ----------
+    paths : of the files, in their order.
+    labelled : whether labels say what belongs together; else they are metadata.
+    """
+
+    paths: Sequence[Path]
+    labelled: bool = True
+
+    def entries(self, scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
+        """One entry for each row; images are unpacked to one file, to be read at any place.
+
+        Raises
+        ------
+        DatasetError : a file is no Parquet, or has no column of images.
+        """
+        unpacked, partial = scratch / UNPACKED, scratch / f"{UNPACKED}.partial"
+        stamps = [(path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
+        changed_ns = max(changed for _, changed in stamps)
+        done = unpacked.exists() and unpacked.stat().st_mtime_ns == changed_ns
+        target = Path(os.devnull) if done else partial
+        with target.open("wb") as file:
+            start = 0
+            for path in self.paths:
+                for entry, size in self._rows(path, str(unpacked), start, changed_ns, file):
+                    start += size
+                    yield entry if self.labelled else without_label(entry)
+        if not done:
+            os.utime(partial, ns=(changed_ns, changed_ns))
+            partial.replace(unpacked)
+
+    def _rows(
+        self, path: Path, unpacked: str, start: int, changed_ns: int, file: IO[bytes]
+    ) -> Iterator[tuple[Entry, int]]:
+        """Give the entries of one file and the bytes of each image, which go to ``file``."""
+        parquet, error_type = _pyarrow(path)
+        try:
+            with parquet.ParquetFile(path) as opened:
+                column = image_column(opened.schema_arrow)
+                if column is None:
+                    names = ", ".join(opened.schema_arrow.names)
+                    raise DatasetError(f"{path.name} has no column of images; it has {names}.")
+                classes = _class_names(opened.schema_arrow)
+                number = 0
+                for batch in opened.iter_batches(_AT_ONCE):
+                    for fields in batch.to_pylist(maps_as_pydicts="strict"):
+                        origin = f"{path.name}, row {number}"
+                        data, name = _image(fields.pop(column))
+                        file.write(data)
+                        place = Place(unpacked, start, len(data) if data else -1, changed_ns)
+                        box = read_box(fields.get("bbox"), origin)
+                        named = {one: _class_name(classes, one, fields[one]) for one in fields}
+                        yield (
+                            entry_of(
+                                named,
+                                origin,
+                                replace(place, box=box),
+                                name or f"{path.stem}#{number}",
+                            ),
+                            len(data),
+                        )
+                        start += len(data)
+                        number += 1
+        except error_type as error:
+            raise DatasetError(f"{path.name} is not a whole Parquet file ({error}).") from error
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    """Return the Parquet files of a data set's folder, in it or in its folder ``data``, by name."""
+    return sorted(folder.glob("*.parquet")) or sorted(folder.glob("data/*.parquet"))
+
+
+def holds_images(path: Path) -> bool:
+    """Return whether a Parquet file has a column of images.
+
+    Raises
+    ------
+    DatasetError : it is no Parquet file.
+    """
+    parquet, error_type = _pyarrow(path)
+    try:
+        return image_column(parquet.read_schema(path)) is not None
+    except error_type as error:
+        raise DatasetError(f"{path.name} is not a Parquet file ({error}).") from error
+
+
+def image_column(schema: pa.Schema) -> str | None:
+    """Return the name of the column that holds images; None of a manifest, which has paths."""
+    from pyarrow import types  # noqa: PLC0415 - an extra
+
+    def holds(kind: pa.DataType) -> bool:
+        plain = bool(types.is_binary(kind) or types.is_large_binary(kind))
+        if plain or not types.is_struct(kind):
+            return plain
+        parts = {kind.field(place).name: kind.field(place).type for place in range(kind.num_fields)}
+        return "bytes" in parts and holds(parts["bytes"])
+
+    if "path" in schema.names:
+        return None
+    found = [field.name for field in schema if holds(field.type)]
+    return "image" if "image" in found else next(iter(found), None)
+
+
+def _image(value: object) -> tuple[bytes, str | None]:
+    """Return the bytes of an image, none of a missing one, and its name."""
+    if isinstance(value, dict):
+        name = value.get("path")
+        return value.get("bytes") or b"", None if name is None else str(name)
+    return bytes(value) if isinstance(value, bytes) else b"", None
+
+
+def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return the names of each column that is a ``ClassLabel`` of `datasets`."""
+    written = (schema.metadata or {}).get(b"huggingface")
+    try:
+        features = json.loads(written)["info"]["features"] if written else {}
+        return {
+            name: [str(one) for one in feature["names"]]
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _class_name(classes: Mapping[str, Sequence[str]], column: str, value: Any) -> Any:  # noqa: ANN401 - a field's
+    names = classes.get(column)
+    if names is None or not isinstance(value, int) or not 0 <= value < len(names):
+        return value
+    return names[value]
+
+
+def _pyarrow(path: Path) -> tuple[Any, type[Exception]]:
+    """Return pyarrow's module for Parquet, and its error."""
+    try:
+        from pyarrow import ArrowException, parquet  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise DatasetError(
+            f"Reading {path.name} needs pyarrow. {how_to_install('parquet')}"
+        ) from error
+    return parquet, ArrowException

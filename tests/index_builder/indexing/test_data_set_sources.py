@@ -1,0 +1,307 @@
+"""What data sets come as: boxes, COCO, webdataset, and Parquet with the images in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from index_builder.datasets.other_formats import OtherFormats
+from index_builder.indexing.blocks import Block, Entry
+from index_builder.indexing.collection import Indexing, index_collection
+from index_builder.indexing.prepare import bytes_of, prepare_files, read_again
+from index_builder.indexing.sources import open_source
+from model_store.bundles.bundle import open_bundle
+from model_store.errors import DatasetError
+from model_store.images import ImageLimits, Preprocessing
+
+COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
+
+
+def entries(source: Path, scratch: Path, **options: Any) -> list[Entry]:
+    return list(open_source(source, **options).entries(scratch, OtherFormats()))
+
+
+def striped() -> Image.Image:
+    """Three stripes of 20 × 30 pixels, red, green and blue."""
+    stripes = [np.full((30, 20, 3), colour, np.uint8) for colour in COLOURS.values()]
+    return Image.fromarray(np.concatenate(stripes, axis=1))
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def prepared(found: list[Entry]) -> list[tuple[int, int, int] | str]:
+    """The middle pixel of each entry as the encoder sees it, or why there is none."""
+    block = Block(0, tuple(one.id for one in found), tuple(one.place for one in found))
+    made = prepare_files(block, Preprocessing(8, 8, decoding="reduced"))
+    return [
+        made.failures[one.id].reason
+        if one.id in made.failures
+        else tuple(map(int, made.images[row, 4, 4]))  # type: ignore[misc]
+        for row, one in enumerate(found)
+    ]
+
+
+class TestBoxes:
+    def write(self, folder: Path, boxes: list[Any], kind: str) -> Path:
+        striped().save(folder / "a.png")
+        if kind == "csv":
+            lines = [f'a.png,"{json.dumps(box)}"' if box else "a.png," for box in boxes]
+            (folder / "list.csv").write_text("\n".join(["path,bbox", *lines]))
+        elif kind == "jsonl":
+            lines = [json.dumps({"path": "a.png", "bbox": box}) for box in boxes]
+            (folder / "list.jsonl").write_text("\n".join(lines))
+        else:
+            rows = {"path": ["a.png"] * len(boxes), "bbox": boxes}
+            parquet.write_table(pa.table(rows), folder / "list.parquet")
+        return folder / f"list.{kind}"
+
+    @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+    def test_each_is_an_image_of_its_own(self, kind: str, tmp_path: Path) -> None:
+        boxes = [[0, 0, 20, 30], [20, 0, 20, 30], [40.5, 3, 900, 900], None]
+        found = entries(self.write(tmp_path, boxes, kind), tmp_path)
+        assert [one.id for one in found] == [
+            "a.png#0,0,20,30",
+            "a.png#20,0,20,30",
+            "a.png#40.5,3,900,900",
+            "a.png",
+        ]
+        red, green, blue, _ = prepared(found)
+        assert (red, green, blue) == tuple(COLOURS.values())
+        assert read_again(found[2].place, 16).shape == (27, 20, 3)
+        block = Block(0, tuple(one.id for one in found), tuple(one.place for one in found))
+        made = prepare_files(block, Preprocessing(8, 8))
+        assert len(set(made.hashes)) == 4
+        assert all(one is not None for one in made.thumbnails)
+
+    def test_one_outside_costs_its_own_item_alone(self, tmp_path: Path) -> None:
+        found = entries(self.write(tmp_path, [[60, 0, 5, 5], [0, 0, 9, 9]], "jsonl"), tmp_path)
+        outside, inside = prepared(found)
+        assert "holds nothing of the image, which is 60 × 30" in str(outside)
+        assert inside == COLOURS["red"]
+
+    @pytest.mark.parametrize(
+        "box", [[1, 2, 3], "x", [0, 0, 0, 5], [0, 0, 5, -1], {"x": 1}, [0, 0, "a", 1], 7]
+    )
+    def test_what_is_none_is_said(self, box: Any, tmp_path: Path) -> None:
+        with pytest.raises(DatasetError, match=r"list.jsonl, line 1: the box is .* wanted \[left"):
+            entries(self.write(tmp_path, [box], "jsonl"), tmp_path)
+
+
+class TestCoco:
+    CONTENT: Mapping[str, Any] = {
+        "images": [{"id": 7, "file_name": "in/a.png"}],
+        "categories": [{"id": 1, "name": "warm"}, {"id": 2, "name": "cold"}],
+        "annotations": [
+            {"id": 1, "image_id": 7, "category_id": 1, "bbox": [0, 0, 20, 30], "iscrowd": 0},
+            {"id": 2, "image_id": 7, "category_id": 2, "bbox": [40, 0, 20, 30]},
+            {"id": 3, "image_id": 7, "category_id": 2, "bbox": [0, 0, 9, 9], "iscrowd": 1},
+        ],
+    }
+
+    def write(self, folder: Path, content: Any) -> Path:
+        (folder / "in").mkdir(exist_ok=True)
+        striped().save(folder / "in" / "a.png")
+        (folder / "instances.json").write_text(json.dumps(content))
+        return folder / "instances.json"
+
+    def test_each_box_is_an_item(self, tmp_path: Path) -> None:
+        found = entries(self.write(tmp_path, self.CONTENT), tmp_path)
+        assert [(one.id, one.label, one.group) for one in found] == [
+            ("in/a.png#1", "warm", "in/a.png"),
+            ("in/a.png#2", "cold", "in/a.png"),
+        ]
+        assert found[1].metadata == {"image": "in/a.png", "bbox": [40.0, 0.0, 20.0, 30.0]}
+        assert prepared(found) == [COLOURS["red"], COLOURS["blue"]]
+
+    def test_without_labels_categories_are_metadata(self, tmp_path: Path) -> None:
+        found = entries(self.write(tmp_path, self.CONTENT), tmp_path, labelled=False)
+        assert [one.label for one in found] == [None, None]
+        assert [one.metadata["label"] for one in found] == ["warm", "cold"]
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"images": None}, "is not of COCO's format"),
+            ({"annotations": [{"id": 1}]}, "KeyError: 'image_id'"),
+            ({"annotations": [{"id": 1, "image_id": 8, "bbox": [0, 0, 1, 1]}]}, "KeyError: 8"),
+            (
+                {"annotations": [{"id": 1, "image_id": 7, "bbox": [0, 0, 1]}]},
+                "annotation 0: the box",
+            ),
+            ({"images": [{"id": 7, "file_name": "../a.png"}]}, "outside"),
+        ],
+    )
+    def test_what_is_none_is_said(
+        self, change: Mapping[str, Any], reason: str, tmp_path: Path
+    ) -> None:
+        with pytest.raises(DatasetError, match=reason):
+            entries(self.write(tmp_path, {**self.CONTENT, **change}), tmp_path)
+
+    @pytest.mark.parametrize("content", ["[]", "{", '{"images": []}'])
+    def test_another_file_called_json(self, content: str, tmp_path: Path) -> None:
+        (tmp_path / "a.json").write_text(content)
+        with pytest.raises(DatasetError, match=r"a.json is not"):
+            entries(tmp_path / "a.json", tmp_path)
+
+
+class TestWebdataset:
+    def write(self, folder: Path, members: Mapping[str, bytes]) -> Path:
+        path = folder / "shard-000.tar"
+        with tarfile.open(path, "w") as file:
+            for name, content in members.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                file.addfile(member, io.BytesIO(content))
+        return path
+
+    def test_sidecars_say_more_of_an_image(self, tmp_path: Path) -> None:
+        path = self.write(
+            tmp_path,
+            {
+                "0001.cls": b"owl\n",
+                "0001.png": png(striped()),
+                "0001.json": b'{"year": 1999, "label": "bird"}',
+                "0002.png": png(striped()),
+                "0002.json": b'{"label": "fox", "n": [1]}',
+                "0002.txt": b" a fox in snow ",
+                "0003.left.png": png(striped()),
+                "0003.right.png": png(striped()),
+                "0003.cls": b"7",
+                "sub/0001.png": png(striped()),
+                "dataset.json": b'{"not": "of an image"}',
+            },
+        )
+        found = entries(path, tmp_path)
+        assert [(one.id, one.label, dict(one.metadata)) for one in found] == [
+            ("0001.png", "owl", {"year": 1999}),
+            ("0002.png", "fox", {"n": [1], "caption": "a fox in snow"}),
+            ("0003.left.png", "7", {}),
+            ("0003.right.png", "7", {}),
+            ("sub/0001.png", "sub", {}),
+        ]
+        for one in found:
+            assert bytes_of(one.place, ImageLimits()) == png(striped())
+        unlabelled = entries(path, tmp_path, labelled=False)
+        assert [one.label for one in unlabelled] == [None] * 5
+        assert unlabelled[0].metadata == {"year": 1999, "label": "owl"}
+
+    @pytest.mark.parametrize(
+        ("name", "content", "reason"),
+        [
+            ("1.json", b"{", "1.json is not JSON"),
+            ("1.json", b"[1]", "wanted an object of metadata"),
+            ("1.json", b'{"label": {"a": 1}}', "label is"),
+            ("1.json", b'{"a": NaN}', "is not JSON"),
+            ("1.txt", b"\xff\xfe\x00", "1.txt is not UTF-8"),
+        ],
+    )
+    def test_what_is_none_is_said(
+        self, name: str, content: bytes, reason: str, tmp_path: Path
+    ) -> None:
+        path = self.write(tmp_path, {"1.png": png(striped()), name: content})
+        with pytest.raises(DatasetError, match=reason):
+            entries(path, tmp_path)
+
+
+class TestParquetImages:
+    HUGGING_FACE: Mapping[bytes, bytes] = {
+        b"huggingface": json.dumps(
+            {"info": {"features": {"label": {"names": ["nought", "one"], "_type": "ClassLabel"}}}}
+        ).encode()
+    }
+
+    def write(self, folder: Path, n: int = 3, name: str = "train-0.parquet", **more: Any) -> Path:
+        images = [
+            {"bytes": png(Image.new("RGB", (9, 9), (n, row, 0))), "path": f"{name}-{row}.png"}
+            for row in range(n)
+        ]
+        labels = [row % 2 for row in range(n)]
+        table = pa.table({"image": images, "label": labels, "year": [2000] * n, **more})
+        folder.mkdir(exist_ok=True, parents=True)
+        parquet.write_table(table.replace_schema_metadata({**self.HUGGING_FACE}), folder / name)
+        return folder / name
+
+    def test_the_shards_of_a_data_set(self, tmp_path: Path) -> None:
+        root = tmp_path / "digits"
+        self.write(root / "data", 3, "train-0.parquet")
+        self.write(root / "data", 2, "train-1.parquet")
+        found = entries(root, tmp_path)
+        assert [(one.id, one.label) for one in found] == [
+            ("train-0.parquet-0.png", "nought"),
+            ("train-0.parquet-1.png", "one"),
+            ("train-0.parquet-2.png", "nought"),
+            ("train-1.parquet-0.png", "nought"),
+            ("train-1.parquet-1.png", "one"),
+        ]
+        assert {one.metadata["year"] for one in found} == {2000}
+        assert prepared(found) == [(3, 0, 0), (3, 1, 0), (3, 2, 0), (2, 0, 0), (2, 1, 0)]
+        assert entries(root, tmp_path) == found  # unpacked already
+        assert prepared(found)[0] == (3, 0, 0)
+        changed = self.write(root / "data", 4, "train-1.parquet")
+        assert len(entries(root, tmp_path)) == 7
+        assert prepared(entries(root, tmp_path))[-1] == (4, 3, 0)
+        assert changed.exists()
+
+    def test_columns_mean_what_they_mean_in_a_manifest(self, tmp_path: Path) -> None:
+        more: dict[str, Any] = {
+            "id": ["x", "y", "z"],
+            "group": ["g", "g", None],
+            "bbox": [[0.0, 0.0, 4.0, 4.0], None, None],
+        }
+        path = self.write(tmp_path, **more)
+        found = entries(path, tmp_path, labelled=False)
+        assert [one.id for one in found] == ["x", "y", "z"]
+        assert [one.group for one in found] == ["g", "g", None]
+        assert found[0].place.box == (0.0, 0.0, 4.0, 4.0)
+        assert found[0].metadata == {"year": 2000, "label": "nought"}
+
+    def test_plain_bytes_and_missing_images(self, tmp_path: Path) -> None:
+        table = pa.table({"picture": [png(striped()), None], "kind": ["a", "b"]})
+        parquet.write_table(table, tmp_path / "plain.parquet")
+        found = entries(tmp_path / "plain.parquet", tmp_path)
+        assert [one.id for one in found] == ["plain#0", "plain#1"]
+        first, second = prepared(found)
+        np.testing.assert_allclose(np.array(first), COLOURS["green"], atol=3)
+        assert "empty" in str(second)
+
+    def test_a_truncated_one(self, tmp_path: Path) -> None:
+        path = self.write(tmp_path)
+        path.write_bytes(path.read_bytes()[:-50])
+        with pytest.raises(DatasetError, match="is not a Parquet file"):
+            entries(path, tmp_path)
+
+    @pytest.mark.slow
+    def test_it_becomes_the_same_gallery_as_a_folder(
+        self, indexing: Indexing, drawings: Path, tmp_path: Path
+    ) -> None:
+        files = sorted(drawings.rglob("*.png"))[:80]
+        rows = {
+            "image": [
+                {"bytes": one.read_bytes(), "path": one.relative_to(drawings).as_posix()}
+                for one in files
+            ],
+            "label": [one.parent.name for one in files],
+        }
+        parquet.write_table(pa.table(rows), tmp_path / "all.parquet")
+        by_parquet = replace(indexing, source=open_source(tmp_path / "all.parquet"))
+        bundle = open_bundle(index_collection(by_parquet).bundle, "cpu")
+        gallery = bundle.retriever.gallery
+        assert gallery.n_items == len(files)
+        answer = bundle.retriever.search(files[3].read_bytes(), limit=1)
+        assert answer.matches[0].item.id == files[3].relative_to(drawings).as_posix()
+        assert answer.matches[0].similarity == pytest.approx(1, abs=1e-6)
