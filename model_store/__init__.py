@@ -21,6 +21,7 @@ algebra of uncertain distances, `errors` the whole error family.
     share_states    the share of absent queries, counted by all replicas
     stores          vector databases of others
     vector_queries  vectors in place of images, lists of other stores
+    notebook        answers as notebooks show them
     matches         ranked neighbours with their probabilities
     verdicts        the words of answers
     deadline        work for nobody is given up

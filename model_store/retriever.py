@@ -17,6 +17,7 @@ from model_store.errors import BundleMismatch, OrderUnavailable
 from model_store.gallery import Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
 from model_store.matches import Match, matches_of
+from model_store.notebook import answer_html
 from model_store.predictive import N_SAMPLES, Predictive, predict
 from model_store.search import (
     EVERYTHING,
@@ -56,6 +57,10 @@ class Answer:
     n_listed: int
     result_set: tuple[Item, ...]
     seconds: dict[str, float]
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it."""
+        return answer_html(self.decision, self.matches)
 
 
 class Retriever:

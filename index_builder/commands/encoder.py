@@ -12,11 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from index_builder.commands.options_class import with_options
-from index_builder.foreign_encoders.choices import Pooling, Precision
+from index_builder.foreign_encoders.choices import Door, Pooling, Precision
 from index_builder.progress import console
 from model_store.errors import ConfigError
-
-_DOORS = ("timm", "open_clip", "hf", "torchvision", "torch", "onnx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +93,17 @@ class EncoderOptions:
     ] = None
 
     @property
-    def door(self) -> tuple[str, str]:
+    def door(self) -> tuple[Door, str]:
         """The one door that was named, and what it is to take.
 
         Raises
         ------
         ConfigError : none, or several.
         """
-        named = [(door, getattr(self, door)) for door in _DOORS if getattr(self, door) is not None]
+        named = [(door, getattr(self, door)) for door in Door if getattr(self, door) is not None]
         if len(named) != 1:
-            given = ", ".join(f"--{door.replace('_', '-')}" for door, _ in named) or "none"
-            raise ConfigError(
-                "Give one of --timm, --open-clip, --hf, --torchvision, --torch and --onnx; "
-                f"received {given}."
-            )
+            given = ", ".join(_option(door) for door, _ in named) or "none"
+            raise ConfigError(f"Give one of {', '.join(map(_option, Door))}; received {given}.")
         return named[0]
 
     def require_consistent(self) -> None:
@@ -119,11 +114,12 @@ class EncoderOptions:
         ConfigError
         """
         door, _ = self.door
-        if self.untrained and (self.weights or door in {"torch", "onnx"}):
+        own = door in {Door.torch, Door.onnx}
+        if self.untrained and (self.weights or own):
             raise ConfigError("--untrained is for a library's model, and leaves no --weights.")
-        if self.weights and door in {"torch", "onnx"}:
-            raise ConfigError(f"--{door} brings its weights itself: drop --weights.")
-        if door != "onnx" and (self.output or self.prefix_tokens):
+        if self.weights and own:
+            raise ConfigError(f"{_option(door)} brings its weights itself: drop --weights.")
+        if door is not Door.onnx and (self.output or self.prefix_tokens):
             raise ConfigError("--output and --prefix-tokens are for --onnx.")
 
 
@@ -165,6 +161,10 @@ def encoder_command(options: EncoderOptions) -> None:
         table.add_row(row[0], escape(row[1]))
     console.print(table)
     print(written.directory)
+
+
+def _option(door: Door) -> str:
+    return f"--{door.replace('_', '-')}"
 
 
 def _file_name(name: str) -> str:

@@ -5,6 +5,17 @@ from __future__ import annotations
 from enum import StrEnum
 
 
+class Door(StrEnum):
+    """The kinds of encoders that are brought, as options call them."""
+
+    timm = "timm"
+    open_clip = "open_clip"
+    hf = "hf"
+    torchvision = "torchvision"
+    torch = "torch"
+    onnx = "onnx"
+
+
 class Pooling(StrEnum):
     """The way from a network's last tokens, or from its feature map, to one vector."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from index_builder.foreign_encoders.bundle import EncoderSource
-from index_builder.foreign_encoders.choices import Pooling
+from index_builder.foreign_encoders.choices import Door, Pooling
 from index_builder.foreign_encoders.input_format import InputFormat
 from index_builder.foreign_encoders.parity import ParityImage, prepared
 from index_builder.foreign_encoders.preprocess_files import read_preprocess_file
@@ -77,7 +77,7 @@ class EncoderChoices:
         return replace(found, preprocessing=replace(found.preprocessing, decoding="reduced"))
 
 
-Door = Callable[[str, EncoderChoices], EncoderSource]
+Open = Callable[[str, EncoderChoices], EncoderSource]
 
 
 def timm_source(name: str, choices: EncoderChoices) -> EncoderSource:
@@ -134,13 +134,13 @@ def onnx_source(place: str, choices: EncoderChoices) -> EncoderSource:
     return EncoderSource(write, reference, input_format, origin)
 
 
-DOORS: dict[str, Door] = {
-    "timm": timm_source,
-    "open_clip": open_clip_source,
-    "hf": transformers_source,
-    "torchvision": torchvision_source,
-    "torch": torch_source,
-    "onnx": onnx_source,
+DOORS: dict[Door, Open] = {
+    Door.timm: timm_source,
+    Door.open_clip: open_clip_source,
+    Door.hf: transformers_source,
+    Door.torchvision: torchvision_source,
+    Door.torch: torch_source,
+    Door.onnx: onnx_source,
 }
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from PIL import Image
 
 from model_store import open_bundle
 from model_store.errors import BundleMismatch, CorruptImage, ItemNotFound
-from model_store.gallery import FaissGallery, write_faiss_gallery
+from model_store.gallery import FaissGallery, Item, write_faiss_gallery
 from model_store.retriever import Retriever
 from tests.laws.encoder_laws import images_for
 from tests.laws.gallery_laws import new_items
@@ -38,6 +39,24 @@ def test_an_image_of_the_gallery_finds_itself(retriever: Retriever) -> None:
     assert [match.rank for match in answer.matches] == [1, 2, 3, 4]
     assert answer.decision.verdict == "not_calibrated"
     assert all(match.match_probability is None for match in answer.matches)
+
+
+def test_a_notebook_shows_the_verdict_and_no_markup_of_items(
+    retriever: Retriever, digits_bundle: Path
+) -> None:
+    answer = retriever.search(png(images_for(FakeEncoder(), 30, seed=0)[12]), limit=2)
+    shown = answer._repr_html_()
+    assert shown.startswith("<p><b>not_calibrated</b></p><table>")
+    assert shown.count("<tr>") == 3
+    hostile = Item("<script>", "a & b", {})
+    matches = (replace(answer.matches[0], item=hostile, match_probability=0.25),)
+    shown = replace(answer, matches=matches)._repr_html_()
+    assert "<td>&lt;script&gt;</td><td>a &amp; b</td><td>0.250</td>" in shown
+    calibrated = open_bundle(digits_bundle, "cpu").retriever
+    sample = next(iter(sorted((digits_bundle / "samples").iterdir()))).read_bytes()
+    shown = calibrated.search(sample, limit=1)._repr_html_()
+    assert "P(no match) " in shown
+    assert "more uncertain than " in shown
 
 
 def test_an_item_finds_what_its_image_finds_but_itself(retriever: Retriever) -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from index_builder.commands.app import app
 from index_builder.foreign_encoders.bundle import CARD_FILE, write_encoder
-from index_builder.foreign_encoders.choices import Pooling, Precision
+from index_builder.foreign_encoders.choices import Door, Pooling, Precision
 from index_builder.foreign_encoders.doors import DOORS, EncoderChoices
 from index_builder.foreign_encoders.parity import ParityImage, parity_images, prepared
 from model_store.bundles.manifest import ENCODER_FILE
@@ -136,7 +136,7 @@ def test_a_model_of_a_library(
     vectors = []
     for pooling in poolings:
         choices = EncoderChoices(pooling=Pooling(pooling), untrained=door != "hf", seed=3)
-        written = write_encoder(tmp_path / pooling, DOORS[door](name, choices), images)
+        written = write_encoder(tmp_path / pooling, DOORS[Door(door)](name, choices), images)
         assert written.parity.smallest_cosine >= 0.9999
         encoder = OnnxEncoder(written.directory / ENCODER_FILE, "cpu")
         found = encoder.encode(prepared(images, encoder.metadata.preprocessing))
@@ -149,7 +149,7 @@ def test_a_model_of_a_library(
 def test_random_weights_come_from_the_seed(tmp_path: Path, images: list[ParityImage]) -> None:
     found = []
     for number, seed in enumerate([0, 0, 1]):
-        source = DOORS["timm"]("test_vit", EncoderChoices(untrained=True, seed=seed))
+        source = DOORS[Door.timm]("test_vit", EncoderChoices(untrained=True, seed=seed))
         written = write_encoder(tmp_path / str(number), source, images)
         found.append(written.directory.joinpath(ENCODER_FILE).read_bytes())
     assert found[0] == found[1] != found[2]
@@ -239,7 +239,7 @@ def nothing():
         }
         found = []
         for door, (name, choices) in doors.items():
-            written = write_encoder(tmp_path / door, DOORS[door](name, choices), images)
+            written = write_encoder(tmp_path / door, DOORS[Door(door)](name, choices), images)
             encoder = OnnxEncoder(written.directory / ENCODER_FILE, "cpu")
             pixels = prepared(images, encoder.metadata.preprocessing)
             found.append(encoder.encode(pixels).mean)
@@ -266,7 +266,7 @@ def nothing():
         choices = EncoderChoices(preprocess=tmp_path / "how.json")
         place = f"{tmp_path / 'mine.py'}:{factory}"
         with pytest.raises(EncoderSourceError, match=reason):
-            DOORS["torch"](place, choices)
+            DOORS[Door.torch](place, choices)
 
 
 class TestWhatCannotBeHad:
@@ -284,7 +284,7 @@ class TestWhatCannotBeHad:
     )
     def test_it_is_said(self, door: str, name: str, choices: dict[str, Any], reason: str) -> None:
         with pytest.raises(VouchError, match=reason):
-            DOORS[door](name, EncoderChoices(**choices))
+            DOORS[Door(door)](name, EncoderChoices(**choices))
 
     def test_weights_of_another_model(self, tmp_path: Path) -> None:
         import torch
@@ -293,9 +293,9 @@ class TestWhatCannotBeHad:
         torch.save(models.resnet18().state_dict(), tmp_path / "w.pth")
         choices = EncoderChoices(weights=str(tmp_path / "w.pth"))
         with pytest.raises(VouchError, match="The weights do not fit resnet50"):
-            DOORS["torchvision"]("resnet50", choices)
+            DOORS[Door.torchvision]("resnet50", choices)
         with pytest.raises(EncoderSourceError, match="timm gives no 'test_vit'"):
-            DOORS["timm"]("test_vit", choices)
+            DOORS[Door.timm]("test_vit", choices)
 
     def test_code_that_comes_with_a_repository_is_not_run(self, tmp_path: Path) -> None:
         place = Path(vit(tmp_path / "model"))
@@ -304,13 +304,13 @@ class TestWhatCannotBeHad:
         (place / "config.json").write_text(json.dumps(config))
         (place / "m.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
         with pytest.raises(EncoderSourceError, match="Code that comes with a repository is never"):
-            DOORS["hf"](str(place), EncoderChoices())
+            DOORS[Door.hf](str(place), EncoderChoices())
         assert not (tmp_path / "ran").exists()
 
     def test_a_library_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "open_clip", None)
         with pytest.raises(ConfigError, match=r'pip install "vouch-search\[open-clip\]"'):
-            DOORS["open_clip"]("ViT-B-32/openai", EncoderChoices())
+            DOORS[Door.open_clip]("ViT-B-32/openai", EncoderChoices())
 
 
 @pytest.fixture(scope="module")
@@ -328,7 +328,7 @@ class TestSmallerNumbers:
     def test_their_cost_is_measured_and_on_the_card(
         self, precision: str, many: list[ParityImage], tmp_path: Path
     ) -> None:
-        source = DOORS["timm"]("test_vit", EncoderChoices(untrained=True))
+        source = DOORS[Door.timm]("test_vit", EncoderChoices(untrained=True))
         written = write_encoder(tmp_path / "e", source, many, Precision(precision), 1.0)
         card = json.loads((tmp_path / "e" / CARD_FILE).read_text())
         assert card["precision"] == precision
@@ -344,7 +344,7 @@ class TestSmallerNumbers:
     def test_what_loses_too_much_is_refused(
         self, many: list[ParityImage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        source = DOORS["timm"]("test_vit", EncoderChoices(untrained=True))
+        source = DOORS[Door.timm]("test_vit", EncoderChoices(untrained=True))
         monkeypatch.setattr(
             "index_builder.foreign_encoders.precision._nearest", _worse_the_first_time()
         )
