@@ -72,6 +72,13 @@ def folder_of_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture
+def small_config(digits_config: BuildConfig) -> BuildConfig:
+    """The same with fewer images to learn from: what pairs of them cost grows with the square."""
+    few = digits_config.dataset.model_copy(update={"gallery_share": 0.35})
+    return digits_config.model_copy(update={"dataset": few})
+
+
 def test_a_folder_becomes_a_bundle_step_by_step(
     folder_of_digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -219,9 +226,9 @@ def test_help_names_every_step(tmp_path: Path) -> None:
     ],
 )
 def test_every_posterior_becomes_a_bundle_that_answers(
-    posterior: dict[str, object], method: str, digits_config: BuildConfig, tmp_path: Path
+    posterior: dict[str, object], method: str, small_config: BuildConfig, tmp_path: Path
 ) -> None:
-    config = BuildConfig.model_validate({**digits_config.model_dump(), "posterior": posterior})
+    config = BuildConfig.model_validate({**small_config.model_dump(), "posterior": posterior})
     bundle, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
     assert report["recall_at_1"] > 0.9
     assert report["outlier_auroc"]["far"]["outlier_score"] > 0.95
@@ -250,9 +257,9 @@ def test_without_a_posterior_answers_are_certain(
 
 
 def test_dropout_and_its_passes_become_a_bundle_that_answers(
-    digits_config: BuildConfig, tmp_path: Path
+    small_config: BuildConfig, tmp_path: Path
 ) -> None:
-    config = configured(digits_config, "mc_dropout")
+    config = configured(small_config, "mc_dropout")
     few = MonteCarloDropoutConfig(method="mc_dropout", n_passes=3)
     config = config.model_copy(update={"posterior": few})
     bundle, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
@@ -261,15 +268,15 @@ def test_dropout_and_its_passes_become_a_bundle_that_answers(
 
 
 def test_an_ensemble_is_trained_member_by_member_and_goes_on_where_it_was_left(
-    digits_config: BuildConfig, tmp_path: Path
+    small_config: BuildConfig, tmp_path: Path
 ) -> None:
     pair = EnsembleConfig(method="ensemble", n_members=2)
-    short = digits_config.training.model_copy(update={"epochs": 1})
-    config = digits_config.model_copy(update={"posterior": pair, "training": short})
+    short = small_config.training.model_copy(update={"epochs": 1})
+    config = small_config.model_copy(update={"posterior": pair, "training": short})
     run = Run(tmp_path / "run")
     train_step(config, run, splits_of(config))
     first, second = run.member(0), run.member(1)
-    alone = configured(digits_config.model_copy(update={"training": short}), "deterministic")
+    alone = configured(small_config.model_copy(update={"training": short}), "deterministic")
     assert first.read_json("training.json")["config"] == alone.model_dump(mode="json")
     assert first.checkpoint.read_bytes() != second.checkpoint.read_bytes()
     # Pixels are standardised by the training images: both members had those of the build.
