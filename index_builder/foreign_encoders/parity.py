@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def parity_images(folder: Path | None, most: int = MOST_IMAGES) -> list[ParityIm
     EncoderSourceError : the folder holds fewer than `MIN_IMAGES` that can be read.
     """
     if folder is None:
-        return _sample_images()
+        return list(_sample_images())
     found: list[ParityImage] = []
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     for path in files[:: max(1, len(files) // most)]:
@@ -115,7 +116,8 @@ def labels_of(images: Sequence[ParityImage]) -> list[str] | None:
     return labels
 
 
-def _sample_images() -> list[ParityImage]:
+@cache
+def _sample_images() -> tuple[ParityImage, ...]:
     """Two photographs, whole, and cut to other shapes and sizes."""
     found = []
     for name, pixels in zip(("china", "flower"), load_sample_images().images, strict=True):
@@ -124,7 +126,7 @@ def _sample_images() -> list[ParityImage]:
             file = BytesIO()
             whole.crop((0, 0, *size)).save(file, "PNG")
             found.append(ParityImage(f"{name} {size[0]} × {size[1]}", file.getvalue()))
-    return found
+    return tuple(found)
 
 
 def prepared(images: Sequence[ParityImage], preprocessing: Preprocessing) -> NDArray[np.uint8]:
