@@ -184,8 +184,7 @@ def _similarities(neighbours: NeighbourList, direction: NDArray[np.float32]) -> 
                 f"The neighbours' vectors have the shape {vectors.shape}, wanted "
                 f"{(n, len(direction))}."
             )
-        with np.errstate(invalid="ignore", divide="ignore"):
-            similarities = vectors @ direction / np.sqrt((vectors * vectors).sum(1))
+        similarities = cosines_of(vectors, direction)
         wrong = ~np.isfinite(similarities)
     if wrong.any():
         place = int(np.flatnonzero(wrong)[0])
@@ -194,6 +193,13 @@ def _similarities(neighbours: NeighbourList, direction: NDArray[np.float32]) -> 
             f"{similarities[place]}. Wanted −1 to 1, or a vector that is finite and not zero."
         )
     return np.clip(similarities, -1.0, 1.0)
+
+
+def cosines_of(vectors: Floats, direction: NDArray[np.float32]) -> Floats:
+    """Return the cosine (n,) of each of ``vectors`` (n, D) with a direction; NaN of a zero one."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosines: Floats = vectors @ direction / np.sqrt((vectors * vectors).sum(1))
+    return cosines
 
 
 def _require_list(neighbours: NeighbourList, similarities: Floats, retriever: Retriever) -> None:

@@ -16,12 +16,7 @@ EMBEDDING_DIM = 512
 
 
 def photographs_config(
-    images: Path,
-    trunk: str,
-    weights: str,
-    name: str | None = None,
-    *,
-    labelled: bool = True,
+    images: Path, trunk: str, weights: str, name: str | None = None, *, labelled: bool = True
 ) -> BuildConfig:
     """The configuration of `vouch-build all --images`: a pretrained trunk on a folder, untrained.
 

@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from index_builder.foreign_encoders.choices import Precision
 from index_builder.foreign_encoders.input_format import InputFormat
 from index_builder.foreign_encoders.parity import (
@@ -48,13 +51,14 @@ class EncoderSource:
 
     Attributes
     ----------
-    write : write its ONNX file in float32, checked against the network it was made of.
+    write : write its ONNX file in float32, checked on images (n, H, W, 3) against the network it
+        was made of.
     reference : its library's own way from an image to a vector.
     input_format : how it wants its images.
     origin : names and versions.
     """
 
-    write: Callable[[Path, list[ParityImage]], None]
+    write: Callable[[Path, NDArray[np.uint8]], None]
     reference: Reference
     input_format: InputFormat
     origin: Mapping[str, str]
@@ -120,14 +124,14 @@ def write_encoder(
         with writing(f"the encoder in {directory}"):
             staging.mkdir(parents=True)
             exact, path = staging / "float32.onnx", staging / ENCODER_FILE
-            source.write(exact, images)
+            pixels = prepared(images, source.input_format.preprocessing)
+            source.write(exact, pixels)
             encoder = _opened(exact)
-            parity = require_parity(encoder, source.reference, images)
+            parity = require_parity(encoder, source.reference, images, pixels)
             if precision is Precision.float32:
                 exact.rename(path)
                 cost = None
             else:
-                pixels = prepared(images, source.input_format.preprocessing)
                 # What it costs is measured on images that had no part in it.
                 reduce_precision(exact, path, precision, pixels[::2])
                 cost = precision_cost(exact, path, pixels[1::2], labels_of(images[1::2]))

@@ -10,10 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
 from index_builder.foreign_encoders.bundle import EncoderSource
 from index_builder.foreign_encoders.choices import Door, Pooling
 from index_builder.foreign_encoders.input_format import InputFormat
-from index_builder.foreign_encoders.parity import ParityImage, prepared
 from index_builder.foreign_encoders.preprocess_files import read_preprocess_file
 from model_store.encoder.contract import EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder
@@ -124,11 +127,11 @@ def onnx_source(place: str, choices: EncoderChoices) -> EncoderSource:
     graphs.require_size(graph, input_format)
     reference = graphs.graph_reference(graph, input_format)
 
-    def write(target: Path, images: list[ParityImage]) -> None:
-        dim = len(reference(images[0].upright))
+    def write(target: Path, pixels: NDArray[np.uint8]) -> None:
+        dim = len(reference(Image.fromarray(pixels[0])))
         model = graphs.wrapped(graph, input_format, dim)
         target.write_bytes(model.SerializeToString(deterministic=True))
-        _require_any_batch(target, images)
+        _require_any_batch(target, pixels)
 
     origin = {"door": "onnx", "name": path.name, "graph_sha256": _sha256(path)}
     return EncoderSource(write, reference, input_format, origin)
@@ -171,9 +174,9 @@ def _exported(network: ForeignNetwork, choices: EncoderChoices) -> EncoderSource
     reference = reference or reference_of(plain_transform(input_format), network.module)
     module = ContractModule(network.module, input_format)
 
-    def write(target: Path, images: list[ParityImage]) -> None:
+    def write(target: Path, pixels: NDArray[np.uint8]) -> None:
         metadata = EncoderMetadata(input_format.preprocessing, "deterministic")
-        export_encoder(module, target, metadata, prepared(images, input_format.preprocessing))
+        export_encoder(module, target, metadata, pixels)
 
     origin = dict(network.origin)
     if choices.untrained:
@@ -202,11 +205,10 @@ def _library(name: str, module: str) -> Any:  # noqa: ANN401 - a module
     return importlib.import_module(f"index_builder.foreign_encoders.{module}")
 
 
-def _require_any_batch(path: Path, images: list[ParityImage]) -> None:
+def _require_any_batch(path: Path, pixels: NDArray[np.uint8]) -> None:
     """Refuse a graph that is made for batches of one size."""
     try:
         encoder = OnnxEncoder(path, "cpu")
-        pixels = prepared(images[:3], encoder.metadata.preprocessing)
         for n in (1, 2, 3):
             encoder.encode(pixels[:n])
     except Exception as error:  # ONNX Runtime's

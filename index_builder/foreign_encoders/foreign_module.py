@@ -86,3 +86,8 @@ def plain_transform(input_format: InputFormat) -> Callable[[Image.Image], Tensor
         return torch.from_numpy(input_format.standardised(pixels[None])[0])
 
     return transform
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's complaint, which may have hundreds."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

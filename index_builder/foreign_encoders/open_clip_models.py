@@ -12,7 +12,7 @@ from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
 
 from index_builder.foreign_encoders.choices import Pooling
-from index_builder.foreign_encoders.foreign_module import ForeignNetwork, reference_of
+from index_builder.foreign_encoders.foreign_module import ForeignNetwork, first_line, reference_of
 from index_builder.foreign_encoders.pooling import pooled
 from index_builder.foreign_encoders.preprocess_files import from_open_clip
 from index_builder.foreign_encoders.timm_models import PooledTimmModel
@@ -89,10 +89,9 @@ def open_clip_network(
         settings = open_clip.get_model_preprocess_cfg(model)
         input_format = from_open_clip(settings)
     except Exception as error:  # OpenCLIP, its hub and torch raise whatever they like
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise EncoderSourceError(
-            f"OpenCLIP gives no {name!r}: {reason} `--weights FILE` takes local weights, "
-            "`--untrained` random ones."
+            f"OpenCLIP gives no {name!r}: {first_line(error)} `--weights FILE` takes local "
+            "weights, `--untrained` random ones."
         ) from error
     network, transform = _tower(model.visual, pooling), _transform(settings)
     whole = model.encode_image if pooling is Pooling.default else network

@@ -135,14 +135,22 @@ def prepared(images: Sequence[ParityImage], preprocessing: Preprocessing) -> NDA
     return np.stack([preprocessing(one.pixels) for one in decoded])
 
 
-def require_parity(encoder: Encoder, reference: Reference, images: Sequence[ParityImage]) -> Parity:
+def require_parity(
+    encoder: Encoder,
+    reference: Reference,
+    images: Sequence[ParityImage],
+    pixels: NDArray[np.uint8],
+) -> Parity:
     """Compare the mean embedding of each image with the library's vector of it.
+
+    Parameters
+    ----------
+    pixels : the same images as the encoder takes them, see `prepared`.
 
     Raises
     ------
     ParityError : for some image a cosine is below `MIN_COSINE` or `MIN_CENTRED_COSINE`.
     """
-    pixels = prepared(images, encoder.metadata.preprocessing)
     ours = encoder.encode(pixels, at_once=4).mean.astype(np.float64)
     theirs = np.stack([reference(one.upright) for one in images]).astype(np.float64)
     if ours.shape != theirs.shape:

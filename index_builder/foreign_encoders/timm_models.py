@@ -11,7 +11,7 @@ import timm.data
 from torch import Tensor, nn
 
 from index_builder.foreign_encoders.choices import Pooling
-from index_builder.foreign_encoders.foreign_module import ForeignNetwork, reference_of
+from index_builder.foreign_encoders.foreign_module import ForeignNetwork, first_line, reference_of
 from index_builder.foreign_encoders.pooling import pooled
 from index_builder.foreign_encoders.preprocess_files import from_timm
 from model_store.errors import EncoderSourceError
@@ -60,14 +60,10 @@ def timm_network(
         input_format = from_timm(settings)
     except Exception as error:  # timm, its hub and torch raise whatever they like
         raise EncoderSourceError(
-            f"timm gives no {name!r}: {_first_line(error)} `--weights FILE` takes local weights, "
+            f"timm gives no {name!r}: {first_line(error)} `--weights FILE` takes local weights, "
             "`--untrained` random ones."
         ) from error
     network = model if pooling is Pooling.default else PooledTimmModel(model, pooling)
     transform = timm.data.create_transform(**settings, is_training=False)
     origin = {"door": "timm", "name": name, "timm": version("timm")}
     return ForeignNetwork(network, input_format, reference_of(transform, network), origin)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

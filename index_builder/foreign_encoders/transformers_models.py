@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from index_builder.foreign_encoders.choices import Pooling
-from index_builder.foreign_encoders.foreign_module import ForeignNetwork
+from index_builder.foreign_encoders.foreign_module import ForeignNetwork, first_line
 from index_builder.foreign_encoders.pooling import pooled
 from index_builder.foreign_encoders.preprocess_files import from_transformers
 from model_store.errors import EncoderSourceError
@@ -71,10 +71,9 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
         model = _model(repository, untrained=untrained)
         input_format = from_transformers(processor.to_dict())
     except Exception as error:  # transformers, its hub and torch raise whatever they like
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise EncoderSourceError(
-            f"transformers gives no image model {repository!r}: {reason} Name a repository of the "
-            "hub, or a directory with config.json, preprocessor_config.json and "
+            f"transformers gives no image model {repository!r}: {first_line(error)} Name a "
+            "repository of the hub, or a directory with config.json, preprocessor_config.json and "
             "model.safetensors. Code that comes with a repository is never run."
         ) from error
     network = VisionModel(model, pooling)

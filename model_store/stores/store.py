@@ -16,6 +16,7 @@ from model_store.vector_queries import (
     ListDecision,
     NeighbourList,
     VectorQuery,
+    cosines_of,
     decide_list,
     predictive_of,
 )
@@ -67,8 +68,7 @@ def by_cosine(
 ) -> NeighbourList:
     """Return items that a store has listed by another measure, nearest first by cosine."""
     found = np.asarray(vectors, np.float64).reshape(len(ids), len(direction))
-    norms = np.sqrt((found * found).sum(1))
-    cosines = found @ direction / np.maximum(norms, np.finfo(float).tiny)
+    cosines = np.nan_to_num(cosines_of(found, direction))
     order = np.argsort(-cosines, kind="stable").tolist()
     return NeighbourList(
         [ids[place] for place in order],

@@ -42,13 +42,13 @@ class BoundedRequest(Request):
         """The body; that of a document is given up where it has too many parts."""
         if hasattr(self, "_body") or "json" not in self.headers.get("content-type", ""):
             return await super().body()
-        chunks, n_parts = [], 0
-        n_numbers = limits.MAX_JSON_NUMBERS if self._holds_vectors else 0
+        chunks, n_structure, n_commas = [], 0, 0
+        n_free = limits.MAX_JSON_NUMBERS if self._holds_vectors else 0
         async for chunk in self.stream():
             chunks.append(chunk)
-            n_parts += sum(map(chunk.count, (b"[", b"{", b":")))
-            n_numbers -= chunk.count(b",")
-            if n_parts - min(n_numbers, 0) > limits.MAX_JSON_PARTS:
+            n_structure += sum(map(chunk.count, (b"[", b"{", b":")))
+            n_commas += chunk.count(b",")
+            if n_structure + max(0, n_commas - n_free) > limits.MAX_JSON_PARTS:
                 raise InvalidRequest(
                     f"The document has more than {limits.MAX_JSON_PARTS:,} parts. Send the options "
                     "that /docs lists, and nothing else."

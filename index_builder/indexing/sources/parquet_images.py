@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.sources.manifest import entry_of, read_box, without_label
+from index_builder.indexing.sources.places import MISSING
 from model_store.errors import DatasetError
 from model_store.installation import how_to_install
 
@@ -55,47 +56,38 @@ class ParquetImages:
         with target.open("wb") as file:
             start = 0
             for path in self.paths:
-                for entry, size in self._rows(path, str(unpacked), start, changed_ns, file):
-                    start += size
+                for number, (fields, data, name) in enumerate(_rows(path)):
+                    origin = f"{path.name}, row {number}"
+                    box = read_box(fields.get("bbox"), origin)
+                    place = Place(str(unpacked), start, len(data) or MISSING, changed_ns, box)
+                    entry = entry_of(fields, origin, place, name or f"{path.stem}#{number}")
+                    file.write(data)
+                    start += len(data)
                     yield entry if self.labelled else without_label(entry)
         if not done:
             os.utime(partial, ns=(changed_ns, changed_ns))
             partial.replace(unpacked)
 
-    def _rows(
-        self, path: Path, unpacked: str, start: int, changed_ns: int, file: IO[bytes]
-    ) -> Iterator[tuple[Entry, int]]:
-        """Give the entries of one file and the bytes of each image, which go to ``file``."""
-        parquet, error_type = _pyarrow(path)
-        try:
-            with parquet.ParquetFile(path) as opened:
-                column = image_column(opened.schema_arrow)
-                if column is None:
-                    names = ", ".join(opened.schema_arrow.names)
-                    raise DatasetError(f"{path.name} has no column of images; it has {names}.")
-                classes = _class_names(opened.schema_arrow)
-                number = 0
-                for batch in opened.iter_batches(_AT_ONCE):
-                    for fields in batch.to_pylist(maps_as_pydicts="strict"):
-                        origin = f"{path.name}, row {number}"
-                        data, name = _image(fields.pop(column))
-                        file.write(data)
-                        place = Place(unpacked, start, len(data) if data else -1, changed_ns)
-                        box = read_box(fields.get("bbox"), origin)
-                        named = {one: _class_name(classes, one, fields[one]) for one in fields}
-                        yield (
-                            entry_of(
-                                named,
-                                origin,
-                                replace(place, box=box),
-                                name or f"{path.stem}#{number}",
-                            ),
-                            len(data),
-                        )
-                        start += len(data)
-                        number += 1
-        except error_type as error:
-            raise DatasetError(f"{path.name} is not a whole Parquet file ({error}).") from error
+
+def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
+    """Give the other fields, the image and its name of each row of one file."""
+    parquet, error_type = _pyarrow(path)
+    try:
+        with parquet.ParquetFile(path) as opened:
+            schema = opened.schema_arrow
+            column = image_column(schema)
+            if column is None:
+                raise DatasetError(
+                    f"{path.name} has no column of images; it has {', '.join(schema.names)}."
+                )
+            classes = _class_names(schema)
+            for batch in opened.iter_batches(_AT_ONCE):
+                for fields in batch.to_pylist(maps_as_pydicts="strict"):
+                    data, name = _image(fields.pop(column))
+                    named = {one: _class_name(classes, one, fields[one]) for one in fields}
+                    yield named, data, name
+    except error_type as error:
+        raise DatasetError(f"{path.name} is not a whole Parquet file ({error}).") from error
 
 
 def parquet_files(folder: Path) -> list[Path]:
