@@ -18,6 +18,7 @@ nothing that a client of the service may not see.
     │   ├── InvalidFilter        not a filter of items
     │   ├── OrderUnavailable     the gallery has no probabilities to list by
     │   ├── InvalidVector        a vector, or a list of neighbours, that cannot be decided on
+    │   ├── ImagesNotTaken       the gallery was made of vectors, and has no encoder of images
     │   ├── UnknownSource        the gallery was not calibrated with queries from there
     │   ├── InvalidHead          the head of the request is not as HTTP wants it
     │   └── UnsupportedMediaType a body of a kind that the path does not read
@@ -126,6 +127,10 @@ class OrderUnavailable(InvalidRequest):
 
 class InvalidVector(InvalidRequest):
     """A vector, or a list of neighbours, that cannot be decided on."""
+
+
+class ImagesNotTaken(InvalidRequest):
+    """The gallery was made of vectors: what makes them of images is not there."""
 
 
 class UnknownSource(InvalidRequest):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from model_store.decision import Decision, Retrieved, Terms, decide
 from model_store.encoder.contract import Embeddings
+from model_store.encoder.vector_input import VectorInput
 from model_store.errors import InvalidVector
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever
@@ -148,6 +149,8 @@ def decide_list(
 def _are_features(retriever: Retriever) -> bool:
     """Return whether the encoder's embedding is its features, as of one without a posterior."""
     encoder = retriever.encoder
+    if isinstance(encoder.metadata.input, VectorInput):
+        return encoder.metadata.input.n_features is None
     return encoder.metadata.posterior == "deterministic" and encoder.n_features == encoder.dim
 
 

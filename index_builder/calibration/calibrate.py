@@ -21,7 +21,7 @@ from index_builder.calibration.queries import CalibratedGallery, CalibrationQuer
 from index_builder.calibration.retrieval import RetrievedQueries, look_up, observe
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.corruption import corrupted
+from index_builder.datasets.corruption import corrupted, corrupted_vectors
 from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
 from index_builder.progress import track
@@ -173,7 +173,7 @@ def calibration_queries(
         absent=absent,
         absent_of=absent_of,
         are_views=are_views,
-        corrupted=setup.observe(corrupted(matched, seed).subset(chosen)),
+        corrupted=setup.observe(spoilt(setup.encoder, matched, seed).subset(chosen)),
         corrupted_of=chosen,
         outliers=None if queries.outliers is None else setup.observe(queries.outliers),
         clusters=clusters,
@@ -181,6 +181,12 @@ def calibration_queries(
         absent_sources=None if folds is not None else queries.withheld.sources,
         unseen=unseen,
     )
+
+
+def spoilt(encoder: Encoder, images: LabelledImages, seed: int) -> LabelledImages:
+    """The same images, or vectors, spoilt as such can be."""
+    spoil = corrupted if encoder.metadata.takes_images else corrupted_vectors
+    return spoil(images, seed)
 
 
 def observe_hidden(
@@ -295,7 +301,8 @@ def calibrate_gallery(
         hide_labels=len(queries.withheld) == 0,
         n_hidden=0 if hidden is None else hidden.shape[1],
     )
-    pictures = _MeasuredPictures(encoder.metadata.preprocessing.smallest_side)
+    of_images = encoder.metadata.takes_images
+    pictures = _MeasuredPictures(encoder.metadata.input.smallest_side)
     observed = calibration_queries(
         setup,
         queries,
@@ -303,13 +310,14 @@ def calibrate_gallery(
         are_views=are_views,
         unseen=unseen,
         plain=plain_items(matched, images, embeddings) if are_views else None,
-        seen=None if are_views else pictures.look_at,  # of a view nobody knows what was decoded
+        # Of a view nobody knows what was decoded.
+        seen=pictures.look_at if of_images and not are_views else None,
     )
     if hidden is not None:
         observed = _with_gallery_images(
             observed, setup, matched, images, embeddings, left_out, hidden, seed
         )
-    limits = ordinary_limits(pictures.measures(matched))
+    limits = ordinary_limits(pictures.measures(matched)) if of_images else {}
     return fit_calibration(setup.calibrated, observed, config, seed, limits)
 
 

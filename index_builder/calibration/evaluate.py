@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from index_builder.calibration.calibrate import spoilt
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import auroc, calibration_error, recall_at_k, reliability
 from index_builder.vectors.encoder import embedded
@@ -124,12 +124,12 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
     Returns
     -------
     A JSON object: retrieval (recall), whether probabilities are true (ECE, Brier score, on a stream
-    with the expected share of withheld labels where there are any), whether
-    errors, absent labels and alien images are told apart (AUROC; the single signals beside the
-    fused ones), false alarms at several α, what result sets hold, and the share of each verdict on
-    each kind of query. Alien images are ``far`` ones of another world, ``near`` ones of labels that
-    the gallery does not hold, and ``corrupted`` ones, which are the matched queries spoilt. All of
-    it is of lists in the gallery's own order; ``orders`` has both beside each other.
+    with the expected share of withheld labels where there are any), whether errors, absent labels
+    and alien images are told apart (AUROC; the single signals beside the fused ones), false alarms
+    at several α, what result sets hold, and the share of each verdict on each kind of query. Alien
+    images are ``far`` ones of another world, ``near`` ones of labels that the gallery does not
+    hold, ``corrupted`` ones the matched queries spoilt. Lists are in the gallery's own order;
+    ``orders`` has both orders beside each other.
     """
     assert retriever.calibration is not None  # noqa: S101 - the caller has calibrated it
     matched = ask(retriever, queries.matched, "queries with a match")
@@ -154,7 +154,8 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
     }
     report |= _of_first(retriever, probabilities, correct, None)
     report["orders"] = _of_orders(retriever, queries.matched, matched)
-    kinds = {"corrupted": ask(retriever, corrupted(queries.matched, seed), "spoilt queries")}
+    corrupted = spoilt(retriever.encoder, queries.matched, seed)
+    kinds = {"corrupted": ask(retriever, corrupted, "spoilt queries")}
     if len(queries.withheld):
         withheld = ask(retriever, queries.withheld, "queries of withheld labels")
         kinds["near"] = withheld
@@ -169,7 +170,15 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
     if queries.outliers is not None:
         kinds["far"] = ask(retriever, queries.outliers, "queries from another world")
     report["verdicts"] |= {kind: answers.verdicts() for kind, answers in kinds.items()}
-    report["outlier_auroc"] = {
+    report["outlier_auroc"] = _of_outliers(matched, kinds)
+    return report
+
+
+def _of_outliers(
+    matched: Answers, kinds: Mapping[str, Answers]
+) -> dict[str, dict[str, float | None]]:
+    """Measure how well each kind of query is told from those with a match (AUROC)."""
+    return {
         kind: {
             "outlier_score": auroc(answers.outlier_scores, matched.outlier_scores),
             "similarity": auroc(-answers.first_similarities, -matched.first_similarities),
@@ -177,7 +186,6 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
         }
         for kind, answers in kinds.items()
     }
-    return report
 
 
 def _of_orders(

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 def index_command(options: IndexOptions) -> None:
     """Embed a gallery: of a configuration, as a step; or of any collection, to a bundle.
 
-    A collection is published with the encoder it was embedded with. Interrupted, the same command
-    goes on from where it was and ends with the same bundle.
+    A collection is published with the encoder it was embedded with; of vectors that were made
+    elsewhere (--encoder-name) with none, and is searched with vectors. Interrupted, the same
+    command goes on from where it was and ends with the same bundle.
     """
     options.require_consistent()
-    if options.source is not None and options.encoder is not None:
-        indexing = options.indexing(options.source, options.encoder)
+    if options.source is not None:
+        indexing = options.indexing(options.source)
         _preview(indexing) if options.dry_run else _index(indexing)
     elif options.config is not None:
         build = in_milvus(load_config(options.config), options.milvus)

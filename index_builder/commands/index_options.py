@@ -13,6 +13,8 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from index_builder.configuration.build import CalibrationConfig, in_words
 from index_builder.indexing.tolerance import NONE, parse_tolerance
+from index_builder.output import writing
+from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import ConfigError
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
 from model_store.images import ImageLimits
@@ -20,6 +22,8 @@ from model_store.processors import usable_processors
 
 if TYPE_CHECKING:
     from index_builder.indexing.collection import Indexing
+    from index_builder.indexing.sources import Source
+    from model_store.encoder.vector_input import VectorInput
 
 PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
 """Options that are settings of ``[calibration]``."""
@@ -66,7 +70,8 @@ class IndexOptions:
         typer.Argument(
             help="A folder of images, a manifest (.csv, .jsonl, .parquet with path, and maybe id, "
             "label, metadata, bbox), COCO annotations (.json), a tar of images or of webdataset, "
-            "or Parquet with images in it."
+            "or Parquet with images in it. With --encoder-name: vectors (.npy, .npz, .parquet, "
+            ".arrow)."
         ),
     ] = None
     encoder: Annotated[
@@ -74,6 +79,17 @@ class IndexOptions:
         typer.Option(
             help="With SOURCE: what `encoder` wrote, a bundle, a directory of bundles, or an "
             ".onnx file."
+        ),
+    ] = None
+    encoder_name: Annotated[
+        str | None,
+        typer.Option(help="With SOURCE of vectors: the name of what made them; it is not needed."),
+    ] = None
+    items: Annotated[
+        Path | None,
+        typer.Option(
+            help="With SOURCE of vectors: a manifest (.csv, .jsonl, .parquet with id, and maybe "
+            "label, metadata, group, source), a line for each row."
         ),
     ] = None
     config: Annotated[
@@ -200,11 +216,20 @@ class IndexOptions:
                 "for SOURCE. With --config the tables [calibration] and [index] say so, and "
                 "`vouch-build calibrate` is a step of its own."
             )
-        given = self.source is not None, self.encoder is not None, self.config is not None
-        if given not in {(True, True, False), (False, False, True)}:
-            raise ConfigError("Give either SOURCE and --encoder, or --config.")
+        encoders = self.encoder, self.encoder_name
+        n_encoders = sum(one is not None for one in encoders)
+        given = self.source is not None, n_encoders, self.config is not None
+        if given not in {(True, 1, False), (False, 0, True)}:
+            raise ConfigError(
+                "Give either SOURCE and --encoder (of vectors --encoder-name), or --config."
+            )
+        if self.items is not None and self.encoder_name is None:
+            raise ConfigError(
+                "--items says what belongs to vectors. Give --encoder-name with it; of images a "
+                "manifest says the same."
+            )
 
-    def indexing(self, source: Path, encoder: Path) -> Indexing:
+    def indexing(self, source: Path) -> Indexing:
         """Return the collection, and what shall be made of it.
 
         Raises
@@ -213,16 +238,15 @@ class IndexOptions:
         """
         # Imported late: --help needs none of it.
         from index_builder.indexing.collection import Indexing  # noqa: PLC0415
-        from index_builder.indexing.sources import name_of, open_source  # noqa: PLC0415
-        from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415
+        from index_builder.indexing.sources import name_of  # noqa: PLC0415
 
         called = self.name or name_of(source)
+        run = self.run or Path("runs") / called
         return Indexing(
-            open_source(source, self.root, labelled=self.labels),
-            find_encoder(encoder),
+            *self._opened(source, run),
             called,
             self.description,
-            (self.run or Path("runs") / called) / "index",
+            run / "index",
             self.bundles or Path("bundles") / called,
             NONE if self.strict else parse_tolerance(self.max_bad),
             self.resume,
@@ -235,6 +259,26 @@ class IndexOptions:
             parse_promises(self.promises),
             ImageLimits(parse_bytes(self.max_bytes, "--max-bytes"), self.max_pixels),
         )
+
+    def _opened(self, source: Path, run: Path) -> tuple[Source, Path]:
+        """Return the collection, and the file of its encoder."""
+        from index_builder.indexing.sources import open_source, open_vectors  # noqa: PLC0415
+        from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415
+
+        if self.encoder_name is not None:
+            opened = open_vectors(source, self.items, labelled=self.labels)
+            return opened, _declared(run / ENCODER_FILE, opened.table.described(self.encoder_name))
+        assert self.encoder is not None  # noqa: S101 - the options are consistent
+        return open_source(source, self.root, labelled=self.labels), find_encoder(self.encoder)
+
+
+def _declared(path: Path, vectors: VectorInput) -> Path:
+    """Write the encoder that vectors come from as a file, which is kept with the run."""
+    from index_builder.vectors.declared import write_declared_encoder  # noqa: PLC0415 - slow
+
+    with writing(f"the run directory {path.parent}"):
+        write_declared_encoder(path, vectors)
+    return path
 
 
 def parse_bytes(text: str, option: str) -> int:

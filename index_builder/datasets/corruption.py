@@ -1,4 +1,4 @@
-"""Spoilt copies of images: out of focus, full of noise, lying on their side."""
+"""Spoilt copies of images: out of focus, full of noise, lying on their side; and of vectors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ BLUR = 1 / 14
 NOISE = 60
 """Standard deviation, of 255 grey levels."""
 
+EXCHANGED = (0.25, 0.5, 1.0)
+"""Shares of a vector's numbers that others take the place of."""
+
+N_OTHERS = 16
+"""Vectors that the numbers of one come from."""
+
 
 def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
     """The same images, spoilt: each in one of three ways, in turn."""
@@ -26,6 +32,23 @@ def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
         return np.ascontiguousarray(np.rot90(pixels))
 
     return changed(images, f"corrupted {seed}", change)
+
+
+def corrupted_vectors(images: LabelledImages, seed: int) -> LabelledImages:
+    """The same vectors, with numbers of others in them: a quarter, half, and all, in turn.
+
+    Each number stays one that its place may have; how the numbers depend on each other is lost
+    (after Breiman 2001, who tells a sample by it from a synthetic one).
+    """
+
+    def change(row: Pixels, position: int) -> Pixels:
+        generator = np.random.default_rng([seed, position])
+        others = [images.pixels(other) for other in generator.integers(len(images), size=N_OTHERS)]
+        drawn = np.choose(generator.integers(N_OTHERS, size=row.shape), others)
+        share = EXCHANGED[position % len(EXCHANGED)]
+        return np.where(generator.random(row.shape) < share, drawn, row)
+
+    return changed(images, f"corrupted vectors {seed}", change)
 
 
 def blurred(pixels: Pixels) -> Pixels:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.images import Preprocessing, decode_image
 
-Pixels = NDArray[np.uint8]
+Pixels = NDArray[Any]
+"""An image (H, W, 3) uint8; or a vector (n,) float32, where an encoder takes vectors."""
 
 Read = Callable[[int, int | None], Pixels]
 """Position in a source, and how small a JPEG may be decoded, to pixels; see `decode_image`."""

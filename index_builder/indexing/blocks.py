@@ -9,7 +9,8 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from model_store.encoder.contract import Inputs
 
 EncodedThumbnail = tuple[bytes, str]
 """The bytes of a small picture, and their media type; the gallery's own class would bring FAISS
@@ -110,15 +111,15 @@ class PreparedBlock:
     Attributes
     ----------
     ids : n of the images, in the order of the source.
-    images : (n, H, W, 3) uint8; black where an image could not be read.
-    thumbnails : n of them; None where an image could not be read.
+    images : (n, H, W, 3) uint8; black where an image could not be read. Or vectors (n, m) float32.
+    thumbnails : n of them, empty ones of vectors; None where an image could not be read.
     hashes : n SHA-256 of what the images were read from.
     failures : by id, of the images that could not be read.
     """
 
     number: int
     ids: tuple[str, ...]
-    images: NDArray[np.uint8]
+    images: Inputs
     thumbnails: tuple[EncodedThumbnail | None, ...]
     hashes: tuple[str, ...]
     failures: Mapping[str, Failure]

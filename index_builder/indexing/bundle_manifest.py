@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from model_store.bundles.manifest import Manifest, SampleQuery
@@ -34,8 +33,7 @@ def describe(
         },
         encoder={
             "fingerprint": encoder.fingerprint,
-            "posterior": encoder.metadata.posterior,
-            "preprocessing": asdict(encoder.metadata.preprocessing),
+            **encoder.metadata.fields(),
             "dim": encoder.dim,
             "n_features": encoder.n_features,
         },

@@ -9,7 +9,7 @@ it is `vouch-build calibrate`.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import Any
 
@@ -23,8 +23,9 @@ from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
 from index_builder.datasets.views import views
 from index_builder.indexing.assemble import IDS_OF_GALLERY
+from index_builder.indexing.blocks import Place
 from index_builder.indexing.catalogue import Catalogue, place_of
-from index_builder.indexing.prepare import read_again
+from index_builder.indexing.prepare import read_again, read_vector
 from index_builder.indexing.workdir import Work
 from model_store.decision import Calibration
 from model_store.encoder.contract import Encoder
@@ -34,18 +35,32 @@ from model_store.gallery import Gallery
 N_QUERIES = 2_000
 """A p-value then goes down to 0.0005; more would teach little, and be missed in the gallery."""
 
+ReadPlace = Callable[[Place, int | None], Pixels]
+"""Reads an image again, see `read_again`."""
+
 _COLUMNS = "entries.id, entries.label, number, source, hash, path, offset, size, changed_ns, box"
 _GROUPS = " JOIN groups USING (position) JOIN embedded USING (id)"
 
 
-def require_enough(catalogue: Catalogue) -> None:
+def require_enough(catalogue: Catalogue, *, of_images: bool) -> None:
     """Refuse what cannot be calibrated, before anything is embedded.
+
+    Parameters
+    ----------
+    of_images : whether views can be made of the collection; of vectors there are none.
 
     Raises
     ------
-    CalibrationError : too few queries, or a single label.
+    CalibrationError : too few queries, a single label, or none where there are no images.
     """
     found = catalogue.contents
+    if not of_images and found.n_labels == 0:
+        raise CalibrationError(
+            "Vectors without labels cannot be calibrated with: no views can be made of them, and "
+            "nothing says what belongs together. Give labels in the table of items; or index "
+            "without --calibrate, and calibrate with queries whose truth is known "
+            "(`vouch-build calibrate --vectors`)."
+        )
     if found.n_labels == 1:
         raise CalibrationError(
             f"All {found.n_labelled} labelled images have the same label, so that nothing tells "
@@ -92,10 +107,11 @@ def calibrate_collection(
     DatasetError : one that could be read cannot be any more.
     """
     with closing(sqlite3.connect(work.catalogue)) as connection:
-        images = _some_of_the_gallery(connection, seed, labelled=labelled)
+        read = read_again if encoder.metadata.takes_images else _read_vector
+        images = _some_of_the_gallery(connection, read, seed, labelled=labelled)
         held_out = f"SELECT {_COLUMNS} FROM held_out JOIN entries USING (id){_GROUPS} ORDER BY id"  # noqa: S608 - no value in it
         if labelled:
-            matched = _images(connection.execute(held_out))
+            matched = _images(connection.execute(held_out), read)
         else:
             again = int(np.random.default_rng(seed).integers(2**32))
             matched = views(images.subset(range(min(N_QUERIES, len(images)))), again)
@@ -112,7 +128,7 @@ def calibrate_collection(
 
 
 def _some_of_the_gallery(
-    connection: sqlite3.Connection, seed: int, *, labelled: bool
+    connection: sqlite3.Connection, read: ReadPlace, seed: int, *, labelled: bool
 ) -> LabelledImages:
     """Images of the gallery, with a label where there are any, in random order."""
     wanted = "AND label IS NOT NULL" if labelled else ""
@@ -120,10 +136,11 @@ def _some_of_the_gallery(
     order = np.random.default_rng(seed).permutation(len(names))
     query = f"SELECT {_COLUMNS} FROM entries{_GROUPS} WHERE id = ?"  # noqa: S608
     chosen = [names[place] for place in order[:N_DETECTOR_IMAGES].tolist()]
-    return _images(connection.execute(query, (name,)).fetchone() for name in chosen)
+    found = (connection.execute(query, (name,)).fetchone() for name in chosen)
+    return _images(found, read)
 
 
-def _images(entries: Iterable[tuple[Any, ...]]) -> LabelledImages:
+def _images(entries: Iterable[tuple[Any, ...]], read_place: ReadPlace) -> LabelledImages:
     """Entries of the catalogue as images; what has no label is its own."""
     found = list(entries)
     ids = tuple(str(entry[0]) for entry in found)
@@ -135,7 +152,7 @@ def _images(entries: Iterable[tuple[Any, ...]]) -> LabelledImages:
 
     def read(row: int, smallest_side: int | None) -> Pixels:
         try:
-            return read_again(places[row], smallest_side)
+            return read_place(places[row], smallest_side)
         except OSError as error:
             raise DatasetError(
                 f"{ids[row]!r} was there to be indexed and cannot be read any more "
@@ -152,3 +169,7 @@ def _images(entries: Iterable[tuple[Any, ...]]) -> LabelledImages:
         sources if any(sources) else None,
         contents.__getitem__,
     )
+
+
+def _read_vector(place: Place, _smallest_side: int | None) -> Pixels:
+    return read_vector(place)

@@ -19,7 +19,7 @@ from index_builder.indexing.blocks import PreparedBlock
 from index_builder.indexing.bundle_manifest import describe
 from index_builder.indexing.calibrate import N_QUERIES, calibrate_collection, require_enough
 from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.decoders import DecoderProcesses
+from index_builder.indexing.decoders import decoders_for
 from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.embed_catalogue import Progress, embed_catalogue
 from index_builder.indexing.engines import Engine, LocalEngine
@@ -29,7 +29,7 @@ from index_builder.indexing.reports import (
     write_quarantine,
     write_summary,
 )
-from index_builder.indexing.sources import Source
+from index_builder.indexing.sources import Source, VectorSource
 from index_builder.indexing.tolerance import Tolerance
 from index_builder.indexing.workdir import Work, occupied
 from index_builder.output import writing
@@ -40,7 +40,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.encoder.contract import Embeddings, Encoder, ProviderChoice
-from model_store.errors import DatasetError, TooManyBadImages
+from model_store.errors import ConfigError, DatasetError, TooManyBadImages
 from model_store.gallery import IndexSettings, open_gallery
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
 from model_store.gallery.opening import index_description
@@ -121,13 +121,18 @@ class Indexing:
 
         Raises
         ------
-        ConfigError : the index does not fit into its memory budget.
+        ConfigError : the index does not fit into its memory budget, or the engine is not for this.
         CalibrationError : there is too little to calibrate with.
         """
+        if self.engine == "ray" and isinstance(self.source, VectorSource):
+            raise ConfigError(
+                "--engine ray decodes and encodes, and of vectors there is nothing to decode. "
+                "Leave it out."
+            )
         if self.milvus_uri is None:
             plan_index(catalogue.contents.n_images, dim, self.index)
         if self.calibrate:
-            require_enough(catalogue)
+            require_enough(catalogue, of_images=not isinstance(self.source, VectorSource))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +240,7 @@ def _engine(indexing: Indexing, encoder: StoredEncoder) -> Engine:
         from index_builder.indexing.ray_engine import RayEngine  # noqa: PLC0415 - an extra
 
         return RayEngine(indexing.encoder, indexing.provider, indexing.n_workers, indexing.limits)
-    preprocessing = encoder.metadata.preprocessing
-    decoders = DecoderProcesses(preprocessing, indexing.n_workers, indexing.limits)
+    decoders = decoders_for(encoder, indexing.n_workers, indexing.limits)
 
     def encode(prepared: PreparedBlock) -> Embeddings:
         return encoder.encode_known(prepared.images, [*map(bytes.fromhex, prepared.hashes)])

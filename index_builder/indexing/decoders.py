@@ -12,7 +12,15 @@ from functools import partial
 from typing import Protocol
 
 from index_builder.indexing.blocks import Block, Failure, PreparedBlock
-from index_builder.indexing.prepare import Prepare, budget_for, failed_block, prepare_files
+from index_builder.indexing.prepare import (
+    Prepare,
+    budget_for,
+    failed_block,
+    prepare_files,
+    prepare_vectors,
+)
+from model_store.encoder.contract import Encoder
+from model_store.encoder.vector_input import VectorInput
 from model_store.images import ImageLimits, Preprocessing
 from model_store.images.budget import DecodingBudget
 
@@ -130,6 +138,14 @@ class DecoderProcesses:
                 self._careful.shutdown(wait=False)
                 self._careful = None
         return failed_block(single, _TOOK_IT_ALONG, self._preprocessing)
+
+
+def decoders_for(encoder: Encoder, n: int, limits: ImageLimits) -> Decoders:
+    """Return ``n`` decoders of what an encoder takes: processes for files of images."""
+    expected = encoder.metadata.input
+    if isinstance(expected, VectorInput):
+        return DecoderThreads(partial(prepare_vectors, expected=expected), n)
+    return DecoderProcesses(expected, n, limits)
 
 
 def _started(n: int) -> ProcessPoolExecutor:

@@ -15,7 +15,7 @@ from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import BLOCK, Block, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collection import Indexing
-from index_builder.indexing.decoders import DecoderProcesses
+from index_builder.indexing.decoders import decoders_for
 from index_builder.indexing.embed import embed, open_encoder
 from index_builder.vectors.encoder import batch_size
 from model_store.encoder.contract import Encoder
@@ -77,7 +77,7 @@ def inspect_collection(indexing: Indexing) -> DryRun:
         contents, sample = catalogue.contents, _sample(catalogue)
         encoder = open_encoder(indexing.encoder, indexing.provider)
         indexing.require_feasible(catalogue, encoder.dim)
-        decoders = DecoderProcesses(encoder.metadata.preprocessing, 1, indexing.limits)
+        decoders = decoders_for(encoder, 1, indexing.limits)
         try:
             for _ in range(2):  # the first time starts a process
                 started = time.perf_counter()

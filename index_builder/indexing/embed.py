@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from index_builder.indexing.blocks import Failure, PreparedBlock
 from index_builder.indexing.shards import Shard
 from index_builder.vectors.encoder import batch_size
-from model_store.encoder.contract import Embeddings, Encoder, ProviderChoice
+from model_store.encoder.contract import Embeddings, Encoder, Inputs, ProviderChoice
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.gallery import Thumbnail
 
@@ -67,9 +67,7 @@ def embed(
     )
 
 
-def _encoded(
-    images: NDArray[np.uint8], encoder: Encoder
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _encoded(images: Inputs, encoder: Encoder) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Means and variances of ``images`` (n, H, W, 3), in batches filled up with black."""
     size = batch_size(encoder)
     means, variances = [], []
@@ -77,7 +75,7 @@ def _encoded(
         batch = images[start : start + size]
         n_images = len(batch)
         if n_images < size:
-            blank = np.zeros((size - n_images, *images.shape[1:]), dtype=np.uint8)
+            blank = np.zeros((size - n_images, *images.shape[1:]), dtype=images.dtype)
             batch = np.concatenate([batch, blank])
         embeddings = encoder.encode(batch)
         means.append(embeddings.mean[:n_images])

@@ -1,7 +1,8 @@
 """The choice of images that are kept out of a collection's gallery, to be queries.
 
 Images of one group stay on one side. A group is what the owner put into one (column ``group`` of a
-manifest), exact copies, and, where no group is given, near-duplicates by their thumbnails.
+manifest), exact copies, and, where no group is given, near-duplicates by their thumbnails, which
+vectors do not have.
 About a fifth of each label's images is held out. Of labels of two images, two in five give one: so
 there are queries whose label has one image in the gallery, and labels of two together lose the same
 fifth as all others. A label of one image, or of one group, gives none: it would be gone from the
@@ -164,6 +165,8 @@ def _alike(
             places = np.searchsorted(positions, [position_of[name] for name in shard.ids]).tolist()
             made = pool.map(_fingerprint, shard.thumbnails)
             for place, thumbnail, one in zip(places, shard.thumbnails, made, strict=True):
+                if one is None:
+                    continue
                 known[place] = one
                 # Of small pictures thumbnails are lossless: equal ones are of equal pictures.
                 pixels[place] = codes.setdefault(
@@ -173,5 +176,8 @@ def _alike(
 
 
 def _fingerprint(thumbnail: Thumbnail) -> Fingerprint | None:
+    """Return the fingerprint of a picture; None where there is no picture."""
+    if not thumbnail.data:
+        return None
     with Image.open(io.BytesIO(thumbnail.data)) as image:
         return fingerprint(np.asarray(image.convert("RGB")))

@@ -20,6 +20,8 @@ from index_builder.indexing.blocks import (
     Place,
     PreparedBlock,
 )
+from model_store.encoder.contract import Inputs
+from model_store.encoder.vector_input import VectorInput
 from model_store.errors import CorruptImage, ImageError, ImageTooCostly, ImageTooLarge
 from model_store.images import (
     TOO_MUCH_MEMORY,
@@ -37,6 +39,8 @@ Prepare = Callable[[Block], PreparedBlock]
 BUDGET = DecodingBudget(cpu_s=10.0)
 """The owner of a collection is no stranger: twice as long as a query may take."""
 
+NO_THUMBNAIL: EncodedThumbnail = b"", ""
+
 _UNLIMITED = ImageLimits(max_bytes=2**62, max_pixels=2**62)
 
 
@@ -52,7 +56,7 @@ def budget_for(limits: ImageLimits) -> DecodingBudget:
 class _Picture:
     """An image that could be read."""
 
-    image: NDArray[np.uint8]
+    image: Inputs
     thumbnail: EncodedThumbnail
     sha256: str
 
@@ -91,6 +95,28 @@ def prepare_pixels(
     return _prepared(block, reads, preprocessing)
 
 
+def prepare_vectors(block: Block, expected: VectorInput) -> PreparedBlock:
+    """Prepare rows that another system has made of images; there is no picture of them."""
+
+    def read(place: Place) -> _Picture:
+        row = read_vector(place)
+        if not np.isfinite(row).all() or not row[: expected.dim].any():
+            raise CorruptImage(
+                "The vector has numbers that are not finite, or a mean of zeros, which points "
+                "nowhere."
+            )
+        return _Picture(row, NO_THUMBNAIL, hashlib.sha256(row.tobytes()).hexdigest())
+
+    return _prepared(block, [partial(read, place) for place in block.places], expected)
+
+
+def read_vector(place: Place) -> NDArray[np.float32]:
+    """Read a row of numbers, (n,) float32."""
+    with Path(place.path).open("rb") as file:
+        file.seek(place.offset or 0)
+        return np.frombuffer(file.read(place.size), "<f4")
+
+
 def failed_block(block: Block, failure: Failure, preprocessing: Preprocessing) -> PreparedBlock:
     """Return the result of a block that crashed its decoder: every image of it has failed."""
 
@@ -101,11 +127,12 @@ def failed_block(block: Block, failure: Failure, preprocessing: Preprocessing) -
 
 
 def _prepared(
-    block: Block, reads: Sequence[Callable[[], _Picture]], preprocessing: Preprocessing
+    block: Block,
+    reads: Sequence[Callable[[], _Picture]],
+    expected: Preprocessing | VectorInput,
 ) -> PreparedBlock:
     """Every image has its place, whatever becomes of the others."""
-    shape = (len(block.ids), preprocessing.height, preprocessing.width, 3)
-    images = np.zeros(shape, dtype=np.uint8)
+    images = np.zeros((len(block.ids), *expected.shape), dtype=expected.dtype)
     thumbnails: list[EncodedThumbnail | None] = [None] * len(block.ids)
     hashes, failures = [""] * len(block.ids), {}
     for row, (name, read) in enumerate(zip(block.ids, reads, strict=True)):

@@ -48,7 +48,7 @@ class StoredEncoder:
             self._vectors = ImageVectors(
                 self._whole,
                 f"{recipe(encoder)} {libraries()}",
-                encoder.metadata.preprocessing,
+                encoder.metadata.input,
                 batch_size(encoder),
                 known,
             )

@@ -19,6 +19,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
 from index_builder.progress import track
 from index_builder.vectors.store import Vector, VectorFile
+from model_store.encoder.vector_input import VectorInput
 from model_store.images import Preprocessing
 from model_store.installation import installed_versions
 from model_store.processors import usable_processors
@@ -47,14 +48,14 @@ class ImageVectors:
     ----------
     compute : the network.
     maker : names the network and all that its numbers depend on but the images.
-    preprocessing : how an upright RGB image becomes its input.
+    preprocessing : how an upright RGB image becomes its input; or the vectors that are its input.
     batch : images that it is given together; a batch that lacks some is filled up with black.
     known : where vectors are kept; None keeps none.
     """
 
     compute: Compute
     maker: str
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | VectorInput
     batch: int
     known: VectorFile | None = None
 
@@ -120,11 +121,11 @@ class ImageVectors:
 
     def _decoded(self, images: LabelledImages, seen: Seen | None, positions: Positions) -> Vector:
         """Decode images and return their vectors."""
-        shape = (len(positions), self.preprocessing.height, self.preprocessing.width, 3)
-        prepared = np.empty(shape, dtype=np.uint8)
+        expected = self.preprocessing
+        prepared = np.empty((len(positions), *expected.shape), dtype=expected.dtype)
         for row, position in enumerate(positions.tolist()):
-            pixels = images.pixels(position, self.preprocessing.smallest_side)
-            prepared[row] = self.preprocessing(pixels)
+            pixels = images.pixels(position, expected.smallest_side)
+            prepared[row] = expected(pixels)
             if seen is not None:
                 seen(position, pixels)
         return self._computed(prepared)
@@ -136,7 +137,7 @@ class ImageVectors:
             batch = prepared[start : start + self.batch]
             n_images = len(batch)
             if n_images < self.batch:
-                blank = np.zeros((self.batch - n_images, *batch.shape[1:]), dtype=np.uint8)
+                blank = np.zeros((self.batch - n_images, *batch.shape[1:]), dtype=batch.dtype)
                 batch = np.concatenate([batch, blank])
             found.append(self.compute(batch)[:n_images])
         return np.concatenate(found)

@@ -2,7 +2,8 @@
 
 ::
 
-    contract     the protocol, metadata and embeddings; no ONNX Runtime
-    onnx         an encoder in an ONNX file
-    placement    which nodes run on which device
+    contract      the protocol, metadata and embeddings; no ONNX Runtime
+    vector_input  the input of an encoder that is elsewhere: vectors
+    onnx          an encoder in an ONNX file
+    placement     which nodes run on which device
 """

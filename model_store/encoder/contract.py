@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.encoder.vector_input import VectorInput
+from model_store.errors import ImagesNotTaken
 from model_store.images import Preprocessing
 from model_store.sphere import spherical_variance, unit_direction
 
 if TYPE_CHECKING:
     from model_store.encoder.placement import Placement  # which needs ONNX Runtime
 
-INPUT_NAME = "images"
+INPUT_NAME, VECTORS_NAME = "images", "vectors"
 OUTPUT_NAMES = ("embedding_mean", "embedding_variance", "features")
 
 METADATA_KEY = "vouch.encoder"
 ProviderChoice = Literal["auto", "cpu", "cuda"]
+
+Inputs = NDArray[Any]
+"""Images (B, H, W, 3) uint8; or vectors (B, n) float32, for an encoder that takes vectors."""
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -32,21 +37,48 @@ class EncoderMetadata:
 
     Attributes
     ----------
-    preprocessing : the steps from an upright RGB image to the input.
+    input : the steps from an upright RGB image to the input; or the vectors that it takes.
     posterior : name of the distribution behind the variance, e.g. ``laplace_fixed_euclidean``.
     """
 
-    preprocessing: Preprocessing
+    input: Preprocessing | VectorInput
     posterior: str
+
+    @property
+    def takes_images(self) -> bool:
+        """True of an encoder of images; else it takes vectors that were made elsewhere."""
+        return isinstance(self.input, Preprocessing)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """The steps from an upright RGB image to the input.
+
+        Raises
+        ------
+        ImagesNotTaken : the encoder takes vectors.
+        """
+        if isinstance(self.input, VectorInput):
+            raise ImagesNotTaken(
+                f"The gallery was made of vectors of {self.input.made_by!r}, and images cannot be "
+                "embedded here. Embed the image there, and send its vector."
+            )
+        return self.input
+
+    def fields(self) -> dict[str, Any]:
+        """The metadata as JSON has it."""
+        kind = "preprocessing" if self.takes_images else "vectors"
+        return {kind: asdict(self.input), "posterior": self.posterior}
 
     def to_json(self) -> str:
         """Serialise for the ONNX file's metadata."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps(self.fields(), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> EncoderMetadata:
         """Read what `to_json` wrote."""
         fields = json.loads(text)
+        if "vectors" in fields:
+            return cls(VectorInput(**fields["vectors"]), fields["posterior"])
         return cls(Preprocessing(**fields["preprocessing"]), fields["posterior"])
 
 
@@ -104,7 +136,7 @@ class Encoder(Protocol):
 
     @property
     def metadata(self) -> EncoderMetadata:
-        """Preprocessing and posterior."""
+        """Input and posterior."""
 
     @property
     def provider(self) -> str:
@@ -122,7 +154,7 @@ class Encoder(Protocol):
     def n_features(self) -> int:
         """F, the size of the penultimate layer."""
 
-    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+    def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
         """Embed ``images`` (B, H, W, 3) uint8, so many ``at_once``; by default all."""
 
     def close(self) -> None:

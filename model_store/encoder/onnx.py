@@ -11,6 +11,9 @@ embedding_variance   (B, D) float32      its diagonal variance, same units squar
 features             (B, F) float32      penultimate activations φ(x)
 ===================  ==================  ================================================
 
+An encoder that was only declared (`model_store.encoder.vector_input`) takes ``vectors``, (B, n)
+float32, in place of images.
+
 The file carries what it needs to be used: its preprocessing and the name of its posterior stand
 in its metadata, so they cannot be separated from the weights.
 """
@@ -26,7 +29,6 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from model_store.encoder.placement import Placement, profile_first_run, run_profiled
 from model_store.errors import EncoderContractError, ProviderUnavailable
@@ -41,8 +43,10 @@ from model_store.encoder.contract import (
     METADATA_KEY,
     OUTPUT_NAMES,
     PROVIDERS,
+    VECTORS_NAME,
     Embeddings,
     EncoderMetadata,
+    Inputs,
     ProviderChoice,
 )
 
@@ -74,18 +78,19 @@ class OnnxEncoder:
         self.provider = running_provider(self._session.get_providers(), self.placement)
         if provider == "cuda":
             require_gpu(self.provider, self.placement)
+        self._input = INPUT_NAME if self.metadata.takes_images else VECTORS_NAME
         shapes = {output.name: output.shape for output in self._session.get_outputs()}
         self.dim = int(shapes["embedding_mean"][1])
         self.n_features = int(shapes["features"][1])
 
-    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+    def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
         """Embed ``images`` (B, H, W, 3) uint8, so many ``at_once``; by default all."""
         size = at_once or max(1, len(images))
         parts = [self._run(images[i : i + size]) for i in range(0, max(1, len(images)), size)]
         return parts[0] if len(parts) == 1 else Embeddings.concatenate(parts)
 
-    def _run(self, images: NDArray[np.uint8]) -> Embeddings:
-        mean, variance, features = self._session.run(list(OUTPUT_NAMES), {INPUT_NAME: images})
+    def _run(self, images: Inputs) -> Embeddings:
+        mean, variance, features = self._session.run(list(OUTPUT_NAMES), {self._input: images})
         return Embeddings(mean, variance, features)
 
     def close(self) -> None:
@@ -177,9 +182,11 @@ def _where_nodes_run(
     session: onnxruntime.InferenceSession, metadata: EncoderMetadata
 ) -> Placement | None:
     """Encode an empty image, profiled; None where the profile cannot be read."""
-    shape = (1, metadata.preprocessing.height, metadata.preprocessing.width, 3)
+    name = INPUT_NAME if metadata.takes_images else VECTORS_NAME
     try:
-        return run_profiled(session, {INPUT_NAME: np.zeros(shape, dtype=np.uint8)})
+        return run_profiled(
+            session, {name: np.zeros((1, *metadata.input.shape), metadata.input.dtype)}
+        )
     except (OSError, ValueError):
         return None
 
@@ -196,10 +203,12 @@ def _check_contract(session: onnxruntime.InferenceSession, path: Path) -> Encode
     """Refuse a file that does not keep the contract at the top of this module."""
     inputs = {node.name: node.type for node in session.get_inputs()}
     outputs = {node.name: node.shape for node in session.get_outputs()}
-    if inputs != {INPUT_NAME: "tensor(uint8)"} or not set(OUTPUT_NAMES) <= set(outputs):
+    taken = {INPUT_NAME: "tensor(uint8)"}, {VECTORS_NAME: "tensor(float)"}
+    if inputs not in taken or not set(OUTPUT_NAMES) <= set(outputs):
         raise EncoderContractError(
             f"{path.name} has inputs {inputs} and outputs {sorted(outputs)}; wanted one uint8 "
-            f"input `{INPUT_NAME}` and the outputs {', '.join(OUTPUT_NAMES)}. Export it again with "
+            f"input `{INPUT_NAME}` (or a float one, `{VECTORS_NAME}`) and the outputs "
+            f"{', '.join(OUTPUT_NAMES)}. Export it again with "
             "`vouch-build export`."
         )
     text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)

@@ -62,6 +62,16 @@ class Preprocessing:
         return 2 * max(self.height, self.width, self.resized_side or 0, THUMBNAIL_SIDE)
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """The encoder's input for one image, (H, W, 3)."""
+        return self.height, self.width, 3
+
+    @property
+    def dtype(self) -> np.dtype[np.uint8]:
+        """The type of the encoder's input."""
+        return np.dtype(np.uint8)
+
+    @property
     def n_bytes(self) -> int:
         """The bytes of one image at the encoder's input size."""
         return 3 * self.height * self.width

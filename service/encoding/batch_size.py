@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from numpy.typing import NDArray
 
-from model_store.encoder.contract import Embeddings, Encoder
+from model_store.encoder.contract import Embeddings, Encoder, Inputs
 
 GAIN = 1.1
 """Images a second, over those of smaller batches, that make a larger batch worth its waiting."""
@@ -29,9 +28,9 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
     More than one only where that is faster *and* gives each image the very bits it is given alone:
     an answer must not depend on who else asks at the moment, nor on the replica that is asked.
     """
-    preprocessing = encoder.metadata.preprocessing
-    shape = (limit, preprocessing.height, preprocessing.width, 3)
-    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    expected = encoder.metadata.input
+    images = np.random.default_rng(0).integers(0, 256, (limit, *expected.shape), dtype=np.uint8)
+    images = images.astype(expected.dtype)
     alone = Embeddings.concatenate([encoder.encode(images[i : i + 1]) for i in range(limit)])
     best, best_rate = 1, _images_per_second(encoder, images[:1])
     while 2 * best <= limit and _bit_equal(encoder, images, alone, range(best + 1, 2 * best + 1)):
@@ -48,13 +47,13 @@ def useful_turn(encoder: Encoder, size: int, limit: int) -> int:
     return max(1, int(min(BATCHES_IN_A_TURN, limit, batches)))
 
 
-def blank_images(encoder: Encoder, n: int) -> NDArray[np.uint8]:
+def blank_images(encoder: Encoder, n: int) -> Inputs:
     """``n`` images that show nothing, at the encoder's input size."""
-    preprocessing = encoder.metadata.preprocessing
-    return np.zeros((n, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
+    expected = encoder.metadata.input
+    return np.zeros((n, *expected.shape), dtype=expected.dtype)
 
 
-def _images_per_second(encoder: Encoder, images: NDArray[np.uint8]) -> float:
+def _images_per_second(encoder: Encoder, images: Inputs) -> float:
     """The best of a few attempts: whatever disturbs a measurement makes it slower."""
     fastest = np.inf
     for _ in range(_REPETITIONS):
@@ -64,9 +63,7 @@ def _images_per_second(encoder: Encoder, images: NDArray[np.uint8]) -> float:
     return float(len(images) / fastest)
 
 
-def _bit_equal(
-    encoder: Encoder, images: NDArray[np.uint8], alone: Embeddings, sizes: range
-) -> bool:
+def _bit_equal(encoder: Encoder, images: Inputs, alone: Embeddings, sizes: range) -> bool:
     for size in sizes:
         together = encoder.encode(images[:size])
         for name in ("mean", "variance", "features"):

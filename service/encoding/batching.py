@@ -6,16 +6,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from model_store.encoder.contract import Embeddings, Encoder
+from model_store.encoder.contract import Embeddings, Encoder, Inputs
 from model_store.errors import EncoderStopped
 from service.encoding.batch_size import blank_images
 from service.observability.records import BatchRecord
@@ -36,7 +35,7 @@ class _Waiting:
         each is encoded alone.
     """
 
-    image: NDArray[np.uint8]
+    image: Inputs
     answer: asyncio.Future[Embeddings]
     since: float = field(default_factory=time.perf_counter)
     alone: bool = False
@@ -87,7 +86,7 @@ class MicroBatcher:
         """Images in the queue."""
         return len(self._queue)
 
-    async def encode(self, image: NDArray[np.uint8]) -> Embeddings:
+    async def encode(self, image: Inputs) -> Embeddings:
         """Embed one image, (H, W, 3) at the encoder's input size; the embeddings are of it alone.
 
         Raises
@@ -168,22 +167,22 @@ class MicroBatcher:
         back = await self._answer(taken[:middle])
         return await self._answer(taken[middle:]) if back is None else back + taken[middle:]
 
-    async def _compute(self, images: list[NDArray[np.uint8]]) -> Embeddings | Exception:
+    async def _compute(self, images: Sequence[Inputs]) -> Embeddings | Exception:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._encoded, images)
 
-    def _encoded(self, images: list[NDArray[np.uint8]]) -> Embeddings | Exception:
+    def _encoded(self, images: Sequence[Inputs]) -> Embeddings | Exception:
         try:
             batches = self._padded_up(np.stack(images))
             return self._encoder.encode(batches, self._size)[: len(images)]
         except Exception as error:
             return error
 
-    def _padded_up(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _padded_up(self, images: Inputs) -> Inputs:
         missing = -len(images) % self._size
         if not self._padded or missing == 0:
             return images
-        blank = np.zeros((missing, *images.shape[1:]), dtype=np.uint8)
+        blank = np.zeros((missing, *images.shape[1:]), dtype=images.dtype)
         return np.concatenate([images, blank])
 
     async def _recover(self) -> None:

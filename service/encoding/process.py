@@ -17,10 +17,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from model_store.encoder.contract import Embeddings, EncoderMetadata, ProviderChoice
+from model_store.encoder.contract import Embeddings, EncoderMetadata, Inputs, ProviderChoice
 from model_store.encoder.placement import Placement
 from model_store.errors import EncoderError, EncoderStopped, EncodingFailed, VouchError
 from service.processes.memory import large_pages
@@ -67,7 +64,7 @@ class EncoderProcess:
         """The id of the encoder's process."""
         return self._process.pid
 
-    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+    def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
         """Embed ``images``; starts the child again where it has died before.
 
         Raises
@@ -89,7 +86,7 @@ class EncoderProcess:
                     ) from error
             try:
                 self._images.write(images)
-                self._connection.send((images.shape, at_once))
+                self._connection.send((images.shape, images.dtype.str, at_once))
                 answer = self._receive(ENCODE_TIMEOUT_S)
             except (EOFError, OSError) as error:
                 self._end()

@@ -43,9 +43,9 @@ def _serve(connection: Connection[Any, Any], images: SharedPixels) -> None:
         )
     )
     while True:
-        shape, at_once = connection.recv()
+        shape, dtype, at_once = connection.recv()
         try:
-            answer: Embeddings | str = encoder.encode(images.read(shape), at_once)
+            answer: Embeddings | str = encoder.encode(images.read(shape, dtype), at_once)
         except Exception as error:
             answer = str(error)
         connection.send(answer)

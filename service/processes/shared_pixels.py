@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from io import FileIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,20 +30,20 @@ class SharedPixels:
         """The file's number, to hand to another process."""
         return self._file.fileno()
 
-    def write(self, pixels: NDArray[np.uint8]) -> None:
+    def write(self, pixels: NDArray[Any]) -> None:
         """Lay ``pixels`` down, in place of what lies there."""
         n_written = os.pwrite(self.fileno(), np.ascontiguousarray(pixels).data, 0)
         if n_written < pixels.nbytes:
             raise OSError(f"{n_written} of {pixels.nbytes} bytes of pixels could be written")
 
-    def read(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """A copy of what lies here, of a shape that the reader expects.
+    def read(self, shape: tuple[int, ...], dtype: str = "|u1") -> NDArray[Any]:
+        """A copy of what lies here, of a shape and a type that the reader expects.
 
         Raises
         ------
         EOFError : less lies here.
         """
-        pixels = np.empty(shape, dtype=np.uint8)
+        pixels = np.empty(shape, dtype)
         n_read = os.preadv(self.fileno(), [pixels.data], 0)
         if n_read < pixels.nbytes:
             raise EOFError(f"{n_read} of {pixels.nbytes} bytes of pixels are there")

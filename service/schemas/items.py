@@ -13,7 +13,7 @@ class ItemDetail(BaseModel):
     id: str
     label: str | None
     metadata: dict[str, Any]
-    thumbnail_url: str
+    thumbnail_url: str | None = Field(description="Null in a gallery of vectors.")
 
 
 class ItemList(BaseModel):

@@ -221,7 +221,7 @@ class Result(BaseModel):
     variance: float = Field(description="Of the item's embedding, relative to its squared norm.")
     label: str | None
     metadata: dict[str, Any]
-    thumbnail_url: str
+    thumbnail_url: str | None = Field(description="Null in a gallery of vectors.")
 
 
 SizeClass = Literal["one", "few", "many"]

@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.intact import BundleFiles
 from model_store.bundles.secret import secret_of
-from model_store.encoder.contract import PROVIDERS
+from model_store.encoder.contract import PROVIDERS, Inputs
+from model_store.encoder.vector_input import VectorInput
 from model_store.errors import InternalError, QueryNotFound
 from model_store.gallery import Thumbnail, Vector
 from model_store.images import encode_thumbnail
@@ -91,8 +91,7 @@ class SearchEngine:
         EncoderError : the encoder does not answer.
         """
         encoder = bundle.retriever.encoder
-        shape = encoder.metadata.preprocessing
-        fitting = resources.max_batch_pixels // (shape.height * shape.width)
+        fitting = resources.max_batch_pixels // math.prod(encoder.metadata.input.shape[:2])
         size = max(1, min(resources.max_batch, fitting))
         try:
             if size > 1 and not resources.pad_batches:
@@ -244,8 +243,11 @@ class SearchEngine:
         EncoderError : the encoder does not answer.
         """
         started = time.perf_counter()
-        prepared = await self.decode(EMPTY_PICTURE)
-        predictive = await self._embed(prepared.pixels)
+        expected = self._retriever.encoder.metadata.input
+        if isinstance(expected, VectorInput):
+            predictive = await self._embed(np.ones(expected.shape, expected.dtype))
+        else:
+            predictive = await self._embed((await self.decode(EMPTY_PICTURE)).pixels)
         await self.compute(lambda: self._retriever.find(predictive, limit=1))
         self.canary_at = time.monotonic()
         self.canary_s = time.perf_counter() - started
@@ -297,7 +299,7 @@ class SearchEngine:
         await self._cache.put(self._key(query_id), entry)
         return Encoded(query_id, entry.image, predictive, "miss", seconds)
 
-    async def _embed(self, pixels: NDArray[np.uint8]) -> Predictive:
+    async def _embed(self, image: Inputs) -> Predictive:
         """Predictive distribution of one picture at the encoder's input size."""
-        embeddings = await self._batcher.encode(pixels)
+        embeddings = await self._batcher.encode(image)
         return (await self.compute(lambda: self._retriever.predictives(embeddings)))[0]

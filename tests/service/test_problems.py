@@ -60,6 +60,7 @@ STATUSES = {
     "OrderUnavailable": 422,
     "UnknownSource": 422,
     "InvalidVector": 422,
+    "ImagesNotTaken": 422,
     "OutdatedCursor": 409,
     "UnsupportedMediaType": 415,
     "NotFound": 404,

@@ -9,6 +9,7 @@ Each gives its entries in an order of its own that is always the same, and looks
     archive     a tar of images, maybe with what webdataset lays beside them
     coco        annotations of COCO, an item a box
     parquet_images  Parquet with the images in it
+    vectors     tables of vectors, in place of images
     places      the folder that images must lie in
 """
 
@@ -29,11 +30,13 @@ from index_builder.indexing.sources.parquet_images import (
     holds_images,
     parquet_files,
 )
+from index_builder.indexing.sources.vectors import VectorSource
+from index_builder.vectors.table import VECTOR_SUFFIXES, holds_vectors, open_table
 from model_store.errors import DatasetError
 
 COCO_SUFFIX, PARQUET_SUFFIX = ".json", ".parquet"
 
-__all__ = ["Source", "name_of", "open_source"]
+__all__ = ["Source", "VectorSource", "name_of", "open_source", "open_vectors"]
 
 
 class Source(Protocol):
@@ -84,16 +87,37 @@ def open_source(path: Path, root: Path | None = None, *, labelled: bool = True) 
         return CocoAnnotations(path, root or path.parent, labelled=labelled)
     if _ends_with(path, (PARQUET_SUFFIX,)) and holds_images(path):
         return ParquetImages([path], labelled=labelled)
-    if _ends_with(path, MANIFEST_SUFFIXES):
+    if _ends_with(path, MANIFEST_SUFFIXES) and not holds_vectors(path):
         return ImageManifest(path, root or path.parent, labelled=labelled)
+    if _ends_with(path, VECTOR_SUFFIXES):
+        raise DatasetError(
+            f"{path.name} holds vectors, not images. Say what made them: --encoder-name NAME, in "
+            "place of --encoder."
+        )
     wanted = ", ".join([*MANIFEST_SUFFIXES, COCO_SUFFIX, *ARCHIVE_SUFFIXES])
     raise DatasetError(f"{path.name} is neither a folder nor one of {wanted}.")
+
+
+def open_vectors(path: Path, items: Path | None, *, labelled: bool = True) -> VectorSource:
+    """The vectors in the table at ``path``.
+
+    Parameters
+    ----------
+    items : a manifest of what is known of each row; None where that stands in the table.
+    labelled : as for `open_source`.
+
+    Raises
+    ------
+    DatasetError : it is no table of vectors.
+    """
+    path = path.expanduser().absolute()
+    return VectorSource(open_table(path), items, labelled=labelled)
 
 
 def name_of(path: Path) -> str:
     """Return the default name of a source's gallery."""
     name = path.expanduser().absolute().name
-    suffixes = (*ARCHIVE_SUFFIXES, *MANIFEST_SUFFIXES, COCO_SUFFIX)
+    suffixes = (*ARCHIVE_SUFFIXES, *MANIFEST_SUFFIXES, COCO_SUFFIX, *VECTOR_SUFFIXES)
     return next((name[: -len(one)] for one in suffixes if name.lower().endswith(one)), name)
 
 

@@ -58,18 +58,26 @@ class ImageManifest:
         DatasetError : a line is not what it should be.
         """
         boundary = Boundary(self.root)
-        for origin, fields in self._lines():
+        for origin, fields in lines_of(self.path):
             entry = _entry(origin, fields, self.root, boundary)
             yield entry if self.labelled else without_label(entry)
 
-    def _lines(self) -> Iterator[Line]:
-        suffix = self.path.suffix.lower()
-        reader = {".csv": _csv, ".parquet": _parquet}.get(suffix, _jsonl)
-        try:
-            for number, fields in reader(self.path):
-                yield f"{self.path.name}, line {number}", fields
-        except UnicodeDecodeError as error:
-            raise DatasetError(f"{self.path.name} is not UTF-8 text. Save it as UTF-8.") from error
+
+def lines_of(path: Path) -> Iterator[Line]:
+    """Give the lines of a manifest.
+
+    Raises
+    ------
+    DatasetError : it is not what its name says.
+    """
+    reader = {".csv": _csv, ".parquet": _parquet}.get(path.suffix.lower(), _jsonl)
+    try:
+        for number, fields in reader(path):
+            yield f"{path.name}, line {number}", fields
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path.name} is not UTF-8 text. Save it as UTF-8.") from error
+    except FileNotFoundError as error:
+        raise DatasetError(f"{path} is not there. Name a manifest.") from error
 
 
 def _entry(origin: str, fields: Mapping[str, Any], root: Path, boundary: Boundary) -> Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from model_store.bundles.bundle import Bundle
 from model_store.gallery import Item
 from service import schemas
 from service.http.cursors import ItemsCursor, write
@@ -11,13 +12,13 @@ from service.serving.lease import Lease
 from service.serving.queries import Page
 
 
-def item_detail(gallery: str, item: Item) -> schemas.ItemDetail:
+def item_detail(bundle: Bundle, item: Item) -> schemas.ItemDetail:
     """One item."""
     return schemas.ItemDetail(
         id=item.id,
         label=item.label,
         metadata=dict(item.metadata),
-        thumbnail_url=thumbnail_url(gallery, item.id),
+        thumbnail_url=thumbnail_url(bundle, item.id),
     )
 
 
@@ -29,11 +30,13 @@ def item_list(lease: Lease, page: Page) -> schemas.ItemList:
         gallery=bundle.name,
         bundle_id=bundle.manifest.id,
         n_items=bundle.retriever.gallery.n_items,
-        items=[item_detail(bundle.name, item) for item in page.items],
+        items=[item_detail(bundle, item) for item in page.items],
         next_cursor=None if cursor is None else write(cursor, lease.engine.secret),
     )
 
 
-def thumbnail_url(gallery: str, item_id: str) -> str:
-    """Return the path of an item's thumbnail."""
-    return f"/v1/galleries/{quote(gallery)}/items/{quote(item_id)}/thumbnail"
+def thumbnail_url(bundle: Bundle, item_id: str) -> str | None:
+    """Return the path of an item's picture; None in a gallery of vectors, which has none."""
+    if not bundle.retriever.encoder.metadata.takes_images:
+        return None
+    return f"/v1/galleries/{quote(bundle.name)}/items/{quote(item_id)}/thumbnail"

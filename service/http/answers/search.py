@@ -76,7 +76,7 @@ def search_answer(
         absent=absent_share(bundle, decision, found.share_origin),
         query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
         order=answer.order,
-        results=[_result(bundle.name, match) for match in shown],
+        results=[_result(bundle, match) for match in shown],
         result_set=None if refused else _result_set(answer, found.gone),
         next_cursor=None if cursor is None else write(cursor, lease.engine.secret),
         audit=found.audit and not skipped,
@@ -93,11 +93,11 @@ def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> sche
     return schemas.SimilarAnswer(
         request_id=request_id,
         gallery=bundle.name,
-        item=item_detail(bundle.name, similar.item),
+        item=item_detail(bundle, similar.item),
         verdict=decision.verdict,
         reason=NOT_OF_ITEMS,
         uncertainty=_uncertainty(bundle, answer.predictive, decision.assessment),
-        results=[_result(bundle.name, match) for match in answer.matches],
+        results=[_result(bundle, match) for match in answer.matches],
         bundle=bundle_state(lease),
         timing_ms=milliseconds(similar.seconds),
     )
@@ -186,7 +186,7 @@ def _uncertainty(
     )
 
 
-def _result(gallery: str, match: Match) -> schemas.Result:
+def _result(bundle: Bundle, match: Match) -> schemas.Result:
     return schemas.Result(
         rank=match.rank,
         id=match.item.id,
@@ -198,7 +198,7 @@ def _result(gallery: str, match: Match) -> schemas.Result:
         variance=match.variance,
         label=match.item.label,
         metadata=dict(match.item.metadata),
-        thumbnail_url=thumbnail_url(gallery, match.item.id),
+        thumbnail_url=thumbnail_url(bundle, match.item.id),
     )
 
 

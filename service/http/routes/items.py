@@ -91,6 +91,8 @@ async def get_thumbnail(lease: LeaseOf, item_id: str) -> Response:
     """A small picture of an item, re-encoded from its pixels."""
     gallery = lease.bundle.retriever.gallery
     thumbnail = await lease.engine.compute(lambda: gallery.thumbnail(item_id))
+    if not thumbnail.data:
+        raise ItemNotFound(f"There is no picture of {item_id!r}: the gallery was made of vectors.")
     headers = {"Cache-Control": PASSING}
     return Response(thumbnail.data, headers=headers, media_type=thumbnail.media_type)
 
@@ -104,7 +106,7 @@ async def get_item(lease: LeaseOf, item_id: str) -> schemas.ItemDetail:
     """One item of the gallery."""
     gallery = lease.bundle.retriever.gallery
     item = await lease.engine.compute(lambda: gallery.item(item_id))
-    return answers.item_detail(lease.bundle.name, item)
+    return answers.item_detail(lease.bundle, item)
 
 
 @router.get(

@@ -1,0 +1,55 @@
+"""An encoder that is elsewhere, as an encoder's file: it passes vectors on in the contract's way.
+
+So everything that ties a gallery, a calibration and a cache to an encoder ties them to it as well.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from model_store.encoder.contract import METADATA_KEY, OUTPUT_NAMES, VECTORS_NAME, EncoderMetadata
+from model_store.encoder.vector_input import VectorInput
+from model_store.files import replacing
+
+_OPSET, _IR_VERSION = 17, 8
+"""Fixed, so that the same declaration has the same fingerprint whichever version of onnx wrote it.
+"""
+
+
+def write_declared_encoder(path: Path, vectors: VectorInput) -> None:
+    """Write an encoder that takes ``vectors`` and gives mean, variance and features of them.
+
+    A variance that the vectors do not have is zero; features that they do not have are the mean.
+    """
+    sizes = vectors.sizes
+    given = [name for name, size in zip(OUTPUT_NAMES, sizes, strict=True) if size]
+    mean, variance, features = OUTPUT_NAMES
+    nodes = [helper.make_node("Split", [VECTORS_NAME, "sizes"], given, axis=1)]
+    if not vectors.with_variance:
+        nodes.append(helper.make_node("Sub", [mean, mean], [variance]))
+    if vectors.n_features is None:
+        nodes.append(helper.make_node("Identity", [mean], [features]))
+    lengths = vectors.dim, vectors.dim, vectors.n_features or vectors.dim
+    graph = helper.make_graph(
+        nodes,
+        "declared",
+        [helper.make_tensor_value_info(VECTORS_NAME, TensorProto.FLOAT, ["n", *vectors.shape])],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])
+            for name, size in zip(OUTPUT_NAMES, lengths, strict=True)
+        ],
+        [numpy_helper.from_array(np.array([size for size in sizes if size], np.int64), "sizes")],
+    )
+    opset = helper.make_opsetid("", _OPSET)
+    model = helper.make_model(
+        graph, opset_imports=[opset], ir_version=_IR_VERSION, producer_name="vouch"
+    )
+    posterior = "given" if vectors.with_variance else "deterministic"
+    helper.set_model_props(model, {METADATA_KEY: EncoderMetadata(vectors, posterior).to_json()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        onnx.save(model, partial)

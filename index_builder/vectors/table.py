@@ -1,0 +1,235 @@
+"""Tables of vectors: what another system has made of images, in the files that it keeps them in.
+
+``.npy`` has the vectors alone; ``.npz`` the arrays ``mean``, ``variance`` and ``features``;
+Parquet and Arrow the columns of these names, and beside them what is known of each item.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.vectors.store import Vector
+from model_store.encoder.vector_input import VectorInput
+from model_store.errors import DatasetError
+from model_store.installation import how_to_install
+
+VECTOR_SUFFIXES = (".npy", ".npz", ".parquet", ".arrow", ".feather")
+
+AT_ONCE = 4_096
+"""Rows that are read together: of 2,048 numbers 32 MB."""
+
+MOST_NUMBERS = 16_384
+"""The most numbers of a mean, variance or features; as many as a query may have."""
+
+PARTS = ("mean", "variance", "features")
+_COLUMN = "vector"
+"""Another name of the mean, where there is nothing else."""
+
+Fields = Mapping[str, Any]
+Arrays = Mapping[str, NDArray[Any]]
+Chunk = tuple[Arrays, list[Fields] | None]
+"""Some rows of each part, and what else stands in these rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class VectorTable:
+    """N rows of vectors in a file.
+
+    Attributes
+    ----------
+    path : of the file.
+    sizes : the numbers of each part in a row, in the order of `PARTS`; 0 of one that is not there.
+    chunks : reads the file from its beginning, some rows at a time.
+    """
+
+    path: Path
+    sizes: tuple[int, int, int]
+    chunks: Callable[[], Iterator[Chunk]]
+
+    def described(self, made_by: str) -> VectorInput:
+        """Return what an encoder of that name makes."""
+        dim, n_variance, n_features = self.sizes
+        return VectorInput(made_by, dim, n_variance > 0, n_features or None)
+
+    def rows(self) -> Iterator[tuple[Vector, list[Fields] | None]]:
+        """Give rows (n, sum of sizes) as `VectorInput` wants them, and what else is known of each.
+
+        Raises
+        ------
+        DatasetError : a row has another length than the first one.
+        """
+        for arrays, fields in self.chunks():
+            parts = [arrays[name] for name in PARTS if name in arrays]
+            yield np.hstack(parts).astype("<f4"), fields
+
+
+def open_table(path: Path) -> VectorTable:
+    """Open the table at ``path``, and look at its first row.
+
+    Raises
+    ------
+    DatasetError : it is no table of vectors.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in VECTOR_SUFFIXES:
+        raise DatasetError(
+            f"{path.name} is no table of vectors. Wanted: {', '.join(VECTOR_SUFFIXES)}."
+        )
+    if not path.is_file():
+        raise DatasetError(f"{path} is not there. Name a table of vectors.")
+    if suffix in {".npy", ".npz"}:
+        arrays = _of_numpy(path)
+        return VectorTable(path, _sizes(path, arrays), partial(_slices, arrays))
+    chunks = partial(_of_arrow, path)
+    first = next(chunks(), None)
+    if first is None:
+        raise DatasetError(f"{path.name} has no rows. Add vectors.")
+    return VectorTable(path, _sizes(path, first[0]), chunks)
+
+
+def holds_vectors(path: Path) -> bool:
+    """Return whether a Parquet file has a column of vectors."""
+    if path.suffix.lower() not in VECTOR_SUFFIXES:
+        return False
+    if path.suffix.lower() != ".parquet":
+        return True
+    parquet = _arrow(path).parquet
+    try:
+        names = parquet.read_schema(path).names
+    except OSError:
+        return False
+    return not {PARTS[0], _COLUMN}.isdisjoint(names)
+
+
+def _of_numpy(path: Path) -> Arrays:
+    """Return the parts (N, size) in a file of NumPy's; those of .npy are read when looked at.
+
+    Raises
+    ------
+    DatasetError : it is none, or has no mean.
+    """
+    try:
+        if path.suffix.lower() == ".npy":
+            return {PARTS[0]: np.load(path, mmap_mode="r", allow_pickle=False)}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
+            given = {PARTS[0] if name == _COLUMN else name: name for name in loaded.files}
+            if PARTS[0] not in given:
+                raise DatasetError(
+                    f"{path.name} has the arrays {', '.join(map(repr, given)) or 'none'}. Wanted: "
+                    "'mean', and maybe 'variance' and 'features'."
+                )
+            return {part: loaded[given[part]] for part in PARTS if part in given}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DatasetError(f"{path.name} is no file of NumPy's, or cut off ({error}).") from error
+
+
+def _slices(arrays: Arrays) -> Iterator[Chunk]:
+    for start in range(0, len(arrays[PARTS[0]]), AT_ONCE):
+        yield {name: array[start : start + AT_ONCE] for name, array in arrays.items()}, None
+
+
+def _of_arrow(path: Path) -> Iterator[Chunk]:
+    """Give the rows of a Parquet or Arrow file, batch by batch."""
+    arrow = _arrow(path)
+    n_before = 0
+    try:
+        for batch in _batches(path, arrow):
+            names = [name for name in batch.schema.names if name in (*PARTS, _COLUMN)]
+            arrays = {
+                PARTS[0] if name == _COLUMN else name: _matrix(path, batch[name], name, n_before)
+                for name in names
+            }
+            if PARTS[0] not in arrays:
+                raise DatasetError(
+                    f"{path.name} has the columns {', '.join(map(repr, batch.schema.names))}. "
+                    "Wanted: 'vector' or 'mean', and maybe 'variance' and 'features'."
+                )
+            yield arrays, batch.drop_columns(names).to_pylist(maps_as_pydicts="strict")
+            n_before += batch.num_rows
+    except (arrow.ArrowException, OSError) as error:
+        raise DatasetError(f"{path.name} cannot be read, or is cut off ({error}).") from error
+
+
+def _batches(path: Path, arrow: Any) -> Iterator[Any]:  # noqa: ANN401 - pyarrow has no types
+    if path.suffix.lower() == ".parquet":
+        with arrow.parquet.ParquetFile(path) as file:
+            yield from file.iter_batches(AT_ONCE)
+        return
+    with arrow.memory_map(str(path)) as source:
+        try:
+            reader = arrow.ipc.open_file(source)
+        except arrow.ArrowInvalid:  # the format for streams, in a file
+            source.seek(0)
+            yield from arrow.ipc.open_stream(source)
+        else:
+            for number in range(reader.num_record_batches):
+                yield reader.get_batch(number)
+
+
+def _matrix(path: Path, column: Any, name: str, n_before: int) -> NDArray[Any]:  # noqa: ANN401
+    """Return a column of lists as a matrix.
+
+    Raises
+    ------
+    DatasetError : a row has no list, or one of another length than the first.
+    """
+    rows = column.to_pylist()
+    size = len(rows[0]) if rows and isinstance(rows[0], list) else 0
+    for number, row in enumerate(rows, n_before + 1):
+        if not isinstance(row, list) or len(row) != size or size == 0:
+            found = f"{len(row)} numbers" if isinstance(row, list) else repr(row)
+            raise DatasetError(
+                f"{path.name}, row {number}: {name} has {found}; wanted a list of numbers, as many "
+                f"in every row{f' ({size})' if size else ''}."
+            )
+    return np.array(column.flatten(), dtype=np.float64).reshape(len(rows), size)
+
+
+def _arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
+    try:
+        for name in ("pyarrow.ipc", "pyarrow.parquet"):
+            import_module(name)
+    except ImportError as error:
+        raise DatasetError(
+            f"Reading {path.name} needs pyarrow; .npy and .npz need nothing. "
+            f"{how_to_install('parquet')}"
+        ) from error
+    return import_module("pyarrow")
+
+
+def _sizes(path: Path, arrays: Arrays) -> tuple[int, int, int]:
+    """Return the numbers of each part in a row.
+
+    Raises
+    ------
+    DatasetError : the parts are no matrices of numbers that belong together.
+    """
+    n = len(arrays[PARTS[0]]) if arrays[PARTS[0]].ndim else 0
+    for name, array in arrays.items():
+        if array.ndim != 2 or array.dtype.kind not in "fiu" or len(array) != n or n == 0:
+            raise DatasetError(
+                f"{path.name}: {name} has the shape {array.shape} of {array.dtype}; wanted numbers "
+                f"in rows and columns, a row for each of {n:,} items."
+            )
+        if not 1 <= array.shape[1] <= MOST_NUMBERS:
+            raise DatasetError(
+                f"{path.name}: {name} has {array.shape[1]:,} numbers a row; wanted 1 to "
+                f"{MOST_NUMBERS:,}."
+            )
+    dim = arrays["mean"].shape[1]
+    n_variance = arrays["variance"].shape[1] if "variance" in arrays else 0
+    if n_variance not in {0, dim}:
+        raise DatasetError(
+            f"{path.name}: the variance has {n_variance} numbers a row and the mean {dim}; wanted "
+            "as many."
+        )
+    return dim, n_variance, arrays["features"].shape[1] if "features" in arrays else 0
