@@ -17,20 +17,18 @@ from index_builder.calibration.leave_one_out import (
     out_of_fold_signals,
     rows_of_groups,
 )
+from index_builder.calibration.pictures import MeasuredPictures
 from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries, LeaveOneOut
 from index_builder.calibration.retrieval import RetrievedQueries, look_up, observe
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted, corrupted_vectors
-from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
-from index_builder.progress import track
 from index_builder.vectors.encoder import embed_with_features
 from index_builder.vectors.images import Seen
 from model_store.decision import Calibration, LabelMeans, OutlierDetector, label_means
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import Gallery
-from model_store.images.quality import ordinary_limits, quality_measures
 from model_store.search import N_CANDIDATES
 
 N_DETECTOR_IMAGES = 10_000
@@ -301,8 +299,7 @@ def calibrate_gallery(
         hide_labels=len(queries.withheld) == 0,
         n_hidden=0 if hidden is None else hidden.shape[1],
     )
-    of_images = encoder.metadata.takes_images
-    pictures = _MeasuredPictures(encoder.metadata.input.smallest_side)
+    pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
     observed = calibration_queries(
         setup,
         queries,
@@ -310,14 +307,39 @@ def calibrate_gallery(
         are_views=are_views,
         unseen=unseen,
         plain=plain_items(matched, images, embeddings) if are_views else None,
-        # Of a view nobody knows what was decoded.
-        seen=pictures.look_at if of_images and not are_views else None,
+        seen=None if are_views else pictures.look_at,  # of a view nobody knows what was decoded
     )
     if hidden is not None:
         observed = _with_gallery_images(
             observed, setup, matched, images, embeddings, left_out, hidden, seed
         )
-    limits = ordinary_limits(pictures.measures(matched)) if of_images else {}
+    return fit_calibration(setup.calibrated, observed, config, seed, pictures.limits(matched))
+
+
+def calibrate_with_queries(
+    encoder: Encoder,
+    gallery: Gallery,
+    detector: OutlierDetector,
+    queries: QuerySet,
+    config: CalibrationConfig,
+    seed: int,
+) -> Calibration:
+    """Fit the decision layer to queries with and without a match, of a gallery that is known.
+
+    Parameters
+    ----------
+    detector : of the gallery, by an earlier calibration.
+    queries : some of them withheld, which is to say without a match.
+
+    Raises
+    ------
+    CalibrationError : too few queries of either kind.
+    """
+    n = min(N_CANDIDATES, gallery.n_items)
+    setup = RetrievalSetup(encoder, gallery, detector, label_means(gallery), None, None, n)
+    pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
+    observed = calibration_queries(setup, queries, seed, seen=pictures.look_at)
+    limits = pictures.limits(queries.matched)
     return fit_calibration(setup.calibrated, observed, config, seed, limits)
 
 
@@ -360,29 +382,3 @@ def _with_gallery_images(
         clusters=clusters[: len(matched)],
         leave_one_out=LeaveOneOut(found, absent, absent_of, clusters[len(matched) :], some.sources),
     )
-
-
-class _MeasuredPictures:
-    """Quality measures of queries, taken where they are decoded to be encoded.
-
-    Parameters
-    ----------
-    smallest_side : of what is decoded at a fraction of its size. Whatever has a smaller side was
-        not; of the rest nobody knows, and they are decoded again.
-    """
-
-    def __init__(self, smallest_side: int | None) -> None:
-        self._smallest_side = smallest_side
-        self._measures: dict[int, NDArray[np.float64]] = {}
-
-    def look_at(self, position: int, pixels: Pixels) -> None:
-        """Measure a query that was decoded."""
-        if self._smallest_side is None or min(pixels.shape[:2]) < self._smallest_side:
-            self._measures[position] = quality_measures(pixels)
-
-    def measures(self, queries: LabelledImages) -> NDArray[np.float64]:
-        """Return the measures (B, M) of B queries, of which some were looked at."""
-        unknown = [row for row in range(len(queries)) if row not in self._measures]
-        for row in track(unknown, "quality of the queries", len(unknown)):
-            self._measures[row] = quality_measures(queries.pixels(row))
-        return np.stack([self._measures[row] for row in range(len(queries))])

@@ -3,7 +3,8 @@
 ::
 
     app            all commands, in the order of the help
-    steps          train, fit, export, calibrate, evaluate, publish, all
+    steps          train, fit, export, publish, all
+    evidence       calibrate, evaluate
     encoder        encoder
     index          index
     index_options  the options of index

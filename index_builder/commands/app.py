@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from index_builder.commands import bundles, certify, encoder, index, live, reproduce, steps
+from index_builder.commands import (
+    bundles,
+    certify,
+    encoder,
+    evidence,
+    index,
+    live,
+    reproduce,
+    steps,
+)
 
 app = typer.Typer(
     help="Build what Vouch serves: train an encoder, fit its posterior, index a gallery, calibrate."
@@ -19,8 +28,8 @@ for name, help_text in steps.SINGLE_STEPS.items():
     app.command(name, help=help_text)(steps.single_step(name))
 app.command("encoder")(encoder.encoder_command)
 app.command("index")(index.index_command)
-app.command("calibrate")(steps.calibrate_command)
-app.command("evaluate")(steps.evaluate_command)
+app.command("calibrate")(evidence.calibrate_command)
+app.command("evaluate")(evidence.evaluate_command)
 app.command("publish")(steps.publish_command)
 app.command("bundles")(bundles.bundles_command)
 app.command("activate")(bundles.activate_command)

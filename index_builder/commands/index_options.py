@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from index_builder.configuration.build import CalibrationConfig, in_words
+from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.indexing.tolerance import NONE, parse_tolerance
 from index_builder.output import writing
 from model_store.bundles.manifest import ENCODER_FILE
@@ -54,11 +53,11 @@ class Provider(StrEnum):
     cuda = "cuda"
 
 
-def _promise(name: str) -> Any:  # noqa: ANN401 - typer's
-    """Return the option of `index --calibrate` that is a setting of ``[calibration]``."""
+def promise(name: str, before: str = "With --calibrate: ") -> Any:  # noqa: ANN401 - typer's
+    """Return an option that is a setting of ``[calibration]``; its help begins with ``before``."""
     field = CalibrationConfig.model_fields[name]
     default = "" if field.default is None else f" [default: {field.default}]"
-    return typer.Option(help=f"With --calibrate: {field.description}{default}")
+    return typer.Option(help=f"{before}{field.description}{default}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +143,11 @@ class IndexOptions:
             "encoder must not have been trained on them.",
         ),
     ] = False
-    max_error: Annotated[float | None, _promise("max_error")] = None
-    max_false_match_rate: Annotated[float | None, _promise("max_false_match_rate")] = None
-    expected_absent: Annotated[float | None, _promise("expected_absent")] = None
-    alpha: Annotated[float | None, _promise("alpha")] = None
-    coverage: Annotated[float | None, _promise("coverage")] = None
+    max_error: Annotated[float | None, promise("max_error")] = None
+    max_false_match_rate: Annotated[float | None, promise("max_false_match_rate")] = None
+    expected_absent: Annotated[float | None, promise("expected_absent")] = None
+    alpha: Annotated[float | None, promise("alpha")] = None
+    coverage: Annotated[float | None, promise("coverage")] = None
     index: Annotated[
         Index,
         typer.Option(
@@ -297,17 +296,3 @@ def parse_bytes(text: str, option: str) -> int:
     if size <= 0:
         raise ConfigError(f"{option} {text!r} leaves nothing. Give more.")
     return size
-
-
-def parse_promises(asked: Mapping[str, float]) -> CalibrationConfig:
-    """Return what calibrated answers shall promise, the rest as it is by default.
-
-    Raises
-    ------
-    ConfigError : a value is out of range.
-    """
-    try:
-        return CalibrationConfig.model_validate(asked)
-    except ValidationError as error:
-        named = {f"--{name.replace('_', '-')}": value for name, value in asked.items()}
-        raise ConfigError(f"What answers shall promise, {named}: {in_words(error)}.") from error

@@ -50,12 +50,13 @@ SINGLE_STEPS = {
 _WITH_TORCH = frozenset({"train_step", "fit_step", "export_step", "build_all"})
 
 
-def _opened(config_source: str, run: Path | None) -> tuple[BuildConfig, Run]:
+def opened_run(config_source: str, run: Path | None) -> tuple[BuildConfig, Run]:
+    """Return a configuration and the run of its build."""
     config = load_config(config_source)
     return config, Run(run or Path("runs") / config.name)
 
 
-def _step(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.pipeline.steps`
+def step_of(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.pipeline.steps`
     """Import a step only when it runs, and torch only for those that need it."""
     if name != "train_step" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
@@ -82,7 +83,8 @@ def _without_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _print_report(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
+    """Print what an evaluation has measured."""
     table = Table("measured on queries used for nothing else", "value")
     for name, value in _rows(report):
         table.add_row(name, value)
@@ -107,37 +109,20 @@ def single_step(name: str) -> Callable[[str, Path | None], None]:
     """Return the command that runs the step ``name`` of `SINGLE_STEPS`."""
 
     def command(config: ConfigOption, run: RunOption = None) -> None:
-        build, opened = _opened(config, run)
-        step = _step(f"{name}_step")
+        build, opened = opened_run(config, run)
+        step = step_of(f"{name}_step")
         step(build, opened, _pipeline("gallery_steps").splits_of(build))
 
     return command
-
-
-def calibrate_command(
-    config: ConfigOption,
-    run: RunOption = None,
-    feedback: Annotated[
-        Path | None,
-        typer.Option(help="The file that the service kept feedback in: corrects probabilities."),
-    ] = None,
-) -> None:
-    """Fit the decision layer on queries that the gallery does not hold, or on views of items."""
-    _step("calibrate_step")(*_opened(config, run), feedback)
-
-
-def evaluate_command(config: ConfigOption, run: RunOption = None) -> None:
-    """Measure the staged bundle as it will be served: a table, and evaluation.json."""
-    _print_report(_step("evaluate_step")(*_opened(config, run)))
 
 
 def publish_command(
     config: ConfigOption, run: RunOption = None, bundles: BundlesOption = None
 ) -> None:
     """Turn the staged parts into a verified bundle, by one rename, and make it the current one."""
-    build, opened = _opened(config, run)
+    build, opened = opened_run(config, run)
     published = bundles or Path("bundles") / build.name
-    print(_step("publish_step")(build, opened, published))
+    print(step_of("publish_step")(build, opened, published))
     say_what_is_next(published)
 
 
@@ -197,7 +182,7 @@ def all_command(
     build = in_milvus(build, milvus)
     opened = Run(run or Path("runs") / build.name)
     published = bundles or Path("bundles") / build.name
-    bundle, report = _step("build_all")(build, opened, published)
-    _print_report(report)
+    bundle, report = step_of("build_all")(build, opened, published)
+    print_report(report)
     print(bundle)
     say_what_is_next(published)

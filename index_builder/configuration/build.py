@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -210,3 +211,17 @@ def in_words(error: ValidationError) -> str:
         received: Any = problem.get("input")
         lines.append(f"{place}: {problem['msg']} (received {received!r})")
     return "; ".join(lines)
+
+
+def parse_promises(asked: Mapping[str, Any]) -> CalibrationConfig:
+    """Return what calibrated answers shall promise, the rest as it is by default.
+
+    Raises
+    ------
+    ConfigError : a value is out of range.
+    """
+    try:
+        return CalibrationConfig.model_validate(asked)
+    except ValidationError as error:
+        named = {f"--{name.replace('_', '-')}": value for name, value in asked.items()}
+        raise ConfigError(f"What answers shall promise, {named}: {in_words(error)}.") from error

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_store.bundles.manifest import Manifest, SampleQuery
+from model_store.decision import Calibration
 from model_store.decision.staleness import search_settings
 from model_store.installation import DISTRIBUTION, installed_versions
 from model_store.retriever import Retriever
@@ -22,7 +23,7 @@ def describe(
     samples: tuple[SampleQuery, ...] = (),
 ) -> Manifest:
     """The manifest of a bundle with the parts of ``retriever``, without its files yet."""
-    encoder = retriever.encoder
+    encoder, calibration = retriever.encoder, retriever.calibration
     return Manifest(
         gallery={
             "name": name,
@@ -37,17 +38,15 @@ def describe(
             "dim": encoder.dim,
             "n_features": encoder.n_features,
         },
-        calibration=_calibration_summary(retriever),
+        calibration=None if calibration is None else summarise(calibration),
         metrics=metrics,
         samples=samples,
         library_versions=installed_versions(_LIBRARIES),
     )
 
 
-def _calibration_summary(retriever: Retriever) -> dict[str, Any] | None:
-    calibration = retriever.calibration
-    if calibration is None:
-        return None
+def summarise(calibration: Calibration) -> dict[str, Any]:
+    """Return what a manifest says of a calibration."""
     return {
         "n_queries": calibration.n_queries,
         "alpha": calibration.alpha,

@@ -15,14 +15,12 @@ from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.signing import signing_key
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.assemble import assemble
-from index_builder.indexing.blocks import PreparedBlock
 from index_builder.indexing.bundle_manifest import describe
 from index_builder.indexing.calibrate import N_QUERIES, calibrate_collection, require_enough
 from index_builder.indexing.catalogue import Catalogue
-from index_builder.indexing.decoders import decoders_for
 from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.embed_catalogue import Progress, embed_catalogue
-from index_builder.indexing.engines import Engine, LocalEngine
+from index_builder.indexing.engines import Engine, local_engine
 from index_builder.indexing.reports import (
     write_duplicates,
     write_held_out,
@@ -39,7 +37,7 @@ from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration
-from model_store.encoder.contract import Embeddings, Encoder, ProviderChoice
+from model_store.encoder.contract import Encoder, ProviderChoice
 from model_store.errors import ConfigError, DatasetError, TooManyBadImages
 from model_store.gallery import IndexSettings, open_gallery
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
@@ -240,12 +238,7 @@ def _engine(indexing: Indexing, encoder: StoredEncoder) -> Engine:
         from index_builder.indexing.ray_engine import RayEngine  # noqa: PLC0415 - an extra
 
         return RayEngine(indexing.encoder, indexing.provider, indexing.n_workers, indexing.limits)
-    decoders = decoders_for(encoder, indexing.n_workers, indexing.limits)
-
-    def encode(prepared: PreparedBlock) -> Embeddings:
-        return encoder.encode_known(prepared.images, [*map(bytes.fromhex, prepared.hashes)])
-
-    return LocalEngine(decoders, encoder, indexing.n_workers, encode)
+    return local_engine(encoder, indexing.n_workers, indexing.limits)
 
 
 def _published(

@@ -7,10 +7,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 from index_builder.indexing.blocks import Block, PreparedBlock
-from index_builder.indexing.decoders import Decoders
+from index_builder.indexing.decoders import Decoders, decoders_for
 from index_builder.indexing.embed import Encode, embed
 from index_builder.indexing.shards import Shard
-from model_store.encoder.contract import PROVIDERS, Encoder
+from index_builder.vectors.encoder import StoredEncoder
+from model_store.encoder.contract import PROVIDERS, Embeddings, Encoder
+from model_store.images import ImageLimits
 
 Task = tuple[Block, str]
 """A block to embed, and its digest."""
@@ -78,3 +80,18 @@ class LocalEngine:
     def close(self) -> None:
         """End the decoders."""
         self._decoders.close()
+
+
+def local_engine(encoder: StoredEncoder, n: int, limits: ImageLimits) -> LocalEngine:
+    """Return an engine for files, on this machine, whose encoder remembers what it has seen.
+
+    Parameters
+    ----------
+    n : decoders, and batches encoded at once.
+    limits : which images are decoded.
+    """
+
+    def encode(prepared: PreparedBlock) -> Embeddings:
+        return encoder.encode_known(prepared.images, [*map(bytes.fromhex, prepared.hashes)])
+
+    return LocalEngine(decoders_for(encoder, n, limits), encoder, n, encode)

@@ -7,6 +7,7 @@
     encoder_file   where the file of an encoder lies
     table     vectors that another system has made, in the files it keeps them in
     declared  the encoder that made them, as an encoder's file
+    passed    vectors of an encoder, in place of computing them
     encoder   an encoder that knows the images it has seen
     halves    a trunk that nothing trains, and the rest of its encoder, as two graphs
 """

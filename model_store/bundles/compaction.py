@@ -16,11 +16,12 @@ from __future__ import annotations
 import errno
 import shutil
 import sqlite3
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import Timeout
@@ -33,7 +34,7 @@ from model_store.bundles.directory import (
     is_bundle_id,
     require_current,
 )
-from model_store.bundles.manifest import Manifest, content_files
+from model_store.bundles.manifest import EVALUATION_FILE, Manifest, content_files
 from model_store.bundles.publish import seal, with_digests
 from model_store.decision import Calibration, label_means
 from model_store.decision.staleness import search_settings
@@ -41,6 +42,7 @@ from model_store.errors import GallerySuperseded, StorageBusy
 from model_store.files import flush, lock_between_processes
 from model_store.gallery import (
     FaissGallery,
+    Gallery,
     GallerySnapshot,
     IndexSettings,
     LiveGallery,
@@ -54,6 +56,8 @@ from model_store.gallery.live.sqlite import of_the_system
 _N_FREE_BYTES = 2**20
 """With less than that a disk is full, whatever a library says that could not write."""
 
+Calibrate = Callable[[Gallery], tuple[Calibration, dict[str, Any]]]
+
 LOCK_FILE = ".compacting"
 """Held by the compaction that goes on; names the bundle that it has prepared."""
 
@@ -65,6 +69,8 @@ class Compaction:
     ----------
     root, manifest, live : of the current bundle.
     key : signs the new bundle.
+    calibrate : fits a calibration to the new gallery, and says what the manifest shall of it; by
+        default the calibration stays what it is.
 
     Raises
     ------
@@ -79,9 +85,10 @@ class Compaction:
         manifest: Manifest,
         live: LiveGallery,
         key: Ed25519PrivateKey | None = None,
+        calibrate: Calibrate | None = None,
     ) -> None:
         self._root, self._manifest, self._live = root, manifest, live
-        self._key = key
+        self._key, self._calibrate = key, calibrate
         self._lock = lock_between_processes(root / LOCK_FILE)
         self._prepared: Path | None = None
         self._until = 0
@@ -124,7 +131,7 @@ class Compaction:
         snapshot = self._live.snapshot()
         try:
             _copy_rest(self._root / self._manifest.id, self._staging)
-            manifest = _write(self._staging, self._manifest, snapshot)
+            manifest = _write(self._staging, self._manifest, snapshot, self._calibrate)
             self._note(manifest.id)
             self._prepared = seal(self._staging, manifest, self._key)
         except OSError as error:
@@ -196,7 +203,9 @@ class Compaction:
             shutil.rmtree(bundle_directory(self._root, prepared), ignore_errors=True)
 
 
-def _write(staging: Path, manifest: Manifest, snapshot: GallerySnapshot) -> Manifest:
+def _write(
+    staging: Path, manifest: Manifest, snapshot: GallerySnapshot, calibrate: Calibrate | None
+) -> Manifest:
     """Write the gallery of a snapshot, and what is said of it; returns the new manifest."""
     report = write_faiss_parts(
         staging,
@@ -208,7 +217,12 @@ def _write(staging: Path, manifest: Manifest, snapshot: GallerySnapshot) -> Mani
     )
     gallery = FaissGallery(staging)
     calibration = Calibration.load(staging)
-    if calibration is not None:  # labels may have other codes, and lie elsewhere
+    if calibrate is not None:
+        calibration, summary = calibrate(gallery)
+        calibration.save(staging)
+        (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of what was promised before
+        manifest = replace(manifest, calibration=summary, metrics=None)
+    elif calibration is not None:  # labels may have other codes, and lie elsewhere
         replace(calibration, means=label_means(gallery)).save(staging)
     said = {
         "n_items": gallery.n_items,

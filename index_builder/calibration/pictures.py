@@ -1,0 +1,44 @@
+"""The quality that queries have as pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.images import Pixels
+from index_builder.progress import track
+from model_store.images.quality import ordinary_limits, quality_measures
+
+
+class MeasuredPictures:
+    """Quality measures of queries, taken where they are decoded to be encoded.
+
+    Parameters
+    ----------
+    smallest_side : of what is decoded at a fraction of its size. Whatever has a smaller side was
+        not; of the rest nobody knows, and they are decoded again.
+    """
+
+    def __init__(self, smallest_side: int | None) -> None:
+        self._smallest_side = smallest_side
+        self._measures: dict[int, NDArray[np.float64]] = {}
+
+    def look_at(self, position: int, pixels: Pixels) -> None:
+        """Measure a query that was decoded; a vector is no picture."""
+        if pixels.ndim < 3:
+            return
+        if self._smallest_side is None or min(pixels.shape[:2]) < self._smallest_side:
+            self._measures[position] = quality_measures(pixels)
+
+    def limits(self, queries: LabelledImages) -> dict[str, float]:
+        """Return what is ordinary for queries, see `quality_hints`; nothing of vectors."""
+        if not len(queries) or queries.pixels(0).ndim < 3:
+            return {}
+        return ordinary_limits(self._of(queries))
+
+    def _of(self, queries: LabelledImages) -> NDArray[np.float64]:
+        unknown = [row for row in range(len(queries)) if row not in self._measures]
+        for row in track(unknown, "quality of the queries", len(unknown)):
+            self._measures[row] = quality_measures(queries.pixels(row))
+        return np.stack([self._measures[row] for row in range(len(queries))])

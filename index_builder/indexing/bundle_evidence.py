@@ -1,0 +1,238 @@
+"""Calibrating and measuring a bundle, wherever it was made, with queries of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from index_builder.calibration.calibrate import (
+    N_DETECTOR_IMAGES,
+    calibrate_gallery,
+    calibrate_with_queries,
+)
+from index_builder.calibration.evaluate import evaluate
+from index_builder.configuration.build import CalibrationConfig, parse_promises
+from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.signing import signing_key
+from index_builder.indexing.bundle_manifest import summarise
+from index_builder.indexing.own_queries import read_gallery, read_queries
+from index_builder.indexing.sources import VectorSource, open_source
+from index_builder.progress import console
+from index_builder.vectors.encoder import StoredEncoder
+from index_builder.vectors.passed import PassedVectors
+from index_builder.vectors.store import VectorFile
+from index_builder.vectors.table import VectorTable, holds_vectors, open_table
+from model_store.bundles.bundle import open_bundle
+from model_store.bundles.compaction import Compaction
+from model_store.encoder.vector_input import VectorInput
+from model_store.errors import CalibrationError, DatasetError
+from model_store.images import ImageLimits
+from model_store.retriever import Retriever
+from model_store.threads import one_blas_thread
+
+if TYPE_CHECKING:
+    from index_builder.datasets.splits import QuerySet
+    from index_builder.indexing.sources import Source
+    from model_store.bundles.bundle import Bundle
+    from model_store.decision import Calibration
+    from model_store.encoder.contract import Encoder
+    from model_store.gallery import Gallery
+
+_LIMITS = ImageLimits(max_bytes=2**30, max_pixels=ImageLimits().max_pixels)
+_N_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Queries with their truth, and maybe what the gallery was made of.
+
+    Attributes
+    ----------
+    queries : of images, or a table of vectors.
+    items : what is known of each row of a table of vectors; None where the table says it.
+    gallery : what the gallery was made of, as ``index`` took it.
+    gallery_items : of that, where it is a table of vectors.
+    """
+
+    queries: Path
+    items: Path | None = None
+    gallery: Path | None = None
+    gallery_items: Path | None = None
+
+
+def calibrate_bundle(
+    root: Path, evidence: Evidence, promises: Mapping[str, float], seed: int = 0
+) -> Path:
+    """Fit the calibration of the current bundle of ``root`` to queries, and publish it.
+
+    Changes of the gallery since are taken in, and those that come meanwhile go along.
+
+    Parameters
+    ----------
+    promises : what answers shall promise, by the names of `CalibrationConfig`; the rest is as it
+        was, or the default of a bundle that was not calibrated.
+
+    Raises
+    ------
+    ConfigError : a promise is out of range.
+    CalibrationError : too few queries of a kind.
+    DatasetError : the queries are not what they should be.
+    WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
+    """
+    with _opened(root) as bundle, _room(bundle.retriever.encoder, evidence) as room:
+        live, before = bundle.require_log(), bundle.retriever.calibration
+        config = _config(before, promises)
+
+        def calibrate(gallery: Gallery) -> tuple[Calibration, dict[str, Any]]:
+            fitted = _fitted(room, gallery, before, config, seed)
+            return fitted, summarise(fitted)
+
+        with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
+            prepared = compaction.prepare()
+            compaction.switch()
+    return prepared
+
+
+def evaluate_bundle(root: Path, evidence: Evidence, seed: int = 0) -> dict[str, Any]:
+    """Measure the current bundle of ``root`` on queries that it has not been calibrated with.
+
+    Raises
+    ------
+    CalibrationError : the bundle is not calibrated, or no query has a match.
+    DatasetError : the queries are not what they should be.
+    """
+    with _opened(root) as bundle, _room(bundle.retriever.encoder, evidence) as room:
+        gallery, calibration = bundle.retriever.gallery, bundle.retriever.calibration
+        if calibration is None:
+            raise CalibrationError(
+                "The bundle is not calibrated: there is nothing to hold its answers to. Give it "
+                "`vouch-build calibrate BUNDLES --queries FILE` first."
+            )
+        queries = _queries(room, gallery)
+        if not len(queries.matched):
+            raise CalibrationError(
+                "None of the queries matches an item of the gallery. Name the item that a query "
+                "shows in a column `item`, or its label."
+            )
+        return evaluate(Retriever(room.encoder, gallery, calibration), queries, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The evidence, and the encoder that embeds it or passes its vectors on.
+
+    Attributes
+    ----------
+    scratch : a directory to work in.
+    """
+
+    evidence: Evidence
+    encoder: StoredEncoder
+    scratch: Path
+
+    def source(self, path: Path, items: Path | None) -> Source:
+        """Open a source of what the encoder takes."""
+        if self.encoder.metadata.takes_images:
+            return open_source(path)
+        table = _table(path)
+        taken = self.encoder.metadata.input
+        if not isinstance(taken, VectorInput) or taken.sizes != table.sizes:
+            raise DatasetError(
+                f"{path.name} has {table.sizes} numbers of mean, variance and features a row; "
+                f"wanted {taken.sizes if isinstance(taken, VectorInput) else taken}."
+            )
+        return VectorSource(table, items)
+
+
+def _fitted(
+    room: _Room,
+    gallery: Gallery,
+    before: Calibration | None,
+    config: CalibrationConfig,
+    seed: int,
+) -> Calibration:
+    """Fit a calibration, from the gallery's own images where they are named."""
+    queries, named = _queries(room, gallery), room.evidence.gallery
+    if named is not None:
+        source = room.source(named, room.evidence.gallery_items)
+        images = read_gallery(source, room.encoder, gallery, room.scratch, _LIMITS)
+        order = np.random.default_rng(seed).permutation(len(images))[:N_DETECTOR_IMAGES]
+        return calibrate_gallery(
+            room.encoder,
+            gallery,
+            images.subset(order),
+            queries,
+            config,
+            seed,
+            are_views=False,
+            unseen=False,
+        )
+    if before is None:
+        raise CalibrationError(
+            "The bundle was never calibrated, so that nothing is known of what its encoder makes "
+            "of ordinary images. Name what the gallery was made of: --gallery."
+        )
+    if not len(queries.withheld):
+        raise CalibrationError(
+            f"All {len(queries.matched)} queries have a match. Add queries that match nothing in "
+            "the gallery (no item, no label), as will come; or name what the gallery was made of "
+            "(--gallery), so that matches can be hidden from their own queries."
+        )
+    return calibrate_with_queries(room.encoder, gallery, before.detector, queries, config, seed)
+
+
+def _config(before: Calibration | None, promises: Mapping[str, float]) -> CalibrationConfig:
+    """Return what is promised: what is named, and else what was promised before."""
+    fields: dict[str, Any] = {}
+    if before is not None:
+        fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}
+    return parse_promises({**fields, **promises})
+
+
+def _queries(room: _Room, gallery: Gallery) -> QuerySet:
+    """Read the queries, and say how many there are and which are left out."""
+    source = room.source(room.evidence.queries, room.evidence.items)
+    own = read_queries(source, room.encoder, gallery, room.scratch, _LIMITS)
+    console.print(
+        f"{len(own.queries.matched):,} queries with a match, {len(own.queries.withheld):,} without"
+    )
+    for name, failure in list(own.failures.items())[:_N_SHOWN]:
+        console.print(f"left out: {name}: {failure.reason}", markup=False, soft_wrap=True)
+    if len(own.failures) > _N_SHOWN:
+        console.print(f"left out: {len(own.failures) - _N_SHOWN:,} more")
+    return own.queries
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[Bundle]:
+    """Open the current bundle; sums of one thread are the same on every machine."""
+    bundle = open_bundle(root, "auto", 1, milvus=milvus_access())
+    try:
+        with one_blas_thread():
+            yield bundle
+    finally:
+        bundle.retriever.encoder.close()
+
+
+@contextmanager
+def _room(encoder: Encoder, evidence: Evidence) -> Iterator[_Room]:
+    """Prepare to read the evidence; an encoder remembers what it has embedded of it."""
+    taken: Encoder = encoder
+    if encoder.metadata.takes_images and holds_vectors(evidence.queries):
+        taken = PassedVectors(encoder, _table(evidence.queries))
+    with TemporaryDirectory(prefix="vouch-queries-") as name:
+        known = VectorFile(Path(name) / "vectors.sqlite")
+        try:
+            yield _Room(evidence, StoredEncoder(taken, known), Path(name))
+        finally:
+            known.close()
+
+
+def _table(path: Path) -> VectorTable:
+    return open_table(path.expanduser().absolute())

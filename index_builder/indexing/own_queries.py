@@ -1,0 +1,176 @@
+"""Queries of one's own: images, or vectors, with what is known to be true of each.
+
+Their source is read as a collection is: ``item`` names the item of the gallery that a query shows,
+or ``label`` its label; a query with neither matches nothing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.images import Pixels
+from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.splits import QuerySet
+from index_builder.indexing.blocks import Entry, Failure
+from index_builder.indexing.catalogue import Catalogue
+from index_builder.indexing.engines import local_engine
+from index_builder.indexing.prepare import read_again, read_vector
+from index_builder.indexing.sources import Source
+from index_builder.progress import track
+from index_builder.vectors.encoder import StoredEncoder
+from model_store.errors import DatasetError, ItemNotFound
+from model_store.gallery import Gallery
+from model_store.images import ImageLimits
+from model_store.processors import usable_processors
+
+ITEM = "item"
+"""Column that names the item which a query shows."""
+
+_NOWHERE = "\0"
+"""First character of the label of a query that matches nothing; no gallery has such a label."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnQueries:
+    """Queries with their truth.
+
+    Attributes
+    ----------
+    queries : those with a match, and the others as withheld ones.
+    failures : by id, of those that could not be read and are left out.
+    """
+
+    queries: QuerySet
+    failures: Mapping[str, Failure]
+
+
+def read_queries(
+    source: Source,
+    encoder: StoredEncoder,
+    gallery: Gallery,
+    scratch: Path,
+    limits: ImageLimits,
+) -> OwnQueries:
+    """Read queries, and let ``encoder`` know all that can be read.
+
+    Parameters
+    ----------
+    scratch : a directory to work in.
+    limits : which images are decoded.
+
+    Raises
+    ------
+    DatasetError : the source is not what it should be, or names an item that is not there.
+    """
+    entries, hashes, failures = _embedded(source, encoder, scratch, limits)
+    held = set(gallery.labels) if gallery.labels else None
+    labels = [_truth(entry, gallery) for entry in entries]
+    images = _images(entries, labels, hashes, of_images=encoder.metadata.takes_images)
+    if held is None:
+        held = {item.id for item in gallery.items(np.arange(gallery.n_items))}
+    matched = np.array([label in held for label in labels], dtype=bool)
+    queries = QuerySet(
+        images.subset(np.flatnonzero(matched)), images.subset(np.flatnonzero(~matched)), None
+    )
+    return OwnQueries(queries, failures)
+
+
+def read_gallery(
+    source: Source,
+    encoder: StoredEncoder,
+    gallery: Gallery,
+    scratch: Path,
+    limits: ImageLimits,
+) -> LabelledImages:
+    """Read again what a gallery was made of, as far as it is in the gallery; see `read_queries`.
+
+    Raises
+    ------
+    DatasetError : the source is not what it should be, or has none of the gallery's items.
+    """
+    entries, hashes, _ = _embedded(source, encoder, scratch, limits)
+    label_of = {
+        item.id: item.id if item.label is None else item.label
+        for item in gallery.items(np.arange(gallery.n_items))
+    }
+    kept = [entry for entry in entries if entry.id in label_of]
+    if not kept:
+        raise DatasetError(
+            "None of the gallery's items is in what --gallery names. Name what it was made of; an "
+            "item has the same id in both."
+        )
+    labels = [label_of[entry.id] for entry in kept]
+    return _images(kept, labels, hashes, of_images=encoder.metadata.takes_images)
+
+
+def _embedded(
+    source: Source, encoder: StoredEncoder, scratch: Path, limits: ImageLimits
+) -> tuple[list[Entry], dict[str, str], dict[str, Failure]]:
+    """Return the entries that can be embedded, the hash of each by id, and the failures."""
+    entries = list(source.entries(scratch, OtherFormats()))
+    if not entries:
+        raise DatasetError("There are no queries in the source. Name another, or add some.")
+    n = usable_processors()
+    hashes: dict[str, str] = {}
+    failures: dict[str, Failure] = {}
+    with (
+        closing(Catalogue(scratch / "queries.sqlite", entries)) as catalogue,
+        closing(local_engine(encoder, n, limits)) as engine,
+    ):
+        tasks = ((block, "") for block in catalogue.blocks())
+        for shard in track(engine.shards(tasks), "embedding", catalogue.n_blocks):
+            hashes.update(zip(shard.ids, shard.hashes, strict=True))
+            failures.update(shard.failures)
+    return [entry for entry in entries if entry.id in hashes], hashes, failures
+
+
+def _truth(entry: Entry, gallery: Gallery) -> str:
+    """Return the label that items have which a query matches: of some item, or of none.
+
+    Raises
+    ------
+    DatasetError : the query shows an item that is not there, or that has no label where others do.
+    """
+    name = entry.metadata.get(ITEM)
+    if name is None:
+        return _NOWHERE + entry.id if entry.label is None else entry.label
+    try:
+        item = gallery.item(str(name))
+    except ItemNotFound as error:
+        raise DatasetError(
+            f"{entry.origin}: the query shows the item {name!r}, which the gallery does not have. "
+            "Leave it empty where the query shows none of its items."
+        ) from error
+    if item.label is None and gallery.labels:
+        raise DatasetError(
+            f"{entry.origin}: the query shows the item {name!r}, which has no label, as others of "
+            "the gallery have. Give it one, or leave the query out."
+        )
+    return item.id if item.label is None else item.label
+
+
+def _images(
+    entries: Sequence[Entry], labels: Sequence[str], hashes: Mapping[str, str], *, of_images: bool
+) -> LabelledImages:
+    """Return entries as images; exact copies, where nobody names groups, are one."""
+
+    def read(row: int, smallest_side: int | None) -> Pixels:
+        place = entries[row].place
+        return read_again(place, smallest_side) if of_images else read_vector(place)
+
+    sources = tuple(entry.source or "" for entry in entries)
+    return LabelledImages(
+        tuple(entry.id for entry in entries),
+        tuple(labels),
+        read,
+        np.arange(len(entries)),
+        tuple(entry.group or hashes[entry.id] for entry in entries),
+        sources if any(sources) else None,
+        lambda row: bytes.fromhex(hashes[entries[row].id]),
+    )

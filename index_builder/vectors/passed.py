@@ -1,0 +1,58 @@
+"""An encoder's vectors that are at hand, passed on as if it computed them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from index_builder.vectors.table import VectorTable
+from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs
+from model_store.errors import DatasetError
+
+
+class PassedVectors:
+    """An encoder that takes its own vectors in place of images.
+
+    Parameters
+    ----------
+    encoder : what has made the vectors.
+    table : the vectors, with a variance where the encoder has a posterior.
+
+    Raises
+    ------
+    DatasetError : they are none of this encoder's.
+    """
+
+    def __init__(self, encoder: Encoder, table: VectorTable) -> None:
+        vectors = table.described("the gallery's encoder")
+        n_features = vectors.n_features or vectors.dim
+        posterior = encoder.metadata.posterior
+        if (vectors.dim, n_features) != (encoder.dim, encoder.n_features):
+            raise DatasetError(
+                f"{table.path.name} has means of {vectors.dim} numbers and features of "
+                f"{n_features}; the gallery's encoder makes {encoder.dim} and "
+                f"{encoder.n_features}. Give vectors of that encoder."
+            )
+        if posterior != "deterministic" and not vectors.with_variance:
+            raise DatasetError(
+                f"{table.path.name} has no variance, and the gallery's encoder has a posterior "
+                f"({posterior}). Give its variance beside the mean."
+            )
+        self.fingerprint = encoder.fingerprint
+        self.provider, self.placement = encoder.provider, None
+        self.dim, self.n_features = encoder.dim, encoder.n_features
+        self.metadata = EncoderMetadata(vectors, posterior)
+        self._stops = np.cumsum(vectors.sizes)[:2]
+
+    def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:  # noqa: ARG002
+        """Embed rows (B, n) of the table."""
+        mean, variance, features = np.split(images, self._stops, axis=1)
+        if not variance.shape[1]:
+            variance = np.zeros_like(mean)
+        return Embeddings(
+            np.ascontiguousarray(mean),
+            np.ascontiguousarray(variance),
+            np.ascontiguousarray(features if features.shape[1] else mean),
+        )
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,243 @@
+"""Queries of one's own calibrate a bundle, wherever it was made, and measure it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_builder.datasets.images import from_files
+from index_builder.indexing.embed import open_encoder
+from index_builder.vectors.encoder import embed_with_features
+from model_store.bundles.bundle import open_bundle
+from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
+from model_store.vector_queries import VectorQuery, predictive_of
+from tests.support.build_command import Done, vouch_build
+from tests.support.collection_files import write_drawings
+from tests.support.narrowing import not_none
+
+pytestmark = pytest.mark.process
+
+ABSENT = {"8", "9"}
+N_DRAWINGS = 1_000
+
+
+def build(where: Path, *arguments: object) -> Done:
+    return vouch_build(*map(str, arguments), cwd=where)
+
+
+def succeeded(where: Path, *arguments: object) -> str:
+    done = build(where, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def refused(where: Path, *arguments: object) -> str:
+    done = build(where, *arguments)
+    assert done.returncode == 1, done.stdout
+    return " ".join(done.stderr.replace("│", " ").split())
+
+
+def write_manifest(path: Path, names: Sequence[str], column: str = "label") -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "path", column])
+        writer.writerows([name, name, name.split("/")[0]] for name in names)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Path:
+    """Drawings, divided: a gallery without two of the labels, and two sets of queries."""
+    where = tmp_path_factory.mktemp("own")
+    write_drawings(where, N_DRAWINGS)
+    shutil.copy(digits_bundle / ENCODER_FILE, where / ENCODER_FILE)
+    names = sorted(f"{path.parent.name}/{path.name}" for path in where.glob("?/*.png"))
+    gallery = [name for name in names[::2] if name[0] not in ABSENT]
+    queries = [name for name in names if name not in set(gallery)]
+    write_manifest(where / "gallery.csv", gallery)
+    write_manifest(where / "queries.csv", queries[::2])
+    write_manifest(where / "others.csv", queries[1::2])
+    encoder = open_encoder(where / ENCODER_FILE, "cpu")
+    for part in ("gallery", "queries", "others"):
+        rows = rows_of(where / f"{part}.csv")
+        images = from_files(where, [row["path"] for row in rows], [row["label"] for row in rows])
+        found = embed_with_features(encoder, images, part)
+        np.savez(
+            where / f"{part}.npz",
+            allow_pickle=False,
+            mean=found.mean,
+            variance=found.variance,
+            features=found.features,
+        )
+    for options in (
+        ("gallery.csv", "--encoder", ENCODER_FILE, "--name", "images"),
+        ("gallery.npz", "--items", "gallery.csv", "--encoder-name", "it", "--name", "vectors"),
+    ):
+        succeeded(where, "index", *options)
+    return where
+
+
+@pytest.fixture
+def root(where: Path, tmp_path: Path) -> Path:
+    """The uncalibrated gallery of images, for one test."""
+    return Path(shutil.copytree(where / "bundles" / "images", tmp_path / "bundles"))
+
+
+@pytest.fixture(scope="module")
+def calibrated(where: Path) -> Path:
+    """The gallery of images with a calibration that promises an error of its own."""
+    root = Path(shutil.copytree(where / "bundles" / "images", where / "calibrated"))
+    said = succeeded(
+        where,
+        *("calibrate", root, "--queries", "queries.csv", "--gallery", "gallery.csv"),
+        *("--max-error", "0.1"),
+    )
+    assert "queries with a match" in said
+    return root
+
+
+def test_a_bundle_from_elsewhere_is_calibrated_and_measured(where: Path, calibrated: Path) -> None:
+    succeeded(where, "evaluate", calibrated, "--queries", "others.csv", "--out", "report.json")
+    report = json.loads((where / "report.json").read_text())
+    assert report["recall_at_1"] > 0.9
+    assert report["top1_ece"] < 0.1
+    assert report["verdicts"]["matched"]["match"] > 0.5
+    bundle = open_bundle(calibrated, "cpu", threads=1)
+    # The promised error is one of the stream that the calibration assumes, absent queries among it.
+    share = not_none(bundle.retriever.calibration).default_share
+    absent = share * report["verdicts"]["near"].get("match", 0)
+    present = (1 - share) * report["orders"]["similarity"]["match_share"]
+    wrong = absent + present * report["orders"]["similarity"]["match_error"]
+    assert wrong / (absent + present) < 0.1
+    manifest = bundle.manifest
+    assert not_none(manifest.calibration)["max_error"] == 0.1
+    assert manifest.metrics is None
+    assert EVALUATION_FILE not in manifest.files
+
+
+def test_a_second_calibration_needs_no_gallery_and_keeps_its_promises(
+    where: Path, calibrated: Path
+) -> None:
+    before = open_bundle(calibrated, "cpu", threads=1)
+    root = Path(shutil.copytree(calibrated, where / "again"))
+    succeeded(where, "calibrate", root, "--queries", "others.csv", "--alpha", "0.02")
+    after = open_bundle(root, "cpu", threads=1)
+    summary = not_none(after.manifest.calibration)
+    assert (summary["max_error"], summary["alpha"]) == (0.1, 0.02)
+    assert after.manifest.id != before.manifest.id
+    assert after.retriever.stale is None
+    scores = [not_none(one.retriever.calibration).outlier_scores[-1] for one in (before, after)]
+    assert scores[0] != scores[1]
+
+
+def test_live_changes_are_taken_in(where: Path, root: Path) -> None:
+    new = next((where / "1").iterdir())
+    succeeded(where, "items", "put", root, new, "--label", "new one")
+    n_items = open_bundle(root, "cpu", threads=1).retriever.gallery.n_items
+    succeeded(where, "calibrate", root, "--queries", "queries.csv", "--gallery", "gallery.csv")
+    bundle = open_bundle(root, "cpu", threads=1)
+    assert bundle.retriever.gallery.n_items == n_items
+    assert bundle.n_pending == 0
+    assert "new one" in bundle.retriever.gallery.labels
+    assert bundle.retriever.stale is None
+
+
+def test_images_and_their_vectors_give_the_same_probabilities(where: Path, tmp_path: Path) -> None:
+    """Both galleries, calibrated with the same vectors and asked with images and with vectors."""
+    retrievers = {}
+    for name in ("images", "vectors"):
+        root = Path(shutil.copytree(where / "bundles" / name, tmp_path / name))
+        succeeded(
+            where,
+            *("calibrate", root, "--vectors", "queries.npz", "--items", "queries.csv"),
+            *("--gallery", "gallery.npz", "--gallery-items", "gallery.csv"),
+        )
+        retrievers[name] = open_bundle(root, "cpu", threads=1).retriever
+    arrays = np.load(where / "others.npz")
+    names = [row["path"] for row in rows_of(where / "others.csv")]
+    for row in range(0, len(names), 5):
+        query = VectorQuery(*(arrays[part][row] for part in ("mean", "variance", "features")))
+        by_image = retrievers["images"].search((where / names[row]).read_bytes(), 5)
+        for retriever in retrievers.values():
+            by_vector = retriever.find(predictive_of(retriever, query), 5)
+            assert by_vector.decision.verdict == by_image.decision.verdict
+            for one, other in zip(by_vector.matches, by_image.matches, strict=True):
+                assert one.item.id == other.item.id
+                assert one.match_probability == pytest.approx(other.match_probability, abs=1e-6)
+
+
+def test_a_query_may_name_the_item_that_it_shows(where: Path, root: Path, tmp_path: Path) -> None:
+    gallery = {row["label"]: row["id"] for row in rows_of(where / "gallery.csv")}
+    rows = rows_of(where / "queries.csv")
+    with (where / "by_item.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "path", "item"])
+        for row in rows:
+            writer.writerow([row["id"], row["path"], gallery.get(row["label"], "")])
+    succeeded(where, "calibrate", root, "--queries", "by_item.csv", "--gallery", "gallery.csv")
+    by_label = Path(shutil.copytree(where / "bundles" / "images", tmp_path / "by_label"))
+    succeeded(where, "calibrate", by_label, "--queries", "queries.csv", "--gallery", "gallery.csv")
+    one, other = (
+        not_none(open_bundle(path, "cpu", threads=1).retriever.calibration).outlier_scores
+        for path in (root, by_label)
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+class TestRefused:
+    def test_a_query_of_an_item_that_is_not_there(self, where: Path, root: Path) -> None:
+        (where / "bad.csv").write_text("path,item\n0/0000.png,nobody\n")
+        said = refused(where, "calibrate", root, "--queries", "bad.csv")
+        assert "bad.csv, line 2: the query shows the item 'nobody'" in said
+
+    def test_a_first_calibration_without_the_gallery(self, where: Path, root: Path) -> None:
+        said = refused(where, "calibrate", root, "--queries", "queries.csv")
+        assert "never calibrated" in said
+        assert "--gallery" in said
+
+    def test_queries_that_all_match(self, where: Path, calibrated: Path) -> None:
+        rows = (where / "queries.csv").read_text().splitlines()
+        matched = [row for row in rows if row.split(",")[-1] not in ABSENT]
+        (where / "matched.csv").write_text("\n".join(matched) + "\n")
+        said = refused(where, "calibrate", calibrated, "--queries", "matched.csv")
+        assert "Add queries that match nothing" in said
+
+    def test_an_evaluation_of_what_is_not_calibrated(self, where: Path, root: Path) -> None:
+        assert "not calibrated" in refused(where, "evaluate", root, "--queries", "others.csv")
+
+    def test_vectors_of_another_encoder(self, where: Path, calibrated: Path) -> None:
+        np.save(where / "short.npy", np.ones((30, 3)))
+        said = refused(where, "calibrate", calibrated, "--vectors", "short.npy")
+        assert "means of 3 numbers" in said
+
+    def test_vectors_that_lack_the_variance(self, where: Path, calibrated: Path) -> None:
+        arrays = np.load(where / "queries.npz")
+        np.savez(
+            where / "bare.npz",
+            allow_pickle=False,
+            mean=arrays["mean"],
+            features=arrays["features"],
+        )
+        said = refused(where, "calibrate", calibrated, "--vectors", "bare.npz")
+        assert "has no variance" in said
+
+    def test_both_ways_at_once(self, where: Path, calibrated: Path) -> None:
+        said = refused(where, "evaluate", calibrated, "--config", "digits")
+        assert "Give either BUNDLES and --queries, or --config" in said
+
+
+def test_a_query_that_cannot_be_read_is_left_out_and_named(where: Path, calibrated: Path) -> None:
+    rows = (where / "others.csv").read_text().splitlines()
+    (where / "0" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n nothing")
+    (where / "broken.csv").write_text("\n".join([*rows, "broken,0/broken.png,0"]) + "\n")
+    said = succeeded(where, "evaluate", calibrated, "--queries", "broken.csv")
+    assert "left out: broken: " in said
