@@ -5,7 +5,8 @@ export VOUCH_PORT ?= 8080
 # What pytest has compiled is kept, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers bench-label-free bench-decide bench-posteriors bench-zero-shot bench-decision \
+.PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers \
+  bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images mutants crash-indexing \
   crash-writes linearizability torture ray-indexing soak try-compose pictures tables clean
 .DEFAULT_GOAL := help
@@ -21,6 +22,7 @@ help:
 	@echo "make bench-outliers   the outlier score beside its best single signal; half an hour"
 	@echo "make bench-label-free   galleries calibrated by views of their items; five minutes"
 	@echo "make bench-decide  decisions on another store's neighbours, beside other ways; twelve minutes"
+	@echo "make bench-encoders   int8 and half precision, and a posterior on 100,000 images; six minutes"
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
 	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
 	@echo "make bench-indexing  images indexed a second, beside what the cores could do; minutes"
@@ -75,7 +77,7 @@ sbom: | .venv/bin/uv
 bench: install
 	$(BIN)/python -m tests.benchmarks
 
-bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free bench-decide: bench-%: install
+bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free bench-decide bench-encoders: bench-%: install
 	$(BIN)/python -m tests.benchmarks.bench_$(subst -,_,$*)
 
 bench-promises: install

@@ -1,0 +1,221 @@
+"""Encoders that were made elsewhere: what small numbers cost and gain, and what a posterior costs.
+
+**Precision.** MobileNetV2 at 224 px on Caltech-101, brought by `vouch-build encoder` once for each
+precision: images a second of the encoder alone (one thread, batches of 8, the precisions in turn,
+median of rounds), over those of float32; and what answers become: 40 kinds with 10 images each are
+indexed, one half of the other images calibrates (`calibrate --queries`), the other is asked
+(`evaluate --queries`).
+
+**Posterior.** Learned whitening and a Laplace posterior on 2,048 features of 100,000 images in
+2,000 labels, over the time in which ResNet-50 would embed these images. The features are drawn
+around the labels' centres: what a fit costs does not depend on their values. Embedding is measured
+on 64 images and multiplied; each with all cores.
+
+    python -m tests.benchmarks.bench_encoders [precision | posterior]
+
+Reads VOUCH_DATA_DIR; writes build/bench-encoders.json. Some minutes each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.configuration.photographs import encoder_config
+from index_builder.datasets import LabelledImages, Splits
+from index_builder.datasets.splits import QuerySet
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import fit_step, train_step
+from index_builder.vectors.halves import OnnxTrunk
+from index_builder.vectors.store import VectorFile
+from model_store.encoder.onnx import OnnxEncoder
+from model_store.images import decode_image
+from model_store.processors import usable_processors
+
+RESULTS = Path("build") / "bench-encoders.json"
+DATA = Path(os.environ.get("VOUCH_DATA_DIR", "../shared/data"))
+WEIGHTS = DATA / "backbones" / "mobilenet_v2_imagenet_int8.npz"
+PHOTOGRAPHS = DATA / "caltech101_half" / "caltech101_50classes_short128_webp.zip"
+
+PRECISIONS = ("float32", "float16", "int8_dynamic", "int8_static")
+N_ROUNDS, BATCH, N_TIMED = 7, 8, 32
+N_PRESENT, N_EACH = 40, 10
+
+N_IMAGES, N_LABELS, N_FEATURES = 100_000, 2_000, 2_048
+N_EMBEDDED = 64
+
+
+def precision(scratch: Path) -> dict[str, Any]:
+    """Measure MobileNetV2 in each precision."""
+    _divide(scratch)
+    encoders, answers = {}, {}
+    for name in PRECISIONS:
+        _build(
+            *("encoder", "--torchvision", "mobilenet_v2", "--weights", WEIGHTS, "--out", name),
+            *("--precision", name, "--images", "photographs", "--recall-tolerance", "1"),
+            where=scratch,
+        )
+        encoders[name] = OnnxEncoder(scratch / name / "encoder.onnx", "cpu", threads=1)
+        root = Path("bundles") / name
+        _build("index", "gallery.csv", "--encoder", name, "--name", name, where=scratch)
+        given = ("--queries", "calibration.csv", "--gallery", "gallery.csv")
+        _build("calibrate", root, *given, where=scratch)
+        out = f"{name}.json"
+        _build("evaluate", root, "--queries", "evaluation.csv", "--out", out, where=scratch)
+        report = json.loads((scratch / out).read_text())
+        answers[name] = {
+            "recall_at_1": report["recall_at_1"],
+            "ece": report["top1_ece"],
+            "error_auroc": report["error_auroc"]["match_probability"],
+            "no_match_auroc": report["no_match_auroc"]["no_match_probability"],
+            "megabytes": (scratch / name / "encoder.onnx").stat().st_size / 1e6,
+        }
+    rates = _rates(scratch, encoders)
+    return {
+        name: {
+            **answers[name],
+            "images_per_s": rates[name],
+            "speed": rates[name] / rates["float32"],
+        }
+        for name in PRECISIONS
+    }
+
+
+def _divide(scratch: Path) -> None:
+    """Unpack the photographs, and write what is gallery and what is asked."""
+    with zipfile.ZipFile(PHOTOGRAPHS) as archive:
+        archive.extractall(scratch / "photographs")
+    of_label = defaultdict(list)
+    for path in sorted((scratch / "photographs").rglob("*.webp")):
+        of_label[path.parent.name].append(path.relative_to(scratch).as_posix())
+    rows: dict[str, list[tuple[str, str]]] = {"gallery": [], "calibration": [], "evaluation": []}
+    for number, (label, paths) in enumerate(sorted(of_label.items())):
+        n_kept = N_EACH if number < N_PRESENT else 0
+        rows["gallery"] += [(path, label) for path in paths[:n_kept]]
+        rows["calibration"] += [(path, label) for path in paths[n_kept::2]]
+        rows["evaluation"] += [(path, label) for path in paths[n_kept + 1 :: 2]]
+    for part, listed in rows.items():
+        with (scratch / f"{part}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("path", "label"), *listed])
+
+
+def _rates(scratch: Path, encoders: dict[str, OnnxEncoder]) -> dict[str, float]:
+    """Images a second of each encoder, in turn, so that a slow moment falls on all."""
+    [first, *_] = encoders.values()
+    paths = sorted((scratch / "photographs").rglob("*.webp"))[:: 1000 // N_TIMED][:N_TIMED]
+    prepare = first.metadata.preprocessing
+    images = np.stack([prepare(decode_image(path.read_bytes()).pixels) for path in paths])
+    seconds = defaultdict(list)
+    for _ in range(N_ROUNDS):
+        for name, encoder in encoders.items():
+            seconds[name].append(_seconds(lambda one=encoder: one.encode(images, BATCH)))  # type: ignore[misc]
+    return {name: len(images) / statistics.median(taken) for name, taken in seconds.items()}
+
+
+def posterior(scratch: Path) -> dict[str, Any]:
+    """Measure the fit on a frozen encoder's features."""
+    _build(
+        *("encoder", "--torchvision", "resnet50", "--untrained", "--out", "resnet50"),
+        where=scratch,
+    )
+    config = encoder_config(scratch, scratch / "resnet50", N_FEATURES)
+    run = Run(scratch / "run")
+    generator = np.random.default_rng(0)
+    few = _drawn(generator, 64, 8)
+    splits = Splits(few, few, few, QuerySet(few, few, None), QuerySet(few, few, None))
+    train_step(config, run, splits)  # writes the trunk
+    trunk = OnnxTrunk(run.trunk)
+    known = VectorFile(run.vectors, most_bytes=2**31)
+    maker = trunk.vectors(known).maker
+    training, validation = _drawn(generator, N_IMAGES, N_LABELS), _drawn(generator, 5_000, N_LABELS)
+    centres = generator.normal(size=(N_LABELS, N_FEATURES)).astype(np.float32)
+    for images in (training, validation):
+        codes = np.array([int(label) for label in images.labels])
+        contents = images.contents() or []
+        for start in range(0, len(images), 5_000):
+            some = codes[start : start + 5_000]
+            noise = generator.normal(size=(len(some), N_FEATURES)).astype(np.float32)
+            known.write(maker, contents[start : start + 5_000], np.abs(centres[some] + noise))
+    known.close()
+    queries = QuerySet(validation, validation.subset([]), None)
+    splits = Splits(training, training, validation, queries, queries)
+    fit = _seconds(lambda: train_step(config, run, splits))
+    fit += _seconds(lambda: fit_step(config, run, splits))
+    pixels = generator.integers(0, 256, (N_EMBEDDED, 224, 224, 3), dtype=np.uint8)
+    encoder = OnnxEncoder(scratch / "resnet50" / "encoder.onnx", "cpu")
+    encoder.encode(pixels[:BATCH])
+    embedding = _seconds(lambda: encoder.encode(pixels, BATCH)) * N_IMAGES / N_EMBEDDED
+    return {
+        "n_images": N_IMAGES,
+        "n_features": N_FEATURES,
+        "embedding_dim": config.network.embedding_dim,
+        "fit_s": fit,
+        "embedding_s": embedding,
+        "posterior_fit_over_embedding": fit / embedding,
+    }
+
+
+def _drawn(generator: np.random.Generator, n: int, n_labels: int) -> LabelledImages:
+    """Images that nobody need look at: every one has its own content, whose features are known."""
+    names = tuple(generator.bytes(12).hex() for _ in range(n))
+    labels = tuple(str(row % n_labels) for row in range(n))
+
+    def read(row: int, _smallest_side: int | None) -> NDArray[np.uint8]:
+        return np.random.default_rng(row).integers(0, 256, (224, 224, 3), dtype=np.uint8)
+
+    return LabelledImages(
+        names, labels, read, np.arange(n), content=lambda row: bytes.fromhex(names[row])
+    )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _build(*arguments: object, where: Path) -> None:
+    """Run ``vouch-build`` as its users do."""
+    command = [sys.executable, "-m", "index_builder", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(
+        command, cwd=where, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
+
+
+def main() -> None:
+    """Measure what is named, or all, beside what was measured before."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parts = {"precision": precision, "posterior": posterior}
+    parser.add_argument("part", nargs="?", choices=parts)
+    asked = parser.parse_args().part
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found["meta"] = {"cores": usable_processors()}
+    for name, measure in parts.items():
+        if asked in {None, name}:
+            with tempfile.TemporaryDirectory(prefix="vouch-bench-") as scratch:
+                found[name] = measure(Path(scratch))
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
