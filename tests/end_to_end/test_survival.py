@@ -156,6 +156,7 @@ class TestTooMuchIsAsked:
             capacity = (len(load.asked) - before) / (time.monotonic() - begun)
         assert {asked.status for asked in load.asked} == {200}
 
+        n_before = len(narrow.logged("request"))
         n_asked = int(5 * capacity * OVERLOAD_S)
         images = (unseen(costly) for _ in range(n_asked))
         flood, watched = asyncio.run(flooded(narrow, images, 5 * capacity))
@@ -170,7 +171,12 @@ class TestTooMuchIsAsked:
         assert len(accepted) > capacity * OVERLOAD_S / 3
         assert len(refused) > n_asked / 2
         assert np.percentile(accepted, 99) < DEADLINE_S
-        assert np.median([asked.seconds for asked in refused]) < np.median(accepted)
+        # By the service's own clock: that of the sender, who shares the machine, is late for all.
+        taken: dict[int, list[float]] = {200: [], 503: []}
+        for line in narrow.logged("request")[n_before:]:
+            if line["path"].endswith("/search"):
+                taken[line["status"]].append(line["ms"])
+        assert np.median(taken[503]) < np.median(taken[200])
         assert len(watched) > 4
         assert {asked.status for asked in watched} == {200}
         assert max(asked.seconds for asked in watched) < DEADLINE_S
