@@ -105,7 +105,9 @@ class Settings(BaseSettings):
     )
     milvus_timeout_s: float = Field(5.0, gt=0, description="After which Milvus is not waited for.")
     provider: ProviderChoice = Field(
-        "auto", description="auto takes a GPU where there is one; cuda fails where there is none."
+        "auto",
+        description="auto takes CUDA where there is a GPU, else the CPU; what is named fails where "
+        "it does not run.",
     )
     encoder_threads: int = Field(
         0, ge=0, description="CPU threads of one encoding; 0: all that the CPU quota allows."

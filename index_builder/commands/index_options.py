@@ -14,6 +14,7 @@ from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.indexing.tolerance import NONE, parse_tolerance
 from index_builder.output import writing
 from model_store.bundles.manifest import ENCODER_FILE
+from model_store.encoder.contract import ProviderChoice
 from model_store.errors import ConfigError
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
 from model_store.images import ImageLimits
@@ -43,14 +44,6 @@ class Index(StrEnum):
     ivf_sq8 = "ivf_sq8"
     ivf_pq = "ivf_pq"
     hnsw = "hnsw"
-
-
-class Provider(StrEnum):
-    """The execution provider of the encoder."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 def promise(name: str, before: str = "With --calibrate: ") -> Any:  # noqa: ANN401 - typer's
@@ -180,7 +173,7 @@ class IndexOptions:
     max_bytes: Annotated[
         str, typer.Option(help="Size of the largest image file that is taken: 200MB, or bytes.")
     ] = "20MiB"
-    provider: Annotated[Provider, typer.Option(help="What the encoder runs on.")] = Provider.auto
+    provider: Annotated[ProviderChoice, typer.Option(help="What the encoder runs on.")] = "auto"
 
     @property
     def settings(self) -> IndexSettings:
@@ -251,7 +244,7 @@ class IndexOptions:
             self.resume,
             self.workers or usable_processors(),
             self.engine.value,
-            self.provider.value,
+            self.provider,
             self.settings,
             self.milvus,
             self.calibrate,

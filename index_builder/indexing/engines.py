@@ -43,7 +43,7 @@ class LocalEngine:
         self._decoders = decoders
         self._encoder = encoder
         self._encode = encode
-        self._n_encoders = 1 if encoder.provider == PROVIDERS["cuda"] else n
+        self._n_encoders = n if encoder.provider == PROVIDERS["cpu"] else 1
         # Enough that whoever is done finds more to do; each is a few megabytes.
         self._n_at_work = 2 * n + self._n_encoders
 

@@ -70,7 +70,7 @@ class RayEngine:
             compute=ray.data.ActorPoolStrategy(size=min(self._n, n_parts)),
             fn_constructor_args=(encoder, self._provider, self._limits),
             num_cpus=1,
-            num_gpus=1 if self._provider == "cuda" else 0,
+            num_gpus=1 if self._provider in {"cuda", "tensorrt"} else 0,
         )
         for row in embedded.iter_rows():
             yield Shard.from_bytes(row["shard"])

@@ -19,7 +19,7 @@ GPU_BATCH = 64
 
 def batch_size(encoder: Encoder) -> int:
     """Images of every batch; part of the recipe, as arithmetic may depend on it."""
-    return GPU_BATCH if encoder.provider == PROVIDERS["cuda"] else CPU_BATCH
+    return CPU_BATCH if encoder.provider == PROVIDERS["cpu"] else GPU_BATCH
 
 
 def recipe(encoder: Encoder) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -23,12 +23,20 @@ INPUT_NAME, VECTORS_NAME = "images", "vectors"
 OUTPUT_NAMES = ("embedding_mean", "embedding_variance", "features")
 
 METADATA_KEY = "vouch.encoder"
-ProviderChoice = Literal["auto", "cpu", "cuda"]
+Provider = Literal["cpu", "cuda", "tensorrt", "openvino", "coreml"]
+ProviderChoice = Literal["auto", Provider]
 
 Inputs = NDArray[Any]
 """Images (B, H, W, 3) uint8; or vectors (B, n) float32, for an encoder that takes vectors."""
 
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDERS: Mapping[Provider, str] = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+    "coreml": "CoreMLExecutionProvider",
+}
+"""ONNX Runtime's names of them."""
 
 
 @dataclass(frozen=True, slots=True)

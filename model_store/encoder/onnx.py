@@ -22,11 +22,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import numpy as np
 
@@ -47,8 +46,22 @@ from model_store.encoder.contract import (
     Embeddings,
     EncoderMetadata,
     Inputs,
+    Provider,
     ProviderChoice,
 )
+
+_ON_NVIDIA = (
+    "Check the NVIDIA driver, CUDA 13 and cuDNN 9 (the `gpu` extra brings the libraries), or "
+    "choose `cpu`."
+)
+
+_ADVICE: Mapping[Provider, str] = {
+    "cpu": "Install `onnxruntime`.",
+    "cuda": _ON_NVIDIA,
+    "tensorrt": f"It needs the libraries of TensorRT. {_ON_NVIDIA}",
+    "openvino": "Install `onnxruntime-openvino` in place of the present package, or choose `cpu`.",
+    "coreml": "It runs on macOS, with the package `onnxruntime`. Choose `cpu` elsewhere.",
+}
 
 
 class OnnxEncoder:
@@ -57,27 +70,29 @@ class OnnxEncoder:
     Parameters
     ----------
     path : the file.
-    provider : ``auto`` takes the GPU where the machine has one; ``cuda`` fails where it has not.
+    provider : ``auto`` takes CUDA where the machine has a GPU, else the CPU; what is named fails
+        where it does not run.
     threads : CPU threads within one call; 0 for all that this process may use.
 
     Raises
     ------
     EncoderContractError : inputs, outputs or metadata are not those of the contract.
-    ProviderUnavailable : ``cuda`` was asked for, and a run of the graph does not show that it ran.
+    ProviderUnavailable : another than the CPU's was asked for, and a run of the graph does not show
+        that it ran.
     """
 
     def __init__(self, path: Path, provider: ProviderChoice = "auto", threads: int = 0) -> None:
         content = path.read_bytes()
         self.fingerprint = hashlib.sha256(content).hexdigest()
         chosen = _choose(provider)
-        on_gpu = chosen == "cuda"
-        with TemporaryDirectory(prefix="vouch-profile-") if on_gpu else nullcontext() as profile:
+        other = chosen != "cpu"
+        with TemporaryDirectory(prefix="vouch-profile-") if other else nullcontext() as profile:
             self._session = _start_session(content, chosen, threads, profile)
             self.metadata = _check_contract(self._session, path)
-            self.placement = _where_nodes_run(self._session, self.metadata) if on_gpu else None
+            self.placement = _where_nodes_run(self._session, self.metadata) if other else None
         self.provider = running_provider(self._session.get_providers(), self.placement)
-        if provider == "cuda":
-            require_gpu(self.provider, self.placement)
+        if provider not in {"auto", "cpu"}:
+            require_provider(chosen, self.provider, self.placement)
         self._input = INPUT_NAME if self.metadata.takes_images else VECTORS_NAME
         shapes = {output.name: output.shape for output in self._session.get_outputs()}
         self.dim = int(shapes["embedding_mean"][1])
@@ -119,8 +134,8 @@ def running_provider(providers: Sequence[str], placement: Placement | None) -> s
     return next(name for name in providers if placement is None or name in placement)
 
 
-def require_gpu(provider: str, placement: Placement | None) -> None:
-    """Refuse an encoder that does not run on CUDA.
+def require_provider(wanted: Provider, provider: str, placement: Placement | None) -> None:
+    """Refuse an encoder that does not run where it was asked to.
 
     Parameters
     ----------
@@ -130,40 +145,33 @@ def require_gpu(provider: str, placement: Placement | None) -> None:
     ------
     ProviderUnavailable
     """
-    advice = (
-        "Check the NVIDIA driver, CUDA 13 and cuDNN 9 (the `gpu` extra brings the libraries), or "
-        "choose `cpu`."
-    )
-    if provider != PROVIDERS["cuda"]:
+    if provider != PROVIDERS[wanted]:
         raise ProviderUnavailable(
-            "The CUDA execution provider was asked for, but no node of the encoder runs on it here "
-            f"(running: {provider}). {advice}"
+            f"The {PROVIDERS[wanted]} was asked for, but no node of the encoder runs on it here "
+            f"(running: {provider}). {_ADVICE[wanted]}"
         )
     if placement is None:
         raise ProviderUnavailable(
-            "The CUDA execution provider was asked for, but the profile of a first run does not "
-            f"show where it ran. {advice}"
+            f"The {PROVIDERS[wanted]} was asked for, but the profile of a first run does not show "
+            f"where it ran. {_ADVICE[wanted]}"
         )
 
 
-def _choose(provider: ProviderChoice) -> Literal["cpu", "cuda"]:
-    """Return the provider to start; raise `ProviderUnavailable` if CUDA is wanted and missing."""
-    has_gpu = Path("/dev/nvidiactl").exists()
-    if provider == "cpu" or (provider == "auto" and not has_gpu):
-        return "cpu"
-    if _cuda_is_ready():
-        return "cuda"
-    if provider == "cuda":
+def _choose(provider: ProviderChoice) -> Provider:
+    """Return the provider to start; raise `ProviderUnavailable` if one is wanted and missing."""
+    if provider == "auto":
+        has_gpu = Path("/dev/nvidiactl").exists()
+        return "cuda" if has_gpu and _is_offered("cuda") else "cpu"
+    if not _is_offered(provider):
         raise ProviderUnavailable(
-            "The CUDA execution provider was asked for, but this installation of ONNX Runtime "
-            f"offers only {', '.join(onnxruntime.get_available_providers())}. "
-            "Install the `gpu` extra, or choose `cpu`."
+            f"The {PROVIDERS[provider]} was asked for, but this installation of ONNX Runtime "
+            f"offers only {', '.join(onnxruntime.get_available_providers())}. {_ADVICE[provider]}"
         )
-    return "cpu"
+    return provider
 
 
 def _start_session(
-    content: bytes, chosen: Literal["cpu", "cuda"], threads: int, profile: str | None
+    content: bytes, chosen: Provider, threads: int, profile: str | None
 ) -> onnxruntime.InferenceSession:
     """Start a session, profiled into the directory ``profile`` where one is given."""
     options = onnxruntime.SessionOptions()
@@ -174,7 +182,11 @@ def _start_session(
     options.log_severity_level = 3
     if profile is not None:
         profile_first_run(options, Path(profile))
-    providers = [PROVIDERS["cpu"]] if chosen == "cpu" else [PROVIDERS["cuda"], PROVIDERS["cpu"]]
+    # What TensorRT does not know, CUDA does; what nothing else knows, the CPU.
+    names: dict[Provider, None] = dict.fromkeys([chosen, "cpu"])
+    if chosen == "tensorrt":
+        names = dict.fromkeys([chosen, "cuda", "cpu"])
+    providers = [PROVIDERS[name] for name in names]
     return onnxruntime.InferenceSession(content, options, providers=providers)
 
 
@@ -191,11 +203,12 @@ def _where_nodes_run(
         return None
 
 
-def _cuda_is_ready() -> bool:
-    """Return whether this ONNX Runtime was built for CUDA, after loading pip's NVIDIA libraries."""
-    if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
+def _is_offered(provider: Provider) -> bool:
+    """Return whether this ONNX Runtime was built for it, after loading pip's NVIDIA libraries."""
+    if PROVIDERS[provider] not in onnxruntime.get_available_providers():
         return False
-    onnxruntime.preload_dlls()
+    if provider in {"cuda", "tensorrt"}:
+        onnxruntime.preload_dlls()
     return True
 
 

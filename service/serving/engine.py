@@ -97,7 +97,7 @@ class SearchEngine:
             if size > 1 and not resources.pad_batches:
                 size = await asyncio.to_thread(largest_useful_batch, encoder, size)
             turn = 1
-            if usable_processors() == 1 and encoder.provider != PROVIDERS["cuda"]:
+            if usable_processors() == 1 and encoder.provider == PROVIDERS["cpu"]:
                 turn = await asyncio.to_thread(useful_turn, encoder, size, fitting // size)
             engine = cls(bundle, resources, size, turn)
         except BaseException:

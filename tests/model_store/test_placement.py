@@ -15,7 +15,8 @@ import onnxruntime
 import pytest
 
 from model_store.encoder import onnx as encoder_module
-from model_store.encoder.onnx import OnnxEncoder, require_gpu, running_provider
+from model_store.encoder.contract import PROVIDERS, Provider
+from model_store.encoder.onnx import OnnxEncoder, require_provider, running_provider
 from model_store.encoder.placement import (
     Placement,
     ProviderShare,
@@ -118,14 +119,14 @@ class TestWhatReallyRuns:
     def test_a_gpu_that_runs_no_node_is_refused(self) -> None:
         provider = running_provider([CUDA, CPU], self.ON_CPU)
         with pytest.raises(ProviderUnavailable, match=r"no node .*CPUExecutionProvider.*`cpu`"):
-            require_gpu(provider, self.ON_CPU)
+            require_provider("cuda", provider, self.ON_CPU)
 
     def test_so_is_one_of_which_nothing_is_known(self) -> None:
         with pytest.raises(ProviderUnavailable, match="does not show"):
-            require_gpu(running_provider([CUDA, CPU], None), None)
+            require_provider("cuda", running_provider([CUDA, CPU], None), None)
 
     def test_one_that_runs_is_not(self) -> None:
-        require_gpu(running_provider([CUDA, CPU], self.ON_GPU), self.ON_GPU)
+        require_provider("cuda", running_provider([CUDA, CPU], self.ON_GPU), self.ON_GPU)
 
     def test_on_the_cpu_nothing_is_profiled(self, digits_bundle: Path) -> None:
         assert OnnxEncoder(digits_bundle / "encoder.onnx", "cpu").placement is None
@@ -165,6 +166,15 @@ class TestACudaProviderThatFallsBack:
         onnx.save(file, tmp_path / "broken.onnx")
         with pytest.raises(EncoderContractError, match="metadata"):
             OnnxEncoder(tmp_path / "broken.onnx", "cuda")
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "openvino", "coreml"])
+def test_a_provider_that_is_not_offered_is_refused_with_what_is(
+    digits_bundle: Path, name: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU])
+    with pytest.raises(ProviderUnavailable, match=rf"{PROVIDERS[name]} was asked .* only {CPU}"):
+        OnnxEncoder(digits_bundle / "encoder.onnx", name)
 
 
 def test_the_profile_leaves_no_file_behind(
