@@ -13,5 +13,5 @@ Beside it: `schemas` (the JSON of requests and answers), `observability` (metric
 `processes` (what child processes share), `fair_share` (places that callers share), `redis_calls`
 and `circuit_breaker` (a Redis that is broken, or lies, is left alone),
 `settings` (``VOUCH_*``), `app` (puts everything together), `page` (what a visitor sees at ``/``)
-and `client` (asks a service from Python; `client_contract` is what it takes and raises).
+and `client` (asks a service from Python, and from the tools of others).
 """

@@ -15,9 +15,8 @@ import pytest
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
-from service import client as client_module
 from service import schemas
-from service.client import MAX_ATTEMPTS, Image, VouchClient, VouchProblem
+from service.client import MAX_ATTEMPTS, MAX_WAIT_S, Image, VouchClient, VouchProblem
 from service.schemas import Neighbour, VectorFields
 from tests.end_to_end.processes import Service
 from tests.end_to_end.questions import truncated
@@ -243,7 +242,7 @@ class TestAtAServiceThatMisbehaves:
         client = self.client(self.in_turn([*busy, good], seen))
         with photograph.open("rb") as file:  # can be read but once
             assert client.assess("digits", file) == answer
-        assert waited == [1.0, client_module.MAX_WAIT_S]
+        assert waited == [1.0, MAX_WAIT_S]
         assert len(seen) == MAX_ATTEMPTS
         assert len(set(seen)) == 1
         assert photograph.read_bytes() in seen[0]

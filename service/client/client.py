@@ -27,17 +27,14 @@ from pydantic import BaseModel, ValidationError
 
 from model_store.verdicts import Order
 from service import schemas
-from service.client_contract import (
+from service.client.contract import (
     DecisionOptions,
     Filter,
     ListOptions,
     SearchOptions,
-    VouchProblem,
     not_vouch,
     problem_of,
 )
-
-__all__ = ["DecisionOptions", "ListOptions", "SearchOptions", "VouchClient", "VouchProblem"]
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 

@@ -1,4 +1,4 @@
-"""The options that `service.client` takes, and the problems that it raises."""
+"""The options that `VouchClient` takes, and the problems that it raises."""
 
 from __future__ import annotations
 
