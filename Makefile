@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-indexing bench-poison fuzz-images mutants crash-indexing \
-  crash-writes linearizability torture ray-indexing soak try-compose pictures tables clean
+  crash-writes linearizability torture ray-indexing soak try-compose try-fiftyone pictures tables clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make linearizability  two services on one gallery, compacted, exchanged, killed; ten minutes"
 	@echo "make torture   every attacker, SEED=number, a quarter of an hour (MINUTES=number)"
 	@echo "make try-compose   three replicas in Docker: written to, killed, exchanged; some minutes"
+	@echo "make try-fiftyone  the plugin in FiftyOne, in an environment of its own; minutes"
 	@echo "make mutants   40 small faults put into a copy of the code: which do the tests see? half an hour"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make pictures  the pictures of the README"
@@ -126,6 +127,12 @@ torture: install bundles/digits/CURRENT .venv/.browser
 
 try-compose: install
 	$(BIN)/python -m tests.torture.try_compose
+
+# FiftyOne pins its web framework, so it does not go where the service is.
+try-fiftyone: install
+	$(BIN)/uv venv --quiet --allow-existing build/fiftyone
+	$(BIN)/uv pip install --quiet --python build/fiftyone/bin/python "fiftyone>=1.5" "httpx2>=2.0"
+	VOUCH_FIFTYONE_PYTHON=$(CURDIR)/build/fiftyone/bin/python $(BIN)/pytest tests/end_to_end/test_fiftyone.py
 
 clean:
 	rm -rf .venv build bundles runs

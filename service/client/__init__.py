@@ -4,6 +4,16 @@
 
     client      `VouchClient`: a method for each path
     contract    the options that it takes, and the problems that it raises
+
+and, for tools of others, each of which needs that tool's library::
+
+    mcp_server    a server of the Model Context Protocol: ``vouch-mcp``
+    langchain     a retriever of LangChain
+    llama_index   a retriever of LlamaIndex
+    fiftyone      a plugin of FiftyOne
+    vouched       only results that Vouch stands behind
+    images        images as a text names them
+    words         answers in plain words
 """
 
 from service.client.client import MAX_ATTEMPTS, MAX_WAIT_S, Image, VouchClient

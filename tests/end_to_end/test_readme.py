@@ -156,9 +156,14 @@ def test_filters_and_groups_are_heeded(place: Path, demo: Service) -> None:
 
 
 def test_the_client_answers(place: Path, demo: Service) -> None:
-    code = block("python", "VouchClient").replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
+    code = block("python", "vouch.search(").replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
     shown = run(f"{sys.executable} - <<'EOF'\n{code}\nEOF", place)
     assert re.match(r"\w+ digit-\d+ [01]\.\d+\n", shown), shown
+
+
+def test_the_retriever_answers(place: Path, demo: Service) -> None:
+    code = block("python", "VouchRetriever").replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
+    assert int(run(f"{sys.executable} - <<'EOF'\n{code}\nprint(len(documents))\nEOF", place)) > 0
 
 
 def test_the_library_answers(place: Path) -> None:
@@ -291,7 +296,9 @@ def test_every_variable_that_is_documented_exists() -> None:
     outside = {
         f"VOUCH_{name}"
         for name in (
+            "API_KEY",
             "DATA_DIR",
+            "URL",
             "BIND",
             "BUNDLES",
             "BUNDLES_ACCESS",

@@ -1,0 +1,77 @@
+"""The plugin of FiftyOne: an operator that asks Vouch about the samples of a dataset.
+
+::
+
+    verdicts    writes what Vouch says of samples into their fields
+
+FiftyOne finds it by `fiftyone.yml`. It runs in FiftyOne's environment, which pins a web framework
+of its own: install Vouch's client there, and not FiftyOne beside the service.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fiftyone.operators as foo
+from fiftyone.operators import types
+
+from service.client.client import VouchClient
+from service.client.fiftyone.verdicts import Written, write_verdicts
+
+__all__ = ["WriteVerdicts", "Written", "register", "write_verdicts"]
+
+_DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+class WriteVerdicts(foo.Operator):  # type: ignore[misc]
+    """Asks a gallery about the samples of a view, and writes the answers into their fields."""
+
+    @property
+    def config(self) -> Any:  # noqa: ANN401 - FiftyOne has no types
+        """The operator as the App lists it."""
+        return foo.OperatorConfig(
+            name="write_verdicts",
+            label="Vouch: write verdicts",
+            description="Search a Vouch gallery with each sample, and write how sure it is",
+            allow_delegated_execution=True,
+        )
+
+    def resolve_input(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Return the form: where to ask, and what to call the fields."""
+        ctx.target_view()
+        form = types.Object()
+        form.str("gallery", required=True, label="Gallery")
+        form.str("url", default=_url(ctx), label="URL of the Vouch service")
+        form.str("prefix", default="", label="Prefix of the fields' names")
+        return types.Property(form, view=types.View(label="Write verdicts of Vouch"))
+
+    def execute(self, ctx: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Ask, write, and say how many samples were answered and what was wrong with others."""
+        key = ctx.secrets.get("VOUCH_API_KEY")
+        with VouchClient(ctx.params.get("url") or _url(ctx), key or None) as client:
+            written = write_verdicts(
+                ctx.target_view(),
+                client,
+                ctx.params["gallery"],
+                prefix=ctx.params.get("prefix") or "",
+                progress=ctx.set_progress,
+            )
+        if not ctx.delegated:
+            ctx.trigger("reload_dataset")
+        return {"written": written.n_written, "problems": written.problems}
+
+    def resolve_output(self, ctx: Any) -> Any:  # noqa: ANN401, ARG002 - FiftyOne's signature
+        """Return what the App shows afterwards."""
+        shown = types.Object()
+        shown.int("written", label="Samples written")
+        shown.obj("problems", label="Problems, by sample")
+        return types.Property(shown)
+
+
+def _url(ctx: Any) -> str:  # noqa: ANN401
+    return str(ctx.secrets.get("VOUCH_URL") or _DEFAULT_URL)
+
+
+def register(plugin: Any) -> None:  # noqa: ANN401
+    """Register the operator; FiftyOne calls this."""
+    plugin.register(WriteVerdicts)

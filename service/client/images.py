@@ -1,0 +1,50 @@
+"""Images as a text names them, for tools whose queries are texts."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from pathlib import Path
+
+from model_store.errors import InvalidRequest
+
+
+def image_named(text: str, folders: Sequence[Path] | None = None) -> Path | bytes:
+    """Return the image file that a text names: its path, or what a ``data:`` URI holds.
+
+    Parameters
+    ----------
+    folders : the file must lie in one of these, links followed; None for anywhere.
+
+    Raises
+    ------
+    InvalidRequest : there is no such file, it lies elsewhere, or the URI holds no base64.
+    """
+    if text.startswith("data:"):
+        return _held_by(text)
+    path = Path(text).expanduser().resolve()
+    if folders is not None and not any(path.is_relative_to(one.resolve()) for one in folders):
+        allowed = ", ".join(map(str, folders)) or "none was named when the server was started"
+        raise InvalidRequest(
+            f"{text[:200]!r} does not lie in a folder whose images may be read ({allowed}). Name "
+            "an image in one of these, or send it as a data: URI in base64."
+        )
+    if not path.is_file():
+        raise InvalidRequest(
+            f"There is no file {text[:200]!r}: wanted the path of an image, or a data: URI."
+        )
+    return path
+
+
+def _held_by(uri: str) -> bytes:
+    head, _, data = uri.partition(",")
+    try:
+        image = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        image = b""
+    if not image or not head.endswith(";base64"):
+        raise InvalidRequest(
+            f"{uri[:40]!r}… is not an image in base64: wanted data:image/png;base64,…"
+        )
+    return image

@@ -1,0 +1,61 @@
+"""A retriever of LangChain that returns nothing where Vouch would not vouch."""
+
+from __future__ import annotations
+
+from model_store.installation import how_to_install
+from service.client.client import VouchClient
+from service.client.images import image_named
+from service.client.vouched import (
+    MIN_MATCH_PROBABILITY,
+    metadata_of,
+    text_of,
+    vouched_results,
+)
+
+try:
+    from langchain_core.callbacks import CallbackManagerForRetrieverRun
+    from langchain_core.documents import Document
+    from langchain_core.retrievers import BaseRetriever
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"The retriever of LangChain needs langchain-core. {how_to_install('langchain')}"
+    ) from error
+
+
+class VouchRetriever(BaseRetriever):
+    """Documents of the items that match an image; none unless the verdict is ``match``.
+
+    The query of `invoke` is the path of an image file, or a ``data:`` URI. A document's metadata
+    are the item's, with Vouch's numbers under the key ``vouch``.
+
+    Attributes
+    ----------
+    client : of the service; whoever made it closes it.
+    limit : documents at most.
+    min_match_probability : of documents behind the first.
+    text_key : key of the items' metadata with a document's text; None for the label, or else id.
+    """
+
+    client: VouchClient
+    gallery: str
+    limit: int = 10
+    min_match_probability: float = MIN_MATCH_PROBABILITY
+    text_key: str | None = None
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,  # noqa: ARG002 - LangChain's signature
+    ) -> list[Document]:
+        found = vouched_results(
+            self.client, self.gallery, image_named(query), self.limit, self.min_match_probability
+        )
+        return [
+            Document(
+                id=one.id,
+                page_content=text_of(one, self.text_key),
+                metadata=metadata_of(self.gallery, one),
+            )
+            for one in found
+        ]

@@ -1,0 +1,66 @@
+"""A retriever of LlamaIndex that returns nothing where Vouch would not vouch."""
+
+from __future__ import annotations
+
+from model_store.installation import how_to_install
+from service.client.client import VouchClient
+from service.client.images import image_named
+from service.client.vouched import (
+    MIN_MATCH_PROBABILITY,
+    metadata_of,
+    text_of,
+    vouched_results,
+)
+
+try:
+    from llama_index.core.retrievers import BaseRetriever
+    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"The retriever of LlamaIndex needs llama-index-core. {how_to_install('llama-index')}"
+    ) from error
+
+
+class VouchRetriever(BaseRetriever):
+    """Nodes of the items that match an image; none unless the verdict is ``match``.
+
+    The query is a ``QueryBundle`` with an ``image_path``, or a text that is the path of an image
+    file or a ``data:`` URI. A node's score is its match probability; its metadata are the item's,
+    with Vouch's numbers under the key ``vouch``.
+
+    Parameters
+    ----------
+    client : of the service; whoever made it closes it.
+    limit : nodes at most.
+    min_match_probability : of nodes behind the first.
+    text_key : key of the items' metadata with a node's text; None for the label, or else the id.
+    """
+
+    def __init__(
+        self,
+        client: VouchClient,
+        gallery: str,
+        limit: int = 10,
+        min_match_probability: float = MIN_MATCH_PROBABILITY,
+        text_key: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._client, self._gallery, self._limit = client, gallery, limit
+        self._min_match_probability, self._text_key = min_match_probability, text_key
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        image = image_named(query_bundle.image_path or query_bundle.query_str)
+        found = vouched_results(
+            self._client, self._gallery, image, self._limit, self._min_match_probability
+        )
+        return [
+            NodeWithScore(
+                node=TextNode(
+                    id_=one.id,
+                    text=text_of(one, self._text_key),
+                    metadata=metadata_of(self._gallery, one),
+                ),
+                score=one.match_probability,
+            )
+            for one in found
+        ]

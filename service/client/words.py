@@ -1,0 +1,123 @@
+"""Answers in plain words, the verdict first, for those who read rather than switch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from model_store.verdicts import Verdict
+from service import schemas
+
+VERDICT_WORDS: dict[Verdict, str] = {
+    "match": "Vouch stands behind the first result.",
+    "ambiguous": "Something may match, but not safely. Compare by eye before relying on it.",
+    "no_match": "The gallery probably holds nothing that matches. Something is always nearest; "
+    "that does not make it a match.",
+    "out_of_distribution": "This is not the kind of image that the model knows. Any resemblance "
+    "is a guess.",
+    "not_calibrated": "Nothing was calibrated, so that Vouch ranks but invents no probability.",
+}
+
+_CALIBRATION_WORDS: dict[schemas.CalibrationStatus, str] = {
+    "valid": "The calibration holds: probabilities and verdicts can be relied on as stated.",
+    "stale": "The calibration is stale: no `match` is given, and nothing below is promised.",
+    "missing": VERDICT_WORDS["not_calibrated"],
+}
+
+
+def search_in_words(answer: schemas.SearchAnswer) -> str:
+    """Return the answer to a search as text."""
+    found = [(one.id, one.label, one.similarity, one.match_probability) for one in answer.results]
+    return _lines([*_verdict(answer), *_query(answer.query), *_ranked(found)])
+
+
+def decision_in_words(answer: schemas.DecisionAnswer) -> str:
+    """Return a decision on the neighbours of another store as text."""
+    found = [
+        (one.id, one.label, one.similarity, one.match_probability) for one in answer.neighbours
+    ]
+    return _lines([*_verdict(answer), *_query(answer.query), *_ranked(found[:10])])
+
+
+def assessment_in_words(answer: schemas.AssessmentAnswer) -> str:
+    """Return an assessment as text; nothing was searched, so it begins with the outlier test."""
+    ood = answer.query.ood
+    if ood.flag:
+        said = f"out_of_distribution: {VERDICT_WORDS['out_of_distribution']}"
+    elif ood.flag is None and answer.bundle.calibration.status == "missing":
+        said = f"not_calibrated: {VERDICT_WORDS['not_calibrated']}"
+    elif ood.flag is None:
+        said = f"not tested: {ood.reason}"
+    else:
+        said = "ordinary: This is the kind of image that the model knows; search with it."
+    hints = [f"{one.code}: {one.advice}" for one in answer.quality.hints]
+    return _lines([said, *_query(answer.query), *hints])
+
+
+def calibration_in_words(report: schemas.CalibrationReport) -> str:
+    """Return what a gallery's probabilities rest on as text."""
+    said = [f"{report.status}: {_CALIBRATION_WORDS[report.status]}"]
+    if report.status != "missing":
+        said.append(f"Calibrated with {report.n_queries} queries.")
+    if report.point is not None:
+        point = report.point
+        said.append(
+            f"{_percent(point.coverage)} of queries get a match; {_percent(point.error)} of these "
+            f"matches are wrong, at most {_percent(point.error_bound)} with confidence "
+            f"{_percent(1 - (report.delta or 0))}."
+        )
+    said += [
+        f"No match is promised for labels with {one.size_class} item(s): {one.reason}"
+        for one in report.matches
+        if one.threshold is None and one.n_labels > 0
+    ]
+    if report.top1_ece is not None:
+        said.append(f"Expected calibration error of first results: {report.top1_ece:.3f}.")
+    said += [
+        f"AUROC of the outlier test against {kind} images: {value:.3f}."
+        for kind, value in report.outlier_auroc.items()
+    ]
+    return _lines(said)
+
+
+def _verdict(answer: schemas.SearchAnswer | schemas.DecisionAnswer) -> list[str]:
+    said = [f"{answer.verdict}: {VERDICT_WORDS[answer.verdict]}"]
+    if answer.reason is not None:
+        said.append(answer.reason)
+    if answer.no_match_probability is not None:
+        nothing = _percent(answer.no_match_probability)
+        said.append(f"Probability that the gallery holds no match: {nothing}.")
+    return said
+
+
+def _query(query: schemas.Query) -> list[str]:
+    said = []
+    if query.uncertainty.percentile is not None:
+        spread = _percent(query.uncertainty.percentile / 100)
+        said.append(f"Less certain than {spread} of ordinary queries.")
+    if query.ood.p_value is not None:
+        said.append(f"Outlier test: p = {query.ood.p_value:.3g}, alpha = {query.ood.alpha:g}.")
+    return said
+
+
+def _ranked(found: Iterable[tuple[str, str | None, float, float | None]]) -> list[str]:
+    """Items with their labels, similarities and probabilities, a line each."""
+    return [
+        f"{rank}. {item_id}"
+        + (f" ({label})" if label is not None else "")
+        + f": similarity {similarity:.3f}"
+        + (f", match probability {_percent(probability)}" if probability is not None else "")
+        for rank, (item_id, label, similarity, probability) in enumerate(found, 1)
+    ]
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent, a certainty only where it is one."""
+    if 0.999 < share < 1:
+        return "over 99.9 %"
+    if 0 < share < 0.001:
+        return "under 0.1 %"
+    return f"{100 * share:.1f} %"
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "\n".join(lines)
