@@ -77,7 +77,8 @@ nothing that a client of the service may not see.
         ├── StepNotReady         an earlier step has not been run
         ├── ParityError          the exported encoder disagrees with the trained one
         ├── CalibrationError     too few queries, or none of a kind that is needed
-        └── CertificateError     a certificate or its feedback cannot be read or written
+        ├── CertificateError     a certificate or its feedback cannot be read or written
+        └── TransferError        a bundle cannot be brought to another place, or from it
 """
 
 
@@ -367,3 +368,7 @@ class CalibrationError(BuildError):
 
 class CertificateError(BuildError):
     """A certificate, its key or its feedback cannot be read or written."""
+
+
+class TransferError(BuildError):
+    """A bundle cannot be brought to another place, or from it."""

@@ -11,6 +11,7 @@
     options_class  commands whose options are the fields of a class
     live           items, compact, backup, restore
     bundles        bundles, activate, rollback, doctor
+    exchange       push, pull
     doctor         what doctor examines
     certify        certify, verify
     reproduce      reproduce

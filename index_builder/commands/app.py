@@ -9,6 +9,7 @@ from index_builder.commands import (
     certify,
     encoder,
     evidence,
+    exchange,
     index,
     live,
     reproduce,
@@ -41,6 +42,8 @@ app.add_typer(live.app, name="items")
 app.command("compact")(live.compact_command)
 app.command("backup")(live.backup_command)
 app.command("restore")(live.restore_command)
+app.command("push")(exchange.push_command)
+app.command("pull")(exchange.pull_command)
 app.command("certify")(certify.certify_command)
 app.command("verify")(certify.verify_command)
 app.command("reproduce")(reproduce.reproduce_command)

@@ -1,15 +1,19 @@
-"""The key that the builder signs bundles with, from the environment."""
+"""The key that the builder signs bundles with, and those it trusts, from the environment."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from model_store.signing import read_private_key
+from model_store.errors import ConfigError
+from model_store.signing import read_private_key, read_public_key
 
 SIGNING_KEY_VARIABLE = "VOUCH_SIGNING_KEY"
+BUNDLE_KEYS_VARIABLE = "VOUCH_BUNDLE_KEYS"
 
 
 def signing_key() -> Ed25519PrivateKey | None:
@@ -21,3 +25,24 @@ def signing_key() -> Ed25519PrivateKey | None:
     """
     path = os.environ.get(SIGNING_KEY_VARIABLE)
     return read_private_key(Path(path)) if path else None
+
+
+def trusted_keys(named: Sequence[Path] = ()) -> list[str]:
+    """Read the public keys in the files ``named``, or in those of ``VOUCH_BUNDLE_KEYS``.
+
+    Raises
+    ------
+    ConfigError : the variable is not a JSON list of files, as the service reads it.
+    SigningKeyError : there is no such key.
+    """
+    text = os.environ.get(BUNDLE_KEYS_VARIABLE)
+    if named or not text:
+        return [read_public_key(file) for file in named]
+    try:
+        files = [Path(file) for file in json.loads(text)]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{BUNDLE_KEYS_VARIABLE} is {text[:200]!r}, wanted files of public keys as JSON, such "
+            'as ["publisher.pub"].'
+        ) from error
+    return [read_public_key(file) for file in files]

@@ -100,7 +100,18 @@ def read_manifest(directory: Path) -> Manifest:
     BundleTampered : a file is missing, added or changed, or the manifest itself is.
     BundleMismatch : a schema version this release does not know.
     """
-    content = (directory / MANIFEST_FILE).read_bytes()
+    manifest = parse_manifest((directory / MANIFEST_FILE).read_bytes(), directory.name)
+    verify_files(directory, manifest)
+    return manifest
+
+
+def parse_manifest(content: bytes, bundle: str) -> Manifest:
+    """Return the manifest that ``content`` is, checked against its own id; see `read_manifest`.
+
+    Parameters
+    ----------
+    bundle : what errors call the bundle.
+    """
     try:
         fields = json.loads(content)
         version = fields["schema_version"]
@@ -109,23 +120,28 @@ def read_manifest(directory: Path) -> Manifest:
         manifest = Manifest(samples=samples, **fields)
     except (ValueError, KeyError, TypeError) as error:
         raise BundleTampered(
-            f"{directory.name}/{MANIFEST_FILE} is not a manifest ({error}). Build the bundle again."
+            f"{bundle}/{MANIFEST_FILE} is not a manifest ({error}). Build the bundle again."
         ) from error
     if version != SCHEMA_VERSION:
         raise BundleMismatch(
-            f"The bundle {directory.name} has schema version {version}; this release reads "
+            f"The bundle {bundle} has schema version {version}; this release reads "
             f"{SCHEMA_VERSION}. Build it again, or run the release that built it."
         )
     if manifest.id != claimed or manifest.to_json() != content:
         raise BundleTampered(
-            f"{directory.name}/{MANIFEST_FILE} has been changed: its content hashes to "
+            f"{bundle}/{MANIFEST_FILE} has been changed: its content hashes to "
             f"{manifest.id}, it says {claimed}. Build or copy the bundle again."
         )
-    _verify_files(directory, manifest)
     return manifest
 
 
-def _verify_files(directory: Path, manifest: Manifest) -> None:
+def verify_files(directory: Path, manifest: Manifest) -> None:
+    """Check that ``directory`` holds what its manifest lists, to the last byte.
+
+    Raises
+    ------
+    BundleTampered : a file is missing, added or changed.
+    """
     present = set(content_files(directory))
     if present != set(manifest.files):
         missing = sorted(set(manifest.files) - present)

@@ -23,7 +23,9 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torchvision import models
 
+from model_store.bundles.directory import locate
 from model_store.bundles.manifest import read_manifest
+from model_store.signing import new_key
 from service.settings import Settings
 from tests.end_to_end.processes import Service
 from tests.support.build_command import vouch_build
@@ -200,6 +202,17 @@ def test_any_collection_is_indexed(place: Path) -> None:
         block("sh", "bundles/mine --calibrate").replace("bundles/mine", "bundles/digits"), place
     )
     assert read_manifest(place / calibrated.strip()).calibration is not None
+
+
+def test_a_bundle_goes_elsewhere_and_comes_back(place: Path) -> None:
+    push, *_, pull = block("sh", "vouch-build push").splitlines()
+    share = str(place / "share")
+    key = new_key(place / "publisher")
+    run("vouch-build sign bundles/digits --key publisher", place)
+    run(push.replace("bundles/mine", "bundles/digits").replace("/mnt/share/mine", share), place)
+    pulled = run(pull.replace("hf://our-team/mine", share), place).strip()
+    assert key.name in pull
+    assert read_manifest(place / pulled) == read_manifest(locate(place / "bundles" / "digits"))
 
 
 def test_photographs_and_a_pretrained_trunk_become_a_bundle(place: Path, few: Path) -> None:

@@ -112,6 +112,7 @@ STATUSES = {
     "ParityError": 500,
     "CalibrationError": 500,
     "CertificateError": 500,
+    "TransferError": 500,
     "InternalError": 500,
 }
 

@@ -1,0 +1,92 @@
+"""The commands ``vouch-build push`` and ``vouch-build pull``; no torch is needed.
+
+What they work with is imported when they run: the help of every command is told without it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from index_builder.configuration.signing import BUNDLE_KEYS_VARIABLE, trusted_keys
+from index_builder.progress import console, say_what_is_next, track
+from model_store.bundles.directory import locate
+
+ADDRESS = "A directory of bundles, s3://BUCKET/PREFIX (or gs://, az://), or hf://OWNER/NAME."
+
+
+def push_command(
+    bundle: Annotated[
+        Path, typer.Argument(help="A bundle, or a directory of bundles: its current one.")
+    ],
+    destination: Annotated[str, typer.Argument(help=ADDRESS)],
+    public: Annotated[
+        bool,
+        typer.Option(
+            "--public",
+            help="Let all see a repository that is made on the Hub. A bundle holds thumbnails of "
+            "its images.",
+        ),
+    ] = False,
+) -> None:
+    """Copy a bundle, once it is verified, to where others pull it from.
+
+    Interrupted, it has changed nothing for them; the same command goes on.
+    """
+    from index_builder.exchange.address import place_at  # noqa: PLC0415
+    from model_store.bundles.changes import changes_path  # noqa: PLC0415
+    from model_store.bundles.manifest import read_manifest  # noqa: PLC0415
+    from model_store.bundles.retention import Hold  # noqa: PLC0415
+
+    directory = locate(bundle)
+    place = place_at(destination, public=public)
+    with Hold(directory):
+        manifest = read_manifest(directory)
+        if directory != bundle and changes_path(bundle, manifest.id).exists():
+            console.print(
+                "Changes of the live gallery are not in its bundle: `vouch-build compact` puts "
+                "them into one."
+            )
+        print(place.put(directory, manifest))
+
+
+def pull_command(
+    source: Annotated[str, typer.Argument(help=f"{ADDRESS} @REVISION of the Hub may follow.")],
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The directory of bundles to pull into. [default: bundles/ and the last part of "
+            "the source]"
+        ),
+    ] = None,
+    trust: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A public key, one of which must have signed the bundle; may be repeated. "
+            f"[default: those of {BUNDLE_KEYS_VARIABLE}]"
+        ),
+    ] = None,
+    keep_current: Annotated[
+        bool,
+        typer.Option("--keep-current", help="Do not make it the current one of the directory."),
+    ] = False,
+) -> None:
+    """Bring a bundle here, verify every byte and its signature, and make it the current one.
+
+    Interrupted, it leaves no bundle; the same command goes on with the files that are missing.
+    """
+    from index_builder.exchange.address import last_part, place_at  # noqa: PLC0415
+    from index_builder.exchange.pull import pull  # noqa: PLC0415
+
+    root = directory or Path("bundles") / last_part(source)
+    pulled = pull(
+        place_at(source),
+        root,
+        trusted_keys(trust or ()),
+        activated=not keep_current,
+        progress=lambda names, total: track(names, "fetching", total),
+    )
+    print(pulled)
+    say_what_is_next(root)

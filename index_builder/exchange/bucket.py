@@ -1,0 +1,131 @@
+"""Bundles in a bucket of S3, of Google Cloud Storage, or of Azure.
+
+A bucket, or a prefix in it, is a directory of bundles as a disk has it: ``<id>/…`` and `CURRENT`.
+The manifest of a bundle is written after its files and `CURRENT` after all, so that no reader finds
+half a bundle. Credentials come from the environment, as the clients of the clouds read them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from index_builder.exchange.place import MOST_BYTES
+from model_store.bundles.directory import CURRENT_FILE, bundle_directory, is_bundle_id
+from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest
+from model_store.errors import TransferError
+from model_store.installation import how_to_install
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
+_CHUNK = 2**20
+
+
+class Bucket:
+    """A directory of bundles in a bucket, or one bundle in it.
+
+    Parameters
+    ----------
+    url : ``s3://bucket/prefix``, or ``gs://`` or ``az://``.
+
+    Raises
+    ------
+    TransferError : obstore is not installed, or the environment does not say what is needed.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            import obstore  # noqa: PLC0415 - an extra
+            from obstore import exceptions, store  # noqa: PLC0415
+        except ImportError as error:
+            raise TransferError(
+                f"Reaching {url} needs obstore. {how_to_install('remote')}"
+            ) from error
+        self._url, self._obstore, self._errors = url, obstore, exceptions
+        client: ClientConfig = {}
+        # A busy service is asked again; one that is not there is soon given up.
+        patience: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+        if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
+            client["allow_http"] = True
+        with self._reached("be opened"):
+            self._store = store.from_url(url, client_options=client, retry_config=patience)
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file of the bundle that the URL names, or `CURRENT`."""
+        return self._read(self._bundle + name)
+
+    def fetch(self, name: str, size: int, directory: Path) -> None:
+        """Copy a file of that bundle."""
+        written = 0
+        with self._reached("be read"):
+            found = self._obstore.get(self._store, self._bundle + name)
+            with (directory / name).open("wb") as file:
+                for chunk in found.stream(min_chunk_size=_CHUNK):
+                    written += file.write(chunk)
+                    if written > size:
+                        raise TransferError(
+                            f"{self._url} holds more of {name} than its manifest says. Push the "
+                            "bundle again."
+                        )
+
+    def put(self, directory: Path, manifest: Manifest) -> str:
+        """Copy a bundle into the bucket, and let `CURRENT` name it."""
+        prefix = f"{manifest.id}/"
+        with self._reached("be written"):
+            there = {
+                one["path"]: one["size"]
+                for page in self._obstore.list(self._store, prefix)
+                for one in page
+            }
+            for name, described in manifest.files.items():
+                # A file has its name once all of it is there; what bears the id is of this bundle.
+                if there.get(prefix + name) != described["bytes"]:
+                    self._obstore.put(self._store, prefix + name, directory / name)
+            for name in (SIGNATURE_FILE, MANIFEST_FILE):
+                if (directory / name).exists():
+                    self._obstore.put(self._store, prefix + name, directory / name)
+            self._obstore.put(self._store, CURRENT_FILE, f"{manifest.id}\n".encode())
+        return f"{self._url}/{manifest.id}"
+
+    @cached_property
+    def _bundle(self) -> str:
+        """The prefix of the one bundle that is meant."""
+        if self._read(MANIFEST_FILE) is not None:
+            return ""
+        named = (self._read(CURRENT_FILE) or b"").decode("ascii", errors="replace").strip()
+        if not is_bundle_id(named):
+            raise TransferError(
+                f"There is no bundle at {self._url}: neither {MANIFEST_FILE} nor a {CURRENT_FILE} "
+                "that names one. `vouch-build push` puts one there."
+            )
+        return f"{bundle_directory(Path(), named).name}/"
+
+    def _read(self, path: str) -> bytes | None:
+        with self._reached("be read"):
+            try:
+                found = self._obstore.get(self._store, path)
+            except (FileNotFoundError, self._errors.NotFoundError):
+                return None
+            if found.meta["size"] > MOST_BYTES:
+                raise TransferError(f"{path} at {self._url} is larger than any bundle has it.")
+            return bytes(found.bytes())
+
+    @contextmanager
+    def _reached(self, what: str) -> Iterator[None]:
+        """Say what could not be done, in one line and without what may be secret."""
+        try:
+            yield
+        except (self._errors.BaseError, FileNotFoundError, ValueError) as error:
+            said = str(error).split("\n", 1)[0].partition("<?xml")[0][:300]
+            raise TransferError(
+                f"{self._url} cannot {what} ({type(error).__name__}: {said}). Is there such a "
+                "bucket, and do the credentials in the environment (AWS_…, GOOGLE_…, AZURE_…) "
+                "allow it? The same command goes on from here."
+            ) from error

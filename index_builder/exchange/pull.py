@@ -1,0 +1,143 @@
+"""A bundle elsewhere → a directory of bundles here, by one rename."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from index_builder.exchange.place import Place
+from index_builder.output import writing
+from model_store.bundles.directory import activate, bundle_directory
+from model_store.bundles.manifest import (
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
+    Manifest,
+    describe_file,
+    file_names,
+    parse_manifest,
+    read_manifest,
+    verify_files,
+)
+from model_store.bundles.publish import seal
+from model_store.bundles.signatures import require_signature
+from model_store.errors import BundleTampered, TransferError
+from model_store.files import lock_between_processes, replacing
+
+PULL_LOCK = ".pulling"
+
+Progress = Callable[[Iterable[str], int], Iterable[str]]
+"""Passes files on, and shows how many of them are done."""
+
+
+def pull(
+    place: Place,
+    root: Path,
+    trusted: Collection[str] = (),
+    *,
+    activated: bool = True,
+    progress: Progress = lambda names, _: names,
+) -> Path:
+    """Bring the bundle that lies at ``place`` into the directory of bundles ``root``.
+
+    It gets its name by one rename, once every byte is here and verified. What an interrupted pull
+    has left is verified too, and what is whole is not fetched again.
+
+    Parameters
+    ----------
+    trusted : public keys, one of which must have signed it; none: nobody need have.
+    activated : whether it becomes the current bundle.
+
+    Returns
+    -------
+    The bundle's directory.
+
+    Raises
+    ------
+    TransferError : nothing is there, or the way to it is broken.
+    BundleError : it is not what its manifest says, or nobody who is trusted has signed it.
+    OutputError : there is no room for it here.
+    """
+    content = place.read(MANIFEST_FILE)
+    if content is None:
+        raise TransferError(f"There is no bundle there: no {MANIFEST_FILE} was found.")
+    manifest = parse_manifest(content, "the bundle there")
+    _require_inside(manifest)
+    signature = place.read(SIGNATURE_FILE)
+    target = bundle_directory(root, manifest.id)
+    with writing(f"the bundle to {root}", "What was fetched is kept."):
+        root.mkdir(parents=True, exist_ok=True)
+        with lock_between_processes(root / PULL_LOCK):
+            if target.exists():
+                read_manifest(target)
+                _sign(root, target, manifest, signature, trusted)
+            else:
+                partial = root / f".{manifest.id}.pulling"
+                partial.mkdir(exist_ok=True)
+                _sign(root, partial, manifest, signature, trusted)
+                _fetch(place, manifest, partial, progress)
+                seal(partial, manifest)
+        if activated:
+            activate(root, manifest.id)
+    return target
+
+
+def _require_inside(manifest: Manifest) -> None:
+    """Raise where a file would be written elsewhere than into the bundle."""
+    for name in manifest.files:
+        path = PurePosixPath(name)
+        if (
+            path.is_absolute()
+            or ".." in path.parts
+            or path.as_posix() != name  # the same file by another name
+            or {"\\", "\0"} & set(name)
+            or name in {MANIFEST_FILE, SIGNATURE_FILE}
+        ):
+            raise BundleTampered(
+                f"The bundle there lists a file {name[:80]!r}, which no bundle holds. Take it from "
+                "somebody whom you trust."
+            )
+
+
+def _sign(
+    root: Path,
+    directory: Path,
+    manifest: Manifest,
+    signature: bytes | None,
+    trusted: Collection[str],
+) -> None:
+    """Put the signature into ``directory``, before anything large is fetched for nothing."""
+    if signature is None:
+        if trusted:
+            require_signature(directory, manifest, trusted)
+        return
+    staged = root / f".{manifest.id}.signature"
+    staged.mkdir(exist_ok=True)
+    try:
+        (staged / SIGNATURE_FILE).write_bytes(signature)
+        if trusted:
+            require_signature(staged, manifest, trusted)
+        if trusted or not (directory / SIGNATURE_FILE).exists():
+            with replacing(directory / SIGNATURE_FILE) as file:
+                file.write_bytes(signature)
+    finally:
+        shutil.rmtree(staged)
+
+
+def _fetch(place: Place, manifest: Manifest, directory: Path, progress: Progress) -> None:
+    """Make the files in ``directory`` those of the manifest, and verify them."""
+    for name in file_names(directory):
+        if name not in manifest.files and name != SIGNATURE_FILE:
+            (directory / name).unlink()
+    for folder in sorted((path for path in directory.rglob("*") if path.is_dir()), reverse=True):
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
+    for name in progress(sorted(manifest.files), len(manifest.files)):
+        path, described = directory / name, manifest.files[name]
+        if path.is_file() and describe_file(path) == described:
+            continue
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place.fetch(name, int(described["bytes"]), directory)
+    verify_files(directory, manifest)
