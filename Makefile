@@ -131,7 +131,7 @@ try-compose: install
 # FiftyOne pins its web framework, so it does not go where the service is.
 try-fiftyone: install
 	$(BIN)/uv venv --quiet --allow-existing build/fiftyone
-	$(BIN)/uv pip install --quiet --python build/fiftyone/bin/python "fiftyone>=1.5" "httpx2>=2.0"
+	$(BIN)/uv pip install --quiet --python build/fiftyone/bin/python "fiftyone>=1.22" "httpx2>=2.0"
 	VOUCH_FIFTYONE_PYTHON=$(CURDIR)/build/fiftyone/bin/python $(BIN)/pytest tests/end_to_end/test_fiftyone.py
 
 clean:

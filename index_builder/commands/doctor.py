@@ -52,6 +52,8 @@ _OPTIONAL = {
     "pyarrow": "parquet",
     "ray": "ray",
     "pymilvus": "milvus",
+    "obstore": "remote",
+    "huggingface-hub": "hub",
     "fastapi": "service",
     "redis": "service",
 }

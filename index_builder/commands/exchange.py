@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from index_builder.configuration.signing import BUNDLE_KEYS_VARIABLE, trusted_keys
-from index_builder.progress import console, say_what_is_next, track
+from index_builder.progress import console, say_what_is_next
 from model_store.bundles.directory import locate
 
 ADDRESS = "A directory of bundles, s3://BUCKET/PREFIX (or gs://, az://), or hf://OWNER/NAME."
@@ -86,7 +86,6 @@ def pull_command(
         root,
         trusted_keys(trust or ()),
         activated=not keep_current,
-        progress=lambda names, total: track(names, "fetching", total),
     )
     print(pulled)
     say_what_is_next(root)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from index_builder.exchange.place import Place
 from index_builder.output import writing
+from index_builder.progress import track
 from model_store.bundles.directory import activate, bundle_directory
 from model_store.bundles.manifest import (
     MANIFEST_FILE,
@@ -27,9 +28,6 @@ from model_store.files import lock_between_processes, replacing
 
 PULL_LOCK = ".pulling"
 
-Progress = Callable[[Iterable[str], int], Iterable[str]]
-"""Passes files on, and shows how many of them are done."""
-
 
 def pull(
     place: Place,
@@ -37,7 +35,6 @@ def pull(
     trusted: Collection[str] = (),
     *,
     activated: bool = True,
-    progress: Progress = lambda names, _: names,
 ) -> Path:
     """Bring the bundle that lies at ``place`` into the directory of bundles ``root``.
 
@@ -76,7 +73,7 @@ def pull(
                 partial = root / f".{manifest.id}.pulling"
                 partial.mkdir(exist_ok=True)
                 _sign(root, partial, manifest, signature, trusted)
-                _fetch(place, manifest, partial, progress)
+                _fetch(place, manifest, partial)
                 seal(partial, manifest)
         if activated:
             activate(root, manifest.id)
@@ -125,7 +122,7 @@ def _sign(
         shutil.rmtree(staged)
 
 
-def _fetch(place: Place, manifest: Manifest, directory: Path, progress: Progress) -> None:
+def _fetch(place: Place, manifest: Manifest, directory: Path) -> None:
     """Make the files in ``directory`` those of the manifest, and verify them."""
     for name in file_names(directory):
         if name not in manifest.files and name != SIGNATURE_FILE:
@@ -133,7 +130,7 @@ def _fetch(place: Place, manifest: Manifest, directory: Path, progress: Progress
     for folder in sorted((path for path in directory.rglob("*") if path.is_dir()), reverse=True):
         with suppress(OSError):  # it is not empty
             folder.rmdir()
-    for name in progress(sorted(manifest.files), len(manifest.files)):
+    for name in track(sorted(manifest.files), "fetching", len(manifest.files)):
         path, described = directory / name, manifest.files[name]
         if path.is_file() and describe_file(path) == described:
             continue

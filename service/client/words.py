@@ -23,6 +23,8 @@ _CALIBRATION_WORDS: dict[schemas.CalibrationStatus, str] = {
     "missing": VERDICT_WORDS["not_calibrated"],
 }
 
+_SIZES = {"one": "one item", "few": "2 to 5 items", "many": "more than 5 items"}
+
 
 def search_in_words(answer: schemas.SearchAnswer) -> str:
     """Return the answer to a search as text."""
@@ -66,7 +68,7 @@ def calibration_in_words(report: schemas.CalibrationReport) -> str:
             f"{_percent(1 - (report.delta or 0))}."
         )
     said += [
-        f"No match is promised for labels with {one.size_class} item(s): {one.reason}"
+        f"No `match` where the first result's label has {_SIZES[one.size_class]}: {one.reason}"
         for one in report.matches
         if one.threshold is None and one.n_labels > 0
     ]

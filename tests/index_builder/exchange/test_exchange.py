@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import obstore
@@ -135,6 +137,40 @@ def test_one_bundle_of_a_bucket_is_named_by_its_id(
     bucket.address += f"/{bundle.name}"
     assert bucket.pull(tmp_path / "pulled").returncode == 0
     assert bundle_ids(tmp_path / "pulled") == [bundle.name]
+
+
+def test_keys_that_may_read_and_not_list_are_enough(
+    bucket: Elsewhere, bundle: Path, tmp_path: Path
+) -> None:
+    """S3 answers 403 to these where there is nothing."""
+    files = {f"{bundle.name}/{name}": content for name, content in contents(bundle).items()}
+    files["CURRENT"] = bundle.name.encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = files.get(self.path.removeprefix("/bucket/bundles/"))
+            self.send_response(403 if content is None else 200)
+            self.send_header("Content-Length", str(len(content or b"")))
+            self.send_header("ETag", '"1"')
+            self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+            self.end_headers()
+            self.wfile.write(content or b"")
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        own = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}
+        done = bucket.run("pull", "s3://bucket/bundles", str(tmp_path / "pulled"), **own)
+        unknown = bucket.run("pull", "s3://bucket/others", str(tmp_path / "others"), **own)
+        server.shutdown()
+        thread.join()
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "pulled" / bundle.name) == contents(bundle)
+    assert unknown.returncode == 1
+    assert "credentials" in unknown.stderr
 
 
 @pytest.mark.parametrize("change", [b"x" * 5000, b"longer" * 1000, b"short"])
