@@ -53,9 +53,13 @@ def model_card(manifest: Manifest, repository: str) -> str:
         ]
         or None,
     )
+    holds = "an encoder, a gallery of images with their thumbnails"
+    if "vectors" in manifest.encoder:
+        made_by = _plain(str(manifest.encoder["vectors"]["made_by"]))
+        holds = f"a gallery of vectors that `{made_by}` has made"
     about = (
-        "A bundle of Vouch, image search that says how sure it is: an encoder, a gallery of images "
-        "with their thumbnails, and the calibration of its probabilities."
+        f"A bundle of Vouch, image search that says how sure it is: {holds}, and the "
+        "calibration of its probabilities."
     )
     use = (
         f"```sh\nvouch-build pull hf://{repository} bundles/pulled\n"

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 import yaml
 from obstore.store import S3Store
 
+from index_builder.exchange.model_card import model_card
 from model_store.bundles.directory import bundle_ids, current_id, locate
 from model_store.bundles.manifest import MANIFEST_FILE, file_names, read_manifest
 from model_store.signing import new_key
@@ -238,6 +240,20 @@ def test_a_repository_has_a_card_of_the_evaluation_and_is_private(
     repository.address = "hf://me/open"
     repository.run("push", str(bundle), repository.address, "--public")
     assert not hub.repositories["me/open"].private
+
+
+def test_a_card_says_of_vectors_and_of_what_was_not_measured(bundle: Path) -> None:
+    manifest = replace(
+        read_manifest(bundle),
+        encoder={"dim": 4, "posterior": "point", "vectors": {"made_by": "dinov2"}},
+        calibration=None,
+        metrics=None,
+    )
+    card = model_card(manifest, "me/vectors")
+    assert "model-index" not in card
+    assert "thumbnails" not in card
+    for said in ("vectors that `dinov2` has made", "`not_calibrated`", "Nothing was measured"):
+        assert said in card
 
 
 def test_an_older_commit_can_be_pulled(
