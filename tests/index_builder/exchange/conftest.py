@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx2
 import pytest
 from huggingface_hub import constants
 
 from tests.support.build_command import Done, vouch_build
 from tests.support.hub_server import TOKEN, Hub
-from tests.support.s3_server import CREDENTIALS, s3_server
+from tests.support.s3_server import BUCKET, S3Server, s3_server
 
 NUMBERS = itertools.count()
 
@@ -41,9 +40,9 @@ class Elsewhere:
 
 
 @pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with s3_server(tmp_path_factory.mktemp("s3") / "log") as url:
-        yield url
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -53,12 +52,9 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def bucket(s3: str, tmp_path: Path) -> Elsewhere:
-    """A bucket of this test alone."""
-    name = f"bundles-{next(NUMBERS)}"
-    httpx2.put(f"{s3}/{name}").raise_for_status()
-    environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": s3}
-    return Elsewhere(f"s3://{name}/vouch/galleries", tmp_path, environment)
+def bucket(s3: S3Server, tmp_path: Path) -> Elsewhere:
+    """A part of a bucket, of this test alone."""
+    return Elsewhere(f"s3://{BUCKET}/{next(NUMBERS)}/galleries", tmp_path, s3.environment)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from pathlib import Path
 import obstore
 import pytest
 import yaml
-from obstore.store import S3Store
 
 from index_builder.exchange.model_card import model_card
 from model_store.bundles.directory import bundle_ids, current_id, locate
@@ -23,6 +22,7 @@ from model_store.bundles.manifest import MANIFEST_FILE, file_names, read_manifes
 from model_store.signing import new_key
 from tests.index_builder.exchange.conftest import Elsewhere
 from tests.support.hub_server import Hub
+from tests.support.s3_server import SECRET, S3Server
 from tests.support.small_bundles import small_bundle
 
 pytestmark = [
@@ -37,18 +37,10 @@ def contents(bundle: Path) -> dict[str, bytes]:
     return {name: (bundle / name).read_bytes() for name in file_names(bundle)}
 
 
-def put_object(bucket: Elsewhere, name: str, content: bytes) -> None:
+def put_object(s3: S3Server, bucket: Elsewhere, name: str, content: bytes) -> None:
     """Write an object of a bucket behind the back of ``vouch-build``."""
-    own = bucket.environment
-    store = S3Store.from_url(
-        bucket.address,
-        endpoint=own["AWS_ENDPOINT_URL"],
-        access_key_id=own["AWS_ACCESS_KEY_ID"],
-        secret_access_key=own["AWS_SECRET_ACCESS_KEY"],
-        region=own["AWS_REGION"],
-        client_options={"allow_http": True},
-    )
-    obstore.put(store, name, content)
+    place, _, prefix = bucket.address.removeprefix("s3://").partition("/")
+    obstore.put(s3.store(place), f"{prefix}/{name}", content)
 
 
 @pytest.fixture
@@ -119,10 +111,10 @@ def test_only_bundles_that_a_trusted_key_has_signed_are_taken(
 
 
 def test_a_push_to_s3_that_broke_off_is_seen_by_nobody(
-    bucket: Elsewhere, bundle: Path, tmp_path: Path
+    s3: S3Server, bucket: Elsewhere, bundle: Path, tmp_path: Path
 ) -> None:
     for name in ("encoder.onnx", "gallery.faiss"):
-        put_object(bucket, f"{bundle.name}/{name}", (bundle / name).read_bytes())
+        put_object(s3, bucket, f"{bundle.name}/{name}", (bundle / name).read_bytes())
     refused = bucket.pull(tmp_path / "pulled")
     assert refused.returncode == 1
     assert "no bundle" in refused.stderr
@@ -177,17 +169,17 @@ def test_keys_that_may_read_and_not_list_are_enough(
 
 @pytest.mark.parametrize("change", [b"x" * 5000, b"longer" * 1000, b"short"])
 def test_what_was_changed_in_a_bucket_is_not_taken(
-    bucket: Elsewhere, bundle: Path, tmp_path: Path, change: bytes
+    s3: S3Server, bucket: Elsewhere, bundle: Path, tmp_path: Path, change: bytes
 ) -> None:
     bucket.push(bundle)
     name = f"{bundle.name}/encoder.onnx"
-    put_object(bucket, name, change)
+    put_object(s3, bucket, name, change)
     refused = bucket.pull(tmp_path / "pulled")
     assert refused.returncode == 1
     assert "encoder.onnx" in refused.stderr
     assert bundle_ids(tmp_path / "pulled") == []
     assert current_id(tmp_path / "pulled") is None
-    put_object(bucket, name, (bundle / "encoder.onnx").read_bytes())
+    put_object(s3, bucket, name, (bundle / "encoder.onnx").read_bytes())
     assert bucket.pull(tmp_path / "pulled").returncode == 0
     assert bundle_ids(tmp_path / "pulled") == [bundle.name]
 
@@ -283,7 +275,7 @@ def test_what_is_not_there_is_an_error(
     done = bucket.run("pull", source)
     assert done.returncode == 1
     assert said in " ".join(done.stderr.split())
-    assert "secret-of-the-tests" not in done.stderr
+    assert SECRET not in done.stderr
     assert not (bucket.here / "bundles").exists()
 
 
@@ -292,7 +284,7 @@ def test_a_service_that_is_not_there_is_an_error(bucket: Elsewhere, bundle: Path
         done = bucket.run(*arguments, AWS_ENDPOINT_URL="http://127.0.0.1:1")
         assert done.returncode == 1
         assert "credentials" in done.stderr
-        assert "secret-of-the-tests" not in done.stderr
+        assert SECRET not in done.stderr
 
 
 def test_the_hub_is_where_its_environment_says(
