@@ -21,6 +21,8 @@ algebra of uncertain distances, `errors` the whole error family.
     share_states    the share of absent queries, counted by all replicas
     stores          vector databases of others
     vector_queries  vectors in place of images, lists of other stores
+    text_queries    texts in place of images
+    one_encoder     parts that belong together
     notebook        answers as notebooks show them
     matches         ranked neighbours with their probabilities
     verdicts        the words of answers
@@ -36,6 +38,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from model_store.bundles.bundle import Bundle, open_bundle
     from model_store.retriever import Answer, Retriever
+    from model_store.text_queries import search_text
     from model_store.vector_queries import NeighbourList, VectorQuery, decide_list
 else:
     _ROOMS = {
@@ -46,6 +49,7 @@ else:
         "VectorQuery": "model_store.vector_queries",
         "decide_list": "model_store.vector_queries",
         "open_bundle": "model_store.bundles.bundle",
+        "search_text": "model_store.text_queries",
     }
 
     def __getattr__(name: str) -> object:
@@ -63,4 +67,5 @@ __all__ = [
     "VectorQuery",
     "decide_list",
     "open_bundle",
+    "search_text",
 ]

@@ -19,6 +19,8 @@ nothing that a client of the service may not see.
     │   ├── OrderUnavailable     the gallery has no probabilities to list by
     │   ├── InvalidVector        a vector, or a list of neighbours, that cannot be decided on
     │   ├── ImagesNotTaken       the gallery was made of vectors, and has no encoder of images
+    │   ├── InvalidText          a text that cannot be searched with
+    │   ├── TextUnavailable      the gallery cannot be searched with texts
     │   ├── UnknownSource        the gallery was not calibrated with queries from there
     │   ├── InvalidHead          the head of the request is not as HTTP wants it
     │   └── UnsupportedMediaType a body of a kind that the path does not read
@@ -132,6 +134,14 @@ class InvalidVector(InvalidRequest):
 
 class ImagesNotTaken(InvalidRequest):
     """The gallery was made of vectors: what makes them of images is not there."""
+
+
+class InvalidText(InvalidRequest):
+    """A text that cannot be searched with."""
+
+
+class TextUnavailable(InvalidRequest):
+    """The gallery cannot be searched with texts."""
 
 
 class UnknownSource(InvalidRequest):

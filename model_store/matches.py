@@ -25,8 +25,10 @@ class Match:
     similarity : cosine of the directions, in [−1, 1].
     match_probability : calibrated P(true match), None without calibration.
     match_interval : what that probability lies between, None without calibration.
-    rank_stability : share of predictive samples under which it stays in the list.
-    rank_confidence : P(it is nearer to the query than the next item), None of the gallery's last.
+    rank_stability : share of predictive samples under which it stays in the list; None of a query
+        whose uncertainty is unknown.
+    rank_confidence : P(it is nearer to the query than the next item), None of the gallery's last,
+        and of such a query.
     variance : of the item's own embedding, relative to its squared norm.
     """
 
@@ -35,7 +37,7 @@ class Match:
     similarity: float
     match_probability: float | None
     match_interval: tuple[float, float] | None
-    rank_stability: float
+    rank_stability: float | None
     rank_confidence: float | None
     variance: float
 
@@ -45,12 +47,20 @@ def matches_of(
     variances: NDArray[np.float32],
     neighbours: Neighbours,
     decision: Decision,
+    *,
+    has_uncertainty: bool,
 ) -> tuple[Match, ...]:
-    """The first of the list, with what is known of each; ``variances`` (n,) of the n ``items``."""
+    """The first of the list, with what is known of each.
+
+    Parameters
+    ----------
+    variances : (n,) of the n ``items``.
+    has_uncertainty : whether the query's is known, which the ranks' firmness follows from.
+    """
     similarities = neighbours.similarities.tolist()  # plain numbers, all at once
     probabilities = _plain(decision.match_probabilities)
     intervals = _plain(decision.match_intervals)
-    confidences = neighbours.rank_confidence
+    confidences = neighbours.rank_confidence if has_uncertainty else ()
     return tuple(
         Match(
             rank=rank + 1,
@@ -58,7 +68,7 @@ def matches_of(
             similarity=similarities[place],
             match_probability=None if probabilities is None else probabilities[rank],
             match_interval=None if intervals is None else tuple(intervals[rank]),
-            rank_stability=float(neighbours.rank_stability[rank]),
+            rank_stability=float(neighbours.rank_stability[rank]) if has_uncertainty else None,
             rank_confidence=float(confidences[rank]) if rank < len(confidences) else None,
             variance=float(variances[rank]),
         )

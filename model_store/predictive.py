@@ -10,14 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.encoder.contract import Embeddings
+from model_store.encoder.contract import Embeddings, QueryKind
 from model_store.sphere import concentration_of, sample_projected_normal
 
 N_SAMPLES = 100
 """Predictive samples a query; the number the Laplace metric-learning paper evaluates with."""
 
 _HEADER = struct.Struct("<4sIIIdd")
-_MAGIC = b"VPD3"
+_MAGICS: dict[bytes, QueryKind] = {b"VPD3": "image", b"VPT3": "text"}
+_MAGIC_OF = {kind: magic for magic, kind in _MAGICS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Predictive:
     spherical_variance : 1 − R in [0, 1], with R the mean resultant length; the uncertainty served.
     outlier_score : how alien the query is, NaN where the bundle has no detector.
     samples : (S, D) float32, unit; draws of the embedding.
+    kind : of the query: which calibration judges it.
     """
 
     direction: NDArray[np.float32]
@@ -39,6 +41,12 @@ class Predictive:
     spherical_variance: float
     outlier_score: float
     samples: NDArray[np.float32]
+    kind: QueryKind = "image"
+
+    @property
+    def has_uncertainty(self) -> bool:
+        """False of a text whose encoder gives no variance: how sure it is, nobody knows."""
+        return self.kind == "image" or bool(self.variance.any())
 
     @property
     def concentration(self) -> float:
@@ -51,7 +59,7 @@ class Predictive:
         arrays = (self.direction, self.variance, self.samples)
         body = b"".join(array.astype("<f4").tobytes() for array in arrays)
         header = _HEADER.pack(
-            _MAGIC,
+            _MAGIC_OF[self.kind],
             dim,
             n_samples,
             zlib.crc32(body),
@@ -68,7 +76,7 @@ class Predictive:
         magic, dim, n_samples, checksum, *moments = _HEADER.unpack_from(data)
         body = data[_HEADER.size :]
         if (
-            magic != _MAGIC
+            magic not in _MAGICS
             or not dim
             or not n_samples
             or len(body) != 4 * dim * (n_samples + 2)
@@ -79,11 +87,14 @@ class Predictive:
         spread, score = moments
         if not np.isfinite(values).all() or not 0 <= spread <= 1 or math.isinf(score):
             return None
-        return cls(values[0], values[1], spread, score, values[2:])
+        return cls(values[0], values[1], spread, score, values[2:], _MAGICS[magic])
 
 
 def predict(
-    embeddings: Embeddings, outlier_scores: NDArray[np.float64], noise: NDArray[np.float32]
+    embeddings: Embeddings,
+    outlier_scores: NDArray[np.float64],
+    noise: NDArray[np.float32],
+    kind: QueryKind = "image",
 ) -> list[Predictive]:
     """Turn B embeddings into predictive distributions.
 
@@ -93,6 +104,7 @@ def predict(
     outlier_scores : (B,), NaN where there is no detector.
     noise : (S, D) standard normal, fixed for an encoder (`model_store.sphere.base_noise`), so that
         the same image gives the same samples on every replica.
+    kind : of the queries.
     """
     directions, variances = embeddings.directions, embeddings.spherical_variances
     squared_norms = (embeddings.mean**2).sum(axis=1, keepdims=True)
@@ -104,6 +116,7 @@ def predict(
             float(variances[row]),
             float(outlier_scores[row]),
             sample_projected_normal(embeddings.mean[row], embeddings.variance[row], noise),
+            kind,
         )
         for row in range(len(embeddings))
     ]

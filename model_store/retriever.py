@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from model_store.decision import Calibration, Decision, FilterMeans, Retrieved, Terms, decide
 from model_store.decision.staleness import staleness
-from model_store.encoder.contract import Embeddings, Encoder
-from model_store.errors import BundleMismatch, OrderUnavailable
+from model_store.encoder.contract import Embeddings, Encoder, QueryKind, TextEncoder
+from model_store.errors import OrderUnavailable
 from model_store.gallery import Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
 from model_store.matches import Match, matches_of
 from model_store.notebook import answer_html
+from model_store.one_encoder import require_one_encoder
 from model_store.predictive import N_SAMPLES, Predictive, predict
 from model_store.search import (
     EVERYTHING,
@@ -69,30 +70,34 @@ class Retriever:
     Parameters
     ----------
     calibration : None where nothing is calibrated; probabilities are then None as well.
+    text : the encoder of texts; None where there is none.
+    text_calibration : the same of queries that are texts.
 
     Attributes
     ----------
+    kind : of the queries that ``calibration`` judges.
     stale : why the calibration does not hold for this gallery, None where it does.
 
     Raises
     ------
-    BundleMismatch : gallery or calibration were made with another encoder.
+    BundleMismatch : a part was made with another encoder.
     """
 
-    def __init__(self, encoder: Encoder, gallery: Gallery, calibration: Calibration | None) -> None:
-        made_with = {"gallery": gallery.encoder_fingerprint}
-        if calibration is not None:
-            made_with["calibration"] = calibration.encoder_fingerprint
-        for part, fingerprint in made_with.items():
-            if fingerprint != encoder.fingerprint:
-                raise BundleMismatch(
-                    f"The {part} was made with encoder {fingerprint[:12]}, the encoder here is "
-                    f"{encoder.fingerprint[:12]}. Run `vouch-build index` and "
-                    "`vouch-build calibrate` with this encoder."
-                )
+    def __init__(
+        self,
+        encoder: Encoder,
+        gallery: Gallery,
+        calibration: Calibration | None,
+        text: TextEncoder | None = None,
+        text_calibration: Calibration | None = None,
+    ) -> None:
+        require_one_encoder(encoder, gallery, calibration, text, text_calibration)
         self.encoder = encoder
         self.gallery: Gallery = gallery
         self.calibration = calibration
+        self.text = text
+        self.kind: QueryKind = "image"
+        self._calibrations = {"image": calibration, "text": text_calibration}
         self._noise = base_noise(encoder.fingerprint, N_SAMPLES, encoder.dim)
 
     def with_gallery(self, gallery: Gallery) -> Retriever:
@@ -100,6 +105,21 @@ class Retriever:
         other = copy(self)
         other.gallery = gallery
         return other
+
+    def for_kind(self, kind: QueryKind) -> Retriever:
+        """The same gallery with the decision layer for queries of a kind."""
+        if kind == self.kind:
+            return self
+        other = copy(self)
+        other.kind, other.calibration = kind, self._calibrations[kind]
+        return other
+
+    @property
+    def posterior(self) -> str:
+        """Name of the distribution behind a query's variance."""
+        if self.kind == "text" and self.text is not None:
+            return self.text.metadata.posterior
+        return self.encoder.metadata.posterior
 
     @property
     def stale(self) -> str | None:
@@ -142,12 +162,12 @@ class Retriever:
         scores : (B,) outlier scores of these images; None to compute them.
         """
         if scores is not None:
-            return predict(embeddings, scores, self._noise)
+            return predict(embeddings, scores, self._noise, self.kind)
         if self.calibration is None:
             scores = np.full(len(embeddings), np.nan)
         else:
             scores = self.calibration.outlier_score(embeddings)
-        return predict(embeddings, scores, self._noise)
+        return predict(embeddings, scores, self._noise, self.kind)
 
     def prepare(self, image: DecodedImage) -> NDArray[np.uint8]:
         """Bring a decoded image to the encoder's input size, (H, W, 3)."""
@@ -197,16 +217,17 @@ class Retriever:
         """
         if not 1 <= limit <= N_CANDIDATES:
             raise ValueError(f"{limit=}, wanted 1 to {N_CANDIDATES}")
+        of_kind = self.for_kind(predictive.kind)  # a text is no matter for images' calibration
         terms = Terms(
-            self.alpha if alpha is None else alpha,
+            of_kind.alpha if alpha is None else alpha,
             coverage,
             expected_absent,
             source,
             filter_means,
-            self.stale or stale,
-            self.order_of(order),
+            of_kind.stale or stale,
+            of_kind.order_of(order),
         )
-        return self._answer(predictive, limit, terms, exclude, where, diversity)
+        return of_kind._answer(predictive, limit, terms, exclude, where, diversity)
 
     def _answer(
         self,
@@ -244,6 +265,7 @@ class Retriever:
             self.gallery.total_variances(shown),
             neighbours,
             decision,
+            has_uncertainty=predictive.has_uncertainty,
         )
         seconds = {
             "search": searched - started,

@@ -7,6 +7,9 @@ from typing import Literal
 Verdict = Literal["match", "ambiguous", "no_match", "out_of_distribution", "not_calibrated"]
 Level = Literal["low", "medium", "high"]
 
+MAX_TEXT_CHARACTERS = 2_000
+"""The longest query in words; encoders read 64 to 248 tokens, of about four characters each."""
+
 Order = Literal["similarity", "probability"]
 """By what results are listed: how near they are, or how likely they are to be true matches."""
 

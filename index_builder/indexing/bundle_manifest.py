@@ -37,12 +37,28 @@ def describe(
             **encoder.metadata.fields(),
             "dim": encoder.dim,
             "n_features": encoder.n_features,
+            **text_described(retriever),
         },
         calibration=None if calibration is None else summarise(calibration),
         metrics=metrics,
         samples=samples,
         library_versions=installed_versions(_LIBRARIES),
     )
+
+
+def text_described(retriever: Retriever) -> dict[str, Any]:
+    """Describe the text tower under its key; nothing where there is none."""
+    text, calibration = retriever.text, retriever.for_kind("text").calibration
+    if text is None:
+        return {}
+    return {
+        "text": {
+            "fingerprint": text.fingerprint,
+            "posterior": text.metadata.posterior,
+            "context_length": text.context_length,
+            "calibration": None if calibration is None else summarise(calibration),
+        }
+    }
 
 
 def summarise(calibration: Calibration) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from model_store.bundles.signatures import require_signature
 from model_store.decision import Calibration
 from model_store.encoder.contract import Encoder, ProviderChoice
 from model_store.encoder.onnx import OnnxEncoder
+from model_store.encoder.text import open_text_encoder
 from model_store.errors import BundleMismatch, VouchError, WriteRefused
 from model_store.gallery import GallerySnapshot, LiveGallery, MilvusAccess, Writable, open_gallery
 from model_store.gallery.milvus.collection import NO_ACCESS
@@ -113,14 +114,15 @@ def open_parts(
     open_encoder: OpenEncoder = OnnxEncoder,
     milvus: MilvusAccess = NO_ACCESS,
 ) -> Retriever:
-    """Put together the encoder, gallery and calibration that lie in ``directory``.
+    """Put together the encoders, gallery and calibrations that lie in ``directory``.
 
     ``milvus`` says how to reach the gallery where Milvus holds it.
     """
     gallery, calibration = open_gallery(directory, milvus), Calibration.load(directory)
+    text, of_texts = open_text_encoder(directory, threads), Calibration.load(directory, "text")
     encoder = open_encoder(directory / ENCODER_FILE, provider, threads)
     try:
-        return Retriever(encoder, gallery, calibration)
+        return Retriever(encoder, gallery, calibration, text, of_texts)
     except BundleMismatch:
         encoder.close()
         raise

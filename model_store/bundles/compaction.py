@@ -37,6 +37,7 @@ from model_store.bundles.directory import (
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest, content_files
 from model_store.bundles.publish import seal, with_digests
 from model_store.decision import Calibration, label_means
+from model_store.decision.calibration import FILES
 from model_store.decision.staleness import search_settings
 from model_store.errors import GallerySuperseded, StorageBusy
 from model_store.files import flush, lock_between_processes
@@ -216,14 +217,15 @@ def _write(
         snapshot.n_changed,
     )
     gallery = FaissGallery(staging)
-    calibration = Calibration.load(staging)
     if calibrate is not None:
         calibration, summary = calibrate(gallery)
         calibration.save(staging)
         (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of what was promised before
         manifest = replace(manifest, calibration=summary, metrics=None)
-    elif calibration is not None:  # labels may have other codes, and lie elsewhere
-        replace(calibration, means=label_means(gallery)).save(staging)
+    for kind in FILES if calibrate is None else ("text",):
+        kept = Calibration.load(staging, kind)
+        if kept is not None:  # labels may have other codes, and lie elsewhere
+            replace(kept, means=label_means(gallery)).save(staging, kind)
     said = {
         "n_items": gallery.n_items,
         "search": search_settings(gallery),

@@ -6,8 +6,10 @@
       manifest.json       what is here, sha256 of each file; canonical JSON
       manifest.sig        who published it (absent: nobody says); see `signatures`
       encoder.onnx        images in, Gaussian embeddings out
+      text_encoder.onnx … with tokenizer.json: texts in (absent: no queries in words)
       gallery.faiss …     index, directions, norms, variances, labels, items
       calibration.json …  the fitted decision layer (absent: nothing is calibrated)
+      text_calibration.json …  the same for queries in words
       samples/            query images a visitor can try
       evaluation.json     how the bundle did on queries it has never seen
 
@@ -65,7 +67,8 @@ class Manifest:
     Attributes
     ----------
     gallery : name, description, n_items, how it is searched, the index and its recall.
-    encoder : fingerprint, posterior, preprocessing, dim, n_features.
+    encoder : fingerprint, posterior, preprocessing, dim, n_features; of its text tower, if it has
+        one, fingerprint, context length, and a summary of its calibration.
     calibration : a summary, or None where nothing is calibrated.
     metrics : measured by evaluation on queries used for nothing else, or None.
     samples : query images to try.

@@ -24,12 +24,18 @@ from model_store.decision.promises import Promises
 from model_store.decision.recalibration import Recalibration
 from model_store.decision.signals import SIGNALS
 from model_store.decision.venn_abers import VennAbers
-from model_store.encoder.contract import Embeddings
+from model_store.encoder.contract import Embeddings, QueryKind
 from model_store.errors import BundleMismatch, UnknownSource
 from model_store.verdicts import Order
 
 CALIBRATION_FILE = "calibration.json"
 ARRAYS_FILE = "calibration.npz"
+FILES: Mapping[QueryKind, tuple[str, str]] = {
+    "image": (CALIBRATION_FILE, ARRAYS_FILE),
+    "text": ("text_calibration.json", "text_calibration.npz"),
+}
+"""Numbers and arrays of the calibrations, by the kind of the queries that they judge."""
+
 DEFAULT_ABSENT = 0.05
 """Share of absent queries as long as nobody names one, and too few were served to estimate it."""
 
@@ -212,8 +218,9 @@ class Calibration:
                 digest.update(np.ascontiguousarray(value).tobytes())
         return digest.hexdigest()
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, kind: QueryKind = "image") -> None:
         """Write to ``directory``: numbers as JSON, arrays as NPZ without pickle."""
+        numbers_file, arrays_file = FILES[kind]
         arrays: dict[str, NDArray[Any]] = {}
         scalars: dict[str, Any] = {"signals": [*SIGNALS, *OUTLIER_SIGNALS]}
         for name, value in _leaves(self):
@@ -222,18 +229,19 @@ class Calibration:
             else:
                 scalars[name] = dict(value) if isinstance(value, Mapping) else value
         text = json.dumps(scalars, indent=1, sort_keys=True, allow_nan=False)
-        (directory / CALIBRATION_FILE).write_text(text + "\n", encoding="utf-8")
-        np.savez(directory / ARRAYS_FILE, **arrays)  # type: ignore[arg-type] # numpy's stub
+        (directory / numbers_file).write_text(text + "\n", encoding="utf-8")
+        np.savez(directory / arrays_file, **arrays)  # type: ignore[arg-type] # numpy's stub
 
     @classmethod
-    def load(cls, directory: Path) -> Calibration | None:
-        """Read what `save` wrote; None where ``directory`` holds no calibration.
+    def load(cls, directory: Path, kind: QueryKind = "image") -> Calibration | None:
+        """Read what `save` wrote; None where ``directory`` holds no calibration of that kind.
 
         Raises
         ------
         BundleMismatch : another release wrote it.
         """
-        path = directory / CALIBRATION_FILE
+        numbers_file, arrays_file = FILES[kind]
+        path = directory / numbers_file
         if not path.exists():
             return None
         scalars = json.loads(path.read_text(encoding="utf-8"))
@@ -243,7 +251,7 @@ class Calibration:
                 f"The calibration was fitted on the signals {scalars['signals']}; this release "
                 f"computes {known}. Run `vouch-build calibrate` again."
             )
-        with np.load(directory / ARRAYS_FILE, allow_pickle=False) as arrays:
+        with np.load(directory / arrays_file, allow_pickle=False) as arrays:
             calibration: Calibration = _assembled(cls, {**scalars, **arrays})
         return calibration
 

@@ -21,6 +21,11 @@ _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
 """Up to which percentile of the calibration queries an uncertainty is called what: half of the
 ordinary queries are low, the last tenth is high."""
 
+TEXTS_NOT_CALIBRATED = (
+    "The gallery is not calibrated for queries in words, and what it knows of images says nothing "
+    "of them. Its owner runs `vouch-build calibrate --captions`."
+)
+
 SETS_UNDER_A_FILTER = (
     "A coverage is promised for searches of the whole gallery; a true match may not pass the "
     "filter."
@@ -100,16 +105,19 @@ class Decision:
 def assess(calibration: Calibration | None, predictive: Predictive) -> Assessment:
     """Place a query among the calibration queries: how uncertain, and how alien.
 
-    The second is unknown where the outlier score is.
+    The first is unknown of a text without a variance, the second where the outlier score is.
     """
     if calibration is None:
         return Assessment()
-    percentile = calibration.uncertainty_percentile(predictive.spherical_variance)
+    percentile, level = None, None
+    if predictive.has_uncertainty:
+        percentile = calibration.uncertainty_percentile(predictive.spherical_variance)
+        level = _level(percentile)
     if math.isnan(predictive.outlier_score):
-        return Assessment(percentile, _level(percentile))
+        return Assessment(percentile, level)
     p_value = calibration.outlier_p_value(predictive.outlier_score)
     least = 1 / (len(calibration.outlier_scores) + 1)
-    return Assessment(percentile, _level(percentile), p_value, least)
+    return Assessment(percentile, level, p_value, least)
 
 
 def decide(
@@ -139,9 +147,10 @@ def decide(
         or math.isnan(predictive.outlier_score)
         or len(retrieved.similarities) == 0
     ):
-        return Decision(
-            "not_calibrated", assess(calibration, predictive), _unheard(calibration, terms)
-        )
+        reason = _unheard(calibration, terms)
+        if calibration is None and predictive.kind == "text":
+            reason = TEXTS_NOT_CALIBRATED
+        return Decision("not_calibrated", assess(calibration, predictive), reason)
     promises = calibration.promises(terms.expected_absent, terms.source, terms.order)
     found = FoundLabels.of(calibration, predictive, retrieved)
     allowed = None if retrieved.allowed is None else found.belong & retrieved.allowed

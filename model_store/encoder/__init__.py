@@ -6,4 +6,5 @@
     vector_input  the input of an encoder that is elsewhere: vectors
     onnx          an encoder in an ONNX file
     placement     which nodes run on which device
+    text          texts in place of pixels: a second ONNX file, and a tokenizer
 """

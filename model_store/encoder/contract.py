@@ -26,6 +26,15 @@ METADATA_KEY = "vouch.encoder"
 Provider = Literal["cpu", "cuda", "tensorrt", "openvino", "coreml"]
 ProviderChoice = Literal["auto", Provider]
 
+TEXT_INPUT_NAMES = ("token_ids", "attention_mask")
+TEXT_METADATA_KEY = "vouch.text_encoder"
+
+QueryKind = Literal["image", "text"]
+Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]
+"""The repairs of a text before it is tokenized. All but `none` mend wrongly decoded characters
+(ftfy), read HTML's names of characters and join white space; `lower` makes small letters of it,
+and `canonicalize` leaves out punctuation as well."""
+
 Inputs = NDArray[Any]
 """Images (B, H, W, 3) uint8; or vectors (B, n) float32, for an encoder that takes vectors."""
 
@@ -167,3 +176,80 @@ class Encoder(Protocol):
 
     def close(self) -> None:
         """Let go of processes and memory; nothing is encoded afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextMetadata:
+    """The metadata in a text encoder's ONNX file.
+
+    Attributes
+    ----------
+    image_encoder : fingerprint of the encoder whose space the texts are embedded in.
+    tokenizer : SHA-256 of its tokenizer's file.
+    cleaning : what a text goes through before it is tokenized.
+    posterior : as `EncoderMetadata.posterior`; ``deterministic`` where no variance is known.
+    """
+
+    image_encoder: str
+    tokenizer: str
+    cleaning: Cleaning
+    posterior: str = "deterministic"
+
+    def to_json(self) -> str:
+        """Serialise for the ONNX file's metadata."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> TextMetadata:
+        """Read what `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """B texts as their encoder reads them.
+
+    Attributes
+    ----------
+    ids : (B, L) int64, padded or cut to the context length L.
+    mask : (B, L) int64, 1 for a token, 0 for padding.
+    truncated : (B,) whether the end of a text was cut off.
+    """
+
+    ids: NDArray[np.int64]
+    mask: NDArray[np.int64]
+    truncated: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class TextEncoder(Protocol):
+    """Texts to embeddings in the space of an image encoder."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash that ties calibrations and caches to this encoder."""
+
+    @property
+    def metadata(self) -> TextMetadata:
+        """The image encoder that it belongs to, and how texts are read."""
+
+    @property
+    def context_length(self) -> int:
+        """L, the tokens of a text that it reads."""
+
+    @property
+    def dim(self) -> int:
+        """D, the size of the embedding."""
+
+    def tokenize(self, texts: Sequence[str]) -> Tokens:
+        """Clean, tokenize, cut and pad B texts.
+
+        Raises
+        ------
+        TextUnavailable : what reads texts is not installed.
+        """
+
+    def encode(self, tokens: Tokens) -> Embeddings:
+        """Embed B texts; where the encoder gives no features, they are the mean."""

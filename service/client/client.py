@@ -129,10 +129,7 @@ class VouchClient:
         return self._upload(path, schemas.SearchAnswer, _options(**options), files)
 
     def search_vector(
-        self,
-        gallery: str,
-        query: schemas.VectorFields,
-        **options: Unpack[SearchOptions],
+        self, gallery: str, query: schemas.VectorFields, **options: Unpack[SearchOptions]
     ) -> schemas.SearchAnswer:
         """Search with a vector that the gallery's encoder has made elsewhere.
 
@@ -141,8 +138,19 @@ class VouchClient:
         VouchProblem : such as ``invalid_vector``.
         """
         body = query.model_dump(exclude_none=True) | {**options}
-        request = self._http.build_request("POST", _path(gallery, "search", "vector"), json=body)
-        return self._ask(request, schemas.SearchAnswer)
+        return self._post(_path(gallery, "search", "vector"), schemas.SearchAnswer, body)
+
+    def search_text(
+        self, gallery: str, text: str, **options: Unpack[SearchOptions]
+    ) -> schemas.SearchAnswer:
+        """Search in words, where the gallery's encoder has a text tower.
+
+        Raises
+        ------
+        VouchProblem : such as ``text_unavailable``.
+        """
+        path = _path(gallery, "search", "text")
+        return self._post(path, schemas.SearchAnswer, {"text": text, **options})
 
     def decide(
         self,
@@ -159,8 +167,7 @@ class VouchClient:
         """
         body = query.model_dump(exclude_none=True) | {**options}
         body["neighbours"] = [one.model_dump(exclude_none=True) for one in neighbours]
-        request = self._http.build_request("POST", _path(gallery, "decide"), json=body)
-        return self._ask(request, schemas.DecisionAnswer)
+        return self._post(_path(gallery, "decide"), schemas.DecisionAnswer, body)
 
     def search_next(self, answer: schemas.SearchAnswer) -> schemas.SearchAnswer | None:
         """The results after those of ``answer``; None where there are no more."""
@@ -286,8 +293,7 @@ class VouchClient:
         """
         said = schemas.FeedbackRequest(query_id=answer.query.id, item_id=item_id, correct=correct)
         path = _path(answer.gallery, "feedback")
-        request = self._http.build_request("POST", path, json=said.model_dump())
-        return self._ask(request, schemas.FeedbackAnswer)
+        return self._post(path, schemas.FeedbackAnswer, said.model_dump())
 
     def calibration(self, gallery: str, *, order: Order | None = None) -> schemas.CalibrationReport:
         """Fetch the calibration report: the evidence behind probabilities and thresholds.
@@ -325,6 +331,9 @@ class VouchClient:
 
     def _get(self, path: str, answer: type[AnswerT], query: Fields | None = None) -> AnswerT:
         return self._ask(self._http.build_request("GET", path, params=query), answer)
+
+    def _post(self, path: str, answer: type[AnswerT], body: Mapping[str, Any]) -> AnswerT:
+        return self._ask(self._http.build_request("POST", path, json=body), answer)
 
     def _upload(
         self,

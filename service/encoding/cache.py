@@ -18,26 +18,29 @@ from pydantic import TypeAdapter
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from model_store.decision.calibration import FILES
 from model_store.predictive import N_SAMPLES, Predictive
 from model_store.retriever import Retriever
 from service.redis_calls import RedisCalls
-from service.schemas import QueryImage
+from service.schemas import QueryImage, QueryText
 from service.settings import Settings
 
 _HEADER = struct.Struct("<32sI")
-_IMAGE: TypeAdapter[QueryImage | None] = TypeAdapter(QueryImage | None)
+_Described = tuple[QueryImage | None, QueryText | None]
+_DESCRIBED: TypeAdapter[_Described] = TypeAdapter(_Described)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """An encoded image: its description, None of a vector, and its predictive distribution."""
+    """An encoded query: its predictive distribution, and what is known of the image or text."""
 
     image: QueryImage | None
     predictive: Predictive
+    text: QueryText | None = None
 
     def to_bytes(self, key: str, secret: bytes = b"") -> bytes:
         """Serialise: seal, length of the JSON, the JSON, predictive distribution."""
-        described = _IMAGE.dump_json(self.image)
+        described = _DESCRIBED.dump_json((self.image, self.text))
         body = described + self.predictive.to_bytes()
         return _HEADER.pack(_seal(key, body, secret), len(described)) + body
 
@@ -49,11 +52,11 @@ class CacheEntry:
             body = data[_HEADER.size :]
             if not hmac.compare_digest(seal, _seal(key, body, secret)):
                 return None
-            image = _IMAGE.validate_json(body[:length])
+            image, text = _DESCRIBED.validate_json(body[:length])
         except (struct.error, ValueError):
             return None
         predictive = Predictive.from_bytes(body[length:])
-        return None if predictive is None else cls(image, predictive)
+        return None if predictive is None else cls(image, predictive, text)
 
 
 def _seal(key: str, body: bytes, secret: bytes) -> bytes:
@@ -162,17 +165,21 @@ def open_cache(settings: Settings) -> Cache:
     )
 
 
-KEY_VERSION = 8
+KEY_VERSION = 9
 """The version of the entries' layout and of how their numbers are computed; it is part of every
 key."""
 
 
 def key_prefix(retriever: Retriever) -> str:
-    """Return what the keys of one encoder and one outlier detector begin with.
+    """Return what the keys of one encoder and one outlier detector, of each kind, begin with.
 
     A gallery may change, and be compacted: cached images stay valid.
     """
     digest = hashlib.sha256(retriever.encoder.fingerprint.encode())
-    if retriever.calibration is not None:
-        digest.update(retriever.calibration.outlier_fingerprint().encode())
+    if retriever.text is not None:
+        digest.update(f"text {retriever.text.fingerprint}".encode())
+    for kind in FILES:
+        calibration = retriever.for_kind(kind).calibration
+        if calibration is not None:
+            digest.update(f"{kind} {calibration.outlier_fingerprint()}".encode())
     return f"vouch:{KEY_VERSION}:{digest.hexdigest()[:32]}:{N_SAMPLES}"

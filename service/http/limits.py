@@ -35,6 +35,10 @@ MAX_FIELD_BYTES = 2**20
 MAX_JSON_PARTS = 4_096
 """Brackets, commas and colons of a document, those in its texts too."""
 
+TEXT_PATH = "/search/text"
+MAX_TEXT_BYTES = 64 * 2**10
+"""A document with a text: all its characters at twelve bytes each, escaped, and a filter."""
+
 VECTOR_PATHS = ("/search/vector", "/decide")
 MAX_JSON_NUMBERS = 2**18
 MAX_VECTOR_BYTES = 4 * 2**20

@@ -17,7 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from model_store.errors import ImageTooLarge, VouchError
 from service.access.access import Caller
 from service.http.admission import ClientGone
-from service.http.limits import FORM_ALLOWANCE, MAX_VECTOR_BYTES, VECTOR_PATHS
+from service.http.limits import (
+    FORM_ALLOWANCE,
+    MAX_TEXT_BYTES,
+    MAX_VECTOR_BYTES,
+    TEXT_PATH,
+    VECTOR_PATHS,
+)
 from service.http.problems import internal_error, problem_response
 from service.observability.metrics import Telemetry
 from service.observability.records import UNMATCHED, RequestRecord, Tracing, recorded
@@ -144,6 +150,8 @@ class RequestContext:
             return _BodyBound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
         if path.endswith(VECTOR_PATHS):
             return _BodyBound(MAX_VECTOR_BYTES, "a document of vectors", MAX_VECTOR_BYTES)
+        if path.endswith(TEXT_PATH):
+            return _BodyBound(MAX_TEXT_BYTES, "a document with a text", MAX_TEXT_BYTES)
         if path.endswith("/feedback"):
             return _BodyBound(0, "feedback", FORM_ALLOWANCE)
         image = self._max_image_bytes

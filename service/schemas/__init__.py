@@ -3,7 +3,9 @@
 ::
 
     bundles      the bundle that answers, and whether its calibration holds
-    search       queries, results and verdicts
+    queries      queries, before any neighbour is looked at
+    search       options, results and verdicts
+    texts        queries in words
     vectors      vectors in place of images, neighbours of other stores
     items        the items of a gallery
     changes      changes of a gallery
@@ -42,10 +44,18 @@ from service.schemas.galleries import (
     ReliabilityBin,
     ResultSetOutcome,
     Sample,
+    TextState,
 )
 from service.schemas.items import ItemDetail, ItemList
 from service.schemas.operations import Live, ProviderShare, Ready, ReadyGallery
 from service.schemas.problems import FieldError, Problem
+from service.schemas.queries import (
+    OutOfDistribution,
+    Query,
+    QueryImage,
+    QueryText,
+    Uncertainty,
+)
 from service.schemas.search import (
     AbsentShare,
     Alpha,
@@ -55,11 +65,8 @@ from service.schemas.search import (
     EmbeddingAnswer,
     ListOptions,
     OnUncertain,
-    OutOfDistribution,
     Quality,
     QualityHint,
-    Query,
-    QueryImage,
     Result,
     ResultSet,
     SearchAnswer,
@@ -68,8 +75,8 @@ from service.schemas.search import (
     SetItem,
     ShareOrigin,
     SimilarAnswer,
-    Uncertainty,
 )
+from service.schemas.texts import TextSearchRequest
 from service.schemas.vectors import (
     DecidedNeighbour,
     DecisionAnswer,
@@ -126,6 +133,7 @@ __all__ = [
     "QualityHint",
     "Query",
     "QueryImage",
+    "QueryText",
     "Ready",
     "ReadyGallery",
     "ReliabilityBin",
@@ -139,6 +147,8 @@ __all__ = [
     "SetItem",
     "ShareOrigin",
     "SimilarAnswer",
+    "TextSearchRequest",
+    "TextState",
     "Uncertainty",
     "VectorFields",
     "VectorSearchRequest",

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from model_store.verdicts import Absence, Order
-from service.schemas.bundles import BundleState, CalibrationStatus
+from service.schemas.bundles import BundleState, CalibrationState, CalibrationStatus
 from service.schemas.feedback import ErrorsOverTime, FeedbackCorrection, FeedbackSummary
 
 
@@ -32,6 +32,15 @@ class EncoderState(BaseModel):
     provider: str = Field(description="The execution provider that really runs.")
     dim: int
     posterior: str
+
+
+class TextState(BaseModel):
+    """The encoder of queries in words, and their calibration."""
+
+    fingerprint: str
+    context_length: int = Field(description="Tokens of a text that it reads.")
+    posterior: str = Field(description="`deterministic`: no variance is known of a text.")
+    calibration: CalibrationState
 
 
 class Sample(BaseModel):
@@ -117,9 +126,10 @@ class CalibrationReport(BaseModel):
 
     status: CalibrationStatus
     n_queries: int
-    queries: Literal["held_out_images", "views_of_items"] | None = Field(
+    queries: Literal["held_out_images", "views_of_items", "captions"] | None = Field(
         description="What it was calibrated with; of a gallery without labels, views of its items "
-        "made up by cropping, turning, relighting and compressing them."
+        "made up by cropping, turning, relighting and compressing them. Queries in words are "
+        "calibrated with captions."
     )
     alpha: float | None = Field(description="Default rate of false alarms of the OOD flag.")
     coverage: float | None = Field(description="Default coverage of result sets.")
@@ -186,6 +196,9 @@ class GalleryDetail(BaseModel):
     labels: list[str] = Field(description="The first dozen by name; `…/labels` lists all.")
     bundle: BundleState
     encoder: EncoderState
+    text: TextState | None = Field(
+        description="For `POST …/search/text`; null where the encoder has no text tower."
+    )
     calibration: dict[str, Any] | None = Field(description="How the decision layer was fitted.")
     metrics: dict[str, Any] | None = Field(
         description="Measured on queries used for nothing else when the bundle was built."

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from model_store.gallery.filters.grammar import MAX_BYTES
-from model_store.verdicts import Absence, FilterMeans, Level, Order, Verdict
+from model_store.verdicts import Absence, FilterMeans, Order, Verdict
 from service.schemas.bundles import BundleState
 from service.schemas.galleries import EncoderState
 from service.schemas.items import ItemDetail
 from service.schemas.problems import Problem
+from service.schemas.queries import Query, Uncertainty
 
 ShareOrigin = Literal["request", "key", "bundle", "estimated"]
 """The origin of a share of absent queries: the request, the caller's key, the gallery's owner, or
@@ -151,50 +152,6 @@ class SearchRequest(JsonSearchOptions):
         return value
 
 
-class Uncertainty(BaseModel):
-    """The spread of the query's embedding."""
-
-    value: float = Field(description="Spherical variance of the embedding, 0 (certain) to 1.")
-    percentile: float | None = Field(
-        description="Share of calibration queries that are less uncertain, in percent."
-    )
-    level: Level | None = Field(description="The percentile in a word.")
-    method: str = Field(description="The posterior the variance comes from.")
-
-
-class OutOfDistribution(BaseModel):
-    """The outlier test of a query against the images that the gallery was calibrated with."""
-
-    flag: bool | None = Field(
-        description="p_value ≤ alpha; null where nothing is calibrated, or where no query could be "
-        "flagged at so small an alpha: see `reason`."
-    )
-    reason: str | None = Field(description="Why `alpha` cannot flag any query; else null.")
-    p_value: float | None = Field(
-        description="Share of ordinary queries that look at least as alien as this one."
-    )
-    alpha: float = Field(description="Share of ordinary queries that may be flagged by mistake.")
-    method: str
-
-
-class QueryImage(BaseModel):
-    """The image that was received."""
-
-    format: str
-    width: int
-    height: int
-    warnings: list[str]
-
-
-class Query(BaseModel):
-    """The query, before any neighbour is looked at."""
-
-    id: str = Field(description="Of the uploaded bytes; what feedback refers to.")
-    uncertainty: Uncertainty
-    ood: OutOfDistribution
-    image: QueryImage | None = Field(description="null for a vector.")
-
-
 class Result(BaseModel):
     """One ranked neighbour."""
 
@@ -209,14 +166,16 @@ class Result(BaseModel):
         description="The two values of a Venn-Abers predictor, widened to hold the probability: "
         "far apart where calibration queries like this one are few. No confidence interval."
     )
-    rank_stability: float = Field(
+    rank_stability: float | None = Field(
         description="Share of predictive samples under which the item is among the nearest, of as "
-        "many as there are results, those of earlier pages with them."
+        "many as there are results, those of earlier pages with them; null where the query's "
+        "uncertainty is."
     )
     rank_confidence: float | None = Field(
         description="Probability that the item is nearer to the query than the next one, given how "
-        "uncertain the query's embedding is; null for the gallery's last. Below ½ where the next "
-        "one is nearer, and stands lower because it is the less likely match."
+        "uncertain the query's embedding is; null where that is, and for the gallery's last. "
+        "Below ½ where the next one is nearer, and stands lower because it is the less likely "
+        "match."
     )
     variance: float = Field(description="Of the item's embedding, relative to its squared norm.")
     label: str | None

@@ -11,11 +11,11 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from model_store.verdicts import Verdict
 from service.schemas.bundles import BundleState
+from service.schemas.queries import Query
 from service.schemas.search import (
     AbsentShare,
     Alpha,
     JsonSearchOptions,
-    Query,
     ResultSet,
 )
 

@@ -17,7 +17,7 @@ import numpy as np
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.intact import BundleFiles
 from model_store.bundles.secret import secret_of
-from model_store.encoder.contract import PROVIDERS, Inputs
+from model_store.encoder.contract import PROVIDERS, Inputs, QueryKind
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import InternalError, QueryNotFound
 from model_store.gallery import Thumbnail, Vector
@@ -25,14 +25,15 @@ from model_store.images import encode_thumbnail
 from model_store.predictive import N_SAMPLES, Predictive
 from model_store.processors import usable_processors
 from model_store.retriever import Retriever
+from model_store.text_queries import embed_text
 from model_store.vector_queries import VectorQuery, predictive_of
 from service.decoding.decoder import Prepared
 from service.encoding.batch_size import largest_useful_batch, useful_turn
 from service.encoding.batching import MicroBatcher
 from service.encoding.cache import CacheEntry, key_prefix
 from service.encoding.single_flight import SingleFlight
-from service.schemas import QueryImage
-from service.serving.queries import Encoded, vector_id
+from service.schemas import QueryImage, QueryText
+from service.serving.queries import Encoded, text_id, vector_id
 from service.serving.resources import EngineResources
 from service.serving.watch import Watch
 
@@ -72,7 +73,10 @@ class SearchEngine:
         )
         joined = resources.telemetry.single_flight_joins.labels(bundle.name)
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
-        self.watch = Watch(bundle, resources.feedback, resources.audit_share)
+        kinds: tuple[QueryKind, ...] = ("image", "text")
+        self.watches = {
+            kind: Watch(bundle, resources.feedback, resources.audit_share, kind) for kind in kinds
+        }
         self.secret = secret_of(bundle.root, bundle.manifest)
         self.files = BundleFiles(bundle.directory, bundle.manifest)
         self.changed_file: str | None = None
@@ -104,7 +108,8 @@ class SearchEngine:
             encoder.close()
             raise
         try:
-            await engine.watch.restore()
+            for watch in engine.watches.values():
+                await watch.restore()
             await engine.canary()
         except BaseException:
             await engine.close()
@@ -122,11 +127,16 @@ class SearchEngine:
         """Stop, and let go of the encoder."""
         # At once: an encoder that hangs would keep the batcher waiting for it.
         encoder_closes = asyncio.to_thread(self._retriever.encoder.close)
-        await asyncio.gather(self._batcher.close(), encoder_closes, self.watch.keep())
+        await asyncio.gather(self._batcher.close(), encoder_closes, self.keep())
         if self.bundle.live is not None:
             await asyncio.to_thread(self.bundle.live.close)
         if self.bundle.hold is not None:
             self.bundle.hold.close()
+
+    async def keep(self) -> None:
+        """Write what was seen of queries, and hear of reviews."""
+        for watch in self.watches.values():
+            await watch.keep()
 
     async def catch_up(self) -> None:
         """Find what any process has written to the gallery until now; microseconds if nothing.
@@ -210,6 +220,27 @@ class SearchEngine:
         await self._cache.put(self._key(query_id), CacheEntry(None, predictive))
         seconds = {"predict": time.perf_counter() - started}
         return Encoded(query_id, None, predictive, "miss", seconds)
+
+    async def encoded_text(self, text: str) -> Encoded:
+        """Embed a text, unless that has been done.
+
+        Raises
+        ------
+        TextUnavailable, InvalidText : see `embed_text`.
+        """
+        started = time.perf_counter()
+        query_id = text_id(text)
+        key = self._key(query_id)
+        known = await self._remembered(key)
+        seconds = {"cache": time.perf_counter() - started}
+        if known is not None:
+            return Encoded(query_id, None, known.predictive, "hit", seconds, known.text)
+        started = time.perf_counter()
+        found = await self.compute(lambda: embed_text(self._retriever, text))
+        seconds["encode"] = time.perf_counter() - started
+        said = QueryText(n_tokens=found.n_tokens, warnings=list(found.warnings))
+        await self._cache.put(key, CacheEntry(None, found.predictive, said))
+        return Encoded(query_id, None, found.predictive, "miss", seconds, said)
 
     async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail]:
         """The embedding and the picture of an image that is to become an item; see `encoded`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Terms, assess
+from model_store.encoder.contract import QueryKind
 from model_store.errors import FeedbackNotKept, InternalError, ItemNotFound
 from model_store.feedback import Feedback
 from model_store.images.quality import quality_hints
@@ -28,6 +29,7 @@ from service.serving.queries import (
     changed_since,
     vector_id,
 )
+from service.serving.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,18 @@ class Lease:
         retriever = self._retriever.with_gallery(live.snapshot(version))
         return Lease(self.engine, replace(self.bundle, retriever=retriever))
 
+    def for_kind(self, kind: QueryKind) -> Lease:
+        """Return the same with the decision layer for queries of a kind."""
+        retriever = self._retriever.for_kind(kind)
+        if retriever is self._retriever:
+            return self
+        return Lease(self.engine, replace(self.bundle, retriever=retriever))
+
+    @property
+    def watch(self) -> Watch:
+        """The statistics of the queries of this kind."""
+        return self.engine.watches[self._retriever.kind]
+
     @property
     def _retriever(self) -> Retriever:
         return self.bundle.retriever
@@ -59,12 +73,12 @@ class Lease:
     @property
     def stale(self) -> str | None:
         """Why the calibration does not hold for what is served; None where it does."""
-        return self._retriever.stale or self.engine.watch.reason
+        return self._retriever.stale or self.watch.reason
 
     @property
     def absent_share(self) -> AbsentState | None:
         """The share of queries without a match, and its sources; None without calibration."""
-        return None if self.engine.watch.absent is None else self.engine.watch.absent.state
+        return None if self.watch.absent is None else self.watch.absent.state
 
     async def search(self, data: bytes, parameters: SearchParameters) -> SearchResult:
         """Answer for the bytes of an uploaded image.
@@ -85,6 +99,17 @@ class Lease:
         """
         started = time.perf_counter()
         return await self._searched(await self.engine.embedded(query), parameters, started)
+
+    async def search_text(self, text: str, parameters: SearchParameters) -> SearchResult:
+        """Answer for a query in words.
+
+        Raises
+        ------
+        TextUnavailable, InvalidText : see `embed_text`.
+        """
+        started = time.perf_counter()
+        encoded = await self.engine.encoded_text(text)
+        return await self.for_kind("text")._searched(encoded, parameters, started)
 
     async def decide(
         self, query: VectorQuery, neighbours: NeighbourList, parameters: SearchParameters
@@ -117,7 +142,7 @@ class Lease:
         """Search and decide for a query that is embedded, and watch what comes of it."""
         parameters, origin = self._with_share(parameters)
         answer = await self.engine.compute(lambda: self._find(encoded.predictive, parameters))
-        watch = self.engine.watch
+        watch = self.watch
         before = watch.reason
         watch.searched(encoded.query_id, answer)
         if watch.reason != before:  # this query shows that what was decided does not hold
@@ -126,7 +151,14 @@ class Lease:
         total = {"total": time.perf_counter() - started}
         seconds = encoded.seconds | answer.seconds | total
         return SearchResult(
-            encoded.query_id, encoded.image, answer, origin, encoded.cache, seconds, audit
+            encoded.query_id,
+            encoded.image,
+            answer,
+            origin,
+            encoded.cache,
+            seconds,
+            audit,
+            text=encoded.text,
         )
 
     async def assess(self, data: bytes, alpha: float | None) -> Assessed:
@@ -161,25 +193,27 @@ class Lease:
         QueryNotFound : the query has left the cache, or never was in it.
         ItemNotFound : the gallery has no such item, or the query did not find it.
         """
-        if self._retriever.calibration is None:
-            raise FeedbackNotKept(
-                f"The gallery {self.bundle.name!r} is not calibrated: there are no probabilities "
-                "that feedback could refine. Run `vouch-build calibrate`."
-            )
+        retriever = self._retriever
+        if all(retriever.for_kind(kind).calibration is None for kind in self.engine.watches):
+            raise _not_calibrated(self.bundle)  # whatever the query was
         entry = await self.engine.known(query_id)
+        lease = self.for_kind(entry.predictive.kind)
+        calibration = lease.bundle.retriever.calibration
+        if calibration is None:
+            raise _not_calibrated(self.bundle)
         rank, probability, log_odds = await self.engine.compute(
-            lambda: self._served(entry.predictive, item_id)
+            lambda: lease._served(entry.predictive, item_id)
         )
         return Feedback(
             gallery=self.bundle.name,
-            bundle=self.bundle.manifest.id,
+            bundle=lease.watch.key,
             query_id=query_id,
             item_id=item_id,
             correct=correct,
             rank=rank,
             match_probability=probability,
             match_log_odds=log_odds,
-            match_fingerprint=self._retriever.calibration.match_fingerprint(),
+            match_fingerprint=calibration.match_fingerprint(),
         )
 
     async def again(self, query_id: str, parameters: SearchParameters) -> SearchResult:
@@ -192,14 +226,17 @@ class Lease:
         started = time.perf_counter()
         entry = await self.engine.known(query_id)
         stages = {"cache": time.perf_counter() - started}
-        parameters, origin = self._with_share(parameters)
-        answer = await self.engine.compute(lambda: self._find(entry.predictive, parameters))
+        lease = self.for_kind(entry.predictive.kind)
+        parameters, origin = lease._with_share(parameters)
+        answer = await self.engine.compute(lambda: lease._find(entry.predictive, parameters))
         stages |= answer.seconds | {"total": time.perf_counter() - started}
-        audit = self.engine.watch.answered(query_id, answer)
+        audit = lease.watch.answered(query_id, answer)
         live, searched = self.bundle.live, self._retriever.gallery
         now = searched if live is None else live.snapshot()
         gone = await self.engine.compute(lambda: changed_since(answer, searched, now))
-        return SearchResult(query_id, entry.image, answer, origin, "hit", stages, audit, gone)
+        return SearchResult(
+            query_id, entry.image, answer, origin, "hit", stages, audit, gone, text=entry.text
+        )
 
     async def embed(self, data: bytes, alpha: float | None) -> Embedded:
         """The embedding of an uploaded image; cached for a search, and taken from the cache.
@@ -236,11 +273,9 @@ class Lease:
 
     def _with_share(self, parameters: SearchParameters) -> tuple[SearchParameters, ShareOrigin]:
         """Return what is asked with the share of absent queries that is used, and its origin."""
-        if self.engine.watch.absent is None:
+        if self.watch.absent is None:
             return parameters, "bundle"
-        share, origin = self.engine.watch.absent.choose(
-            parameters.expected_absent, parameters.of_key
-        )
+        share, origin = self.watch.absent.choose(parameters.expected_absent, parameters.of_key)
         return replace(parameters, expected_absent=share), origin
 
     def _find(self, predictive: Predictive, parameters: SearchParameters) -> Answer:
@@ -254,7 +289,7 @@ class Lease:
             expected_absent=parameters.expected_absent,
             source=parameters.source,
             filter_means=parameters.filter_means,
-            stale=self.engine.watch.reason,
+            stale=self.watch.reason,
             order=parameters.order,
         )
 
@@ -270,3 +305,10 @@ class Lease:
         raise ItemNotFound(
             f"The query did not find item {item_id!r} among its nearest {N_CANDIDATES}."
         )
+
+
+def _not_calibrated(bundle: Bundle) -> FeedbackNotKept:
+    return FeedbackNotKept(
+        f"The gallery {bundle.name!r} is not calibrated for such queries: there are no "
+        "probabilities that feedback could refine. Run `vouch-build calibrate`."
+    )

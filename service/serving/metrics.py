@@ -96,14 +96,16 @@ class GalleryMetrics(Collector):
             lease = Lease(engine, bundle)
             name = bundle.name
             families["vouch_queue_length"].add_metric([name], engine.waiting)
-            families["vouch_drift_log_capital"].add_metric([name], engine.watch.drift.log_capital)
+            families["vouch_drift_log_capital"].add_metric(
+                [name], engine.watches["image"].drift.log_capital
+            )
             families["vouch_calibration_stale"].add_metric([name], lease.stale is not None)
             absent = lease.absent_share
             if absent is not None:
                 families["vouch_absent_share"].add_metric([name], absent.used)
                 if absent.estimated is not None:
                     families["vouch_absent_share_estimated"].add_metric([name], absent.estimated)
-            audit = engine.watch.audit
+            audit = engine.watches["image"].audit
             if audit.watches:
                 families["vouch_audited_matches"].add_metric([name], audit.test.n)
                 families["vouch_audited_errors"].add_metric([name], audit.test.n_wrong)

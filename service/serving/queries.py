@@ -20,7 +20,7 @@ from model_store.retriever import Answer
 from model_store.search import EVERYTHING, Diversity
 from model_store.vector_queries import ListDecision, NeighbourList, VectorQuery
 from model_store.verdicts import Order
-from service.schemas import QueryImage, ShareOrigin
+from service.schemas import QueryImage, QueryText, ShareOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,15 @@ class SearchParameters:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An uploaded picture, decoded and embedded.
+    """A query, embedded.
 
     Attributes
     ----------
-    query_id : hash of the uploaded bytes.
-    image, predictive : what is known of the picture; of a vector there is none.
+    query_id : hash of what was sent.
+    image, predictive : what is known of a picture; of a vector or a text there is none.
     cache : whether that was known before.
     seconds : of each stage.
+    text : what is known of a query in words.
     """
 
     query_id: str
@@ -70,6 +71,7 @@ class Encoded:
     predictive: Predictive
     cache: Literal["hit", "miss"]
     seconds: dict[str, float]
+    text: QueryText | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +80,14 @@ class SearchResult:
 
     Attributes
     ----------
-    query_id : hash of the uploaded bytes.
+    query_id : hash of what was sent.
     share_origin : who named the share of absent queries that the probabilities are for.
     seconds : of each stage, in their order, and ``total``.
     audit : whether the answer was drawn at random for review.
     gone : ids of items that were deleted or replaced since the state of the gallery that was
         searched, of which nothing is to be shown.
     at_ns : when the answer was there, nanoseconds since 1970.
+    text : what is known of a query in words.
     """
 
     query_id: str
@@ -96,6 +99,7 @@ class SearchResult:
     audit: bool = False
     gone: frozenset[str] = frozenset()
     at_ns: int = field(default_factory=time.time_ns)
+    text: QueryText | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,11 @@ def vector_id(query: VectorQuery) -> str:
         numbers = np.array([] if part is None else part, np.float64)
         digest.update(f"{numbers.size};".encode() + numbers.tobytes())
     return digest.hexdigest()
+
+
+def text_id(text: str) -> str:
+    """Return the id of a query in words: a hash of these."""
+    return hashlib.sha256(b"text" + text.encode(errors="surrogatepass")).hexdigest()
 
 
 def changed_since(answer: Answer, searched: Gallery, now: Gallery) -> frozenset[str]:

@@ -284,7 +284,7 @@ class Galleries:
             await asyncio.sleep(self._period_s)
             for engine in self.engines():
                 self._spawn(send_canary(engine, self._period_s))
-                self._spawn(engine.watch.keep())
+                self._spawn(engine.keep())
                 self._spawn(look_at_files(engine))
                 if engine.bundle.root is not None:
                     self._spawn(self._following.ahead(engine.bundle))

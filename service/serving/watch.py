@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from model_store.bundles.bundle import Bundle
 from model_store.drift_states import DriftStates, SavedDrift
+from model_store.encoder.contract import QueryKind
 from model_store.feedback import FeedbackLog
 from model_store.retriever import Answer
 from model_store.share_states import SavedShare, ShareStates
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 class Watch:
     """Drift, errors and absent queries of one bundle, kept in the feedback's file if there is one.
 
+    Each kind of queries has its own: images and texts have nothing in common.
+
     Nothing of it is written while a query is answered: `keep` is called every few seconds, and at
     the end. What a crash loses are the queries since.
 
@@ -33,6 +36,11 @@ class Watch:
     log : keeps feedback; without one drift and the share of absent queries are kept in memory only,
         each process by itself, and nothing is drawn.
     audit_share : share of matches to draw for review.
+    kind : of the queries.
+
+    Attributes
+    ----------
+    key : names the bundle and the kind in that file, and what users said of answers.
     """
 
     def __init__(
@@ -40,15 +48,16 @@ class Watch:
         bundle: Bundle,
         log: FeedbackLog | None = None,
         audit_share: float = 0.0,
+        kind: QueryKind = "image",
     ) -> None:
-        calibration = bundle.retriever.calibration
-        self._bundle_id = bundle.manifest.id
+        calibration = bundle.retriever.for_kind(kind).calibration
+        self.key = bundle.manifest.id if kind == "image" else f"{bundle.manifest.id}:{kind}"
         self._states = None if log is None else DriftStates(log.path)
         self._shares = None if log is None else ShareStates(log.path)
         self._keeping = asyncio.Lock()
         self.drift = DriftWatch(calibration)
         self.absent = None if calibration is None else AbsentShareWatch(calibration)
-        self.audit = Audit(self._bundle_id, calibration, log, audit_share)
+        self.audit = Audit(self.key, calibration, log, audit_share)
 
     @property
     def reason(self) -> str | None:
@@ -91,7 +100,7 @@ class Watch:
         served, heard = self.absent.unsaved(), list[SavedShare]()
         states, assumed = self._shares, self.absent.assumed
         await asyncio.to_thread(
-            self._try_to, lambda: heard.append(states.add(self._bundle_id, assumed, served))
+            self._try_to, lambda: heard.append(states.add(self.key, assumed, served))
         )
         if heard:
             self.absent.restore(heard[0])
@@ -99,14 +108,14 @@ class Watch:
             self.absent.put_back(served)
 
     def _restore(self) -> None:
-        kept = None if self._states is None else self._states.load(self._bundle_id)
+        kept = None if self._states is None else self._states.load(self.key)
         if kept is not None:
             self.drift.restore(kept)
         self.audit.keep()
 
     def _keep(self, seen: SavedDrift | None) -> None:
         if self._states is not None and seen is not None:
-            self._states.save(self._bundle_id, seen)
+            self._states.save(self.key, seen)
         self.audit.keep()
 
     def _try_to(self, work: Callable[[], None]) -> None:
@@ -114,5 +123,5 @@ class Watch:
         try:
             work()
         except (sqlite3.Error, OSError) as error:
-            fields = {"bundle": self._bundle_id, "reason": str(error)}
+            fields = {"bundle": self.key, "reason": str(error)}
             logger.error("drift and reviews not kept", extra={"fields": fields})  # noqa: TRY400

@@ -88,7 +88,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 30
+    assert len(names) == len(set(names)) == 31
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -102,7 +102,7 @@ UPLOADS = {
     "put_item": {"multipart/form-data": "image"},
     "put_items": {"multipart/form-data": "images"},
 }
-JSON_BODIES = {"search_json", "search_vector", "decide", "give_feedback"}
+JSON_BODIES = {"search_json", "search_vector", "search_text", "decide", "give_feedback"}
 
 
 def test_an_upload_is_typed_for_generators_old_and_new(document: dict[str, Any]) -> None:
@@ -180,6 +180,11 @@ def ask_with_vector(
     return client.post(place, json={**query, **fields})
 
 
+def ask_with_text(gallery: str, text: str, client: TestClient) -> httpx2.Response:
+    """Search in words, which this gallery has no text tower for."""
+    return client.post(f"/v1/galleries/{gallery}/search/text", json={"text": text})
+
+
 SECRET = b"that these services sign with"
 FOREIGN_ITEMS = cursors.write(cursors.ItemsCursor(bundle="another", after=1), SECRET)
 FOREIGN_SEARCH = cursors.write(
@@ -225,6 +230,12 @@ REQUESTS: dict[tuple[str, str], Ask] = {
             ("422", "digits", {"mean": [1.0]}),
         )
     },
+    ("search_text", "404"): partial(ask_with_text, "none", "a seven"),
+    ("search_text", "413"): partial(ask_with_text, "digits", "x" * 200_000),
+    ("search_text", "415"): lambda client: client.post(
+        "/v1/galleries/digits/search/text", content=b"seven", headers={"Content-Type": "text/plain"}
+    ),
+    ("search_text", "422"): partial(ask_with_text, "digits", "a seven"),
     ("search_batch", "200"): lambda client: search_batch(client, [picture("PNG"), b""]),
     ("search_batch", "404"): lambda client: search_batch(client, [picture("PNG")], "none"),
     ("search_batch", "413"): lambda client: search_batch(client, [bytes(90_000)]),
@@ -324,10 +335,11 @@ TRIED_ELSEWHERE = {
     ("rollback_bundle", "200"),
     ("readyz", "503"),
     ("compact_gallery", "200"),
+    ("search_text", "200"),
     *((name, "507") for name in ("put_item", "put_items", "delete_item", "compact_gallery")),
 }
-"""In test_galleries.py, test_answers.py and test_changes.py: they want another state of the
-service."""
+"""In test_galleries.py, test_answers.py, test_changes.py and test_texts.py: they want another state
+of the service, or another gallery."""
 
 IDS = {"gallery": "digits", "item_id": 1, "sample_id": 1, "bundle_id": 1}
 

@@ -61,6 +61,8 @@ STATUSES = {
     "UnknownSource": 422,
     "InvalidVector": 422,
     "ImagesNotTaken": 422,
+    "InvalidText": 422,
+    "TextUnavailable": 422,
     "OutdatedCursor": 409,
     "UnsupportedMediaType": 415,
     "NotFound": 404,

@@ -47,6 +47,7 @@ def gallery_detail(lease: Lease) -> schemas.GalleryDetail:
         labels=heapq.nsmallest(N_LABELS, labels),
         bundle=bundle_state(lease),
         encoder=encoder_state(bundle),
+        text=_text_state(lease),
         calibration=None if manifest.calibration is None else dict(manifest.calibration),
         metrics=None if manifest.metrics is None else dict(manifest.metrics),
         samples=[
@@ -58,6 +59,18 @@ def gallery_detail(lease: Lease) -> schemas.GalleryDetail:
             )
             for sample in manifest.samples
         ],
+    )
+
+
+def _text_state(lease: Lease) -> schemas.TextState | None:
+    text = lease.bundle.retriever.text
+    if text is None:
+        return None
+    return schemas.TextState(
+        fingerprint=text.fingerprint,
+        context_length=text.context_length,
+        posterior=text.metadata.posterior,
+        calibration=bundle_state(lease.for_kind("text")).calibration,
     )
 
 
@@ -120,7 +133,7 @@ def calibration_report(
         result_sets=[schemas.ResultSetOutcome(**one) for one in measured["result_sets"]],
         outlier_auroc=measured["outlier_auroc"],
         feedback=None if feedback is None else schemas.FeedbackSummary(**asdict(feedback)),
-        errors_over_time=_errors_over_time(lease.engine.watch.audit),
+        errors_over_time=_errors_over_time(lease.watch.audit),
         correction=None if correction is None else schemas.FeedbackCorrection(**correction),
     )
 

@@ -46,6 +46,7 @@ def search_answer(
     options : what was asked for.
     skipped : how many results stood on earlier pages.
     """
+    lease = lease.for_kind(found.answer.predictive.kind)
     bundle, answer, state = lease.bundle, found.answer, bundle_state(lease)
     decision = answer.decision
     refused = options.on_uncertain == "refuse" and decision.verdict != "match"
@@ -160,6 +161,7 @@ def query(
             method=OUTLIER_METHOD,
         ),
         image=upload.image,
+        text=upload.text if isinstance(upload, SearchResult) else None,
     )
 
 
@@ -179,10 +181,10 @@ def _uncertainty(
     bundle: Bundle, predictive: Predictive, assessment: Assessment
 ) -> schemas.Uncertainty:
     return schemas.Uncertainty(
-        value=predictive.spherical_variance,
+        value=predictive.spherical_variance if predictive.has_uncertainty else None,
         percentile=assessment.percentile,
         level=assessment.level,
-        method=bundle.retriever.encoder.metadata.posterior,
+        method=bundle.retriever.posterior,
     )
 
 

@@ -3,6 +3,7 @@
 ::
 
     search        search with an image, assess it, embed it
+    texts         search in words
     vectors       search with a vector, decide on neighbours of another store
     items         the items of a gallery, and its sample queries
     changes       changing a gallery while it is served
@@ -21,13 +22,14 @@ from service.http.routes import (
     items,
     operations,
     search,
+    texts,
     vectors,
 )
 from service.http.routes.search import SearchForm
 
 ROUTERS = tuple(
     room.router
-    for room in (search, galleries, items, vectors, changes, feedback, bundles, operations)
+    for room in (search, galleries, items, texts, vectors, changes, feedback, bundles, operations)
 )
 """The busiest first: a path is looked for in one after the other."""
 

@@ -52,7 +52,8 @@ async def give_feedback(
         )
     feedback = await lease.feedback(said.query_id, said.item_id, correct=said.correct)
     await lease.engine.compute(lambda: kept.record(feedback))
-    await lease.engine.watch.hear()
+    for watch in lease.engine.watches.values():
+        await watch.hear()
     pair = feedback.bundle, feedback.query_id, feedback.item_id
     audited = await lease.engine.compute(lambda: kept.asked(*pair))
     return answers.feedback_answer(feedback, audited=audited)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Query
 
+from model_store.encoder.contract import QueryKind
 from model_store.errors import GalleryNotFound
 from model_store.verdicts import Order
 from service import schemas
@@ -21,6 +22,9 @@ OrderAsked = Annotated[
         description="Of the lists whose first results are spoken of; left out: the gallery's own."
     ),
 ]
+
+
+KindAsked = Annotated[QueryKind, Query(description="Of the queries that are spoken of.")]
 
 
 @router.get("", operation_id="list_galleries")
@@ -53,11 +57,12 @@ async def list_labels(
     responses=responses(GalleryNotFound),
 )
 async def get_calibration(
-    lease: LeaseOf, state: StateOf, order: OrderAsked = None
+    lease: LeaseOf, state: StateOf, order: OrderAsked = None, kind: KindAsked = "image"
 ) -> schemas.CalibrationReport:
     """Report how well the probabilities hold, and what each threshold on them would cost."""
-    kept, bundle_id = state.feedback, lease.bundle.manifest.id
-    said = None if kept is None else await lease.engine.compute(lambda: kept.summary(bundle_id))
+    lease = lease.for_kind(kind)
+    kept, key = state.feedback, lease.watch.key
+    said = None if kept is None else await lease.engine.compute(lambda: kept.summary(key))
     return answers.calibration_report(lease, said, order)
 
 
@@ -79,6 +84,8 @@ async def get_operating_point(
         str | None, Query(max_length=200, description="Where the queries come from.")
     ] = None,
     order: OrderAsked = None,
+    kind: KindAsked = "image",
 ) -> schemas.OperatingPointAnswer:
     """Report the largest share of queries that can get a match within the error `max_error`."""
+    lease = lease.for_kind(kind)
     return answers.operating_point(lease, max_error, expected_absent, source, order)

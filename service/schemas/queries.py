@@ -1,0 +1,62 @@
+"""Schemas of what is known of a query before any neighbour is looked at."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from model_store.verdicts import Level
+
+
+class Uncertainty(BaseModel):
+    """The spread of the query's embedding."""
+
+    value: float | None = Field(
+        description="Spherical variance of the embedding, 0 (certain) to 1; null of a text whose "
+        "encoder gives no variance: how sure it is, nobody knows."
+    )
+    percentile: float | None = Field(
+        description="Share of calibration queries that are less uncertain, in percent."
+    )
+    level: Level | None = Field(description="The percentile in a word.")
+    method: str = Field(description="The posterior the variance comes from.")
+
+
+class OutOfDistribution(BaseModel):
+    """The outlier test of a query against the images that the gallery was calibrated with."""
+
+    flag: bool | None = Field(
+        description="p_value ≤ alpha; null where nothing is calibrated, or where no query could be "
+        "flagged at so small an alpha: see `reason`."
+    )
+    reason: str | None = Field(description="Why `alpha` cannot flag any query; else null.")
+    p_value: float | None = Field(
+        description="Share of ordinary queries that look at least as alien as this one."
+    )
+    alpha: float = Field(description="Share of ordinary queries that may be flagged by mistake.")
+    method: str
+
+
+class QueryImage(BaseModel):
+    """The image that was received."""
+
+    format: str
+    width: int
+    height: int
+    warnings: list[str]
+
+
+class QueryText(BaseModel):
+    """The text that was received."""
+
+    n_tokens: int = Field(description="That the encoder has read.")
+    warnings: list[str] = Field(description="Such as that its end was cut off.")
+
+
+class Query(BaseModel):
+    """The query, before any neighbour is looked at."""
+
+    id: str = Field(description="Of what was sent; what feedback refers to.")
+    uncertainty: Uncertainty
+    ood: OutOfDistribution
+    image: QueryImage | None = Field(description="null for a vector or a text.")
+    text: QueryText | None = Field(description="null for an image or a vector.")
