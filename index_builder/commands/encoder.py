@@ -74,6 +74,14 @@ class EncoderOptions:
             "other pixels than the library's.",
         ),
     ] = False
+    text: Annotated[
+        bool,
+        typer.Option(
+            "--text",
+            help="With its text tower, for searches in words: of --open-clip, --hf, or a --torch "
+            "module with `text_tower` and `tokenizer` (the extra `text`).",
+        ),
+    ] = False
     precision: Annotated[
         Precision, typer.Option(help="Of the file; smaller numbers are measured, see the card.")
     ] = Precision.float32
@@ -121,6 +129,8 @@ class EncoderOptions:
             raise ConfigError(f"{_option(door)} brings its weights itself: drop --weights.")
         if door is not Door.onnx and (self.output or self.prefix_tokens):
             raise ConfigError("--output and --prefix-tokens are for --onnx.")
+        if self.text and door not in {Door.open_clip, Door.hf, Door.torch}:
+            raise ConfigError("--text is for --open-clip, --hf and --torch.")
 
 
 @with_options(EncoderOptions)
@@ -145,6 +155,7 @@ def encoder_command(options: EncoderOptions) -> None:
         options.untrained,
         options.seed,
         options.reduced_decoding,
+        options.text,
     )
     small = options.precision is not Precision.float32
     images = parity_images(options.images, MOST_IMAGES * (8 if small else 1))

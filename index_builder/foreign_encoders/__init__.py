@@ -10,8 +10,10 @@
     pooling           tokens or a feature map → one vector
     timm_models, open_clip_models, transformers_models, torchvision_models, torch_modules
                       one door each
+    text_towers       text towers of torch, and their tokenizers
     onnx_graphs       a foreign ONNX graph, wrapped without torch
     precision         half precision and int8, and what they cost
     parity            the library's vectors of real images against Vouch's
+    texts             the same of texts
     bundle            the directory that is written, and its card
 """

@@ -3,8 +3,10 @@
 ::
 
     <encoder>/
-      encoder.onnx   see `model_store.encoder.onnx`
-      encoder.json   the card
+      encoder.onnx        see `model_store.encoder.onnx`
+      text_encoder.onnx   see `model_store.encoder.text`, of an encoder with a text tower
+      tokenizer.json      of that tower
+      encoder.json        the card
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from index_builder.foreign_encoders.precision import (
     reduce_precision,
     require_recall,
 )
+from index_builder.foreign_encoders.texts import TextSource, WrittenText, write_text_encoder
 from index_builder.output import writing
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
@@ -56,12 +59,14 @@ class EncoderSource:
     reference : its library's own way from an image to a vector.
     input_format : how it wants its images.
     origin : names and versions.
+    text : its text tower, where that was asked for.
     """
 
     write: Callable[[Path, NDArray[np.uint8]], None]
     reference: Reference
     input_format: InputFormat
     origin: Mapping[str, str]
+    text: TextSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class WrittenEncoder:
     input_format: InputFormat
     parity: Parity
     cost: PrecisionCost | None
+    text: WrittenText | None = None
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -85,6 +91,12 @@ class WrittenEncoder:
             ("smallest cosine", f"{self.parity.smallest_cosine:.7f}"),
             ("of vectors less their mean", _shown(self.parity.smallest_centred_cosine)),
         ]
+        if self.text is not None:
+            rows += [
+                ("tokens of a text", str(self.text.context_length)),
+                ("compared with its source on", f"{self.text.parity.n_images} texts"),
+                ("smallest cosine", f"{self.text.parity.smallest_cosine:.7f}"),
+            ]
         if self.cost is not None:
             rows += [
                 ("bytes", f"{self.cost.bytes:,}, of {self.cost.bytes_float32:,}"),
@@ -137,13 +149,17 @@ def write_encoder(
                 cost = precision_cost(exact, path, pixels[1::2], labels_of(images[1::2]))
                 require_recall(cost, recall_tolerance)
                 exact.unlink()
-            card = _card(path, encoder, source, parity, precision, cost)
+            text = None
+            if source.text is not None:
+                fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
+                text = write_text_encoder(staging, source.text, fingerprint, encoder.dim)
+            card = _card(path, encoder, source, parity, precision, cost, text)
             (staging / CARD_FILE).write_text(card, encoding="utf-8")
             shutil.rmtree(directory, ignore_errors=True)
             staging.rename(directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return WrittenEncoder(directory, encoder.dim, source.input_format, parity, cost)
+    return WrittenEncoder(directory, encoder.dim, source.input_format, parity, cost, text)
 
 
 def _shown(cosine: float | None) -> str:
@@ -164,6 +180,7 @@ def _card(
     parity: Parity,
     precision: Precision,
     cost: PrecisionCost | None,
+    text: WrittenText | None,
 ) -> str:
     """Return the card as JSON."""
     card = {
@@ -175,5 +192,6 @@ def _card(
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "parity": asdict(parity),
         "precision_cost": None if cost is None else asdict(cost),
+        "text": None if text is None else asdict(text),
     }
     return json.dumps(card, indent=1, sort_keys=True) + "\n"

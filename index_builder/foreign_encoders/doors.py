@@ -18,6 +18,7 @@ from index_builder.foreign_encoders.bundle import EncoderSource
 from index_builder.foreign_encoders.choices import Door, Pooling
 from index_builder.foreign_encoders.input_format import InputFormat
 from index_builder.foreign_encoders.preprocess_files import read_preprocess_file
+from index_builder.foreign_encoders.texts import TextSource
 from model_store.encoder.contract import EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ConfigError, EncoderSourceError
@@ -25,7 +26,12 @@ from model_store.errors import ConfigError, EncoderSourceError
 if TYPE_CHECKING:
     from index_builder.foreign_encoders.foreign_module import ForeignNetwork
 
-EXTRAS = {"timm": "timm", "open_clip": "open-clip", "transformers": "transformers"}
+EXTRAS = {
+    "timm": "timm",
+    "open_clip": "open-clip",
+    "transformers": "transformers",
+    "tokenizers": "text",
+}
 """The optional extras of Vouch that bring these modules."""
 
 PREPROCESS_FILES = ("preprocess_cfg.json", "preprocessor_config.json", "config.json")
@@ -43,6 +49,7 @@ class EncoderChoices:
     pooling, n_prefix, output : see `index_builder.foreign_encoders.onnx_graphs`.
     untrained, seed : random weights, drawn from the seed.
     reduced_decoding : let JPEGs be decoded at a fraction of their size.
+    text : bring the text tower too.
     """
 
     weights: str | None = None
@@ -53,6 +60,7 @@ class EncoderChoices:
     untrained: bool = False
     seed: int = 0
     reduced_decoding: bool = False
+    text: bool = False
 
     def input_format(self, beside: Path) -> InputFormat:
         """Read how images are prepared: from the file named, or from one beside another.
@@ -184,7 +192,29 @@ def _exported(network: ForeignNetwork, choices: EncoderChoices) -> EncoderSource
     elif choices.weights is not None:
         path = Path(choices.weights)
         origin["weights"] = _sha256(path) if path.is_file() else choices.weights
-    return EncoderSource(write, reference, input_format, origin)
+    text = _text_tower(network, choices) if choices.text else None
+    return EncoderSource(write, reference, input_format, origin, text)
+
+
+def _text_tower(network: ForeignNetwork, choices: EncoderChoices) -> TextSource:
+    """Open the text tower of a network.
+
+    Raises
+    ------
+    EncoderSourceError : it has none, or images are not embedded where its texts are.
+    """
+    if network.text is None:
+        raise EncoderSourceError(
+            f"{network.origin['name']} has no text tower. Leave out --text, or name a model of "
+            "images and texts, such as CLIP or SigLIP."
+        )
+    if choices.pooling is not Pooling.default:
+        raise EncoderSourceError(
+            f"With --pooling {choices.pooling} images are not embedded where texts are. Leave out "
+            "--pooling or --text."
+        )
+    _library("tokenizers", "text_towers")
+    return network.text()
 
 
 def _library(name: str, module: str) -> Any:  # noqa: ANN401 - a module

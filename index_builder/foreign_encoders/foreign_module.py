@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from index_builder.foreign_encoders.input_format import InputFormat
 from index_builder.foreign_encoders.parity import Reference
+from index_builder.foreign_encoders.texts import TextSource
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,14 @@ class ForeignNetwork:
     input_format : how it wants its images.
     reference : what Vouch's answer is compared with; None where the library has no way of its own.
     origin : names and versions, for the card.
+    text : open its text tower; None where it has none.
     """
 
     module: nn.Module
     input_format: InputFormat
     reference: Reference | None
     origin: Mapping[str, str]
+    text: Callable[[], TextSource] | None = None
 
 
 class ContractModule(nn.Module):

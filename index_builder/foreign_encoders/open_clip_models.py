@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import open_clip
+import torch
+from numpy.typing import NDArray
+from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
@@ -15,7 +20,9 @@ from index_builder.foreign_encoders.choices import Pooling
 from index_builder.foreign_encoders.foreign_module import ForeignNetwork, first_line, reference_of
 from index_builder.foreign_encoders.pooling import pooled
 from index_builder.foreign_encoders.preprocess_files import from_open_clip
+from index_builder.foreign_encoders.texts import TextSource
 from index_builder.foreign_encoders.timm_models import PooledTimmModel
+from model_store.encoder.contract import Cleaning
 from model_store.errors import EncoderSourceError
 
 
@@ -96,7 +103,74 @@ def open_clip_network(
     network, transform = _tower(model.visual, pooling), _transform(settings)
     whole = model.encode_image if pooling is Pooling.default else network
     origin = {"door": "open_clip", "name": name, "open_clip_torch": version("open-clip-torch")}
-    return ForeignNetwork(network, input_format, reference_of(transform, whole), origin)
+    reference = reference_of(transform, whole)
+    return ForeignNetwork(network, input_format, reference, origin, partial(_text, model, name))
+
+
+class TextTower(nn.Module):
+    """The text tower of a model, as its ``encode_text`` computes it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Features (B, D) of texts as ``token_ids`` (B, L)."""
+        model: Any = self.model
+        found: Tensor = model.encode_text(token_ids)
+        return found
+
+
+_CLEANING: dict[str, Cleaning] = {
+    "_clean_lower": "lower",
+    "_clean_whitespace": "whitespace",
+    "_clean_canonicalize": "canonicalize",
+}
+"""The cleaning by the name of OpenCLIP's function."""
+
+
+def _text(model: nn.Module, name: str) -> TextSource:
+    """Open the text tower of a model, with the tokenizer that OpenCLIP names for it.
+
+    Raises
+    ------
+    EncoderSourceError : the tokenizer cannot be had, or does what no file can say.
+    """
+    from index_builder.foreign_encoders.text_towers import (  # noqa: PLC0415 - an extra
+        clip_tokenizer,
+        library_tokenizer,
+        text_source,
+    )
+
+    try:
+        theirs: Any = open_clip.get_tokenizer(name if ":" in name else name.partition("/")[0])
+    except Exception as error:  # OpenCLIP, transformers and the hub raise whatever they like
+        raise EncoderSourceError(
+            f"OpenCLIP gives no tokenizer of {name!r}: {first_line(error)}"
+        ) from error
+    tokenizer = None
+    if isinstance(theirs, SimpleTokenizer) and theirs.reduction_fn is None:
+        tokenizer = clip_tokenizer(theirs)
+    elif isinstance(theirs, HFTokenizer) and not (theirs.strip_sep_token or theirs.tokenizer_mode):
+        tokenizer = library_tokenizer(theirs.tokenizer, theirs.context_length)
+    cleaning = _CLEANING.get(theirs.clean_fn.__name__)
+    if tokenizer is None or cleaning is None:
+        raise EncoderSourceError(
+            f"The tokenizer of {name!r}, a {type(theirs).__name__}, does what a file of the "
+            "`tokenizers` library cannot say. Leave out --text."
+        )
+
+    def ids(text: str) -> NDArray[np.int64]:
+        read: NDArray[np.int64] = theirs([text])[0].numpy()
+        return read
+
+    def reference(text: str) -> NDArray[np.float32]:
+        whole: Any = model
+        with torch.inference_mode():
+            found: NDArray[np.float32] = whole.encode_text(theirs([text]))[0].float().numpy()
+        return found
+
+    return text_source(TextTower(model), tokenizer, cleaning, ids, reference)
 
 
 def _tower(visual: nn.Module, pooling: Pooling) -> nn.Module:

@@ -64,16 +64,24 @@ class Parity:
 
     Attributes
     ----------
-    n_images : that were compared.
-    smallest_cosine, smallest_centred_cosine : of any image; see `MIN_CENTRED_COSINE`. The second is
-        None where the encoder tells no image from another, as some without training do.
-    worst : the image with the first.
+    n_images : images, or texts, that were compared.
+    smallest_cosine, smallest_centred_cosine : of any of them; see `MIN_CENTRED_COSINE`. The second
+        is None where the encoder tells none from another, as some without training do.
+    worst : the one with the first.
     """
 
     n_images: int
     smallest_cosine: float
     smallest_centred_cosine: float | None
     worst: str
+
+    @property
+    def holds(self) -> bool:
+        """True where both cosines are large enough."""
+        centred = self.smallest_centred_cosine
+        return self.smallest_cosine >= MIN_COSINE and (
+            centred is None or centred >= MIN_CENTRED_COSINE
+        )
 
 
 def parity_images(folder: Path | None, most: int = MOST_IMAGES) -> list[ParityImage]:
@@ -151,29 +159,36 @@ def require_parity(
     ------
     ParityError : for some image a cosine is below `MIN_COSINE` or `MIN_CENTRED_COSINE`.
     """
-    ours = encoder.encode(pixels, at_once=4).mean.astype(np.float64)
-    theirs = np.stack([reference(one.upright) for one in images]).astype(np.float64)
+    ours = encoder.encode(pixels, at_once=4).mean
+    theirs = np.stack([reference(one.upright) for one in images])
     if ours.shape != theirs.shape:
         raise ParityError(
             f"The exported encoder gives vectors of {ours.shape[1]} numbers, its source of "
             f"{theirs.shape[1]}. Nothing was written."
         )
-    cosines = _cosines(ours, theirs)
-    spread = theirs - theirs.mean(0)
-    telling = np.abs(spread).max(1) > _ROUNDING * np.abs(theirs).max()
-    centred = _cosines((ours - theirs.mean(0))[telling], spread[telling])
-    worst = int(np.argmin(cosines))
-    smallest = float(centred.min()) if telling.any() else None
-    parity = Parity(len(images), float(cosines[worst]), smallest, images[worst].name)
-    agreeing = smallest is None or smallest >= MIN_CENTRED_COSINE
-    if not (cosines[worst] >= MIN_COSINE and agreeing):
+    parity = agreement(ours, theirs, [one.name for one in images])
+    if not parity.holds:
         raise ParityError(
             f"The vectors of the exported encoder and those of its source differ: the smallest "
             f"cosine is {parity.smallest_cosine:.6f}, of {parity.worst!r} (wanted {MIN_COSINE}), "
-            f"and {smallest} of vectors less their mean (wanted {MIN_CENTRED_COSINE}). Nothing was "
-            "written."
+            f"and {parity.smallest_centred_cosine} of vectors less their mean (wanted "
+            f"{MIN_CENTRED_COSINE}). Nothing was written."
         )
     return parity
+
+
+def agreement(
+    ours: NDArray[np.float32], theirs: NDArray[np.float32], names: Sequence[str]
+) -> Parity:
+    """Compare two encoders' vectors (n, D) of the same n images or texts, with their ``names``."""
+    one, other = ours.astype(np.float64), theirs.astype(np.float64)
+    cosines = _cosines(one, other)
+    spread = other - other.mean(0)
+    telling = np.abs(spread).max(1) > _ROUNDING * np.abs(other).max()
+    centred = _cosines((one - other.mean(0))[telling], spread[telling])
+    worst = int(np.argmin(cosines))
+    smallest = float(centred.min()) if telling.any() else None
+    return Parity(len(names), float(cosines[worst]), smallest, names[worst])
 
 
 def _cosines(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

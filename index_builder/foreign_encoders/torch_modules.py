@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from index_builder.foreign_encoders.foreign_module import ForeignNetwork
 from index_builder.foreign_encoders.input_format import InputFormat
+from index_builder.foreign_encoders.texts import TextSource
 from model_store.errors import EncoderSourceError
 
 
@@ -19,6 +24,10 @@ def torch_network(place: str, input_format: InputFormat) -> ForeignNetwork:
 
     It maps standardised images (B, 3, H, W) float32 to features (B, F), or to embedding mean
     (B, D), embedding variance (B, D) and features (B, F).
+
+    Its text tower, if it has one, is its attribute ``text_tower``: a module from token ids (B, L)
+    int64 to vectors (B, D), or to their mean and variance. Then ``tokenizer`` is a `Tokenizer` of
+    the `tokenizers` library that pads and truncates to L.
 
     Parameters
     ----------
@@ -44,7 +53,46 @@ def torch_network(place: str, input_format: InputFormat) -> ForeignNetwork:
     module.eval()
     _require_vectors(module, input_format)
     origin = {"door": "torch", "name": f"{Path(file).name}:{factory}", "torch": torch.__version__}
-    return ForeignNetwork(module, input_format, None, origin)
+    text = partial(_text, module) if hasattr(module, "text_tower") else None
+    return ForeignNetwork(module, input_format, None, origin, text)
+
+
+def _text(module: nn.Module) -> TextSource:
+    """Open the text tower of a module of the user's own.
+
+    Raises
+    ------
+    EncoderSourceError : its tokenizer is none, or of no fixed length.
+    """
+    from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+
+    from index_builder.foreign_encoders.text_towers import text_source  # noqa: PLC0415
+
+    tower: Any = module.text_tower
+    tokenizer: Any = getattr(module, "tokenizer", None)
+    if not (isinstance(tokenizer, Tokenizer) and isinstance(tower, nn.Module)):
+        raise EncoderSourceError(
+            f"`text_tower` is a {type(tower).__name__} and `tokenizer` a "
+            f"{type(tokenizer).__name__}; wanted a torch.nn.Module and a tokenizers.Tokenizer."
+        )
+    length = (tokenizer.padding or {}).get("length")
+    if length is None or length != (tokenizer.truncation or {}).get("max_length"):
+        raise EncoderSourceError(
+            "The tokenizer has to pad and truncate to one length: call enable_padding(length=L) "
+            "and enable_truncation(L)."
+        )
+
+    def ids(text: str) -> NDArray[np.int64]:
+        return np.array(tokenizer.encode(text).ids, np.int64)
+
+    def reference(text: str) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            found = tower(torch.from_numpy(ids(text))[None])
+        first: Tensor = found[0] if isinstance(found, tuple) else found
+        vector: NDArray[np.float32] = first[0].float().numpy()
+        return vector
+
+    return text_source(tower, tokenizer, "none", ids, reference)
 
 
 def _called(file: Path, factory: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +18,8 @@ from index_builder.foreign_encoders.choices import Pooling
 from index_builder.foreign_encoders.foreign_module import ForeignNetwork, first_line
 from index_builder.foreign_encoders.pooling import pooled
 from index_builder.foreign_encoders.preprocess_files import from_transformers
+from index_builder.foreign_encoders.text_towers import library_tokenizer, text_source
+from index_builder.foreign_encoders.texts import TextSource
 from model_store.errors import EncoderSourceError
 
 _CLASS_TOKENS = ("cls_token", "class_embedding", "distillation_token")
@@ -86,7 +89,67 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
 
     name = os.path.basename(repository) if os.path.isdir(repository) else repository  # noqa: PTH112, PTH119 - a name may be either
     origin = {"door": "transformers", "name": name, "transformers": version("transformers")}
-    return ForeignNetwork(network, input_format, reference, origin)
+    text = partial(_text, model, repository) if hasattr(model, "get_text_features") else None
+    return ForeignNetwork(network, input_format, reference, origin, text)
+
+
+class TextTower(nn.Module):
+    """A model's vector of a text, as its ``get_text_features`` computes it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Features (B, D) of texts as ``token_ids`` and maybe ``attention_mask`` (B, L)."""
+        model: Any = self.model
+        masks = {} if attention_mask is None else {"attention_mask": attention_mask}
+        return _pooler_output(model.get_text_features(input_ids=token_ids, **masks))
+
+
+def _text(model: Any, repository: str) -> TextSource:  # noqa: ANN401 - of transformers
+    """Open the text tower of a model with its tokenizer.
+
+    Raises
+    ------
+    EncoderSourceError : the tokenizer cannot be had, or is none of the `tokenizers` library.
+    """
+    try:
+        theirs: Any = transformers.AutoTokenizer.from_pretrained(
+            repository, trust_remote_code=False
+        )
+    except Exception as error:  # transformers and its hub raise whatever they like
+        raise EncoderSourceError(
+            f"transformers gives no tokenizer of {repository!r}: {first_line(error)}"
+        ) from error
+    config = getattr(model.config, "text_config", model.config)
+    length = min(int(config.max_position_embeddings), int(theirs.model_max_length))
+    tokenizer = library_tokenizer(theirs, length)
+    if tokenizer is None:
+        raise EncoderSourceError(
+            f"The tokenizer of {repository!r}, a {type(theirs).__name__}, is none of the "
+            "`tokenizers` library, or has no padding. Leave out --text."
+        )
+    tower = TextTower(model)
+    reads_mask = "attention_mask" in theirs.model_input_names
+
+    def read(text: str) -> Any:  # noqa: ANN401 - of transformers
+        return theirs(
+            [text], padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+        )
+
+    def ids(text: str) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = read(text)["input_ids"][0].numpy()
+        return found
+
+    def reference(text: str) -> NDArray[np.float32]:
+        given = read(text)
+        with torch.inference_mode():
+            vector = tower(given["input_ids"], given["attention_mask"] if reads_mask else None)
+        found: NDArray[np.float32] = vector[0].float().numpy()
+        return found
+
+    return text_source(tower, tokenizer, "none", ids, reference, reads_mask=reads_mask)
 
 
 def _model(repository: str, *, untrained: bool) -> nn.Module:

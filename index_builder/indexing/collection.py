@@ -32,6 +32,7 @@ from index_builder.indexing.tolerance import Tolerance
 from index_builder.indexing.workdir import Work, occupied
 from index_builder.output import writing
 from index_builder.vectors.encoder import StoredEncoder
+from index_builder.vectors.encoder_file import text_files
 from index_builder.vectors.store import VectorFile
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE
@@ -188,10 +189,12 @@ def index_collection(indexing: Indexing) -> Outcome:
     OutputError : a disk is full, or a directory read-only.
     RunInUse : another process works there.
     ConfigError, CalibrationError : see `Indexing.require_feasible`.
+    BundleMismatch : the text tower beside the encoder is another one's.
     """
     _require_writable(indexing.bundles)
     with occupied(indexing.directory) as work:
         opened = open_encoder(indexing.encoder, indexing.provider)
+        text_files(indexing.encoder, opened.fingerprint)  # sooner rather than when all is embedded
         with writing(f"the run directory {work.directory}"):
             work.begin(resume=indexing.resume)
             work.quarantine.unlink(missing_ok=True)
@@ -269,6 +272,8 @@ def _published(
         )
         calibration.save(work.bundle)
     shutil.copyfile(indexing.encoder, work.bundle / ENCODER_FILE)
+    for path in text_files(indexing.encoder, encoder.fingerprint):
+        shutil.copyfile(path, work.bundle / path.name)
     retriever = open_parts(work.bundle, "cpu", milvus=milvus_access())
     index = index_description(work.bundle)
     manifest = describe(retriever, index, indexing.name, indexing.description)

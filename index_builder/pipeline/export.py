@@ -146,14 +146,16 @@ def _graph(encoder: nn.Module, images: NDArray[np.uint8]) -> onnx.ModelProto:
         features = encoder.encoder.features(two)
         trunk = _trunk_graph(encoder.encoder, two)
         opset = min(OPSET, operator_version(trunk))
-        return joined(trunk, traced(_Head(encoder), features, OUTPUT_NAMES[:2], FEATURES, opset))
-    return traced(encoder, two, OUTPUT_NAMES)
+        return joined(
+            trunk, traced(_Head(encoder), (features,), OUTPUT_NAMES[:2], (FEATURES,), opset)
+        )
+    return traced(encoder, (two,), OUTPUT_NAMES)
 
 
 def _trunk_graph(encoder: MetricEncoder, two: Tensor) -> onnx.ModelProto:
     """Return the graph from pixels to features."""
     if not isinstance(encoder, GraphTrunkEncoder):
-        return traced(_Trunk(encoder), two, (FEATURES,))
+        return traced(_Trunk(encoder), (two,), (FEATURES,))
     graph = onnx.ModelProto()
     graph.CopyFrom(encoder.trunk.graph)
     del graph.metadata_props[:]
@@ -162,12 +164,12 @@ def _trunk_graph(encoder: MetricEncoder, two: Tensor) -> onnx.ModelProto:
 
 def traced(
     module: nn.Module,
-    example: Tensor,
+    examples: tuple[Tensor, ...],
     outputs: Sequence[str],
-    input_name: str = INPUT_NAME,
+    inputs: Sequence[str] = (INPUT_NAME,),
     opset: int = OPSET,
 ) -> onnx.ModelProto:
-    """Return the optimised graph of ``module``: of two inputs to its ``outputs``, of any n.
+    """Return the optimised graph of ``module``: of two ``examples`` to its ``outputs``, of any n.
 
     By tracing: half a second of computing for MobileNetV2, and a quarter of optimising. The
     exporter by `torch.export` takes eleven, more than encoding a thousand photographs does; it is
@@ -178,18 +180,18 @@ def traced(
         path = Path(scratch) / "traced.onnx"
         warnings.simplefilter("ignore")  # the exporters warn of their own internals
         options: dict[str, Any] = {
-            "input_names": [input_name],
+            "input_names": list(inputs),
             "output_names": list(outputs),
             "opset_version": opset,
             "verbose": False,
         }
-        batch = {name: {0: "batch"} for name in (input_name, *outputs)}
+        batch = {name: {0: "batch"} for name in (*inputs, *outputs)}
         try:
-            torch.onnx.export(module, (example,), path, dynamic_axes=batch, dynamo=False, **options)
+            torch.onnx.export(module, examples, path, dynamic_axes=batch, dynamo=False, **options)
         except UnsupportedOperatorError:
-            any_batch = ({0: torch.export.Dim("batch")},)
+            any_batch = tuple({0: torch.export.Dim("batch")} for _ in examples)
             torch.onnx.export(
-                module, (example,), path, dynamic_shapes=any_batch, dynamo=True, **options
+                module, examples, path, dynamic_shapes=any_batch, dynamo=True, **options
             )
         # Folds constants: untouched, the traced graph takes a fifth longer to run.
         file = optimizer.optimize(onnx.load(path))

@@ -1,4 +1,4 @@
-"""Finding the file of an encoder."""
+"""Finding the files of an encoder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE, MANIFEST_FILE, read_manifest
-from model_store.errors import BundleNotFound
+from model_store.encoder.text import TEXT_ENCODER_FILE, TOKENIZER_FILE, open_text_encoder
+from model_store.errors import BundleMismatch, BundleNotFound
 
 
 def find_encoder(path: Path) -> Path:
@@ -30,3 +31,26 @@ def find_encoder(path: Path) -> Path:
         ) from error
     read_manifest(directory)
     return directory / ENCODER_FILE
+
+
+def text_files(encoder: Path, fingerprint: str) -> list[Path]:
+    """Return the files of the text tower beside an encoder; none where it has none.
+
+    Parameters
+    ----------
+    fingerprint : of the encoder.
+
+    Raises
+    ------
+    BundleMismatch : the tower is that of another encoder.
+    """
+    text = open_text_encoder(encoder.parent, threads=1)
+    if text is None:
+        return []
+    if text.metadata.image_encoder != fingerprint:
+        raise BundleMismatch(
+            f"{TEXT_ENCODER_FILE} beside {encoder.name} is the text tower of the encoder "
+            f"{text.metadata.image_encoder[:12]}, not of this one, {fingerprint[:12]}. Make both "
+            "again with `vouch-build encoder --text`, or move it away."
+        )
+    return [encoder.parent / name for name in (TEXT_ENCODER_FILE, TOKENIZER_FILE)]
