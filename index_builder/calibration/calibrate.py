@@ -19,7 +19,12 @@ from index_builder.calibration.leave_one_out import (
 )
 from index_builder.calibration.pictures import MeasuredPictures
 from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries, LeaveOneOut
-from index_builder.calibration.retrieval import RetrievedQueries, look_up, observe
+from index_builder.calibration.retrieval import (
+    RetrievedQueries,
+    look_up,
+    look_up_hidden,
+    observe,
+)
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted, corrupted_vectors
@@ -90,14 +95,10 @@ class RetrievalSetup:
         hide_labels : whether absent queries are matched ones with their label hidden.
         n_hidden : items that are hidden from a query for other reasons.
         """
-        n_candidates = N_CANDIDATES
         alike, names = None if gallery.labels else items_alike(gallery, images), images.labels
         if alike is not None:
             assert images.groups is not None  # noqa: S101 - or nothing would be alike
             n_hidden, names = max(n_hidden, int(np.bincount(alike).max())), images.groups
-        if hide_labels:
-            n_hidden = max(n_hidden, largest_hidden(gallery))
-            n_candidates = min(n_candidates, max(gallery.n_items // PARTS, LEAST_LISTED))
         return cls(
             encoder,
             gallery,
@@ -107,7 +108,7 @@ class RetrievalSetup:
             if hide_labels
             else None,
             alike,
-            min(n_candidates, gallery.n_items - n_hidden),
+            list_length(gallery, n_hidden, hide_labels=hide_labels),
         )
 
     @property
@@ -161,10 +162,10 @@ def calibration_queries(
             setup.gallery, setup.means, matched, embeddings, signals, setup.n_candidates
         )
         if plain is None:
-            absent, absent_of = observe_hidden(setup, matched, embeddings)
+            absent, absent_of = _observe_hidden(setup, matched, embeddings)
         else:
             places, items, of_items = plain
-            absent, kept = observe_hidden(setup, items, of_items)
+            absent, kept = _observe_hidden(setup, items, of_items)
             absent_of = places[kept]
     return CalibrationQueries(
         matched=of_matched,
@@ -187,34 +188,20 @@ def spoilt(encoder: Encoder, images: LabelledImages, seed: int) -> LabelledImage
     return spoil(images, seed)
 
 
-def observe_hidden(
+def _observe_hidden(
     setup: RetrievalSetup, images: LabelledImages, embeddings: Embeddings
 ) -> tuple[RetrievedQueries, NDArray[np.int64]]:
     """Look up images with their own label hidden, and return which of them could be."""
-    folds, gallery = setup.label_folds, setup.gallery
-    assert folds is not None  # noqa: S101 - the caller has looked
-    sizes = look_up(
-        gallery,
+    assert setup.label_folds is not None  # noqa: S101 - the caller has looked
+    return look_up_hidden(
+        setup.gallery,
         setup.means,
         images,
         embeddings,
-        np.empty((len(images), 0)),
-        1,
-    ).own_sizes
-    enough = gallery.n_items - sizes >= setup.n_candidates
-    kept = np.flatnonzero(folds.known(images.labels) & enough)
-    some, of_some = images.subset(kept), embeddings.at(kept)
-    hidden = look_up(
-        gallery,
-        setup.means,
-        some,
-        of_some,
-        folds.signals(of_some, some.labels),
+        setup.label_folds,
         setup.n_candidates,
-        hide_label=True,
-        alike=setup.alike,
+        setup.alike,
     )
-    return hidden, kept
 
 
 def plain_items(
@@ -244,6 +231,20 @@ def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] |
     for name, group in zip(images.ids, images.groups, strict=True):
         numbers[row_of[name]] = first.setdefault(group, row_of[name])
     return numbers
+
+
+def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
+    """Return the items of every list: so many that a query whose label is hidden finds as many.
+
+    Parameters
+    ----------
+    n_hidden : items that are hidden from a query for other reasons.
+    """
+    n_candidates = N_CANDIDATES
+    if hide_labels:
+        n_hidden = max(n_hidden, largest_hidden(gallery))
+        n_candidates = min(n_candidates, max(gallery.n_items // PARTS, LEAST_LISTED))
+    return min(n_candidates, gallery.n_items - n_hidden)
 
 
 def largest_hidden(gallery: Gallery) -> int:
@@ -375,7 +376,7 @@ def _with_gallery_images(
     )
     absent, absent_of = None, None
     if setup.label_folds is not None:
-        absent, absent_of = observe_hidden(setup, some, of_some)
+        absent, absent_of = _observe_hidden(setup, some, of_some)
     clusters = group_numbers(matched, some)
     return replace(
         observed,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from index_builder.calibration.retrieval import RetrievedQueries
 from model_store.decision import Absence, LabelMeans, OutlierDetector, size_classes
 from model_store.decision.staleness import search_settings
-from model_store.encoder.contract import Encoder
+from model_store.encoder.contract import Encoder, TextEncoder
 from model_store.gallery import Gallery
 
 Integers = NDArray[np.int64]
@@ -43,7 +43,7 @@ class CalibratedGallery:
     @classmethod
     def of(
         cls,
-        encoder: Encoder,
+        encoder: Encoder | TextEncoder,
         gallery: Gallery,
         detector: OutlierDetector,
         means: LabelMeans,

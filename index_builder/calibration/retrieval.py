@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from index_builder.calibration.hidden_labels import LabelFolds
 from index_builder.datasets import LabelledImages
 from index_builder.vectors.encoder import embedded
 from index_builder.vectors.images import Seen
@@ -24,6 +26,27 @@ Integers = NDArray[np.int64]
 
 BATCH = 128
 """Queries that are looked up together."""
+
+
+class Labelled(Protocol):
+    """Queries of which it is known what they show, or name."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label of each, of the gallery or not."""
+
+    def __len__(self) -> int:
+        """Return how many they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Queries of which nothing but the labels is known."""
+
+    labels: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +147,7 @@ def observe(
 def look_up(
     gallery: Gallery,
     means: LabelMeans,
-    queries: LabelledImages,
+    queries: Labelled,
     embeddings: Embeddings,
     outlier_signals: Floats,
     n: int = N_CANDIDATES,
@@ -174,6 +197,39 @@ def look_up(
         np.zeros(len(queries), dtype=np.int64) if hide_label else sizes.own,
         sizes.of(label_codes),
     )
+
+
+def look_up_hidden(
+    gallery: Gallery,
+    means: LabelMeans,
+    queries: Labelled,
+    embeddings: Embeddings,
+    folds: LabelFolds,
+    n: int,
+    alike: Integers | None = None,
+) -> tuple[RetrievedQueries, Integers]:
+    """Look up B embedded queries with their own label hidden, and return which of them could be.
+
+    Parameters
+    ----------
+    folds : detectors that do not know a label.
+    n, alike : see `look_up`.
+    """
+    sizes = look_up(gallery, means, queries, embeddings, np.empty((len(queries), 0)), 1).own_sizes
+    enough = gallery.n_items - sizes >= n
+    kept = np.flatnonzero(folds.known(queries.labels) & enough)
+    some, of_some = Named(tuple(queries.labels[row] for row in kept)), embeddings.at(kept)
+    hidden = look_up(
+        gallery,
+        means,
+        some,
+        of_some,
+        folds.signals(of_some, some.labels),
+        n,
+        hide_label=True,
+        alike=alike,
+    )
+    return hidden, kept
 
 
 def _without_own_label(
@@ -255,9 +311,7 @@ def _means_without(
     return unit_rows(rest.astype(np.float32))
 
 
-def _codes(
-    gallery: Gallery, queries: LabelledImages
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _codes(gallery: Gallery, queries: Labelled) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return codes of all items and of the queries: a query matches items that share its code."""
     rows = np.arange(gallery.n_items)
     if gallery.labels:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from index_builder.commands.index_options import PROMISES, promise
 from index_builder.commands.options_class import with_options
 from index_builder.commands.steps import RunOption, opened_run, print_report, step_of
 from index_builder.output import writing
+from index_builder.progress import console
 from model_store.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,6 +59,14 @@ class CalibrateOptions:
         ),
     ] = None
     gallery_items: ItemsOption = None
+    captions: Annotated[
+        Path | None,
+        typer.Option(
+            help="With BUNDLES, in place of --queries: a table (.csv, .jsonl, .parquet) with `text`, "
+            "and `id` of the item or `label` that it is about, neither where it is about nothing "
+            "in the gallery; maybe `group`, `source`. Calibrates searches in words alone."
+        ),
+    ] = None
     max_error: Annotated[float | None, promise("max_error", "")] = None
     max_false_match_rate: Annotated[float | None, promise("max_false_match_rate", "")] = None
     expected_absent: Annotated[float | None, promise("expected_absent", "")] = None
@@ -66,8 +77,8 @@ class CalibrateOptions:
     feedback: Annotated[
         Path | None,
         typer.Option(
-            help="With --config: the file that the service kept feedback in; corrects "
-            "probabilities."
+            help="With --config or --captions: the file that the service kept feedback in; "
+            "corrects probabilities."
         ),
     ] = None
 
@@ -81,6 +92,9 @@ def calibrate_command(options: CalibrateOptions) -> None:
     """
     promises = {name: getattr(options, name) for name in PROMISES}
     named = {name: value for name, value in promises.items() if value is not None}
+    if options.captions is not None:
+        _calibrate_texts(options, options.captions, named)
+        return
     others = (options.items, options.gallery, options.gallery_items, *named)
     if _of_configuration(options.bundles, options.queries, options.config, others):
         step_of("calibrate_step")(*opened_run(str(options.config), options.run), options.feedback)
@@ -90,6 +104,30 @@ def calibrate_command(options: CalibrateOptions) -> None:
     assert options.bundles is not None  # noqa: S101 - or it is of a configuration
     found = _evidence(options.queries, options.items, options.gallery, options.gallery_items)
     print(_module().calibrate_bundle(options.bundles, found, named))
+
+
+def _calibrate_texts(
+    options: CalibrateOptions, captions: Path, promises: Mapping[str, float]
+) -> None:
+    """Calibrate searches in words, and print what came of it."""
+    of_images = (options.queries, options.items, options.gallery, options.gallery_items)
+    if options.bundles is None or options.config or options.run or any(of_images):
+        raise ConfigError("--captions goes with BUNDLES, and calibrates searches in words alone.")
+    from index_builder.indexing.text_evidence import (  # noqa: PLC0415 - slow
+        calibrate_bundle_texts,
+    )
+
+    bundle, calibration = calibrate_bundle_texts(
+        options.bundles, captions, promises, feedback=options.feedback
+    )
+    measured = calibration.report["cross_fitted"]
+    table = Table("searches in words", "cross-fitted")
+    table.add_row("captions", str(calibration.report["n_matched"]))
+    for name in ("recall_at_1", "top1_ece", "error_auroc", "absent_auroc", "match_coverage"):
+        found = measured[name]
+        table.add_row(name.replace("_", " "), "not defined" if found is None else f"{found:.4f}")
+    console.print(table)
+    print(bundle)
 
 
 def evaluate_command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from index_builder.vectors.store import VectorFile
 from index_builder.vectors.table import VectorTable, holds_vectors, open_table
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.compaction import Compaction
+from model_store.bundles.manifest import EVALUATION_FILE, Manifest
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import CalibrationError, DatasetError
 from model_store.images import ImageLimits
@@ -85,13 +86,15 @@ def calibrate_bundle(
     DatasetError : the queries are not what they should be.
     WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
     """
-    with _opened(root) as bundle, _room(bundle.retriever.encoder, evidence) as room:
+    with opened(root) as bundle, _room(bundle.retriever.encoder, evidence) as room:
         live, before = bundle.require_log(), bundle.retriever.calibration
         config = _config(before, promises)
 
-        def calibrate(gallery: Gallery) -> tuple[Calibration, dict[str, Any]]:
+        def calibrate(gallery: Gallery, staging: Path, manifest: Manifest) -> Manifest:
             fitted = _fitted(room, gallery, before, config, seed)
-            return fitted, summarise(fitted)
+            fitted.save(staging)
+            (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of what was promised before
+            return replace(manifest, calibration=summarise(fitted), metrics=None)
 
         with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
             prepared = compaction.prepare()
@@ -107,7 +110,7 @@ def evaluate_bundle(root: Path, evidence: Evidence, seed: int = 0) -> dict[str, 
     CalibrationError : the bundle is not calibrated, or no query has a match.
     DatasetError : the queries are not what they should be.
     """
-    with _opened(root) as bundle, _room(bundle.retriever.encoder, evidence) as room:
+    with opened(root) as bundle, _room(bundle.retriever.encoder, evidence) as room:
         gallery, calibration = bundle.retriever.gallery, bundle.retriever.calibration
         if calibration is None:
             raise CalibrationError(
@@ -210,7 +213,7 @@ def _queries(room: _Room, gallery: Gallery) -> QuerySet:
 
 
 @contextmanager
-def _opened(root: Path) -> Iterator[Bundle]:
+def opened(root: Path) -> Iterator[Bundle]:
     """Open the current bundle; sums of one thread are the same on every machine."""
     bundle = open_bundle(root, "auto", 1, milvus=milvus_access())
     try:

@@ -34,7 +34,7 @@ from model_store.bundles.directory import (
     is_bundle_id,
     require_current,
 )
-from model_store.bundles.manifest import EVALUATION_FILE, Manifest, content_files
+from model_store.bundles.manifest import Manifest, content_files
 from model_store.bundles.publish import seal, with_digests
 from model_store.decision import Calibration, label_means
 from model_store.decision.calibration import FILES
@@ -57,7 +57,8 @@ from model_store.gallery.live.sqlite import of_the_system
 _N_FREE_BYTES = 2**20
 """With less than that a disk is full, whatever a library says that could not write."""
 
-Calibrate = Callable[[Gallery], tuple[Calibration, dict[str, Any]]]
+Calibrate = Callable[[Gallery, Path, Manifest], Manifest]
+"""Calibrates a gallery: writes to the directory of its bundle, and says so in the manifest."""
 
 LOCK_FILE = ".compacting"
 """Held by the compaction that goes on; names the bundle that it has prepared."""
@@ -70,8 +71,7 @@ class Compaction:
     ----------
     root, manifest, live : of the current bundle.
     key : signs the new bundle.
-    calibrate : fits a calibration to the new gallery, and says what the manifest shall of it; by
-        default the calibration stays what it is.
+    calibrate : fits a calibration to the new gallery; by default they stay what they are.
 
     Raises
     ------
@@ -217,15 +217,12 @@ def _write(
         snapshot.n_changed,
     )
     gallery = FaissGallery(staging)
-    if calibrate is not None:
-        calibration, summary = calibrate(gallery)
-        calibration.save(staging)
-        (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of what was promised before
-        manifest = replace(manifest, calibration=summary, metrics=None)
-    for kind in FILES if calibrate is None else ("text",):
+    for kind in FILES:
         kept = Calibration.load(staging, kind)
         if kept is not None:  # labels may have other codes, and lie elsewhere
             replace(kept, means=label_means(gallery)).save(staging, kind)
+    if calibrate is not None:
+        manifest = calibrate(gallery, staging, manifest)
     said = {
         "n_items": gallery.n_items,
         "search": search_settings(gallery),

@@ -7,8 +7,9 @@ import datetime as dt
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
 
 Line = tuple[str, Mapping[str, Any]]
 """A line's place in the file, for messages, and its fields."""
+
+Reader = Callable[[Path], Iterator[tuple[int, Mapping[str, Any]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +66,20 @@ class ImageManifest:
             yield entry if self.labelled else without_label(entry)
 
 
-def lines_of(path: Path) -> Iterator[Line]:
+def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
     """Give the lines of a manifest.
+
+    Parameters
+    ----------
+    texts : columns that are text, whatever is written there; a plain number of another is one.
 
     Raises
     ------
     DatasetError : it is not what its name says.
     """
-    reader = {".csv": _csv, ".parquet": _parquet}.get(path.suffix.lower(), _jsonl)
+    readers: dict[str, Reader] = {".csv": partial(_csv, texts=texts), ".parquet": _parquet}
     try:
-        for number, fields in reader(path):
+        for number, fields in readers.get(path.suffix.lower(), _jsonl)(path):
             yield f"{path.name}, line {number}", fields
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path.name} is not UTF-8 text. Save it as UTF-8.") from error
@@ -208,7 +215,7 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON's")
 
 
-def _csv(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv(path: Path, texts: Collection[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
@@ -218,15 +225,15 @@ def _csv(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                         f"{path.name}, line {reader.line_num}: the line has more or fewer values "
                         f"than the first line has names ({', '.join(reader.fieldnames or ())})."
                     )
-                yield reader.line_num, _with_numbers(fields)
+                yield reader.line_num, _with_numbers(fields, texts)
         except csv.Error as error:
             raise DatasetError(
                 f"{path.name}, line {reader.line_num} is not CSV ({error})."
             ) from error
 
 
-def _with_numbers(fields: Mapping[str, str]) -> Mapping[str, Any]:
-    return {name: text if name in COLUMNS else _number(text) for name, text in fields.items()}
+def _with_numbers(fields: Mapping[str, str], texts: Collection[str]) -> Mapping[str, Any]:
+    return {name: text if name in texts else _number(text) for name, text in fields.items()}
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

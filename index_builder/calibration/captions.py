@@ -1,0 +1,204 @@
+"""Calibration for queries in words: captions of items or labels, or words that led to a click.
+
+It is the images' calibration with texts in their place, and shares nothing with it but the gallery:
+how near texts come to images, and what an unusual text is, nobody learns from images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.calibration.calibrate import N_CORRUPTED, list_length
+from index_builder.calibration.detector import fit_detector
+from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
+from index_builder.calibration.hidden_labels import fit_label_folds
+from index_builder.calibration.leave_one_out import out_of_fold_signals
+from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries
+from index_builder.calibration.retrieval import (
+    Named,
+    RetrievedQueries,
+    look_up,
+    look_up_hidden,
+)
+from index_builder.configuration.build import CalibrationConfig
+from index_builder.progress import track
+from model_store.decision import Calibration, LabelMeans, OutlierDetector, label_means
+from model_store.encoder.contract import Embeddings, TextEncoder
+from model_store.errors import CalibrationError
+from model_store.gallery import Gallery
+
+BATCH = 64
+
+_NOTHING = "\0"
+"""Begins the label of a text about nothing in the gallery: no label there has a null character."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captions:
+    """N texts as somebody searches with, and what each is about.
+
+    Attributes
+    ----------
+    texts : (N,).
+    labels : (N,) of the gallery; ids of items where it has no labels; None for nothing in it.
+    clusters : (N,) texts of one cluster are no independent evidence.
+    sources : (N,) where each comes from; None where none is known.
+    """
+
+    texts: tuple[str, ...]
+    labels: tuple[str | None, ...]
+    clusters: tuple[str, ...]
+    sources: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def at(self, rows: NDArray[np.int64]) -> Captions:
+        """Return some of them."""
+        return Captions(
+            tuple(self.texts[row] for row in rows),
+            tuple(self.labels[row] for row in rows),
+            tuple(self.clusters[row] for row in rows),
+            None if self.sources is None else tuple(self.sources[row] for row in rows),
+        )
+
+    @property
+    def named(self) -> Named:
+        """Their labels; a text about nothing has one of its own."""
+        return Named(
+            tuple(
+                _NOTHING + cluster if label is None else label
+                for label, cluster in zip(self.labels, self.clusters, strict=True)
+            )
+        )
+
+
+def calibrate_texts(
+    encoder: TextEncoder,
+    gallery: Gallery,
+    captions: Captions,
+    config: CalibrationConfig,
+    seed: int,
+) -> Calibration:
+    """Search with every caption, and fit the decision layer for texts to what is found.
+
+    Absent queries are captions about nothing in the gallery; without any, those of its items with
+    their own label hidden from the list and from the outlier detector. The detector learns from the
+    captions themselves, each judged by one that has not seen it.
+
+    Raises
+    ------
+    CalibrationError : too few captions of either kind, or all about one thing.
+    """
+    captions = captions.at(np.random.default_rng(seed).permutation(len(captions)))
+    about = np.array([label is not None for label in captions.labels])
+    matched, absent = captions.at(np.flatnonzero(about)), captions.at(np.flatnonzero(~about))
+    _require_enough(matched, absent)
+    searched = _searched(encoder, gallery, matched, seed, hide_labels=len(absent) == 0)
+    if len(absent) == 0:
+        folds = fit_label_folds(searched.embeddings, matched.named.labels, seed)
+        of_absent, absent_of = look_up_hidden(
+            gallery, searched.means, matched.named, searched.embeddings, folds, searched.n_listed
+        )
+    else:
+        of_absent, absent_of = searched.observe(encoder, gallery, absent.texts, absent.named), None
+    chosen = np.arange(min(len(matched), N_CORRUPTED))  # they are in random order
+    some = matched.at(chosen)
+    queries = CalibrationQueries(
+        matched=searched.found,
+        absent=of_absent,
+        absent_of=absent_of,
+        are_views=False,
+        corrupted=searched.observe(encoder, gallery, _spoilt(some.texts, seed), some.named),
+        corrupted_of=chosen,
+        outliers=None,
+        clusters=searched.clusters,
+        sources=matched.sources,
+        absent_sources=absent.sources,
+        unseen=True,
+    )
+    setup = CalibratedGallery.of(
+        encoder, gallery, searched.detector, searched.means, searched.n_listed
+    )
+    calibration = fit_calibration(setup, queries, config, seed, quality_limits={})
+    return replace(calibration, report={**calibration.report, "queries": "captions"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    """The captions about something in the gallery, and what was learned from them.
+
+    Attributes
+    ----------
+    embeddings, clusters, found : of the N captions.
+    detector, means : of the captions, and of the gallery's labels.
+    n_listed : items of every list.
+    """
+
+    embeddings: Embeddings
+    clusters: NDArray[np.int64]
+    found: RetrievedQueries
+    detector: OutlierDetector
+    means: LabelMeans
+    n_listed: int
+
+    def observe(
+        self, encoder: TextEncoder, gallery: Gallery, texts: Sequence[str], named: Named
+    ) -> RetrievedQueries:
+        """Embed other texts, and look them up."""
+        embeddings = _embedded(encoder, texts)
+        signals = self.detector.signals(embeddings)
+        return look_up(gallery, self.means, named, embeddings, signals, self.n_listed)
+
+
+def _searched(
+    encoder: TextEncoder, gallery: Gallery, matched: Captions, seed: int, *, hide_labels: bool
+) -> _Searched:
+    """Search with captions that are about something in the gallery."""
+    named, embeddings = matched.named, _embedded(encoder, matched.texts)
+    codes = np.unique(np.array(named.labels), return_inverse=True)[1]
+    clusters = np.unique(np.array(matched.clusters), return_inverse=True)[1].astype(np.int64)
+    means, n_listed = label_means(gallery), list_length(gallery, 0, hide_labels=hide_labels)
+    signals = out_of_fold_signals(embeddings, codes, clusters, seed)
+    return _Searched(
+        embeddings,
+        clusters,
+        look_up(gallery, means, named, embeddings, signals, n_listed),
+        fit_detector(embeddings, codes, seed),
+        means,
+        n_listed,
+    )
+
+
+def _require_enough(matched: Captions, absent: Captions) -> None:
+    if len(matched) < MIN_QUERIES or 0 < len(absent) < MIN_QUERIES:
+        raise CalibrationError(
+            f"{len(matched)} captions are about something in the gallery and {len(absent)} about "
+            f"nothing in it; wanted {MIN_QUERIES} or more of the first, and as many or none of the "
+            "second. Add captions, such as words that were searched with and what was clicked."
+        )
+    if len(set(matched.labels)) == 1:
+        raise CalibrationError(
+            f"All captions are about {matched.labels[0]!r}, so that nothing tells a right answer "
+            "from a wrong one. Add captions of other things."
+        )
+
+
+def _embedded(encoder: TextEncoder, texts: Sequence[str]) -> Embeddings:
+    """Embed texts, some at a time."""
+    starts = range(0, len(texts), BATCH)
+    parts = [
+        encoder.encode(encoder.tokenize(texts[start : start + BATCH]))
+        for start in track(starts, "captions", len(starts))
+    ]
+    return Embeddings.concatenate(parts)
+
+
+def _spoilt(texts: Sequence[str], seed: int) -> list[str]:
+    """Return the texts with their characters in random order: what nobody means to search with."""
+    generator = np.random.default_rng(seed)
+    return ["".join(text[place] for place in generator.permutation(len(text))) for text in texts]

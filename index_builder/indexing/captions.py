@@ -1,0 +1,74 @@
+"""A table of captions: what texts are about, of a gallery's items or labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from index_builder.calibration.captions import Captions
+from index_builder.indexing.sources.manifest import Line, lines_of, text_of
+from model_store.errors import DatasetError, ItemNotFound
+from model_store.gallery import Gallery
+
+COLUMNS = frozenset({"text", "id", "label", "group", "source"})
+
+
+def read_captions(path: Path, gallery: Gallery) -> Captions:
+    """Read a table of captions: CSV, JSONL or Parquet.
+
+    ``text`` is wanted of each line; ``id`` of the item or ``label`` that it is about, and neither
+    where it is about nothing in the gallery; ``group`` of texts that are no independent evidence,
+    by default those of one item, or the same text; ``source``, where it comes from.
+
+    Raises
+    ------
+    DatasetError : a line is not what it should be, or names what the gallery has not.
+    """
+    labels = frozenset(gallery.labels)
+    texts, about, clusters, sources = [], [], [], []
+    for line in lines_of(path, COLUMNS):
+        origin, fields = line
+        text = text_of(fields, "text", origin)
+        if text is None or not text.strip():
+            raise DatasetError(
+                f"{origin}: there is no text. Say what is searched with in a column named text; "
+                f"here are {', '.join(map(repr, fields))}."
+            )
+        item = text_of(fields, "id", origin)
+        texts.append(text)
+        about.append(_label(line, gallery, labels))
+        own = f"text {text.casefold()}" if item is None else f"item {item}"
+        group = text_of(fields, "group", origin)
+        clusters.append(own if group is None else f"group {group}")
+        sources.append(text_of(fields, "source", origin) or "")
+    known = tuple(sources) if any(sources) else None
+    return Captions(tuple(texts), tuple(about), tuple(clusters), known)
+
+
+def _label(line: Line, gallery: Gallery, labels: frozenset[str]) -> str | None:
+    """Return what a line is about: a label, or an item's id where the gallery has no labels."""
+    origin, fields = line
+    item, label = text_of(fields, "id", origin), text_of(fields, "label", origin)
+    if item is not None:
+        try:
+            found = gallery.item(item)
+        except ItemNotFound as error:
+            raise DatasetError(
+                f"{origin}: {error} Leave id empty where nothing is meant."
+            ) from error
+        if not labels:
+            return found.id
+        if found.label is None:
+            raise DatasetError(
+                f"{origin}: the item {item!r} has no label, and others have. Name one that has."
+            )
+        if label not in {None, found.label}:
+            raise DatasetError(
+                f"{origin}: the item {item!r} has the label {found.label!r}, not {label!r}."
+            )
+        return found.label
+    if label is not None and label not in labels:
+        known = f"no label {label!r}" if labels else "no labels: name items by their id"
+        raise DatasetError(
+            f"{origin}: the gallery has {known}. Leave label empty where nothing in it is meant."
+        )
+    return label

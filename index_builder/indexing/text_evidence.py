@@ -1,0 +1,86 @@
+"""Calibrating the texts of a bundle, wherever it was made, with captions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from index_builder.calibration import corrected_by_feedback
+from index_builder.calibration.captions import calibrate_texts
+from index_builder.configuration.build import CalibrationConfig, parse_promises
+from index_builder.configuration.signing import signing_key
+from index_builder.indexing.bundle_evidence import opened
+from index_builder.indexing.bundle_manifest import text_described
+from index_builder.indexing.captions import read_captions
+from model_store.bundles.compaction import Compaction
+from model_store.bundles.manifest import Manifest
+from model_store.decision import Calibration
+from model_store.feedback import FeedbackLog
+from model_store.gallery import Gallery
+from model_store.retriever import Retriever
+from model_store.text_queries import text_encoder
+
+
+def calibrate_bundle_texts(
+    root: Path,
+    captions: Path,
+    promises: Mapping[str, float],
+    seed: int = 0,
+    feedback: Path | None = None,
+) -> tuple[Path, Calibration]:
+    """Fit the calibration of texts of the current bundle of ``root`` to captions, and publish it.
+
+    The calibration of images stays what it is. Changes of the gallery since are taken in, and those
+    that come meanwhile go along.
+
+    Parameters
+    ----------
+    captions : see `read_captions`.
+    promises : what answers shall promise, by the names of `CalibrationConfig`; the rest is as it
+        was for texts, or else as it is for images.
+    feedback : a file that the service kept feedback in; match probabilities are corrected by it.
+
+    Raises
+    ------
+    ConfigError : a promise is out of range.
+    TextUnavailable : the gallery has no text encoder.
+    DatasetError, CalibrationError : the captions are not what they should be, or too few.
+    WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
+    """
+    found: list[Calibration] = []
+    with opened(root) as bundle:
+        retriever = bundle.retriever
+        encoder, live = text_encoder(retriever), bundle.require_log()
+        config = _config(retriever, promises)
+
+        def calibrate(gallery: Gallery, staging: Path, manifest: Manifest) -> Manifest:
+            known = read_captions(captions, gallery)
+            fitted = calibrate_texts(encoder, gallery, known, config, seed)
+            if feedback is not None:
+                fitted = corrected_by_feedback(fitted, FeedbackLog(feedback))
+            fitted.save(staging, "text")
+            found.append(fitted)
+            whole = Retriever(retriever.encoder, gallery, retriever.calibration, encoder, fitted)
+            return replace(manifest, encoder={**manifest.encoder, **text_described(whole)})
+
+        with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
+            prepared = compaction.prepare()
+            compaction.switch()
+    return prepared, found[0]
+
+
+def _config(retriever: Retriever, promises: Mapping[str, float]) -> CalibrationConfig:
+    """Return what is promised: what is named, else what was, else what is to images.
+
+    How many texts have no match is no matter of images.
+    """
+    before, of_images = retriever.for_kind("text").calibration, retriever.calibration
+    fields = dict.fromkeys(CalibrationConfig.model_fields)
+    if before is not None:
+        known = {name: getattr(before, name) for name in fields}
+    elif of_images is not None:
+        known = {name: getattr(of_images, name) for name in fields if name != "expected_absent"}
+    else:
+        known = {}
+    return parse_promises({**known, **promises})
