@@ -87,7 +87,9 @@ def test_words_find_digits_and_the_answer_says_how_surely(
     assert np.mean(told) == pytest.approx(np.mean(right), abs=0.05)
     assert np.mean(nothing) == pytest.approx(absent.mean(), abs=0.08)
     scores = np.array(nothing)
-    assert auroc(scores[absent], scores[~absent]) > 0.95
+    separation = auroc(scores[absent], scores[~absent])
+    assert separation is not None
+    assert separation > 0.95
     matched = np.array([verdict == "match" for verdict in verdicts])
     assert matched.mean() > 0.4
     assert np.mean(~np.array(right)[matched]) <= 0.2  # as promised
