@@ -85,7 +85,7 @@ def search_text(
 ) -> Answer:
     """Answer for a query in words; see `Retriever.find`.
 
-    The verdict is ``not_calibrated`` until `vouch-build calibrate --captions` has been run.
+    The verdict is ``not_calibrated`` until `vouch-build calibrate BUNDLES --captions` has been run.
 
     Raises
     ------

@@ -62,9 +62,9 @@ class CalibrateOptions:
     captions: Annotated[
         Path | None,
         typer.Option(
-            help="With BUNDLES, in place of --queries: a table (.csv, .jsonl, .parquet) with `text`, "
-            "and `id` of the item or `label` that it is about, neither where it is about nothing "
-            "in the gallery; maybe `group`, `source`. Calibrates searches in words alone."
+            help="With BUNDLES, in place of --queries: a table (.csv, .jsonl, .parquet) with "
+            "`text`, and `id` of the item or `label` that it is about, neither where it is about "
+            "nothing in the gallery; maybe `group`, `source`. Calibrates searches in words alone."
         ),
     ] = None
     max_error: Annotated[float | None, promise("max_error", "")] = None

@@ -23,7 +23,7 @@ ordinary queries are low, the last tenth is high."""
 
 TEXTS_NOT_CALIBRATED = (
     "The gallery is not calibrated for queries in words, and what it knows of images says nothing "
-    "of them. Its owner runs `vouch-build calibrate --captions`."
+    "of them. Its owner runs `vouch-build calibrate BUNDLES --captions`."
 )
 
 SETS_UNDER_A_FILTER = (

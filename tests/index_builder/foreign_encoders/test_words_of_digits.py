@@ -68,7 +68,7 @@ def test_words_find_digits_and_the_answer_says_how_surely(
     uncalibrated = open_bundle(Path("bundles/digits"), "cpu", threads=1).retriever
     assert search_text(uncalibrated, "sieben").decision.verdict == "not_calibrated"
     table = write_captions(Path("clicks.jsonl"), clicks(400, seed=0))
-    run("calibrate", "--captions", table, "--bundles", "bundles/digits", "--max-error", "0.2")
+    run("calibrate", "bundles/digits", "--captions", table, "--max-error", "0.2")
     bundle = open_bundle(Path("bundles/digits"), "cpu", threads=1)
 
     told: list[float] = []
