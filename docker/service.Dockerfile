@@ -6,7 +6,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ig
 # What has to be installed, as a file that changes only when that does.
 FROM base AS requirements
 # "service telemetry milvus gpu" adds NVIDIA's libraries.
-ARG EXTRAS="service telemetry milvus"
+ARG EXTRAS="service telemetry milvus text"
 WORKDIR /src
 RUN --mount=type=cache,target=/root/.cache/pip pip install uv
 COPY docker/requirements.py pyproject.toml uv.lock ./
