@@ -12,6 +12,10 @@ import typer
 def reproduce_command(
     protocol: Annotated[str, typer.Option(help="Of the literature: fashion-mnist, cub-200, …")],
     methods: Annotated[str, typer.Option(help="Names with commas between them, or all.")] = "all",
+    objective: Annotated[
+        str | None,
+        typer.Option(help="That trains the encoder: supcon, el_nivmf, … [default: contrastive]"),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, 2, …")] = 5,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Of each training, instead of the protocol's.")
@@ -21,7 +25,7 @@ def reproduce_command(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where all files go. [default: runs/reproduce/<protocol>]"),
+        typer.Option(help="Where all files go. [default: runs/reproduce/<protocol>[-<objective>]]"),
     ] = None,
     weights: Annotated[
         str | None,
@@ -46,12 +50,14 @@ def reproduce_command(
     What is finished is not done again: interrupt it as you like, and give the command again.
     """
     reproduction = importlib.import_module("index_builder.reproduction.command")
-    directory = out or Path("runs/reproduce") / protocol
+    named = protocol if objective is None else f"{protocol}-{objective}"
+    directory = out or Path("runs/reproduce") / named
     report = reproduction.reproduce(
         protocol,
         methods,
         seeds,
         directory,
+        objective=objective,
         epochs=epochs,
         data=data,
         weights=weights,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from index_builder.configuration.encoder import EncoderConfig
-from index_builder.configuration.posterior import Section
+from index_builder.configuration.section import Section
 from model_store.errors import ConfigError
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexKind, IndexSettings
 from model_store.verdicts import Order

@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from index_builder.configuration.objective import ContrastiveConfig, ObjectiveConfig
 from index_builder.configuration.posterior import (
-    CONTRASTIVE,
+    OF_ANY_OBJECTIVE,
+    POST_HOC,
     LaplaceConfig,
     MonteCarloDropoutConfig,
     PosteriorConfig,
-    Section,
 )
+from index_builder.configuration.section import Section
 
 PHOTOGRAPH = 224
 """Height and width that ImageNet's networks were trained at, pixels."""
@@ -100,15 +102,27 @@ class NetworkConfig(Section):
 
 
 class TrainingConfig(Section):
-    """Training: of the encoder, and of whatever the posterior's objective learns beside it."""
+    """Training: of the encoder, and of whatever the objective learns beside it."""
 
+    objective: ObjectiveConfig = ContrastiveConfig()
     epochs: int = Field(10, ge=0, description="0 takes the encoder as it is loaded or whitened.")
     labels_per_batch: int = Field(10, ge=2)
-    images_per_label: int = Field(25, ge=2)
+    images_per_label: int = Field(
+        25,
+        ge=2,
+        description="Objectives that need no positives in a batch (cross_entropy, center, proxies, "
+        "views) draw labels_per_batch × images_per_label images of whatever label.",
+    )
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    momentum: float = Field(0.9, ge=0, lt=1, description="Of sgd; above 0 it is Nesterov's.")
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(1e-4, ge=0)
     margin: float = Field(
-        1.0, gt=0, lt=2, description="Contrastive loss: distance beyond which negatives rest."
+        1.0,
+        gt=0,
+        lt=2,
+        description="Distance beyond which negatives rest: of the contrastive loss, and of the "
+        "Laplace posterior's curvature, whatever the objective.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
@@ -122,6 +136,23 @@ class TrainingConfig(Section):
     )
     flip: bool = Field(False, description="Mirror half of the training images.")
     shift: int = Field(0, ge=0, description="Move training images by up to so many pixels.")
+    crop: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Smallest share of its area that a training image is cropped to, and enlarged.",
+    )
+    jitter: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Change brightness, contrast and saturation by up to this share.",
+    )
+
+    @property
+    def augmented(self) -> bool:
+        """True where two looks at a training image are two pictures."""
+        return bool(self.flip or self.shift or self.crop < 1 or self.jitter)
 
 
 class EncoderConfig(Section):
@@ -149,16 +180,28 @@ class EncoderConfig(Section):
     @model_validator(mode="after")
     def _something_is_learned(self) -> EncoderConfig:
         if self.training.epochs:
-            if self.network.frozen and (self.training.flip or self.training.shift):
-                raise ValueError("a frozen trunk sees each image once: drop flip and shift")
+            if self.network.frozen and self.training.augmented:
+                raise ValueError(
+                    "a frozen trunk sees each image once: drop flip, shift, crop and jitter"
+                )
             if self.network.dropout and self.posterior.method == "online_laplace":
                 raise ValueError("online_laplace takes the curvature of whole features: no dropout")
             if self.network.encoder is not None and self.posterior.method == "ensemble":
                 raise ValueError("members of an ensemble train their trunks: not trunk = 'onnx'")
         elif self.network.last_layer == "random":
             raise ValueError("with training.epochs = 0, network.last_layer must not be 'random'")
-        elif self.posterior.method not in CONTRASTIVE:
+        elif self.posterior.method not in POST_HOC:
             raise ValueError(f"posterior.method = '{self.posterior.method}' needs training.epochs")
+        return self
+
+    @model_validator(mode="after")
+    def _one_loss_trains(self) -> EncoderConfig:
+        asked = self.training.objective
+        if asked != ContrastiveConfig() and self.posterior.method not in OF_ANY_OBJECTIVE:
+            raise ValueError(
+                f"posterior.method = '{self.posterior.method}' trains with a loss of its own: drop "
+                f"training.objective, or take one of {', '.join(sorted(OF_ANY_OBJECTIVE))}"
+            )
         return self
 
     @model_validator(mode="after")

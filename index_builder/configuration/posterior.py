@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-
-class Section(BaseModel):
-    """A frozen table of the file; unknown keys are errors, so a typing slip is not ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from index_builder.configuration.section import Section
 
 
 class _LaplaceConfig(Section):
@@ -169,6 +165,23 @@ class EnsembleConfig(Section):
         return f"{self.method}_of_{self.n_members}"
 
 
+class EmbeddingNormConfig(Section):
+    """The length of an embedding as the concentration of a von Mises-Fisher distribution."""
+
+    method: Literal["embedding_norm"]
+    temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
+        "validation",
+        description="By which the length is divided. validation: chosen by how well sampled "
+        "neighbours predict the label of images that the encoder was not trained on; 1 where there "
+        "are no such images.",
+    )
+
+    @property
+    def name(self) -> str:
+        """The name of the posterior in served answers."""
+        return self.method
+
+
 class FaceEmbeddingConfig(Section):
     """Probabilistic face embeddings: variances learned for an encoder that stays as it is."""
 
@@ -195,8 +208,11 @@ class HedgedInstanceConfig(Section):
         return self.method
 
 
-CONTRASTIVE = frozenset({"laplace", "deterministic", "mc_dropout", "pfe"})
-"""Methods whose encoder is trained with the contrastive loss alone, once; the rest comes after."""
+POST_HOC = frozenset({"laplace", "embedding_norm", "deterministic", "mc_dropout", "pfe"})
+"""Methods whose encoder is trained with `training.objective` alone, once; the rest comes after."""
+
+OF_ANY_OBJECTIVE = POST_HOC | {"ensemble"}
+"""Methods whose encoders are trained with `training.objective`; others bring their own loss."""
 
 
 def _method(value: Any) -> str:  # noqa: ANN401 - a table of the file, or a section already made
@@ -213,6 +229,7 @@ PosteriorConfig = Annotated[
     | Annotated[DeterministicConfig, Tag("deterministic")]
     | Annotated[MonteCarloDropoutConfig, Tag("mc_dropout")]
     | Annotated[EnsembleConfig, Tag("ensemble")]
+    | Annotated[EmbeddingNormConfig, Tag("embedding_norm")]
     | Annotated[FaceEmbeddingConfig, Tag("pfe")]
     | Annotated[HedgedInstanceConfig, Tag("hib")],
     Discriminator(_method),

@@ -10,7 +10,9 @@
     face_embeddings      probabilistic face embeddings
     dropout              Monte Carlo dropout
     ensemble             a deep ensemble
+    embedding_norm       the length of the embedding as its concentration
     deterministic        no posterior
+    votes                held-out images that choose a prior or a temperature
 
 The mathematics are in `index_builder.posteriors` and `index_builder.objectives`.
 """

@@ -16,6 +16,7 @@ from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.methods.method import Method, Report, Trained
+from index_builder.methods.votes import N_VALIDATION, votes
 from index_builder.networks import MetricEncoder
 from index_builder.networks.features import all_features, repeatable_blocks
 from index_builder.objectives import OnlineLaplaceLoss
@@ -28,12 +29,10 @@ from index_builder.posteriors import (
     laplace_of_curvature,
 )
 from index_builder.posteriors.laplace.validation import (
-    Criterion,
     norm_correlation,
     select_by_validation,
     temper_by_validation,
 )
-from index_builder.posteriors.laplace.votes import vote_log_likelihood
 from index_builder.progress import console
 from model_store.errors import CalibrationError
 
@@ -46,14 +45,8 @@ TEMPERATURES = np.logspace(-9, 3, 25)
 NOTHING_BUT_NORM = 0.95
 """Correlation from which the uncertainty is no more than the length of the features."""
 
-N_VALIDATION = 1_000
-"""Validation images that vote on prior or temperature: the optimum is flat, more hardly move it."""
-
 MIN_CORRELATED = 30
 """Validation images that a correlation can be read off."""
-
-N_VOTERS = 10_000
-"""Training images among which their neighbours are looked for, likewise."""
 
 
 class Laplace(Method):
@@ -78,7 +71,7 @@ class Laplace(Method):
             settings.prior_precision is None and self.settings.prior_chosen_by == "validation"
         )
         if len(splits.validation) and (settings.temperature == "validation" or chooses_prior):
-            criterion = _votes(encoder, fitted, splits, config.seed)
+            criterion = votes(encoder, fitted.posterior, splits, config.seed)
             if chooses_prior:
                 candidates = fitted.prior_precision * PRIOR_FACTORS
                 fitted = select_by_validation(fitted, candidates.tolist(), criterion)
@@ -234,25 +227,3 @@ def _norm_correlation(
     chosen = np.random.default_rng(seed).permutation(len(images))[:N_VALIDATION]
     features = all_features(encoder, images.subset(np.sort(chosen)))
     return norm_correlation(posterior, features)
-
-
-def _votes(encoder: MetricEncoder, fitted: LaplaceFit, splits: Splits, seed: int) -> Criterion:
-    """Return a criterion: how well votes of a posterior's samples predict validation labels."""
-    shuffle = np.random.default_rng(seed)
-    names = sorted({*splits.training.labels, *splits.validation.labels})
-
-    def drawn(images: LabelledImages, most: int) -> tuple[Tensor, Tensor]:
-        chosen = images.subset(shuffle.permutation(len(images))[:most])
-        codes = torch.tensor([names.index(label) for label in chosen.labels])
-        return all_features(encoder, chosen), codes
-
-    queries, query_labels = drawn(splits.validation, N_VALIDATION)
-    found, found_labels = drawn(splits.training, N_VOTERS)
-    return vote_log_likelihood(
-        fitted.posterior,
-        queries,
-        query_labels,
-        found,
-        found_labels,
-        torch.Generator().manual_seed(seed),
-    )

@@ -13,7 +13,7 @@ from torch import Tensor
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.datasets import Splits
 from index_builder.networks import MetricEncoder
-from index_builder.objectives import ContrastiveLoss, Objective
+from index_builder.objectives import Objective, objective_of
 from index_builder.posteriors import Posterior, ProbabilisticEncoder
 
 Report = dict[str, Any]
@@ -37,8 +37,8 @@ class Trained:
 class Method(ABC):
     """A way to learn uncertainty: `posterior.method` of a configuration.
 
-    What is implemented here is that of most methods: one encoder, trained with the contrastive
-    loss, whose posterior acts on the features of one pass.
+    What is implemented here is that of most methods: one encoder, trained with the objective that
+    the configuration names, whose posterior acts on the features of one pass.
     """
 
     def members(self, config: EncoderConfig) -> list[EncoderConfig]:
@@ -59,7 +59,8 @@ class Method(ABC):
         labels : (N,) int64 codes of the training images, from 0 without gaps.
         generator : draws what the objective draws.
         """
-        return ContrastiveLoss(config.training.margin)
+        dim = encoder.last_layer.out_features
+        return objective_of(config.training, dim, int(labels.max()) + 1, generator)
 
     @abstractmethod
     def fit(

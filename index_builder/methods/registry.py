@@ -9,6 +9,7 @@ from index_builder.configuration.encoder import EncoderConfig
 from index_builder.methods.bayesian_triplet import BayesianTriplet
 from index_builder.methods.deterministic import Deterministic
 from index_builder.methods.dropout import MonteCarloDropout
+from index_builder.methods.embedding_norm import EmbeddingNorm
 from index_builder.methods.ensemble import Ensemble
 from index_builder.methods.face_embeddings import FaceEmbeddings
 from index_builder.methods.hedged_instance import HedgedInstance
@@ -22,6 +23,7 @@ METHODS: Mapping[str, Callable[[Any], Method]] = {
     "deterministic": Deterministic,
     "mc_dropout": MonteCarloDropout,
     "ensemble": Ensemble,
+    "embedding_norm": EmbeddingNorm,
     "pfe": FaceEmbeddings,
     "hib": HedgedInstance,
 }

@@ -3,13 +3,27 @@
 ::
 
     objective            the interface
+    registry             `training.objective` of a configuration → its objective
+    pairs                pairs of a batch, and their distances
+    of_embeddings        objectives that learn nothing beside the encoder
     contrastive          the contrastive loss
-    online_laplace       the same with a posterior along the way
+    triplet_loss         the triplet loss
+    margin               the margin loss, its negatives drawn evenly over distances
+    similarities         N-pairs, InfoNCE, soft neighbours, SupCon, SNCA
+    ranking              multi-similarity, FastAP, smooth AP
+    classification       cross-entropy, center loss, SPCE
+    proxies              ProxyNCA++, ProxyAnchor
+    sphere_proxies       proxies that are distributions on the sphere
+    view_loss            SimCLR, MCInfoNCE: no labels
+    von_mises_fisher     the von Mises-Fisher distribution with gradients
+
+Those that a posterior brings with it::
+
+    online_laplace       the contrastive loss with a posterior along the way
     bayesian_triplet     distributions by a variance head
     triplets             triplets worth training on
     mutual_likelihood    probabilistic face embeddings
     hedged_instance      hedged instance embeddings
-    von_mises_fisher     the von Mises-Fisher distribution with gradients
 """
 
 from index_builder.objectives.bayesian_triplet import BayesianTripletLoss
@@ -18,6 +32,7 @@ from index_builder.objectives.hedged_instance import HedgedInstanceLoss
 from index_builder.objectives.mutual_likelihood import MutualLikelihoodLoss
 from index_builder.objectives.objective import Objective
 from index_builder.objectives.online_laplace import OnlineLaplaceLoss
+from index_builder.objectives.registry import objective_of
 
 __all__ = [
     "BayesianTripletLoss",
@@ -27,4 +42,5 @@ __all__ = [
     "Objective",
     "OnlineLaplaceLoss",
     "contrastive_loss",
+    "objective_of",
 ]

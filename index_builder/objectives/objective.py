@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Literal
 
 from torch import Tensor, nn
+
+Sampling = Literal["balanced", "pairs", "shuffled", "views"]
+"""The images that an objective needs in a batch: several of each of some labels; two of each of
+many; any, in random order; or two views of each of some, with labels that say no more than which
+views are of one."""
 
 
 class Objective(nn.Module):
     """A loss on the features of a minibatch, and whatever it learns beside the last layer.
 
-    Its parameters are trained along.
+    What it learns are its parameters, and nothing more is to be done for them: the training loop
+    trains them along, `learned` gives them to the checkpoint.
 
     Attributes
     ----------
     holds_prior : the last layer's prior is part of the loss: weight decay would be another.
+    sampling : the batches that it needs.
+    learning_rate : of its own parameters at the peak; None for that of the encoder.
     """
 
     holds_prior: bool = False
+    sampling: Sampling = "balanced"
+    learning_rate: float | None = None
 
     @abstractmethod
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:

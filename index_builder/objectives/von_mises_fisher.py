@@ -7,6 +7,7 @@ to the CPU and back; there is one an image, not D.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from model_store import sphere
+
+_N_STEPS = 513
+_REACH = 10.0
+"""Table of the angle's distribution function: so many points, so many deviations either way."""
+
+_SQUARED_FLOOR = 1e-12
+"""Added room under the root where two opposites cancel: its derivative there is infinite."""
 
 
 def log_normaliser(concentration: Tensor, dim: int) -> Tensor:
@@ -55,6 +63,117 @@ def kl_divergence_to_uniform(concentration: Tensor, dim: int) -> Tensor:
     """
     value: Tensor = _KLDivergenceToUniform.apply(concentration, dim)
     return value
+
+
+def kl_divergence(
+    concentration: Tensor, other_concentration: Tensor, cosine: Tensor, dim: int
+) -> Tensor:
+    """Return KL(p ‖ q) = log C(κ_p) − log C(κ_q) + A(κ_p) (κ_p − κ_q cos), in nats.
+
+    Kirchhof et al. 2022, Eq. 39, corrected: see `model_store.sphere.kl_divergence`.
+
+    Parameters
+    ----------
+    concentration, other_concentration, cosine : (...), broadcast against each other.
+    dim : D ≥ 2.
+    """
+    pull = concentration - other_concentration * cosine
+    return (
+        log_normaliser(concentration, dim)
+        - log_normaliser(other_concentration, dim)
+        + mean_resultant_length(concentration, dim) * pull
+    )
+
+
+def log_expected_likelihood(
+    concentration: Tensor, other_concentration: Tensor, cosine: Tensor, dim: int
+) -> Tensor:
+    """Return log ∫ p q = log C(κ_p) + log C(κ_q) − log C(‖κ_p μ_p + κ_q μ_q‖).
+
+    Kirchhof et al. 2022, Eq. 25. Parameters as `kl_divergence`.
+    """
+    resultant = _resultant(concentration, other_concentration, cosine)
+    return (
+        log_normaliser(concentration, dim)
+        + log_normaliser(other_concentration, dim)
+        - log_normaliser(resultant, dim)
+    )
+
+
+def log_bhattacharyya_coefficient(
+    concentration: Tensor, other_concentration: Tensor, cosine: Tensor, dim: int
+) -> Tensor:
+    """Return log ∫ √(p q) = ½ log C(κ_p) + ½ log C(κ_q) − log C(½ ‖κ_p μ_p + κ_q μ_q‖).
+
+    Kirchhof et al. 2022, Eq. 24. Parameters as `kl_divergence`.
+    """
+    half = _resultant(concentration, other_concentration, cosine) / 2
+    mean = log_normaliser(concentration, dim) + log_normaliser(other_concentration, dim)
+    return mean / 2 - log_normaliser(half, dim)
+
+
+def sample_von_mises_fisher(
+    direction: Tensor, concentration: Tensor, n_samples: int, generator: torch.Generator
+) -> Tensor:
+    """Draw S unit vectors from each distribution, differentiable in both its parameters.
+
+    The angle θ to the mean direction has the density sin^{D−2} θ exp(κ cos θ); it is drawn by
+    inverting its distribution function, tabulated about its mode, so that its derivative by κ is
+    that of the quantile. Rejection, as in Wood 1994 or Davidson et al. 2018, has none that is
+    without bias. The rest is uniform at right angles to the direction.
+
+    Parameters
+    ----------
+    direction : (B, D) unit, D ≥ 2.
+    concentration : (B,) κ > 0.
+    n_samples : S.
+    generator : on the CPU.
+
+    Returns
+    -------
+    (S, B, D) unit, in the type of ``direction``.
+    """
+    size = (n_samples, *direction.shape)
+    noise = torch.randn(size, generator=generator, dtype=torch.float64).to(direction)
+    level = torch.rand(size[:-1], generator=generator, dtype=torch.float64).to(direction.device)
+    angle = _angle_at(level.T, concentration.double(), direction.shape[-1]).T
+    tangent = noise - (noise * direction).sum(-1, keepdim=True) * direction
+    tangent = torch.nn.functional.normalize(tangent, dim=-1)
+    angle = angle.to(direction)[..., None]
+    return angle.cos() * direction + angle.sin() * tangent
+
+
+def _angle_at(level: Tensor, concentration: Tensor, dim: int) -> Tensor:
+    """Quantiles (B, S) of the angle for levels in [0, 1).
+
+    The mode solves (D − 2) cos θ = κ sin² θ; the table spans ten deviations of the normal there.
+    """
+    kappa, order = concentration[:, None], dim - 2
+    fixed = kappa.detach()
+    mode = (2 * fixed / (order + torch.hypot(2 * fixed, torch.full_like(fixed, order)))).acos()
+    sharpness = order / mode.sin().square().clamp_min(1e-12) + fixed * mode.cos()
+    reach = _REACH / sharpness.clamp_min(1e-12).sqrt()
+    first, last = (mode - reach).clamp_min(0), (mode + reach).clamp_max(math.pi)
+    steps = torch.linspace(0, 1, _N_STEPS, dtype=torch.float64, device=kappa.device)
+    angles = first + (last - first) * steps
+    log_density = order * angles.sin().clamp_min(1e-300).log() + kappa * (angles.cos() - mode.cos())
+    density = (log_density - log_density.detach().amax(1, keepdim=True)).exp()
+    area = (density[:, 1:] + density[:, :-1]) / 2
+    total = torch.nn.functional.pad(area.cumsum(1), (1, 0))
+    total = total / total[:, -1:]
+    upper = torch.searchsorted(total.detach(), level.contiguous(), right=True)
+    upper = upper.clamp(1, _N_STEPS - 1)
+    below, above = total.gather(1, upper - 1), total.gather(1, upper)
+    share = (level - below) / (above - below).clamp_min(1e-300)
+    low, high = angles.gather(1, upper - 1), angles.gather(1, upper)
+    return low + share * (high - low)
+
+
+def _resultant(concentration: Tensor, other_concentration: Tensor, cosine: Tensor) -> Tensor:
+    """‖κ_p μ_p + κ_q μ_q‖, by (κ_p − κ_q)² + 2 κ_p κ_q (1 + cos): no cancellation for opposites."""
+    difference = (concentration - other_concentration).square()
+    squared = difference + 2 * concentration * other_concentration * (1 + cosine)
+    return squared.clamp_min(_SQUARED_FLOOR).sqrt()
 
 
 def _on_the_core(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from safetensors.torch import load_file
 
 from index_builder.configuration.encoder import EncoderConfig
-from index_builder.configuration.posterior import CONTRASTIVE
+from index_builder.configuration.posterior import POST_HOC
 from index_builder.methods import Trained, method_of
 from index_builder.networks import load_encoder
 from index_builder.pipeline.run import Run
@@ -60,7 +60,7 @@ def load_fitted(config: EncoderConfig, run: Run) -> ProbabilisticEncoder:
 def _require_unchanged(config: EncoderConfig, run: Run) -> None:
     then = run.read_json(TRAINING_REPORT)["config"]
     parts = ["dataset", "network", "training", "seed"]
-    if not {then["posterior"]["method"], config.posterior.method} <= CONTRASTIVE:
+    if not {then["posterior"]["method"], config.posterior.method} <= POST_HOC:
         parts.append("posterior")
     differing = config.changed_since(then)
     changed = [part for part in parts if part in differing]

@@ -28,6 +28,7 @@ from index_builder.networks import (
     save_checkpoint,
 )
 from index_builder.networks.features import feature_blocks, trunk_fingerprint
+from index_builder.objectives import Objective
 from index_builder.pipeline.checkpoints import (
     TRAINING_REPORT,
     load_fitted,
@@ -78,18 +79,17 @@ def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
     Each member of an ensemble has them. One that was interrupted goes on with the member that it
     was at. Under ``torchrun`` its processes train together, and the first one writes.
     """
-    images = splits.training
     with process_group() as group:
         if len(members_of(config, run)) > 1:
-            _train_members(config, images, run, group)
+            _train_members(config, splits, run, group)
         else:
-            _train_alone(config, images, run, group)
+            _train_alone(config, splits, run, group)
 
 
-def _train_members(config: EncoderConfig, images: LabelledImages, run: Run, group: Group) -> None:
+def _train_members(config: EncoderConfig, splits: Splits, run: Run, group: Group) -> None:
     """Train what is missing of an ensemble; one that is whole is trained anew.
 
-    All members have the same ``images``: a member's seed decides how it is trained, not on what.
+    All members have the same images: a member's seed decides how it is trained, not on what.
     """
     started = time.perf_counter()
     report = run.directory / TRAINING_REPORT
@@ -104,22 +104,23 @@ def _train_members(config: EncoderConfig, images: LabelledImages, run: Run, grou
         ):
             continue
         console.print(f"member {number}")
-        _train_alone(member, images, place, group)
+        _train_alone(member, splits, place, group)
     if not group.writes:
         return
     run.write_json(
         TRAINING_REPORT,
         {
             "config": config.model_dump(mode="json"),
-            "n_images": len(images),
+            "n_images": len(splits.training),
             "seconds": time.perf_counter() - started,
         },
     )
 
 
-def _train_alone(config: EncoderConfig, images: LabelledImages, run: Run, group: Group) -> None:
-    """Train one encoder on ``images``."""
+def _train_alone(config: EncoderConfig, splits: Splits, run: Run, group: Group) -> None:
+    """Train one encoder."""
     started = time.perf_counter()
+    images = splits.training
     _require_enough(images)
     generator = torch.Generator().manual_seed(config.seed)
     encoder = build_encoder(config.network, generator)
@@ -135,6 +136,7 @@ def _train_alone(config: EncoderConfig, images: LabelledImages, run: Run, group:
         if config.network.last_layer == "whitening":
             _whiten(encoder, images, labels)
     objective = method_of(config).objective(config, encoder, labels, generator)
+    _require_views(config, objective, splits)
     history = []
     if config.training.epochs:
         place_for_training(encoder, config.training)
@@ -241,6 +243,23 @@ def _require_enough(images: LabelledImages) -> None:
             f"There are {len(images)} images to learn from, at most {most} of one label; wanted "
             f"{N_PARITY_IMAGES} or more, and a label with {MIN_POSITIVES}. Add images; or, where "
             'each is a thing of its own, give --no-labels (dataset.labels = "none").'
+        )
+
+
+def _require_views(config: EncoderConfig, objective: Objective, splits: Splits) -> None:
+    """Take two views of each image from where there are any, or refuse.
+
+    Images without labels come with a view of each, whose label is the image.
+    """
+    if objective.sampling != "views" or not config.training.epochs:
+        return
+    if not splits.labelled:
+        objective.sampling = "pairs"
+    elif not config.training.augmented:
+        raise ConfigError(
+            f"training.objective = '{config.training.objective.kind}' compares two views of each "
+            "image, and nothing makes two of one. Set training.crop (0.3, say), jitter, flip or "
+            "shift, of a trunk that is trained."
         )
 
 

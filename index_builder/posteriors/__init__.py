@@ -6,6 +6,7 @@ The map, from what is asked to what answers it:
 `laplace`              a Laplace posterior of the last layer: curvature, prior, prediction
 `variance_head`        `VarianceHeadPosterior`: the variance read off the features instead
 `uncertainty_module`   `UncertaintyModulePosterior`: the same of PFE and HIB
+`embedding_norm`       `EmbeddingNormPosterior`: the length of the embedding as its concentration
 `point`                `PointPosterior`: no posterior, the deterministic baseline
 `dropout`              `DropoutPosterior`: Monte Carlo dropout, the last layer's in closed form
 `ensemble`             `fit_ensemble`: encoders trained apart, brought into one space
@@ -16,6 +17,7 @@ The map, from what is asked to what answers it:
 
 from index_builder.networks.feature_blocks import FeatureBlocks
 from index_builder.posteriors.dropout import DropoutPosterior
+from index_builder.posteriors.embedding_norm import EmbeddingNormPosterior
 from index_builder.posteriors.encoders import (
     DropoutEncoder,
     EnsembleEncoder,
@@ -58,6 +60,7 @@ __all__ = [
     "Curvature",
     "DropoutEncoder",
     "DropoutPosterior",
+    "EmbeddingNormPosterior",
     "EnsembleEncoder",
     "EnsembleFit",
     "EnsemblePosterior",

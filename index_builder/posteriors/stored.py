@@ -10,6 +10,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from index_builder.posteriors.dropout import DROPOUT_FORMAT, DropoutPosterior
+from index_builder.posteriors.embedding_norm import (
+    EMBEDDING_NORM_FORMAT,
+    EmbeddingNormPosterior,
+)
 from index_builder.posteriors.ensemble import ENSEMBLE_FORMAT, EnsemblePosterior
 from index_builder.posteriors.laplace.kronecker_posterior import (
     KRONECKER_FORMAT,
@@ -39,6 +43,7 @@ FORMATS: Mapping[str, Callable[[dict[str, Tensor]], Posterior]] = {
     KRONECKER_FORMAT: lambda tensors: KroneckerPosterior(**tensors),
     VARIANCE_HEAD_FORMAT: VarianceHeadPosterior.from_state,
     UNCERTAINTY_MODULE_FORMAT: UncertaintyModulePosterior.from_state,
+    EMBEDDING_NORM_FORMAT: lambda tensors: EmbeddingNormPosterior(**tensors),
     POINT_FORMAT: lambda tensors: PointPosterior(**tensors),
     DROPOUT_FORMAT: lambda tensors: DropoutPosterior(**tensors),
     ENSEMBLE_FORMAT: lambda tensors: EnsemblePosterior(**tensors),

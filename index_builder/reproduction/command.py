@@ -18,6 +18,7 @@ def reproduce(
     n_seeds: int,
     directory: Path,
     *,
+    objective: str | None = None,
     epochs: int | None = None,
     data: Path | None = None,
     weights: str | None = None,
@@ -41,6 +42,7 @@ def reproduce(
     base = protocol_config(
         protocol,
         data=data,
+        objective=objective,
         epochs=epochs,
         network=None if weights is None else {"weights": weights},
         device=device,

@@ -96,6 +96,9 @@ METHODS: Mapping[str, PaperMethod] = {
         small_cnn={"dropout_inside": True},
     ),
     "ensemble": PaperMethod("deep ensemble", {"method": "ensemble"}),
+    "embedding_norm": PaperMethod(
+        "length of the embedding as concentration", {"method": "embedding_norm"}, post_hoc=True
+    ),
     "pfe": PaperMethod("probabilistic face embeddings", {"method": "pfe"}, post_hoc=True),
     "hib": PaperMethod("hedged instance embeddings", {"method": "hib"}),
     **{

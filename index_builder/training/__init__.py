@@ -3,7 +3,7 @@
 ::
 
     loop            epochs, steps, learning rates
-    batches         batches with several images of each label
+    batches         balanced over labels, shuffled, or two views of each image
     augmentation    random changes of images
     threads         threads of torch for small work
     distributed     several processes, by torchrun

@@ -1,4 +1,4 @@
-"""Batches with several images of each label."""
+"""The batches of an epoch: rows of images, and the labels that the objective sees."""
 
 from __future__ import annotations
 
@@ -8,6 +8,47 @@ import torch
 from torch import Tensor
 
 from index_builder.configuration.encoder import TrainingConfig
+from index_builder.objectives.objective import Sampling
+
+Batch = tuple[Tensor, Tensor]
+"""Rows (B,) of training images, some twice where views are wanted, and their labels (B,)."""
+
+
+def batches_of(
+    sampling: Sampling, labels: Tensor, config: TrainingConfig, generator: torch.Generator
+) -> tuple[int, Iterator[Batch]]:
+    """The number of an epoch's batches, and the batches.
+
+    Parameters
+    ----------
+    sampling : see `Sampling`.
+    labels : (N,) int64 codes, from 0 without gaps.
+    config : gives the number of labels in a batch, and of images of each: their product is the
+        size of a batch wherever labels do not matter.
+    generator : draws.
+    """
+    if sampling == "pairs":
+        both = {"labels_per_batch": config.labels_per_batch * config.images_per_label // 2}
+        config = config.model_copy(update={**both, "images_per_label": 2})
+    if sampling in {"balanced", "pairs"}:
+        n_labels = min(config.labels_per_batch, int(labels.max()) + 1)
+        n_batches = max(1, len(labels) // (n_labels * config.images_per_label))
+        rows = balanced_batches(labels, config, n_batches, generator)
+        return n_batches, ((each, labels[each]) for each in rows)
+    size = config.labels_per_batch * config.images_per_label
+    if sampling == "views":
+        # Each image twice: what augmentation makes of it differs from one to the other.
+        half = min(size // 2, len(labels))
+        rows = (torch.cat([each, each]) for each in _shuffled(len(labels), half, generator))
+        return len(labels) // half, ((each, each) for each in rows)
+    size = min(size, len(labels))
+    rows = _shuffled(len(labels), size, generator)
+    return len(labels) // size, ((each, labels[each]) for each in rows)
+
+
+def _shuffled(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """All of ``n`` rows in random order, ``size`` at a time, but for what is left over."""
+    yield from torch.randperm(n, generator=generator)[: n // size * size].view(-1, size)
 
 
 def balanced_batches(

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from index_builder.networks.features import all_features
 from index_builder.objectives import Objective
 from index_builder.progress import console, track
 from index_builder.training.augmentation import Augmentation
-from index_builder.training.batches import balanced_batches
+from index_builder.training.batches import batches_of
 from index_builder.training.distributed import ALONE, Group
 from model_store.errors import ConfigError, TrainingDiverged
 
@@ -80,7 +81,7 @@ def train(
     dropout: float = 0.0,
     group: Group = ALONE,
 ) -> list[Epoch]:
-    """Train in place: AdamW, warm-up, and a cosine schedule over ``config.epochs``.
+    """Train in place: AdamW or SGD, warm-up, and a cosine schedule over ``config.epochs``.
 
     Parameters
     ----------
@@ -96,22 +97,19 @@ def train(
     ------
     TrainingDiverged : the loss is no number any more.
     """
-    n_labels = min(config.labels_per_batch, int(labels.max()) + 1)
-    n_batches = max(1, len(labels) // (n_labels * config.images_per_label))
-    n_steps = config.epochs * n_batches
-    optimizer = torch.optim.AdamW(
-        _parameter_groups(encoder, objective, config.weight_decay), lr=config.learning_rate
-    )
+    sampled = partial(batches_of, objective.sampling, labels, config, generator)
+    n_steps = config.epochs * sampled()[0]
+    optimizer = _optimizer(encoder, objective, config)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
     encoder.train()
     loss_of = group.together(_BatchLoss(encoder, objective, features_of, dropout, generator))
     history = []
     for epoch in range(config.epochs):
         started, total, rate = time.perf_counter(), 0.0, float(schedule.get_last_lr()[0])
-        batches = balanced_batches(labels, config, n_batches, generator)
-        for rows in track(batches, f"epoch {epoch + 1}/{config.epochs}", n_batches):
+        n_batches, batches = sampled()
+        for rows, seen in track(batches, f"epoch {epoch + 1}/{config.epochs}", n_batches):
             optimizer.zero_grad()
-            loss = loss_of(rows, labels[rows])
+            loss = loss_of(rows, seen)
             torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
@@ -189,18 +187,37 @@ def feature_source(
     return lambda rows: in_parts(rows, decoded)
 
 
+def _optimizer(
+    encoder: MetricEncoder, objective: Objective, config: TrainingConfig
+) -> torch.optim.Optimizer:
+    """Return the optimizer of all that is learned.
+
+    Momentum is Nesterov's, which plain descent has none of.
+    """
+    groups = _parameter_groups(encoder, objective, config)
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=config.learning_rate)
+    momentum = config.momentum
+    return torch.optim.SGD(
+        groups, lr=config.learning_rate, momentum=momentum, nesterov=momentum > 0
+    )
+
+
 def _parameter_groups(
-    encoder: MetricEncoder, objective: Objective, weight_decay: float
+    encoder: MetricEncoder, objective: Objective, config: TrainingConfig
 ) -> list[dict[str, Any]]:
-    """Return the learned parameters in two groups, with and without weight decay.
+    """Return the learned parameters in groups of one weight decay and learning rate.
 
     A last layer whose prior is in the objective gets no weight decay in addition.
     """
-    learned = [p for p in nn.ModuleList([encoder, objective]).parameters() if p.requires_grad]
+    learned = [p for p in encoder.parameters() if p.requires_grad]
     exempt = set(encoder.last_layer.parameters()) if objective.holds_prior else set()
+    beside = [p for p in objective.parameters() if p.requires_grad]
+    decay, rate = config.weight_decay, config.learning_rate
     return [
-        {"params": [p for p in learned if p not in exempt], "weight_decay": weight_decay},
+        {"params": [p for p in learned if p not in exempt], "weight_decay": decay},
         {"params": [p for p in learned if p in exempt], "weight_decay": 0.0},
+        {"params": beside, "weight_decay": decay, "lr": objective.learning_rate or rate},
     ]
 
 

@@ -28,7 +28,7 @@ from numpy.polynomial.polynomial import polyval
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
-_LOWEST_ORDER = 24
+LOWEST_ORDER = 24
 """With the 12 terms below, what the expansion leaves out is under 1e-16 from this order on."""
 
 _N_TERMS = 12
@@ -120,7 +120,7 @@ def _cumulants(concentration: ArrayLike, dim: int) -> _Cumulants:
             f"concentrations must be finite and ≥ 0, got {kappa.min()} to {kappa.max()}"
         )
     order = dim / 2 - 1
-    n_steps = max(0, int(np.ceil(_LOWEST_ORDER - order)))
+    n_steps = max(0, int(np.ceil(LOWEST_ORDER - order)))
     generating, ratio, variance = _debye_cumulants(kappa, order + n_steps)
     squared = kappa**2
     for step in reversed(range(n_steps)):
@@ -141,8 +141,8 @@ def _debye_cumulants(kappa: NDArray[np.float64], order: float) -> _Cumulants:
     h = np.hypot(order, kappa)
     s = (order / h) ** 2
     growth = kappa**2 / (order * (order + h))  # h/ν − 1 without its cancellation
-    corrections = polyval(1 / h, polyval(s, _CORRECTIONS), tensor=False) / h
-    stirling = polyval(1 / order, polyval(1.0, _CORRECTIONS[:, :, 0])) / order
+    corrections = polyval(1 / h, polyval(s, CORRECTIONS), tensor=False) / h
+    stirling = polyval(1 / order, polyval(1.0, CORRECTIONS[:, :, 0])) / order
     generating = (
         kappa**2 / (order + h)
         - order * np.log1p(growth / 2)
@@ -201,4 +201,5 @@ def _debye_corrections() -> NDArray[np.float64]:
     return coefficients
 
 
-_CORRECTIONS = _debye_corrections()
+CORRECTIONS = _debye_corrections()
+"""See `_debye_corrections`; whoever writes A_D in another array library needs them."""

@@ -53,7 +53,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (
             DIGITS + '[network]\ntrunk = "resnet18"\nweights = "w.pth"\nfrozen = true\n'
             "[training]\nflip = true",
-            "drop flip and shift",
+            "drop flip, shift, crop and jitter",
         ),
         (
             DIGITS + '[network]\ndropout = 0.1\n[posterior]\nmethod = "online_laplace"',

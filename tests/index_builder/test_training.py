@@ -136,7 +136,7 @@ def test_a_pretrained_trunk_is_frozen_or_fine_tuned(frozen: bool, tmp_path: Path
 def test_the_prior_of_online_laplace_is_its_only_decay() -> None:
     layer = build_encoder(NetworkConfig(embedding_dim=4), torch.Generator().manual_seed(0))
     for objective, decay in ((ContrastiveLoss(1.0), 0.1), (HoldsPrior(1.0), 0.0)):
-        groups = _parameter_groups(layer, objective, 0.1)
+        groups = _parameter_groups(layer, objective, TrainingConfig(weight_decay=0.1))
         (of_last_layer,) = [
             group["weight_decay"]
             for group in groups

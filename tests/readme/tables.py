@@ -19,6 +19,9 @@ from index_builder.configuration.build import BuildConfig
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
+VARIANTS = ("method", "kind")
+"""Keys that say which of several models a table is; of other tables they are keys like any."""
+
 PLACES = {"settings": "service/README.md", "configuration": "index_builder/README.md"}
 
 
@@ -77,20 +80,27 @@ def configuration_table() -> str:
     return "\n".join(["| table | key | default | |", "|---|---|---|---|", *rows])
 
 
-def _rows(model: type[BaseModel], table: str) -> Iterator[str]:
+def _rows(model: type[BaseModel], table: str, variant: str = "") -> Iterator[str]:
     nested = []
     for name, field in model.model_fields.items():
         models = models_of(field.annotation)
         if models:
             nested.append((name, models))
-        elif name != "method":
-            yield f"| {table} | `{name}` | {default_of(field)} | {meaning_of(field)} |"
+        elif not variant or name not in VARIANTS:
+            meaning = meaning_of(field)
+            yield f"| {table}{variant} | `{name}` | {default_of(field)} | {meaning} |"
     for name, models in nested:
+        inside = f"{table.strip('`[]')}.{name}".lstrip(".")
         for each in models:
-            method = each.model_fields.get("method")
-            called = choices_of(method.annotation)[0] if method else ""
-            title = f"`[{name}]`" + (f' with `method = "{called}"`' if called else "")
-            yield from _rows(each, title)
+            called = _variant_of(each) if len(models) > 1 else ""
+            yield from _rows(each, f"`[{inside}]`", called)
+
+
+def _variant_of(model: type[BaseModel]) -> str:
+    """Return which of a table's variants a model is."""
+    (key,) = set(VARIANTS) & set(model.model_fields)
+    names = choices_of(model.model_fields[key].annotation)
+    return " with " + " or ".join(f'`{key} = "{name}"`' for name in names)
 
 
 def with_table(text: str, name: str, table: str) -> str:

@@ -12,14 +12,15 @@ from torch import Tensor
 from index_builder.metrics import auroc
 from index_builder.posteriors.laplace.fit import LaplaceFit, LaplacePosterior
 from index_builder.posteriors.laplace.prior import PriorSearch, log_marginal_likelihood
+from index_builder.posteriors.stored import Posterior
 from model_store.errors import CalibrationError
 
-Criterion = Callable[[LaplacePosterior], float]
+Criterion = Callable[[Posterior], float]
 """A measure of the quality of a posterior; larger is better."""
 
 
 def select_by_validation(
-    fit: LaplaceFit, candidates: Sequence[float], criterion: Criterion
+    fit: LaplaceFit, candidates: Sequence[float], criterion: Callable[[LaplacePosterior], float]
 ) -> LaplaceFit:
     """Fit again with the candidate prior precision of the largest criterion.
 
@@ -50,7 +51,7 @@ def select_by_validation(
 
 
 def temper_by_validation(
-    fit: LaplaceFit, candidates: Sequence[float], criterion: Criterion
+    fit: LaplaceFit, candidates: Sequence[float], criterion: Callable[[LaplacePosterior], float]
 ) -> LaplaceFit:
     """The fit at the candidate temperature of the largest criterion; see `select_by_validation`.
 
@@ -64,7 +65,7 @@ def temper_by_validation(
 
 def _tried(
     candidates: Sequence[float],
-    criterion: Criterion,
+    criterion: Callable[[LaplacePosterior], float],
     posterior_of: Callable[[float], LaplacePosterior],
 ) -> PriorSearch:
     if not candidates:
@@ -107,7 +108,7 @@ def nearest_neighbour_criterion(
             "precision by them, some must be wrong and some right. Give more queries."
         )
 
-    def criterion(candidate: LaplacePosterior) -> float:
+    def criterion(candidate: Posterior) -> float:
         embedding, variance = candidate.predict(queries)
         squared_norm = embedding.square().sum(1)
         uncertainty = 1 - (squared_norm / (squared_norm + variance.sum(1))).sqrt()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from index_builder.posteriors.laplace.fit import LaplacePosterior
 from index_builder.posteriors.laplace.validation import Criterion
+from index_builder.posteriors.stored import Posterior
 
 N_SAMPLES = 50
 N_CANDIDATES = 100
@@ -15,7 +15,7 @@ _CHUNK = 200
 
 
 def vote_log_likelihood(
-    posterior: LaplacePosterior,
+    posterior: Posterior,
     queries: Tensor,
     query_labels: Tensor,
     gallery: Tensor,
@@ -45,7 +45,7 @@ def vote_log_likelihood(
     is_right = gallery_labels[candidates] == query_labels[:, None]
     noise = torch.randn(N_SAMPLES, directions.shape[1], generator=generator)
 
-    def criterion(candidate: LaplacePosterior) -> float:
+    def criterion(candidate: Posterior) -> float:
         mean, variance = candidate.predict(queries)
         total = 0.0
         for start in range(0, len(queries), _CHUNK):

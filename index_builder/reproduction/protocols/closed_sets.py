@@ -23,6 +23,9 @@ from index_builder.reproduction.protocols.protocol import (
 HELD_OUT = 1 / 12
 """Share of the training images that calibrate: 5,000 of 60,000."""
 
+SMALL = 1 / 10
+"""Share of Fashion-MNIST that objectives are compared on."""
+
 HELD_OUT_GALLERY = 12_500
 """Images held out where the test is asked among itself: 10,000 of them, as it has, are asked."""
 
@@ -37,6 +40,26 @@ def load_fashion_mnist(
     parts = mnist_like("FashionMNIST", origin).parts
     test_outliers = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
     return _in_training(parts["train"], parts["test"], test_outliers, generator, validation_share)
+
+
+def load_fashion_mnist_small(
+    origin: Origin, generator: np.random.Generator, validation_share: float
+) -> ProtocolData:
+    """A tenth of Fashion-MNIST, and of MNIST outside: the same images for every seed."""
+    parts = mnist_like("FashionMNIST", origin).parts
+    outside = mnist_like("MNIST", origin).parts["test"]
+    some = {
+        name: stratified(images, SMALL, np.random.default_rng(0))[0]
+        for name, images in {**parts, "outside": outside}.items()
+    }
+    return _in_training(
+        some["train"],
+        some["test"],
+        {"MNIST": Outliers(some["outside"], "far")},
+        generator,
+        validation_share,
+        held_out=1 / 6,
+    )
 
 
 def load_fashion_mnist_authors(

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.configuration.encoder import EncoderConfig
-from index_builder.configuration.posterior import Section
+from index_builder.configuration.section import Section
 
 
 class ProtocolDataset(Section):

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from index_builder.configuration.build import in_words
+from index_builder.configuration.objective import OF_VIEWS
 from index_builder.configuration.posterior import LaplaceConfig
 from index_builder.datasets.idx import DATA_DIR_VARIABLE
 from index_builder.reproduction.datasets import Origin
@@ -21,6 +22,7 @@ from index_builder.reproduction.protocols.closed_sets import (
     load_digits,
     load_fashion_mnist,
     load_fashion_mnist_authors,
+    load_fashion_mnist_small,
 )
 from index_builder.reproduction.protocols.configuration import ProtocolConfig, ProtocolDataset
 from index_builder.reproduction.protocols.open_sets import (
@@ -67,6 +69,9 @@ _PHOTOGRAPHS: Mapping[str, Any] = {
 }
 """ResNet-50 with GeM pooling and a learned whitening, as the Laplace paper has it."""
 
+SMALLEST_CROP = 0.3
+"""Share of an image that a view keeps at least, where a protocol's images are not augmented."""
+
 _GREY = {"training": {"epochs": 12, "images_per_label": 12}}
 
 PROTOCOLS: Mapping[str, Protocol] = {
@@ -86,6 +91,12 @@ PROTOCOLS: Mapping[str, Protocol] = {
                 "calibrate. The papers' figures are of another protocol: see fashion-mnist-authors."
             ),
         ),
+    ),
+    "fashion-mnist-small": Protocol(
+        "A tenth of Fashion-MNIST / MNIST",
+        load_fashion_mnist_small,
+        _GREY,
+        notes=("A protocol of our own, to compare objectives in minutes: no paper has it.",),
     ),
     "fashion-mnist-authors": Protocol(
         "Fashion-MNIST / MNIST, the authors' setting",
@@ -183,6 +194,7 @@ def protocol_config(
     *,
     data: Path | None = None,
     seed: int = 0,
+    objective: str | None = None,
     epochs: int | None = None,
     network: Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -196,6 +208,8 @@ def protocol_config(
     ----------
     name : of `PROTOCOLS`.
     data : the folder that data sets lie in; None for ``$VOUCH_DATA_DIR``.
+    objective : the kind that trains; None for the contrastive loss. One of two views of each image
+        gets crops, where the protocol does not augment.
     epochs, network, device, precision : instead of the protocol's own, where given; of the network
         some keys.
     allow_partial, download : see `Origin`.
@@ -207,13 +221,13 @@ def protocol_config(
     if name not in PROTOCOLS:
         raise ConfigError(f"No protocol {name!r}. There are: {', '.join(PROTOCOLS)}.")
     fields = PROTOCOLS[name].fields
-    training = dict(fields.get("training", {}))
-    if epochs is not None:
-        training["epochs"] = epochs
-    if device is not None:
-        training["device"] = device
-    if precision is not None:
-        training["precision"] = precision
+    asked = {"epochs": epochs, "device": device, "precision": precision, "objective": objective}
+    training = {
+        **fields.get("training", {}),
+        **{key: value for key, value in asked.items() if value is not None},
+    }
+    if objective in OF_VIEWS and not training.keys() & {"shift", "flip"}:
+        training["crop"] = SMALLEST_CROP
     try:
         return ProtocolConfig.model_validate(
             {

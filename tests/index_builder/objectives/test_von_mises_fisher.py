@@ -5,12 +5,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ks_2samp
 from torch import Tensor
 
 from index_builder.objectives.von_mises_fisher import (
+    kl_divergence,
     kl_divergence_to_uniform,
+    log_bhattacharyya_coefficient,
+    log_expected_likelihood,
     log_normaliser,
     mean_resultant_length,
+    sample_von_mises_fisher,
 )
 from model_store import sphere
 
@@ -109,3 +114,69 @@ def test_training_on_it_finds_the_concentration() -> None:
 def test_refuses_what_is_no_concentration(function: Bridge) -> None:
     with pytest.raises(ValueError, match="finite and ≥ 0"):
         function(torch.tensor([1.0, float("nan")]), 4)
+
+
+@pytest.mark.parametrize("dim", [3, 128, 2048])
+@pytest.mark.parametrize(
+    "function", [kl_divergence, log_expected_likelihood, log_bhattacharyya_coefficient]
+)
+def test_divergences_are_the_cores(function: Callable[..., Tensor], dim: int) -> None:
+    kappa = torch.tensor([0.3, 12.0, 170.0], dtype=torch.float64, requires_grad=True)
+    other = torch.tensor([4.0, 50.0, 90.0], dtype=torch.float64, requires_grad=True)
+    cosine = torch.tensor([-0.7, 0.2, 0.95], dtype=torch.float64, requires_grad=True)
+    value = function(kappa, other, cosine, dim)
+    arrays = (each.detach().numpy() for each in (kappa, other, cosine))
+    expected = getattr(sphere, function.__name__)(*arrays, dim)
+    np.testing.assert_allclose(value.detach().numpy(), expected, rtol=1e-9, atol=1e-9)
+    assert torch.autograd.gradcheck(
+        lambda *of: function(*of, dim), (kappa, other, cosine), eps=1e-4, atol=1e-7, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("dim", [2, 3, 128])
+def test_opposites_that_cancel_have_a_finite_slope(dim: int) -> None:
+    kappa = torch.tensor([5.0], dtype=torch.float64, requires_grad=True)
+    cosine = torch.tensor([-1.0], dtype=torch.float64)
+    value = log_expected_likelihood(kappa, torch.tensor([5.0]).double(), cosine, dim)
+    (slope,) = torch.autograd.grad(value.sum(), kappa)
+    assert slope.isfinite().all()
+
+
+SAMPLED = [(2, 0.4), (2, 30.0), (3, 1.0), (3, 500.0), (16, 8.0), (128, 1.0), (128, 90.0)]
+
+
+@pytest.mark.parametrize(("dim", "kappa"), SAMPLED)
+def test_draws_have_the_distribution_of_the_cores(dim: int, kappa: float) -> None:
+    direction = np.full(dim, 1 / np.sqrt(dim))
+    drawn = sample_von_mises_fisher(
+        torch.from_numpy(direction)[None],
+        torch.tensor([kappa], dtype=torch.float64),
+        4_000,
+        torch.Generator().manual_seed(0),
+    )[:, 0]
+    np.testing.assert_allclose(drawn.norm(dim=1).numpy(), 1, rtol=1e-12)
+    theirs = sphere.sample_von_mises_fisher(direction, kappa, 4_000, np.random.default_rng(0))
+    ours = drawn.numpy()
+    assert ks_2samp(ours @ direction, theirs @ direction).pvalue > 0.01
+    across = np.eye(dim)[0] - direction[0] * direction
+    assert ks_2samp(ours @ across, theirs @ across).pvalue > 0.01
+
+
+@pytest.mark.parametrize(("dim", "kappa"), SAMPLED)
+def test_the_gradient_of_the_mean_of_draws_is_that_of_their_mean(dim: int, kappa: float) -> None:
+    """E[x] = A(κ) μ: a derivative through draws has the derivative of A without bias."""
+    concentration = torch.tensor([kappa], dtype=torch.float64, requires_grad=True)
+    direction = torch.zeros(1, dim, dtype=torch.float64)
+    direction[0, 0] = 1
+    direction.requires_grad_()
+    drawn = sample_von_mises_fisher(
+        direction, concentration, 20_000, torch.Generator().manual_seed(1)
+    )
+    along = drawn[:, 0, 0].mean()
+    (slope,) = torch.autograd.grad(along, concentration, retain_graph=True)
+    expected = sphere.mean_resultant_length_derivative(kappa, dim)
+    assert slope.item() == pytest.approx(float(expected), rel=0.05)
+    # Turning the mean direction turns the mean: its derivative at right angles is A(κ).
+    (turned,) = torch.autograd.grad(drawn[:, 0, 1].mean(), direction)
+    length = float(sphere.mean_resultant_length(kappa, dim))
+    assert turned[0, 1].item() == pytest.approx(length, rel=0.1, abs=0.02)

@@ -1,0 +1,51 @@
+"""The length of the embedding as its concentration: no posterior, and yet an uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from index_builder.configuration.encoder import EncoderConfig
+from index_builder.configuration.posterior import EmbeddingNormConfig
+from index_builder.datasets import Splits
+from index_builder.methods.method import Method, Report, Trained
+from index_builder.methods.votes import votes
+from index_builder.posteriors import EmbeddingNormPosterior
+
+TEMPERATURES = np.logspace(-3, 3, 25)
+"""Temperatures that validation tries."""
+
+
+@dataclass(frozen=True)
+class EmbeddingNorm(Method):
+    """The von Mises-Fisher distribution whose natural parameter is the embedding.
+
+    Kirchhof et al. 2022: trained so by the objectives nivmf, el_nivmf and mc_info_nce, and found in
+    whatever classifies or contrasts embeddings that are not normalised.
+    """
+
+    settings: EmbeddingNormConfig
+
+    def fit(
+        self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
+    ) -> tuple[EmbeddingNormPosterior, Report]:
+        """Return the trained last layer, at the temperature that the configuration says."""
+        (trained,) = members
+        posterior = EmbeddingNormPosterior.of(trained.encoder.last_layer)
+        if self.settings.temperature != "validation":
+            return posterior.at(self.settings.temperature), _report(self.settings.temperature)
+        if not len(splits.validation):
+            return posterior, _report(1.0)
+        criterion = votes(trained.encoder, posterior, splits, config.seed)
+        # The widest first: of equally good ones the data do not ask for less.
+        candidates = sorted(TEMPERATURES.tolist(), reverse=True)
+        values = [criterion(posterior.at(candidate)) for candidate in candidates]
+        chosen = candidates[int(np.argmax(values))]
+        search = {"candidates": candidates, "criterion": values}
+        return posterior.at(chosen), {**_report(chosen), "temperature_search": search}
+
+
+def _report(temperature: float) -> Report:
+    return {"temperature": temperature}

@@ -1,0 +1,42 @@
+"""Held-out images that vote on how wide a posterior is to be."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from index_builder.datasets import LabelledImages, Splits
+from index_builder.networks import MetricEncoder
+from index_builder.networks.features import all_features
+from index_builder.posteriors import Posterior
+from index_builder.posteriors.laplace.validation import Criterion
+from index_builder.posteriors.laplace.votes import vote_log_likelihood
+
+N_VALIDATION = 1_000
+"""Validation images that vote on prior or temperature: the optimum is flat, more hardly move it."""
+
+N_VOTERS = 10_000
+"""Training images among which their neighbours are looked for, likewise."""
+
+
+def votes(encoder: MetricEncoder, posterior: Posterior, splits: Splits, seed: int) -> Criterion:
+    """Return a criterion: how well votes of a posterior's samples predict validation labels."""
+    shuffle = np.random.default_rng(seed)
+    names = sorted({*splits.training.labels, *splits.validation.labels})
+
+    def drawn(images: LabelledImages, most: int) -> tuple[Tensor, Tensor]:
+        chosen = images.subset(shuffle.permutation(len(images))[:most])
+        codes = torch.tensor([names.index(label) for label in chosen.labels])
+        return all_features(encoder, chosen), codes
+
+    queries, query_labels = drawn(splits.validation, N_VALIDATION)
+    found, found_labels = drawn(splits.training, N_VOTERS)
+    return vote_log_likelihood(
+        posterior,
+        queries,
+        query_labels,
+        found,
+        found_labels,
+        torch.Generator().manual_seed(seed),
+    )

@@ -1,0 +1,146 @@
+"""Objectives that classify: cross-entropy by Boudiaf's recipe, center loss, and SPCE."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from index_builder.networks.dropout import dropped_out
+from index_builder.networks.initialisation import drawn_from
+from index_builder.objectives.objective import Objective
+from index_builder.objectives.pairs import mean_of
+
+
+class CrossEntropyLoss(Objective):
+    """A linear classifier on embeddings that are not normalised (Boudiaf et al. 2020, sec. 5.3).
+
+    Weights and biases begin at zero, dropout comes before, and labels are smoothed as the paper
+    means it: each wrong label gets ε / (K − 1), where torch gives ε / K to all.
+
+    Parameters
+    ----------
+    embedding_dim : D.
+    n_labels : K.
+    dropout : share of the embedding.
+    label_smoothing : ε.
+    generator : decides what is dropped.
+    learning_rate : of the classifier.
+    """
+
+    sampling = "shuffled"
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        n_labels: int,
+        *,
+        dropout: float,
+        label_smoothing: float,
+        generator: torch.Generator,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(embedding_dim, n_labels)
+        nn.init.zeros_(self.classifier.weight)
+        nn.init.zeros_(self.classifier.bias)
+        self.dropout = dropout
+        self.smoothing = label_smoothing * n_labels / max(1, n_labels - 1)
+        self.generator = generator
+        self.learning_rate = learning_rate
+
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch of ``features`` (B, F)."""
+        embeddings = dropped_out(last_layer(features), self.dropout, self.generator)
+        return nn.functional.cross_entropy(
+            self.classifier(embeddings), labels, label_smoothing=self.smoothing
+        )
+
+
+class CenterLoss(Objective):
+    """Cross-entropy plus half the squared distance to a learned centre of the label.
+
+    Wen et al. 2016, both averaged over the images. The centres follow the gradient.
+
+    Parameters
+    ----------
+    embedding_dim : D.
+    n_labels : K.
+    weight : λ, of the distances.
+    generator : draws the classifier.
+    learning_rate : of classifier and centres.
+    """
+
+    sampling = "shuffled"
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        n_labels: int,
+        *,
+        weight: float,
+        generator: torch.Generator,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__()
+        with drawn_from(generator):
+            self.classifier = nn.Linear(embedding_dim, n_labels)
+        self.centres = nn.Parameter(torch.zeros(n_labels, embedding_dim))
+        self.weight = weight
+        self.learning_rate = learning_rate
+
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch of ``features`` (B, F)."""
+        embeddings = last_layer(features)
+        pull = (embeddings - self.centres[labels]).square().sum(1) / 2
+        loss = nn.functional.cross_entropy(self.classifier(embeddings), labels)
+        total: Tensor = loss + self.weight * pull.mean()
+        return total
+
+
+def simplified_pairwise_cross_entropy(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """The cross-entropy of a classifier of θ_k = 1/n Σ_{j: y_j = k} z_j (Boudiaf 2020, Eq. 15).
+
+    −1/n² Σ_{i, j: y_i = y_j} z_i·z_j + 1/n Σ_i log Σ_k exp(1/n Σ_{j: y_j = k} z_i·z_j), over the
+    labels k of the batch and with the pairs of an image with itself, as the identity has it.
+
+    Parameters
+    ----------
+    embeddings : (B, D), not normalised.
+    labels : (B,) int64.
+    """
+    _, codes = labels.unique(return_inverse=True)
+    members = nn.functional.one_hot(codes).to(embeddings)
+    logits = embeddings @ (members.T @ embeddings).T / len(labels)
+    return nn.functional.cross_entropy(logits, codes)
+
+
+def pairwise_cross_entropy(embeddings: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Evaluate the pairwise cross-entropy of Boudiaf et al. 2020, Eq. 12, which nothing trains.
+
+    Their Proposition 1 has it below the cross-entropy of any linear classifier. It is not: the
+    proof takes f₂ for convex by the diagonal blocks of its Hessian alone.
+
+    Parameters
+    ----------
+    embeddings : (B, D).
+    labels : (B,) int64.
+    weight : (K, D) of the classifier, which gives the probabilities p_ik.
+
+    Returns
+    -------
+    A scalar; not finite where λ, the least eigenvalue of all A_k = 1/n Σ_i (p_ik − p_ik²) z_i z_iᵀ,
+    is zero, as it is for fewer images than dimensions.
+    """
+    n = len(labels)
+    probabilities = (embeddings @ weight.T).softmax(1)
+    spread = probabilities - probabilities.square()
+    curvature = torch.einsum("ik,id,ie->kde", spread, embeddings, embeddings) / n
+    least = torch.linalg.eigvalsh(curvature).min().clamp_min(0)
+    soft_means = probabilities.T @ embeddings / n
+    products = embeddings @ embeddings.T
+    same = labels[:, None] == labels
+    tightness = -(products * same).sum() / (2 * least * n**2)
+    contrast = (embeddings @ soft_means.T / least).logsumexp(1)
+    penalty = soft_means.square().sum() / (2 * least)
+    value: Tensor = tightness + mean_of(contrast) - penalty
+    return value

@@ -1,0 +1,84 @@
+"""The margin loss, its negatives drawn evenly over distances."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from index_builder.objectives.objective import Objective
+from index_builder.objectives.pairs import mean_of, positives_and_negatives, squared_distances
+
+_NO_LOSS = 1.4
+"""Distance from which negatives are not drawn: at √2 two images have nothing in common (Wu et al.'s
+code)."""
+
+
+class MarginLoss(Objective):
+    """[α + d(a, p) − β]₊ and [α + β − d(a, n)]₊ with a boundary β that is learned (Wu et al. 2017).
+
+    For each positive pair one negative of its anchor is drawn with probability inverse to how many
+    points of the sphere lie at its distance; what is paid is averaged over the pairs that pay.
+
+    Parameters
+    ----------
+    margin : α.
+    boundary : β at first.
+    cutoff : distance below which negatives are drawn no more often; in high dimensions the density
+        of points there is next to nothing, and its inverse would be noise.
+    generator : draws the negatives, on the CPU.
+    learning_rate : of β.
+    """
+
+    def __init__(
+        self,
+        *,
+        margin: float,
+        boundary: float,
+        cutoff: float,
+        generator: torch.Generator,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.margin = margin
+        self.cutoff = cutoff
+        self.generator = generator
+        self.learning_rate = learning_rate
+        self.boundary = nn.Parameter(torch.tensor(boundary))
+
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch of ``features`` (B, F)."""
+        embeddings = last_layer(features)
+        distances = squared_distances(embeddings).sqrt()
+        positive, negative = positives_and_negatives(labels)
+        anchors, others = (positive & negative.any(1)[:, None]).nonzero(as_tuple=True)
+        if not len(anchors):
+            nothing: Tensor = 0 * (embeddings.sum() + self.boundary)
+            return nothing
+        odds = negative_odds(distances.detach(), negative, embeddings.shape[1], self.cutoff)
+        drawn = torch.multinomial(odds[anchors], 1, generator=self.generator).flatten()
+        pull = (self.margin + distances[anchors, others] - self.boundary).clamp_min(0)
+        push = (self.margin + self.boundary - distances[anchors, drawn]).clamp_min(0)
+        paid = torch.cat([pull, push])
+        return mean_of(paid, (paid > 0).sum())
+
+
+def negative_odds(distances: Tensor, negative: Tensor, dim: int, cutoff: float) -> Tensor:
+    """Odds (B, B) with which each negative of each anchor is drawn: 1 / q(d), at most 1 a row.
+
+    q(d) ∝ d^{D−2} (1 − d²/4)^{(D−3)/2} is the density of distances on the unit sphere of R^D (Wu et
+    al. 2017, sec. 4.1). Where every negative is too far to pay, all are as likely.
+
+    Parameters
+    ----------
+    distances : (B, B), on the unit sphere.
+    negative : (B, B) bool.
+    dim : D.
+    cutoff : see `MarginLoss`.
+    """
+    reached = distances.clamp(cutoff, _NO_LOSS)
+    log_density = (dim - 2) * reached.log() + (dim - 3) / 2 * torch.log1p(-reached.square() / 4)
+    drawable = negative & (distances < _NO_LOSS)
+    drawable = torch.where(drawable.any(1, keepdim=True), drawable, negative)
+    log_odds = (-log_density).masked_fill(~drawable, -torch.inf)
+    largest = log_odds.amax(1, keepdim=True)
+    return (log_odds - torch.where(largest.isfinite(), largest, 0)).exp()

@@ -1,0 +1,25 @@
+"""Objectives that are a function of a batch's embeddings and labels, and learn nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from index_builder.objectives.objective import Objective, Sampling
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""A scalar of embeddings (B, D), before normalisation, and labels (B,)."""
+
+
+class LossOfEmbeddings(Objective):
+    """A ``loss`` of the last layer's embeddings."""
+
+    def __init__(self, loss: Loss, sampling: Sampling = "balanced") -> None:
+        super().__init__()
+        self.loss = loss
+        self.sampling = sampling
+
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch of ``features`` (B, F)."""
+        return self.loss(last_layer(features), labels)

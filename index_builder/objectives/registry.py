@@ -1,0 +1,133 @@
+"""Objectives by name: a line for each kind of `training.objective`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from index_builder.configuration.encoder import TrainingConfig
+from index_builder.objectives.classification import (
+    CenterLoss,
+    CrossEntropyLoss,
+    simplified_pairwise_cross_entropy,
+)
+from index_builder.objectives.contrastive import ContrastiveLoss
+from index_builder.objectives.margin import MarginLoss
+from index_builder.objectives.objective import Objective
+from index_builder.objectives.of_embeddings import LossOfEmbeddings
+from index_builder.objectives.proxies import ProxyAnchorLoss, ProxyNcaLoss
+from index_builder.objectives.ranking import fast_ap, multi_similarity, smooth_ap
+from index_builder.objectives.similarities import SOFTMAXES, n_pairs_loss, similarity_loss
+from index_builder.objectives.sphere_proxies import (
+    ExpectedLikelihoodLoss,
+    NonIsotropicProxyLoss,
+    RegularisedProxyAnchorLoss,
+    SphereProxyLoss,
+)
+from index_builder.objectives.triplet_loss import MARGIN, triplet_loss
+from index_builder.objectives.view_loss import MonteCarloInfoNceLoss, simclr
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Everything but its own settings that an objective is made from.
+
+    Attributes
+    ----------
+    embedding_dim : D.
+    n_labels : K, of the training images.
+    margin : `training.margin`.
+    generator : draws what the objective draws, at first and in training.
+    """
+
+    embedding_dim: int
+    n_labels: int
+    margin: float
+    generator: torch.Generator
+
+
+Maker = Callable[[Any, Task], Objective]
+"""An objective of its table of the configuration and of the task."""
+
+
+def _of_embeddings(loss: Callable[..., torch.Tensor], *keys: str) -> Maker:
+    """Return the maker of an objective whose ``loss`` takes these keys of its table."""
+    return lambda c, _: LossOfEmbeddings(partial(loss, **{key: getattr(c, key) for key in keys}))
+
+
+def _similarities(kind: str) -> Maker:
+    return lambda c, _: LossOfEmbeddings(
+        partial(similarity_loss, softmax=SOFTMAXES[kind], temperature=c.temperature)
+    )
+
+
+def _triplet(c: Any, _: Task) -> Objective:  # noqa: ANN401
+    return LossOfEmbeddings(
+        partial(
+            triplet_loss,
+            distance=c.distance,
+            soft=c.form == "soft",
+            mining=c.mining,
+            margin=MARGIN if c.margin is None else c.margin,
+        )
+    )
+
+
+def _learning(objective: Callable[..., Objective]) -> Maker:
+    """Return the maker of an ``objective`` of D, K, a generator, and all keys of its table."""
+    return lambda c, task: objective(
+        task.embedding_dim,
+        task.n_labels,
+        **c.model_dump(exclude={"kind"}),
+        generator=task.generator,
+    )
+
+
+OBJECTIVES: Mapping[str, Maker] = {
+    "contrastive": lambda c, task: ContrastiveLoss(task.margin, c.form),
+    "triplet": _triplet,
+    "margin": lambda c, task: MarginLoss(
+        **c.model_dump(exclude={"kind"}), generator=task.generator
+    ),
+    "n_pairs": _of_embeddings(n_pairs_loss, "norm_weight"),
+    **{kind: _similarities(kind) for kind in SOFTMAXES},
+    "multi_similarity": lambda c, _: LossOfEmbeddings(multi_similarity(c.alpha, c.beta, c.base)),
+    "fast_ap": lambda c, _: LossOfEmbeddings(fast_ap(c.n_bins)),
+    "smooth_ap": _of_embeddings(smooth_ap, "temperature"),
+    "cross_entropy": _learning(CrossEntropyLoss),
+    "center": _learning(CenterLoss),
+    "spce": _of_embeddings(simplified_pairwise_cross_entropy),
+    "proxy_nca": _learning(ProxyNcaLoss),
+    "proxy_anchor": _learning(ProxyAnchorLoss),
+    "el_vmf": _learning(partial(SphereProxyLoss, overlap="el_vmf")),
+    "b_vmf": _learning(partial(SphereProxyLoss, overlap="b_vmf")),
+    "kl_vmf": _learning(partial(SphereProxyLoss, overlap="kl_vmf")),
+    "nivmf": _learning(NonIsotropicProxyLoss),
+    "el_nivmf": _learning(ExpectedLikelihoodLoss),
+    "panc_el_nivmf": _learning(RegularisedProxyAnchorLoss),
+    "simclr": lambda c, _: simclr(c.temperature),
+    "mc_info_nce": lambda c, task: MonteCarloInfoNceLoss(
+        **c.model_dump(exclude={"kind"}), generator=task.generator
+    ),
+}
+"""By `kind`. Each takes its table of the configuration; see `index_builder.configuration`."""
+
+
+def objective_of(
+    config: TrainingConfig, embedding_dim: int, n_labels: int, generator: torch.Generator
+) -> Objective:
+    """Return the objective that ``config`` names, untrained.
+
+    Parameters
+    ----------
+    config : the table `[training]`.
+    embedding_dim : D.
+    n_labels : of the training images.
+    generator : draws what the objective draws.
+    """
+    task = Task(embedding_dim, n_labels, config.margin, generator)
+    return OBJECTIVES[config.objective.kind](config.objective, task)

@@ -1,0 +1,82 @@
+"""Softmaxes over the similarities of a batch: N-pairs, InfoNCE, soft neighbours, SupCon, SNCA.
+
+All are written over the other images k ≠ i, positives and negatives alike, where the papers are: a
+denominator of negatives alone makes soft neighbours and SupCon unbounded below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from index_builder.objectives.pairs import mean_of, positives_and_negatives
+
+Softmax = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A loss of logits (B, B) and of which pairs are positive and negative."""
+
+
+def similarity_loss(
+    embeddings: Tensor, labels: Tensor, softmax: Softmax, temperature: float
+) -> Tensor:
+    """A ``softmax`` of the cosines over the temperature τ; see `SOFTMAXES`."""
+    unit = torch.nn.functional.normalize(embeddings)
+    return softmax(unit @ unit.T / temperature, *positives_and_negatives(labels))
+
+
+def n_pairs_loss(embeddings: Tensor, labels: Tensor, norm_weight: float) -> Tensor:
+    """log(1 + Σ_n exp(z_a·z_n − z_a·z_p)) of each positive pair among its negatives (Sohn 2016).
+
+    Scalar products of embeddings as they are, whose mean squared length, times ``norm_weight``, is
+    added.
+    """
+    loss = info_nce(embeddings @ embeddings.T, *positives_and_negatives(labels))
+    return loss + norm_weight * embeddings.square().sum(1).mean()
+
+
+def info_nce(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """−log e^{s_ip} / (e^{s_ip} + Σ_n e^{s_in}), averaged over positive pairs (i, p)."""
+    anchors, others = positive.nonzero(as_tuple=True)
+    against = logits.masked_fill(~negative, -torch.inf).logsumexp(1)
+    right = logits[anchors, others]
+    return mean_of(torch.logaddexp(right, against[anchors]) - right)
+
+
+def snca(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """−log Σ_p e^{s_ip} / Σ_{k≠i} e^{s_ik}, averaged over images with positives.
+
+    Wu et al. 2018.
+    """
+    has_any = positive.any(1)
+    logits, positive, negative = logits[has_any], positive[has_any], negative[has_any]
+    near = logits.masked_fill(~positive, -torch.inf).logsumexp(1)
+    all_others = logits.masked_fill(~(positive | negative), -torch.inf).logsumexp(1)
+    return mean_of(all_others - near)
+
+
+def soft_nearest_neighbours(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """`snca` with the mean over the positives, not their sum: log of their number is added."""
+    numbers = positive.sum(1)
+    return snca(logits, positive, negative) + mean_of(numbers[numbers > 0].to(logits).log())
+
+
+def supcon(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """−log e^{s_ip} / Σ_{k≠i} e^{s_ik}, averaged over p, then over i.
+
+    Khosla et al. 2020, L_out.
+    """
+    numbers = positive.sum(1)
+    has_any = numbers > 0
+    logits, positive, negative = logits[has_any], positive[has_any], negative[has_any]
+    all_others = logits.masked_fill(~(positive | negative), -torch.inf).logsumexp(1)
+    return mean_of(all_others - (logits * positive).sum(1) / numbers[has_any])
+
+
+SOFTMAXES: dict[str, Softmax] = {
+    "info_nce": info_nce,
+    "soft_nearest_neighbours": soft_nearest_neighbours,
+    "supcon": supcon,
+    "snca": snca,
+}
+"""By the kind of the objective."""

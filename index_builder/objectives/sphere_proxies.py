@@ -1,0 +1,249 @@
+"""Proxies that are distributions on the sphere, compared with images that are points or others.
+
+An image's embedding z is the von Mises-Fisher distribution of direction z / ‖z‖ and concentration
+‖z‖ (Kirchhof et al. 2022, sec. 3.2): the natural parameter is the embedding itself. Everything is
+computed in float64; normalisers are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from index_builder.objectives.objective import Objective
+from index_builder.objectives.proxies import proxy_anchor_loss, random_directions
+from index_builder.objectives.von_mises_fisher import (
+    kl_divergence,
+    log_bhattacharyya_coefficient,
+    log_expected_likelihood,
+    log_normaliser,
+    sample_von_mises_fisher,
+)
+
+_SHORTEST = 1e-6
+"""Added room under an embedding's length, whose derivative at zero is none."""
+
+
+class _DistributionProxies(Objective):
+    """−log exp(−d(ρ_y, ζ) / t) / Σ_c exp(−d(ρ_c, ζ) / t) (Kirchhof et al. 2022, Eq. 2 and 6).
+
+    The sign is put right, and the temperature t, which is learned, divides the logarithm of what is
+    averaged over draws, as Eq. 5-6 have it; Algorithm 1 has it inside.
+    """
+
+    sampling = "shuffled"
+
+    def __init__(self, temperature: float, learning_rate: float | None) -> None:
+        super().__init__()
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+        self.learning_rate = learning_rate
+
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch of ``features`` (B, F)."""
+        return self.loss(last_layer(features), labels)
+
+    def loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Loss of ``embeddings`` (B, D)."""
+        logits = self.log_likelihoods(embeddings.double()) / self.log_temperature.double().exp()
+        return nn.functional.cross_entropy(logits, labels).to(embeddings)
+
+    @abstractmethod
+    def log_likelihoods(self, embeddings: Tensor) -> Tensor:
+        """Minus the distances of ``embeddings`` (B, D) float64 from all proxies, (B, K)."""
+
+
+class SphereProxyLoss(_DistributionProxies):
+    """Isotropic proxies in closed form: EL-vMF, B-vMF and KL-vMF (Kirchhof et al. 2022, App. C).
+
+    Parameters
+    ----------
+    embedding_dim : D.
+    n_labels : the proxies.
+    overlap : what takes the place of −d: the log expected likelihood (Eq. 25), the log
+        Bhattacharyya coefficient (Eq. 24), or −KL(image ‖ proxy) (Eq. 39, corrected).
+    concentration : of the proxies at first.
+    temperature : t at first.
+    generator : draws the proxies' directions.
+    learning_rate : of the proxies and of log t.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        n_labels: int,
+        *,
+        overlap: Literal["el_vmf", "b_vmf", "kl_vmf"],
+        concentration: float,
+        temperature: float,
+        generator: torch.Generator,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__(temperature, learning_rate)
+        self.directions = nn.Parameter(random_directions(n_labels, embedding_dim, generator))
+        self.log_concentrations = nn.Parameter(torch.full((n_labels,), math.log(concentration)))
+        self.overlap = overlap
+
+    def log_likelihoods(self, embeddings: Tensor) -> Tensor:
+        """Minus the distances from all proxies, (B, K)."""
+        directions = nn.functional.normalize(self.directions.double())
+        kappa = embeddings.norm(dim=1).clamp_min(_SHORTEST)[:, None]
+        others = self.log_concentrations.double().exp()
+        cosines = embeddings @ directions.T / kappa
+        dim = embeddings.shape[1]
+        if self.overlap == "el_vmf":
+            return log_expected_likelihood(kappa, others, cosines, dim)
+        if self.overlap == "b_vmf":
+            return log_bhattacharyya_coefficient(kappa, others, cosines, dim)
+        return -kl_divergence(kappa, others, cosines, dim)
+
+
+class NonIsotropicProxyLoss(_DistributionProxies):
+    """Non-isotropic proxies, of which an image's direction has a density (Kirchhof et al. 2022).
+
+    Parameters
+    ----------
+    embedding_dim : D.
+    n_labels : the proxies.
+    concentration : of each dimension at first.
+    temperature : t at first.
+    generator : draws the proxies' directions.
+    learning_rate : of directions, log concentrations and log t.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        n_labels: int,
+        *,
+        concentration: float,
+        temperature: float,
+        generator: torch.Generator,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__(temperature, learning_rate)
+        self.directions = nn.Parameter(random_directions(n_labels, embedding_dim, generator))
+        self.log_concentrations = nn.Parameter(
+            torch.full((n_labels, embedding_dim), math.log(concentration))
+        )
+
+    def log_likelihoods(self, embeddings: Tensor) -> Tensor:
+        """Log densities of the images' directions, (B, K)."""
+        return self.log_densities(nn.functional.normalize(embeddings))
+
+    def log_densities(self, points: Tensor) -> Tensor:
+        """Log densities of unit ``points`` (..., D) float64 under all proxies, (..., K)."""
+        directions = nn.functional.normalize(self.directions.double())
+        return non_isotropic_log_density(points, directions, self.log_concentrations.double().exp())
+
+
+class ExpectedLikelihoodLoss(NonIsotropicProxyLoss):
+    """EL-nivMF: the mean density over draws of the image's distribution (Kirchhof 2022, Eq. 5).
+
+    Parameters
+    ----------
+    n_samples : N, draws of each image.
+    generator : draws proxies and images.
+    others : see `NonIsotropicProxyLoss`.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        n_labels: int,
+        *,
+        n_samples: int,
+        concentration: float,
+        temperature: float,
+        generator: torch.Generator,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__(
+            embedding_dim,
+            n_labels,
+            concentration=concentration,
+            temperature=temperature,
+            generator=generator,
+            learning_rate=learning_rate,
+        )
+        self.n_samples = n_samples
+        self.generator = generator
+
+    def log_likelihoods(self, embeddings: Tensor) -> Tensor:
+        """Logs of the mean densities, (B, K)."""
+        kappa = embeddings.norm(dim=1).clamp_min(_SHORTEST)
+        drawn = sample_von_mises_fisher(
+            embeddings / kappa[:, None], kappa, self.n_samples, self.generator
+        )
+        return self.log_densities(drawn).logsumexp(0) - math.log(self.n_samples)
+
+
+class RegularisedProxyAnchorLoss(ExpectedLikelihoodLoss):
+    """EL-nivMF plus ProxyAnchor, with the directions of the same proxies (Kirchhof 2022, Eq. 7).
+
+    Parameters
+    ----------
+    weight : ω, of ProxyAnchor.
+    margin, alpha : of ProxyAnchor.
+    others : see `ExpectedLikelihoodLoss`.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        n_labels: int,
+        *,
+        weight: float,
+        margin: float,
+        alpha: float,
+        n_samples: int,
+        concentration: float,
+        temperature: float,
+        generator: torch.Generator,
+        learning_rate: float | None = None,
+    ) -> None:
+        super().__init__(
+            embedding_dim,
+            n_labels,
+            n_samples=n_samples,
+            concentration=concentration,
+            temperature=temperature,
+            generator=generator,
+            learning_rate=learning_rate,
+        )
+        self.weight = weight
+        self.margin = margin
+        self.alpha = alpha
+
+    def loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Loss of ``embeddings`` (B, D)."""
+        anchored = proxy_anchor_loss(embeddings, labels, self.directions, self.margin, self.alpha)
+        return super().loss(embeddings, labels) + self.weight * anchored
+
+
+def non_isotropic_log_density(points: Tensor, directions: Tensor, concentrations: Tensor) -> Tensor:
+    """Log density of non-isotropic von Mises-Fisher distributions, which integrates to 1.
+
+    log C_D(‖Kμ‖) + ‖Kμ‖ cos(Kx, Kμ) + Σ log κ_d − D log ‖Kx‖, with K = diag κ: the surface element
+    of x → Kx / ‖Kx‖ is det K / ‖Kx‖^D, where Kirchhof et al. 2022, Eq. 4 and 14-22, have Π κ_d /
+    ‖Kμ‖, which does not normalise it. With K = κ I it is the von Mises-Fisher distribution.
+
+    Parameters
+    ----------
+    points : (..., D) unit.
+    directions : (K, D) unit, μ.
+    concentrations : (K, D) above 0, κ.
+
+    Returns
+    -------
+    (..., K)
+    """
+    dim = points.shape[-1]
+    stretched = concentrations * directions
+    peak = stretched.norm(dim=1)
+    lengths = (points.square() @ concentrations.square().T).sqrt()
+    along = points @ (concentrations * stretched).T / lengths  # ‖Kμ‖ cos(Kx, Kμ)
+    return log_normaliser(peak, dim) + along + concentrations.log().sum(1) - dim * lengths.log()

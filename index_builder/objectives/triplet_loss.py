@@ -1,0 +1,69 @@
+"""The triplet loss: plain, squared, soft and cosine, of all or of hard triplets."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from index_builder.objectives.pairs import mean_of, positives_and_negatives, squared_distances
+from index_builder.objectives.triplets import Mining
+
+Distance = Literal["euclidean", "squared", "cosine"]
+"""On the unit sphere: ‖z_i − z_j‖, its square, or 1 − cos, which is half the square."""
+
+MARGIN = 0.2
+"""The margin of Schroff et al. 2015."""
+
+
+def triplet_loss(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    distance: Distance,
+    soft: bool,
+    mining: Mining,
+    margin: float = MARGIN,
+) -> Tensor:
+    """Mean of [m + d(a, p) − d(a, n)]₊ over triplets, or of log(1 + exp(d(a, p) − d(a, n))).
+
+    Hermans et al. 2017. The hinge is averaged over the triplets that pay anything; of a few among
+    thousands nothing would be left. ``hard`` has one triplet for each anchor, its farthest positive
+    with its nearest negative, and is averaged over them all.
+
+    Parameters
+    ----------
+    embeddings : (B, D), before normalisation.
+    labels : (B,) int64.
+    distance : of two images.
+    soft : without a margin.
+    mining : see `TripletConfig`.
+    margin : m.
+
+    Returns
+    -------
+    A scalar; 0 where no image has both a positive and a negative.
+    """
+    squared = squared_distances(embeddings)
+    if distance == "cosine":
+        distances = squared / 2
+    else:
+        distances = squared if distance == "squared" else squared.sqrt()
+    positive, negative = positives_and_negatives(labels)
+    if mining == "hard":
+        complete = positive.any(1) & negative.any(1)
+        farthest = distances.masked_fill(~positive, -torch.inf).amax(1)[complete]
+        nearest = distances.masked_fill(~negative, torch.inf).amin(1)[complete]
+        return mean_of(_paid(farthest - nearest, margin, soft=soft))
+    anchors, others = positive.nonzero(as_tuple=True)
+    gap = distances[anchors, others][:, None] - distances[anchors]
+    wanted = negative[anchors]
+    if mining == "semihard":
+        wanted &= (gap < 0) & (gap > -margin)
+    paid = _paid(gap[wanted], margin, soft=soft)
+    return mean_of(paid, None if soft else (paid > 0).sum())
+
+
+def _paid(gap: Tensor, margin: float, *, soft: bool) -> Tensor:
+    return torch.nn.functional.softplus(gap) if soft else (margin + gap).clamp_min(0)

@@ -1,0 +1,63 @@
+"""Objectives of two views of each image, without labels: SimCLR and MCInfoNCE."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from index_builder.objectives.objective import Objective
+from index_builder.objectives.of_embeddings import LossOfEmbeddings
+from index_builder.objectives.pairs import mean_of, positives_and_negatives
+from index_builder.objectives.similarities import info_nce, similarity_loss
+from index_builder.objectives.von_mises_fisher import sample_von_mises_fisher
+
+_SHORTEST = 1e-6
+"""Added room under an embedding's length, whose derivative at zero is none."""
+
+
+def simclr(temperature: float) -> Objective:
+    """Return InfoNCE between two views of each image, on cosines (Chen et al. 2020)."""
+
+    def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
+        return similarity_loss(embeddings, labels, info_nce, temperature)
+
+    return LossOfEmbeddings(loss, "views")
+
+
+class MonteCarloInfoNceLoss(Objective):
+    """InfoNCE between draws of two views' distributions, averaged over draws (Kirchhof 2023).
+
+    −log 1/S Σ_s exp(κ z_i·z_p) / Σ_{k≠i} exp(κ z_i·z_k), each z a draw from the von Mises-Fisher
+    distribution of its view. The length of the embedding is that distribution's concentration,
+    where the paper has a network of its own for it.
+
+    Parameters
+    ----------
+    concentration : κ.
+    n_samples : S.
+    generator : draws.
+    """
+
+    sampling = "views"
+
+    def __init__(self, *, concentration: float, n_samples: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.concentration = concentration
+        self.n_samples = n_samples
+        self.generator = generator
+
+    def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
+        """Loss of a minibatch of ``features`` (B, F)."""
+        embeddings = last_layer(features)
+        length = embeddings.norm(dim=1).clamp_min(_SHORTEST)
+        drawn = sample_von_mises_fisher(
+            embeddings / length[:, None], length, self.n_samples, self.generator
+        )
+        positive, negative = positives_and_negatives(labels)
+        anchors, others = positive.nonzero(as_tuple=True)
+        logits = self.concentration * drawn @ drawn.mT
+        against = logits.masked_fill(~(positive | negative), -torch.inf).logsumexp(2)
+        right = logits[:, anchors, others] - against[:, anchors]
+        return mean_of(math.log(self.n_samples) - right.logsumexp(0))
