@@ -344,3 +344,25 @@ class TestMargin:
     def test_where_all_negatives_are_too_far_any_is_drawn(self) -> None:
         odds = negative_odds(torch.full((2, 2), 1.9), ~torch.eye(2, dtype=torch.bool), 5, 0.5)
         assert odds.tolist() == [[0, 1], [1, 0]]
+
+
+def test_tightness_is_ordered_as_lemma_1_says() -> None:
+    """Boudiaf et al. 2020, of balanced labels on the sphere: SNCA ≤ center = contrastive ≤ MS.
+
+    Up to constants: Σ_ij ‖z_i − z_j‖² of a label is 2 n Σ_i ‖z_i − c‖², and the mean is at most the
+    logarithm of a mean of exponentials, of either sign. The last holds for α = 1 and m = 1.
+    """
+    labels, n = torch.arange(12) % 3, 4
+    for seed in range(5):
+        z = unit(embeddings(12, seed=seed))
+        cosines, same = z @ z.T, labels[:, None] == labels
+        contrastive = ((2 - 2 * cosines) * same).sum() / (2 * n * 12)
+        centres = torch.stack([z[labels == k].mean(0) for k in range(3)])
+        center = (z - centres[labels]).square().sum() / 12
+        assert contrastive.item() == pytest.approx(center.item())
+        masked = cosines.masked_fill(~same, -torch.inf)
+        snca = 1 + math.log(n) - masked.logsumexp(1).mean()
+        others = same & ~torch.eye(12, dtype=torch.bool)
+        alike = torch.log1p(((1 - cosines).exp() * others).sum(1)).mean() - math.log(n)
+        assert snca <= center + 1e-12
+        assert center <= alike + 1e-12

@@ -102,3 +102,14 @@ def test_proxies_are_drawn_from_the_generator_and_learned() -> None:
     assert torch.equal(first.learned()["proxies"], again.learned()["proxies"])
     assert not torch.equal(first.learned()["proxies"], other.learned()["proxies"])
     assert first.learned()["proxies"].norm(dim=1).tolist() == pytest.approx([1.0] * N_LABELS)
+
+
+def test_the_gradient_by_the_cosine_is_equation_8() -> None:
+    """(p_c − 1) / t for the image's own proxy and p_c / t for another: its own share, not p_y."""
+    t, z, p = 0.3, embeddings(1), proxies()
+    cosines = unit(z) @ unit(p).T
+    shares = (cosines / t).exp() / (cosines / t).exp().sum()
+    by_cosine = (shares - torch.tensor([0.0, 1.0, 0.0, 0.0])) / t
+    expected = torch.autograd.grad(cosines, z, by_cosine.detach())[0]
+    value = nca("cosine", t)(z, torch.tensor([1]), identity())
+    torch.testing.assert_close(gradient(value, z), expected, rtol=1e-6, atol=1e-9)
