@@ -34,6 +34,7 @@ from tests.benchmarks import (
     bench_fit,
     bench_http,
     bench_indexing,
+    bench_objectives,
     bench_overhead,
     bench_prediction,
     bench_throughput,
@@ -52,6 +53,7 @@ def main() -> None:
     results |= bench_prediction.measure()
     results |= bench_decoding.measure()
     results |= bench_fit.measure(RUN)
+    results |= bench_objectives.measure()
     bundle = _fashion_bundle()
     results |= bench_http.measure(bundle)
     results |= bench_overhead.measure(bundle)

@@ -50,13 +50,14 @@ def test_the_test_has_no_part_in_anything_else() -> None:
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", ["fashion-mnist-authors", "omniglot"])
+@pytest.mark.parametrize("name", ["fashion-mnist-authors", "fashion-mnist-small", "omniglot"])
 def test_no_test_image_is_learned_from(data_dir: Path, name: str) -> None:
     data = load_protocol(protocol_config(name, data=data_dir))
     test = {*data.test.queries.ids}
     developed = {*data.development.queries.ids, *data.development.gallery.ids}
     assert not test & {*data.training.ids, *data.validation.ids, *developed}
-    assert len(test) == (13_180 if name == "omniglot" else 10_000)
+    numbers = {"omniglot": 13_180, "fashion-mnist-small": 1_000, "fashion-mnist-authors": 10_000}
+    assert len(test) == numbers[name]
     if name == "omniglot":
         learned = {*data.training.labels, *data.validation.labels}
         assert not learned & {*data.development.queries.labels}
