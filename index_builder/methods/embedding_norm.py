@@ -22,8 +22,8 @@ TEMPERATURES = np.logspace(-3, 3, 25)
 class EmbeddingNorm(Method):
     """The von Mises-Fisher distribution whose natural parameter is the embedding.
 
-    Kirchhof et al. 2022: trained so by the objectives that take an image for a distribution (el_nivmf,
-    el_vmf and others, mc_info_nce); of others the length is found to say something, or not.
+    Kirchhof et al. 2022. Objectives that take an image for a distribution train its length to be
+    one (el_nivmf, el_vmf and their like, mc_info_nce); that of others says something, or not.
     """
 
     settings: EmbeddingNormConfig
