@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from model_store.decision import Calibration, Decision, FilterMeans, Retrieved, 
 from model_store.decision.staleness import staleness
 from model_store.encoder.contract import Embeddings, Encoder, QueryKind, TextEncoder
 from model_store.errors import OrderUnavailable
-from model_store.gallery import Filter, Gallery, Item
+from model_store.gallery import Allowed, Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
 from model_store.matches import Match, matches_of
 from model_store.notebook import answer_html
@@ -29,10 +30,26 @@ from model_store.search import (
     two_stage_search,
 )
 from model_store.sphere import base_noise
-from model_store.verdicts import Order
+from model_store.verdicts import IndexedBy, Order, Plan
 
 DEFAULT_ALPHA = 0.05
 """Rate of false alarms where neither the request nor a calibration names one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The way in which the items that pass a filter were found.
+
+    Attributes
+    ----------
+    plan : see `model_store.verdicts.Plan`.
+    share : estimated share of the gallery's items that pass.
+    indexes : the fields that the filter asks for, and where their indexes are.
+    """
+
+    plan: Plan
+    share: float
+    indexes: Mapping[str, IndexedBy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +65,7 @@ class Answer:
     n_listed : number of items in the whole list, of which ``matches`` are the first.
     result_set : items of `Decision.result_set`, nearest first; some may stand below the matches.
     seconds : of each stage.
+    explain : how the items were found; None without a filter.
     """
 
     decision: Decision
@@ -58,6 +76,7 @@ class Answer:
     n_listed: int
     result_set: tuple[Item, ...]
     seconds: dict[str, float]
+    explain: Explanation | None = None
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it."""
@@ -281,6 +300,9 @@ class Retriever:
             len(neighbours.listed),
             tuple(item_of[row] for row in members.tolist()),
             seconds,
+            None
+            if allowed is None
+            else Explanation(neighbours.plan, allowed.share, allowed.indexes),
         )
 
     def _items(self, shown: NDArray[np.int64], members: NDArray[np.int64]) -> dict[int, Item]:
@@ -293,7 +315,7 @@ class Retriever:
         predictive: Predictive,
         neighbours: Neighbours,
         n_places: int,
-        allowed: NDArray[np.bool_] | None,
+        allowed: Allowed | None,
     ) -> tuple[NDArray[np.int64], Retrieved]:
         """Return the rows (n,) that the decision is made on, and what is known of them.
 
@@ -322,7 +344,7 @@ class Retriever:
             self.gallery.label_codes(rows),
             n_listed,
             places,
-            None if allowed is None else allowed[rows],
+            None if allowed is None else allowed.at(rows),
         )
 
     def similar(

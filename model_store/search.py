@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from model_store.gallery import Gallery
+from model_store.gallery import Allowed, Gallery
 from model_store.predictive import Predictive
+from model_store.verdicts import Plan
 
 N_CANDIDATES = 200
 """Number of items that the first stage fetches; the decision layer's signals are taken from
@@ -56,6 +57,7 @@ class Neighbours:
     rank_stability : (m,) share of the predictive samples under which a listed item is among the k
         nearest of the list.
     rank_confidence : (min(k, m - 1),) P(a listed item is nearer to the query than the next one).
+    plan : see `Candidates`.
     """
 
     rows: NDArray[np.int64]
@@ -63,6 +65,7 @@ class Neighbours:
     listed: NDArray[np.int64]
     rank_stability: NDArray[np.float64]
     rank_confidence: NDArray[np.float64]
+    plan: Plan
 
 
 def two_stage_search(
@@ -71,7 +74,7 @@ def two_stage_search(
     k: int,
     n_candidates: int = N_CANDIDATES,
     exclude: int | None = None,
-    allowed: NDArray[np.bool_] | None = None,
+    allowed: Allowed | None = None,
     diversity: Diversity = EVERYTHING,
 ) -> Neighbours:
     """Find the items nearest to one query and how firmly each holds its place.
@@ -82,7 +85,7 @@ def two_stage_search(
     k : the top of the list that `Neighbours.rank_stability` refers to.
     n_candidates : first stage; at least ``k`` are fetched.
     exclude : row of an item not to find, such as the one that the query is.
-    allowed : (N,), the rows that may be found, such as a filter lets through; None for all.
+    allowed : the rows that may be found, such as a filter lets through; None for all.
     diversity : candidates that are not listed.
     """
     n = max(n_candidates, k)
@@ -102,6 +105,7 @@ def two_stage_search(
         listed,
         rank_stability(query.samples @ directions.T, k),
         rank_confidence(of_listed[: k + 1], directions[: k + 1], query.variance),
+        found.plan,
     )
 
 
@@ -125,6 +129,7 @@ def reordered(
         rank_confidence(
             found.similarities[top], gallery.directions(found.rows[top]), query.variance
         ),
+        found.plan,
     )
 
 

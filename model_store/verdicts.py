@@ -17,6 +17,15 @@ FilterMeans = Literal["show", "known"]
 """The meaning of a filter: `show` chooses the items to list; `known` states that a true match
 passes it."""
 
+Plan = Literal["exact", "filter_first", "search_first"]
+"""The way in which items that pass a filter are found: each is compared; or the index is searched
+for them alone; or it is searched for more than are wanted, and those that do not pass are left
+out."""
+
+IndexedBy = Literal["bundle", "memory", "none"]
+"""The place of the index of a field: a file of the bundle; the memory, since a filter asked for the
+field; or nowhere, so that every item was looked at."""
+
 Absence = Literal["absent_labels", "hidden_labels", "hidden_trained_labels", "near_misses_of_views"]
 """The kind of absent calibration queries: images of labels that neither the gallery nor anything
 fitted has seen; queries whose own label is hidden from the list and from the outlier detector,

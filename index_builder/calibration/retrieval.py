@@ -17,7 +17,7 @@ from model_store.decision import OUTLIER_SIGNALS, LabelMeans, OutlierDetector, l
 from model_store.decision.label_means import label_sums
 from model_store.decision.outliers import unit_rows
 from model_store.encoder.contract import Embeddings, Encoder
-from model_store.gallery import Gallery
+from model_store.gallery import Gallery, MaskedRows
 from model_store.search import N_CANDIDATES
 
 Floats = NDArray[np.float64]
@@ -248,7 +248,7 @@ def _without_own_label(
         others = item_codes != code
         if alike is not None and code >= 0:  # without labels an item's code is its row
             others = alike != alike[code]
-        found = gallery.candidates(directions[chosen], n, others)
+        found = gallery.candidates(directions[chosen], n, MaskedRows(others))
         similarities[chosen], rows[chosen] = found.similarities, found.rows
     return rows, similarities
 

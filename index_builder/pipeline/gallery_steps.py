@@ -32,7 +32,7 @@ from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ConfigError
 from model_store.feedback import FeedbackLog
 from model_store.gallery import Gallery, open_gallery
-from model_store.gallery.files.gallery import ITEMS_FILE
+from model_store.gallery.files.fields import ITEMS_FILE
 from model_store.gallery.milvus.collection import MILVUS_FILE
 from model_store.gallery.opening import index_description
 from model_store.retriever import Retriever

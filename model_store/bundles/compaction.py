@@ -213,7 +213,7 @@ def _write(
         (snapshot.n_items, snapshot.dim),
         snapshot.parts(),
         snapshot.encoder_fingerprint,
-        IndexSettings(kind=_next_kind(snapshot.index_kind)),
+        IndexSettings(kind=_next_kind(snapshot.index_kind), filter_fields=snapshot.filter_fields),
         snapshot.n_changed,
     )
     gallery = FaissGallery(staging)

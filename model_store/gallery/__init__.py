@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from model_store.gallery.files.gallery import FaissGallery
     from model_store.gallery.files.writer import write_faiss_gallery, write_faiss_parts
     from model_store.gallery.filters.grammar import Filter, parse_filter, read_filter
+    from model_store.gallery.index.allowed import Allowed, MaskedRows
     from model_store.gallery.index.build import IndexReport
     from model_store.gallery.index.plan import IndexSettings
     from model_store.gallery.live.gallery import LiveGallery
@@ -57,6 +58,10 @@ _PLACES = {
         "Filter",
         "parse_filter",
         "read_filter",
+    ),
+    "index.allowed": (
+        "Allowed",
+        "MaskedRows",
     ),
     "index.build": ("IndexReport",),
     "index.plan": ("IndexSettings",),
@@ -95,6 +100,7 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [
+    "Allowed",
     "Candidates",
     "ChangesFile",
     "Delete",
@@ -106,6 +112,7 @@ __all__ = [
     "IndexSettings",
     "Item",
     "LiveGallery",
+    "MaskedRows",
     "MilvusAccess",
     "MilvusGallery",
     "MilvusLive",

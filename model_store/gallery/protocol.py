@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from model_store.encoder.contract import Embeddings
 from model_store.gallery.filters.grammar import Filter
+from model_store.gallery.index.allowed import Allowed
+from model_store.verdicts import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,12 @@ class Candidates:
     rows : (B, n) int64, positions in the gallery.
     similarities : (B, n) float64, inner products of unit vectors, rounded to `SIMILARITY_DECIMALS`;
         descending, equal ones by id.
+    plan : how allowed rows were found; without a filter it says nothing.
     """
 
     rows: NDArray[np.int64]
     similarities: NDArray[np.float64]
+    plan: Plan
 
 
 SIMILARITY_DECIMALS = 8
@@ -128,16 +132,16 @@ class Gallery(Protocol):
         """
 
     def candidates(
-        self, directions: NDArray[np.float32], n: int, allowed: NDArray[np.bool_] | None = None
+        self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
         """Find the n items nearest to each of ``directions`` (B, D).
 
-        ``allowed`` (N,) restricts the search to some rows; fewer than ``n`` are returned only
-        where fewer are allowed.
+        ``allowed`` restricts the search to some rows; fewer than ``n`` are returned only where
+        fewer are allowed.
         """
 
-    def matching(self, part: Filter) -> NDArray[np.bool_]:
-        """Return the mask (N,) of rows that pass a filter, read-only, as `candidates` takes it."""
+    def matching(self, part: Filter) -> Allowed:
+        """Return the rows that pass a filter, as `candidates` takes them."""
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

@@ -6,6 +6,7 @@
     queries      queries, before any neighbour is looked at
     search       options, results and verdicts
     texts        queries in words
+    filters      filters, and how they were carried out
     vectors      vectors in place of images, neighbours of other stores
     items        the items of a gallery
     changes      changes of a gallery
@@ -30,6 +31,7 @@ from service.schemas.feedback import (
     FeedbackRequest,
     FeedbackSummary,
 )
+from service.schemas.filters import Explanation
 from service.schemas.galleries import (
     AbsentState,
     CalibrationReport,
@@ -107,6 +109,7 @@ __all__ = [
     "EmbeddingAnswer",
     "EncoderState",
     "ErrorsOverTime",
+    "Explanation",
     "FeedbackAnswer",
     "FeedbackCorrection",
     "FeedbackRequest",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from model_store.gallery.filters.grammar import MAX_BYTES
 from model_store.verdicts import Absence, FilterMeans, Order, Verdict
 from service.schemas.bundles import BundleState
+from service.schemas.filters import EXPLAIN, FILTER_DESCRIPTION, Explanation, FilterText
 from service.schemas.galleries import EncoderState
 from service.schemas.items import ItemDetail
 from service.schemas.problems import Problem
@@ -31,22 +31,6 @@ Alpha = Annotated[
         "mistake; left out: what the gallery was calibrated with.",
     ),
 ]
-
-
-def _as_text(value: object) -> object:
-    """A filter as the text of its JSON, whether it came as that or as an object."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
-
-
-FilterText = Annotated[str | None, BeforeValidator(_as_text)]
-
-FILTER_DESCRIPTION = (
-    'Which items may be found, as JSON: `{"label": "shoe", "year": {"gte": 2000}}`. Fields are '
-    "`id`, `label` and keys of the metadata, with dots into objects; a bare value means `eq`, the "
-    "other comparisons are `ne`, `in`, `gt`, `gte`, `lt`, `lte`, `has` (a list holds it) and "
-    "`exists`; `and`, `or` and `not` join filters. A filter restricts what is listed: match "
-    "probabilities are those of the whole gallery, see `filter_means`."
-)
 
 
 class ListOptions(BaseModel):
@@ -248,6 +232,7 @@ class SearchAnswer(BaseModel):
         description="By similarity, equal ones by id; or by match probability, equal ones so. None "
         "where `on_uncertain=refuse` refused."
     )
+    explain: Explanation | None = EXPLAIN
     result_set: ResultSet | None = Field(
         description="None where nothing is calibrated, or `on_uncertain=refuse` refused."
     )
@@ -319,6 +304,7 @@ class SimilarAnswer(BaseModel):
     reason: str = Field(description="Why there are no probabilities.")
     uncertainty: Uncertainty = Field(description="Of the item's embedding.")
     results: list[Result] = Field(description="By similarity, equal ones by id.")
+    explain: Explanation | None = EXPLAIN
     bundle: BundleState
     timing_ms: dict[str, float]
 

@@ -37,7 +37,14 @@ from numpy.typing import NDArray
 
 from model_store.bundles.directory import locate
 from model_store.encoder.contract import Embeddings
-from model_store.gallery import FaissGallery, NewItem, Thumbnail, parse_filter, write_faiss_gallery
+from model_store.gallery import (
+    Allowed,
+    FaissGallery,
+    NewItem,
+    Thumbnail,
+    parse_filter,
+    write_faiss_gallery,
+)
 from model_store.gallery.files.gallery import GALLERY_FILES
 from model_store.gallery.index.search import INDEX_FILE
 from model_store.predictive import Predictive, predict
@@ -67,7 +74,7 @@ def measure(bundle: Path = BUNDLE, sizes: tuple[int, ...] = SIZES) -> dict[str, 
     for n_items in sizes:
         directory = WORK / str(n_items)
         if not (directory / "truth.npy").exists():
-            _build(bundle, directory, n_items)
+            build(bundle, directory, n_items)
         module = "tests.benchmarks.bench_gallery"
         command = [sys.executable, "-m", module, "--measure", str(directory)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -91,7 +98,16 @@ def measure(bundle: Path = BUNDLE, sizes: tuple[int, ...] = SIZES) -> dict[str, 
     return found
 
 
-def _build(bundle: Path, directory: Path, n_items: int) -> None:
+def _thousandth(row: int) -> dict[str, Any]:
+    return {"thousandth": row % 1000}
+
+
+def build(
+    bundle: Path,
+    directory: Path,
+    n_items: int,
+    metadata: Callable[[int], dict[str, Any]] = _thousandth,
+) -> None:
     """A gallery, the queries kept out of it, and their nearest items by exact search."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in GALLERY_FILES:
@@ -104,7 +120,7 @@ def _build(bundle: Path, directory: Path, n_items: int) -> None:
     codes = source.label_codes(of)
     picture = Thumbnail(b"a picture" * 60, "image/png")
     items = [
-        NewItem(f"{row:08d}", source.labels[code], {"thousandth": row % 1000}, picture)
+        NewItem(f"{row:08d}", source.labels[code], metadata(row), picture)
         for row, code in enumerate(codes)
     ]
     nothing = np.empty((n_items, 0), dtype=np.float32)
@@ -147,7 +163,7 @@ def _measure_one(directory: Path) -> dict[str, Any]:
     """Open a gallery in this process, and search it on one thread."""
     faiss.omp_set_num_threads(1)
     queries = np.load(directory / "queries.npy")
-    predictives = _predictives(queries, np.load(directory / "query_variances.npy"))
+    predictives = predictives_of(queries, np.load(directory / "query_variances.npy"))
     truth = np.load(directory / "truth.npy")
     process = psutil.Process()
     before = process.memory_info().rss
@@ -156,19 +172,19 @@ def _measure_one(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"open_s": time.perf_counter() - started}
     found["opened_mib"] = (process.memory_info().rss - before) / 2**20
     rows = gallery.candidates(queries, K).rows  # warms up
-    found["recall_at_10"] = _overlap(rows, truth)
+    found["recall_at_10"] = overlap(rows, truth)
     for predictive in predictives:
         two_stage_search(gallery, predictive, K)
     after = process.memory_info().rss - before
     plain = faiss.read_index(str(directory / INDEX_FILE))
-    seconds = _medians(
+    seconds = medians(
         N_QUERIES,
         plain=lambda at: plain.search(queries[at : at + 1], N_CANDIDATES),
         plain_10=lambda at: plain.search(queries[at : at + 1], K),
         candidates=lambda at: gallery.candidates(queries[at : at + 1], N_CANDIDATES),
         uncertain=lambda at: two_stage_search(gallery, predictives[at], K),
     )
-    seconds |= _medians(
+    seconds |= medians(
         N_ALL_SAMPLES,
         all_samples=lambda at: plain.search(predictives[at].samples, N_CANDIDATES),
         all_samples_10=lambda at: plain.search(predictives[at].samples, K),
@@ -193,7 +209,7 @@ def _measure_one(directory: Path) -> dict[str, Any]:
     }
 
 
-def _predictives(queries: Floats, variances: Floats) -> list[Predictive]:
+def predictives_of(queries: Floats, variances: Floats) -> list[Predictive]:
     nothing = np.empty((len(queries), 0), dtype=np.float32)
     noise = base_noise("benchmark", 100, queries.shape[1])
     return predict(Embeddings(queries, variances, nothing), np.full(len(queries), np.nan), noise)
@@ -223,12 +239,12 @@ def _winner(votes: NDArray[Any]) -> int:
     return int(values[counts.argmax()])
 
 
-def _overlap(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
+def overlap(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
     shares = [len(set(a) & set(b)) / len(b) for a, b in zip(found, truth, strict=True)]
     return float(np.mean(shares))
 
 
-def _medians(n: int, **searches: Callable[[int], object]) -> dict[str, float]:
+def medians(n: int, **searches: Callable[[int], object]) -> dict[str, float]:
     """Median seconds of each kind of search over ``n`` queries."""
     seconds: dict[str, list[float]] = {name: [] for name in searches}
     for at in range(n):
@@ -240,7 +256,7 @@ def _medians(n: int, **searches: Callable[[int], object]) -> dict[str, float]:
 
 
 def _search_among(
-    gallery: FaissGallery, queries: Floats, allowed: NDArray[np.bool_]
+    gallery: FaissGallery, queries: Floats, allowed: Allowed
 ) -> Callable[[int], object]:
     return lambda at: gallery.candidates(queries[at : at + 1], K, allowed)
 
@@ -252,8 +268,8 @@ def _filtered(gallery: FaissGallery, queries: Floats) -> dict[str, float]:
         started = time.perf_counter()
         allowed = gallery.matching(parse_filter(where))
         found[f"filter_{name}_matching_ms"] = 1000 * (time.perf_counter() - started)
-        rows = np.flatnonzero(allowed)
-        [median] = _medians(
+        rows = allowed.rows()
+        [median] = medians(
             len(queries),
             search=_search_among(gallery, queries, allowed),
         ).values()
@@ -262,7 +278,7 @@ def _filtered(gallery: FaissGallery, queries: Floats) -> dict[str, float]:
         found |= {
             f"filter_{name}_share": len(rows) / gallery.n_items,
             f"filter_{name}_ms": 1000 * median,
-            f"filter_{name}_recall_at_10": _overlap(
+            f"filter_{name}_recall_at_10": overlap(
                 gallery.candidates(queries, K, allowed).rows, rows[truth]
             ),
         }

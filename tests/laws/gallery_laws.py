@@ -9,7 +9,7 @@ import pytest
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound
-from model_store.gallery import Gallery, NewItem, Thumbnail, parse_filter
+from model_store.gallery import Gallery, MaskedRows, NewItem, Thumbnail, parse_filter
 
 BuildGallery = Callable[[Embeddings, Sequence[NewItem]], Gallery]
 
@@ -102,15 +102,16 @@ class GalleryLaws:
         allowed = np.zeros(60, dtype=bool)
         allowed[[3, 17, 18, 44, 59]] = True
         query = gallery.directions(np.array([5, 6]))
-        assert set(gallery.candidates(query, 5, allowed).rows[0]) == {3, 17, 18, 44, 59}
-        assert gallery.candidates(query, 50, allowed).rows.shape == (2, 5)
+        rows = MaskedRows(allowed)
+        assert set(gallery.candidates(query, 5, rows).rows[0]) == {3, 17, 18, 44, 59}
+        assert gallery.candidates(query, 50, rows).rows.shape == (2, 5)
 
     def test_a_filter_names_the_rows_that_it_lets_through(self, build: BuildGallery) -> None:
         items = new_items(60)
         gallery = build(random_embeddings(60, 4, seed=9), items)
         allowed = gallery.matching(parse_filter({"label": "b", "place": {"gte": 20}}))
         named = {item.id for i, item in enumerate(items) if item.label == "b" and i >= 20}
-        assert {item.id for item in gallery.items(np.flatnonzero(allowed))} == named
+        assert {item.id for item in gallery.items(allowed.rows())} == named
         rows = gallery.candidates(gallery.directions(np.array([3])), 60, allowed).rows[0]
         assert {item.id for item in gallery.items(rows)} == named
 

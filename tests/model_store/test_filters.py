@@ -1,4 +1,4 @@
-"""Filters against an evaluator in Python that knows nothing of SQL."""
+"""Filters against an evaluator in Python that knows nothing of SQL, nor of indexes."""
 
 from __future__ import annotations
 
@@ -7,47 +7,82 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_store.errors import InvalidFilter
 from model_store.gallery import NewItem, parse_filter, read_filter
+from model_store.gallery.files import fields
+from model_store.gallery.files.fields import LEARNED_BYTES, write_fields
 from model_store.gallery.files.items import Items, ItemsWriter
 from model_store.gallery.filters.grammar import MAX_BYTES, MAX_CONDITIONS, MAX_DEPTH
+from model_store.verdicts import IndexedBy
 from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
 
+HOWS = ("bundle", "memory", "none")
 
-def stored(path: Path, items: Sequence[NewItem]) -> Items:
+
+def stored(path: Path, items: Sequence[NewItem], how: IndexedBy = "memory") -> Items:
+    """Items whose fields are indexed in files, when they are asked for, or not at all."""
+    for old in path.parent.glob("fields.*"):
+        old.unlink()
     path.unlink(missing_ok=True)
     with ItemsWriter(path, "the-encoder") as written:
         written.add(items)
+    if how == "bundle":
+        write_fields(path.parent, len(items), None, written.fields)
     return Items(path)
 
 
-def found(path: Path, asked: dict[str, Any], items: Sequence[NewItem]) -> list[str]:
-    matching = stored(path, items).matching(parse_filter(asked), len(items))
-    return [item.id for item, matches in zip(items, matching, strict=True) if matches]
+def found(
+    path: Path, asked: dict[str, Any], items: Sequence[NewItem], how: IndexedBy = "memory"
+) -> list[str]:
+    """The ids of the items that pass; however they are asked for, they are the same."""
+    part, opened = parse_filter(asked), stored(path, items, how)
+    with patch.object(fields, "LEARNED_BYTES", 0 if how == "none" else LEARNED_BYTES):
+        matching = opened.matching(part)
+    assert set(matching.indexes.values()) <= ({"bundle", "memory"} if how == "bundle" else {how})
+    rows = np.arange(len(items))
+    np.testing.assert_array_equal(matching.at(rows), matching.mask())
+    np.testing.assert_array_equal(matching.rows(), np.flatnonzero(matching.mask()))
+    assert matching.at_most >= matching.mask().sum()
+    assert not matching.mask().flags.writeable
+    return [items[row].id for row in matching.rows()]
 
 
 @settings(max_examples=60, deadline=None)
-@given(asked=FILTERS, labels=st.lists(st.none() | TEXT, min_size=4, max_size=4), data=st.data())
+@given(
+    asked=FILTERS,
+    labels=st.lists(st.none() | TEXT, min_size=4, max_size=4),
+    how=st.sampled_from(HOWS),
+    data=st.data(),
+)
 @pytest.mark.slow
-def test_sql_finds_what_the_description_says(
-    tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Any], labels: list[Any], data: Any
+def test_every_way_finds_what_the_description_says(
+    tmp_path_factory: pytest.TempPathFactory,
+    asked: dict[str, Any],
+    labels: list[Any],
+    how: IndexedBy,
+    data: Any,
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / "filtered.sqlite"
+    folder = tmp_path_factory.getbasetemp() / "filtered"
+    folder.mkdir(exist_ok=True)
     asked = json.loads(json.dumps(asked))
     items = [
         NewItem(f"{row}'x", label, data.draw(METADATA), PICTURE) for row, label in enumerate(labels)
     ]
-    assert found(path, asked, items) == [item.id for item in items if holds(asked, item)]
+    expected = [item.id for item in items if holds(asked, item)]
+    assert found(folder / "items.sqlite", asked, items, how) == expected
 
 
+@pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize(("asked", "ids"), EXAMPLES)
-def test_examples(tmp_path: Path, asked: dict[str, Any], ids: str) -> None:
-    assert found(tmp_path / "items.sqlite", asked, ITEMS) == list(ids)
+def test_examples(tmp_path: Path, asked: dict[str, Any], ids: str, how: IndexedBy) -> None:
+    assert found(tmp_path / "items.sqlite", asked, ITEMS, how) == list(ids)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +160,17 @@ def test_text_that_is_no_filter_is_refused(text: str, says: str) -> None:
 
 def test_true_and_one_are_remembered_apart(tmp_path: Path) -> None:
     items = stored(tmp_path / "items.sqlite", ITEMS)
-    ones = items.matching(parse_filter({"year": 1}), 4)
-    trues = items.matching(parse_filter({"year": True}), 4)
+    ones = items.matching(parse_filter({"year": 1})).mask()
+    trues = items.matching(parse_filter({"year": True})).mask()
     assert (ones.tolist(), trues.tolist()) == ([False] * 4, [False, False, False, True])
 
 
-def test_rows_of_a_filter_are_looked_for_once_and_not_for_writing(tmp_path: Path) -> None:
-    items = stored(tmp_path / "items.sqlite", ITEMS)
-    first = items.matching(parse_filter({"label": "shoe"}), 4)
-    assert items.matching(parse_filter({"label": "shoe"}), 4) is first
+@pytest.mark.parametrize("how", HOWS)
+def test_rows_of_a_filter_are_looked_for_once_and_not_for_writing(
+    tmp_path: Path, how: IndexedBy
+) -> None:
+    items = stored(tmp_path / "items.sqlite", ITEMS, how)
+    first = items.matching(parse_filter({"label": "shoe"}))
+    assert items.matching(parse_filter({"label": "shoe"})) is first
     with pytest.raises(ValueError, match="read-only"):
-        first[0] = False
+        first.mask()[0] = False

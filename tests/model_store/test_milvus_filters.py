@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +34,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusGallery]
 
 
 def found(gallery: MilvusGallery, asked: dict[str, Any]) -> list[str]:
-    rows = np.flatnonzero(gallery.matching(parse_filter(asked)))
+    rows = gallery.matching(parse_filter(asked)).rows()
     return [item.id for item in gallery.items(rows)]
 
 

@@ -23,6 +23,7 @@ from model_store.errors import (
 from model_store.gallery import (
     FaissGallery,
     IndexSettings,
+    MaskedRows,
     MilvusAccess,
     MilvusGallery,
     NewItem,
@@ -109,7 +110,7 @@ def test_an_approximate_index_finds_as_many_as_there_are(
     few = np.zeros(250, dtype=bool)
     few[::9] = True
     exactly = np.argsort(-(gallery.directions(np.flatnonzero(few)) @ query[0]))[:20]
-    rows = gallery.candidates(query, 20, few).rows[0]
+    rows = gallery.candidates(query, 20, MaskedRows(few)).rows[0]
     assert set(rows) == set(np.flatnonzero(few)[exactly])
     assert MilvusDescription.load(tmp_path).index["recall_at_10"] >= 0.9
     gallery.close()
@@ -117,9 +118,9 @@ def test_an_approximate_index_finds_as_many_as_there_are(
 
 def test_a_mask_that_is_made_of_others_is_kept_to(milvus: str, tmp_path: Path) -> None:
     gallery = written(tmp_path, milvus, random_embeddings(60, 4, seed=2), new_items(60))
-    labelled = gallery.matching(parse_filter({"label": "b"}))
-    rest = ~labelled
-    rows = gallery.candidates(gallery.directions(np.array([0])), 60, rest).rows[0]
+    rest = ~gallery.matching(parse_filter({"label": "b"})).mask()
+    query = gallery.directions(np.array([0]))
+    rows = gallery.candidates(query, 60, MaskedRows(rest)).rows[0]
     assert set(rows) == set(np.flatnonzero(rest))
     gallery.close()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model_store.gallery import FaissGallery, write_faiss_gallery
+from model_store.gallery import FaissGallery, MaskedRows, write_faiss_gallery
 from model_store.gaussian import DiagonalGaussian, probability_ranks_above
 from model_store.predictive import Predictive
 from model_store.search import (
@@ -170,7 +170,7 @@ def test_the_numbers_of_a_diverse_list_are_of_the_list(gallery: FaissGallery) ->
 def test_only_allowed_rows_are_found(gallery: FaissGallery) -> None:
     asked = query(gallery.directions(np.array([7]))[0], np.full(6, 0.05), 10)
     allowed = np.arange(400) % 5 == 1
-    found = two_stage_search(gallery, asked, 3, 50, exclude=11, allowed=allowed)
+    found = two_stage_search(gallery, asked, 3, 50, exclude=11, allowed=MaskedRows(allowed))
     assert len(found.rows) == 50
     assert (found.rows % 5 == 1).all()
     assert 11 not in found.rows

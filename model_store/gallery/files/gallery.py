@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch
+from model_store.gallery.files.fields import COLUMNS_FILE, FIELDS_FILE, ITEMS_FILE
 from model_store.gallery.files.items import Items
 from model_store.gallery.files.variances import NORMS_FILE, SCALES_FILE, VARIANCES_FILE, Variances
 from model_store.gallery.filters.grammar import Filter
+from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.build import REPORT_FILE, IndexReport
 from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE, open_index
 from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, Thumbnail
 
 LABELS_FILE = "labels.npy"
-ITEMS_FILE = "items.sqlite"
 GALLERY_FILES = (
     INDEX_FILE,
     REPORT_FILE,
@@ -28,6 +29,8 @@ GALLERY_FILES = (
     SCALES_FILE,
     LABELS_FILE,
     ITEMS_FILE,
+    FIELDS_FILE,
+    COLUMNS_FILE,
 )
 """Every file that a gallery may have; not each has all."""
 
@@ -58,6 +61,7 @@ class FaissGallery:
             **self._variances.lengths(),
             LABELS_FILE: len(self._label_codes),
             ITEMS_FILE: self._items.count(),
+            FIELDS_FILE: self._items.fields.n_rows,
         }
         if len(set(sizes.values())) != 1:
             raise BundleMismatch(
@@ -65,14 +69,15 @@ class FaissGallery:
             )
 
     def candidates(
-        self, directions: NDArray[np.float32], n: int, allowed: NDArray[np.bool_] | None = None
+        self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
         """Find the n items nearest to each of ``directions`` (B, D), among the ``allowed`` rows."""
-        found = self._index.nearest(directions, n, allowed)
+        found, plan = self._index.nearest(directions, n, allowed)
         ranked = [
             self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
         ]
-        return Candidates(*map(np.array, zip(*ranked, strict=True)))
+        rows, similarities = map(np.array, zip(*ranked, strict=True))
+        return Candidates(rows, similarities, plan)
 
     def _ranked(
         self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
@@ -84,9 +89,14 @@ class FaissGallery:
         order = np.argsort(-similarities, kind="stable")[:n]
         return rows[order], similarities[order]
 
-    def matching(self, part: Filter) -> NDArray[np.bool_]:
-        """Return the mask (N,) of rows that pass a filter, read-only, as `candidates` takes it."""
-        return self._items.matching(part, self.n_items)
+    @property
+    def filter_fields(self) -> tuple[str, ...] | None:
+        """The fields that were named to be indexed; see `IndexSettings`."""
+        return self._items.fields.named
+
+    def matching(self, part: Filter) -> Allowed:
+        """Return the rows that pass a filter, as `candidates` takes them."""
+        return self._items.matching(part)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

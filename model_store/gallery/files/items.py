@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 
 from model_store.deadline import interrupted_when_late
 from model_store.errors import ItemNotFound
+from model_store.gallery.files.fields import FieldColumns, FieldsSeen, FilteredRows
 from model_store.gallery.filters.grammar import Filter, Scalar
-from model_store.gallery.filters.sql import metadata_json, to_sql
+from model_store.gallery.filters.selection import fields_of, select
+from model_store.gallery.filters.sql import as_stored, metadata_json, to_sql
+from model_store.gallery.index.allowed import Allowed, MaskedRows
 from model_store.gallery.protocol import Item, NewItem, Thumbnail
 
 _SCHEMA = """
@@ -38,9 +41,14 @@ class ItemsWriter:
     """Writes items, whose order is their row, to a new file, part by part; whole, or not at all.
 
     ``n_changed``: see `model_store.gallery.Gallery`.
+
+    Attributes
+    ----------
+    fields : that the items have.
     """
 
     def __init__(self, path: Path, encoder_fingerprint: str, n_changed: int = 0) -> None:
+        self.fields = FieldsSeen()
         self._connection = sqlite3.connect(path)
         self._connection.executescript(_SCHEMA)
         self._seen: dict[str | None, int] = {}
@@ -60,6 +68,8 @@ class ItemsWriter:
             "INSERT INTO thumbnails VALUES (?, ?, ?)",
             ((row, item.thumbnail.media_type, item.thumbnail.data) for row, item in added),
         )
+        for _, item in added:
+            self.fields.add(item.metadata)
         self._codes.extend(self._seen.setdefault(item.label, len(self._seen)) for _, item in added)
 
     def label_codes(self) -> NDArray[np.int32]:
@@ -90,12 +100,17 @@ class ItemsWriter:
 
 
 REMEMBERED_FILTERS = 16
-"""Number of filters whose rows are cached, a byte an item each. A filter reads every item, and
-pages use the same filter again."""
+"""Number of filters whose rows are cached, a byte an item each at most: pages use the same filter
+again."""
 
 
 class Items:
-    """Read access to the file that `ItemsWriter` wrote, from any thread."""
+    """Read access to the file that `ItemsWriter` wrote, from any thread.
+
+    Attributes
+    ----------
+    fields : the indexes of the items' fields.
+    """
 
     def __init__(self, path: Path) -> None:
         self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
@@ -103,8 +118,8 @@ class Items:
         meta = dict(self._connection.execute("SELECT key, value FROM meta"))
         self.encoder_fingerprint: str = meta["encoder"]
         self.n_changed = int(meta.get("changed", 0))
-        self._matching: OrderedDict[tuple[str, tuple[Scalar, ...]], NDArray[np.bool_]]
-        self._matching = OrderedDict()
+        self.fields = FieldColumns(path.parent, self.count())
+        self._matching: OrderedDict[tuple[str, tuple[Scalar, ...]], Allowed] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -154,24 +169,35 @@ class Items:
         ).fetchone()
         return Thumbnail(data, media_type)
 
-    def matching(self, part: Filter, n_items: int) -> NDArray[np.bool_]:
-        """Return the mask (n_items,) of rows that pass the filter, read-only."""
+    def matching(self, part: Filter) -> Allowed:
+        """Return the rows that pass the filter."""
         text, values = to_sql(part)
         key = (text, tuple(values))
         with self._lock:
             if key in self._matching:
                 self._matching.move_to_end(key)
                 return self._matching[key]
-        matching = np.zeros(n_items, dtype=bool)
-        with interrupted_when_late(self._connection) as connection:
-            found = connection.execute(f"SELECT row FROM items WHERE {text}", values)  # noqa: S608
-            matching[np.fromiter((row for (row,) in found), dtype=np.int64)] = True
-        matching.flags.writeable = False
+        wanted = fields_of(part)
+        columns, places = self.fields.of(wanted, self._connection)
+        matching: Allowed
+        if len(columns) == len(wanted):
+            rows = select(as_stored(part), columns, self.fields.n_rows)
+            matching = FilteredRows(rows, self.fields.n_rows, places)
+        else:
+            matching = MaskedRows(self._looked_at(text, values), places)
         with self._lock:
             self._matching[key] = matching
             if len(self._matching) > REMEMBERED_FILTERS:
                 self._matching.popitem(last=False)
         return matching
+
+    def _looked_at(self, text: str, values: list[Scalar]) -> NDArray[np.bool_]:
+        """The mask of rows that pass a filter in SQL, of which each is looked at."""
+        mask = np.zeros(self.fields.n_rows, dtype=bool)
+        with interrupted_when_late(self._connection) as connection:
+            found = connection.execute(f"SELECT row FROM items WHERE {text}", values)  # noqa: S608
+            mask[np.fromiter((row for (row,) in found), dtype=np.int64)] = True
+        return mask
 
     def row(self, item_id: str) -> int:
         """The row of the item of that id, or `ItemNotFound`."""

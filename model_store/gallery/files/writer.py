@@ -10,7 +10,8 @@ import faiss
 import numpy as np
 
 from model_store.encoder.contract import Embeddings
-from model_store.gallery.files.gallery import ITEMS_FILE, LABELS_FILE
+from model_store.gallery.files.fields import ITEMS_FILE, named_fields, write_fields
+from model_store.gallery.files.gallery import LABELS_FILE
 from model_store.gallery.files.items import ItemsWriter
 from model_store.gallery.files.row_file import RowFile
 from model_store.gallery.files.variances import NORMS_FILE, VarianceWriter
@@ -76,7 +77,7 @@ def write_faiss_parts(
     shape : (N, D), of all parts together.
     parts : embeddings and their items, all in the order of the ids, which are distinct.
     """
-    plan = plan_index(*shape, settings)
+    plan, fields = plan_index(*shape, settings), named_fields(settings.filter_fields)
     exact = plan.kind == "flat"
     with ExitStack() as stack:
         directions = stack.enter_context(
@@ -95,6 +96,7 @@ def write_faiss_parts(
             variances.add(norm, embeddings.variance)
             written.add(items)
     np.save(directory / LABELS_FILE, written.label_codes())
+    write_fields(directory, shape[0], fields, written.fields)
     report = _write_index(directory, plan, settings)
     if exact:  # the index holds them
         (directory / DIRECTIONS_FILE).unlink()

@@ -2,6 +2,8 @@
 
 ::
 
-    grammar    the language of filters, read and checked
-    sql        filters → SQL
+    grammar      the language of filters, read and checked
+    sql          filters → SQL, and the values of a field by SQL
+    columns      the index of one field
+    selection    the rows that pass a filter, by the indexes of its fields
 """

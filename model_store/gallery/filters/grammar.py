@@ -39,6 +39,7 @@ MAX_DEPTH = 8
 MAX_CONDITIONS = 32
 """Each is looked at once for every item of the gallery."""
 
+_RESERVED = frozenset({"id", "label", "and", "or", "not"})
 _ORDERED = frozenset({"gt", "gte", "lt", "lte"})
 _MAX_INTEGER = 2**63
 _UNNAMEABLE = frozenset('"\\') | {chr(code) for code in range(32)}
@@ -50,6 +51,14 @@ class Field:
 
     column: Literal["id", "label", "metadata"]
     path: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in a filter."""
+        if self.column != "metadata":
+            return self.column
+        name = ".".join(self.path)
+        return f"metadata.{name}" if name in _RESERVED or name.startswith("metadata.") else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +168,7 @@ def _entry(name: str, asked: object, place: str, depth: int) -> Filter:
             raise InvalidFilter(f"{place} is {_shown(asked)}; wanted a list of filters.")
         parts = tuple(_filter(part, f"{place}[{n}]", depth) for n, part in enumerate(asked))
         return And(parts) if name == "and" else Or(parts)
-    field = _field(name)
+    field = parse_field(name)
     if not isinstance(asked, dict):
         return Condition(field, "eq", (_scalar(asked, place),))
     if not asked:
@@ -170,7 +179,13 @@ def _entry(name: str, asked: object, place: str, depth: int) -> Filter:
 _COMPARISONS = " | ".join(get_args(Comparison))
 
 
-def _field(name: str) -> Field:
+def parse_field(name: str) -> Field:
+    """Understand the name of a field.
+
+    Raises
+    ------
+    InvalidFilter : no field can have it.
+    """
     if name in {"id", "label"}:
         return Field(cast("Literal['id', 'label']", name))
     path = tuple(name.removeprefix("metadata.").split("."))

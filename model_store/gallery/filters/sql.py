@@ -1,13 +1,32 @@
-"""Filters as SQL on the columns ``id``, ``label`` and ``metadata``."""
+"""Filters, and the values of a field, as SQL on the columns ``id``, ``label`` and ``metadata``."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.gallery.filters.columns import (
+    FALSE,
+    LIST,
+    MISSING,
+    NULL,
+    NUMBER_KIND,
+    OBJECT,
+    TEXT_KIND,
+    TRUE,
+    Column,
+    Entry,
+    make_column,
+)
 from model_store.gallery.filters.grammar import And, Condition, Field, Filter, Not, Or, Scalar
 
 _ORDERED: Mapping[str, str] = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
@@ -144,6 +163,111 @@ def _compare(source: _Source, operator: str, wanted: Scalar) -> tuple[str, list[
         marks = source.marks * 2
     text = f"({of_kind} AND {source.value} {operator} {mark})"
     return text, [*marks, *source.marks, value]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A table with the columns ``id``, ``label`` and ``metadata``.
+
+    Attributes
+    ----------
+    table : its name.
+    row : the column that numbers its rows.
+    condition, marks : rows to look at, and the values of the condition's marks.
+    numbers : (n,) of the n rows that there are, ascending; None where they are 0 to n − 1.
+    """
+
+    table: str
+    row: str
+    condition: str = "1"
+    marks: tuple[int, ...] = ()
+    numbers: NDArray[np.int64] | None = None
+
+
+_KINDS = {
+    "null": NULL,
+    "false": FALSE,
+    "true": TRUE,
+    "array": LIST,
+    "object": OBJECT,
+    "integer": NUMBER_KIND,
+    "real": NUMBER_KIND,
+    "text": TEXT_KIND,
+}
+_KIND = " ".join(f"WHEN '{kind}' THEN {code}" for kind, code in _KINDS.items())
+_ENTRIES = f"""
+SELECT CASE kind {_KIND} ELSE {MISSING} END,
+  CASE kind WHEN 'text' THEN CAST(value AS BLOB)
+    WHEN 'integer' THEN value WHEN 'real' THEN value END,
+  row
+FROM (SELECT {{kind}} AS kind, {{value}} AS value, {{row}} AS row FROM {{rows}}) ORDER BY 1, 2, 3
+"""  # noqa: S608
+"""Text as its bytes: half a surrogate pair is no text of Python's."""
+
+
+def column_of(
+    connection: sqlite3.Connection,
+    field: Field,
+    source: Source,
+    n_rows: int,
+    most_bytes: float = math.inf,
+) -> Column | None:
+    """Index a field of all ``n_rows`` of a source; None where it takes more than ``most_bytes``."""
+    of_field = _source(field)
+    rows = f"{source.table} WHERE {source.condition}"
+    values = _entries(connection, of_field, (), rows, source)
+    held: Iterator[Entry] = iter(())
+    if of_field.marks:
+        rows = (
+            f"{source.table}, json_each(metadata, ?) AS e WHERE json_type(metadata, ?) IS 'array' "
+            f"AND e.type NOT IN ('array', 'object') AND {source.condition}"
+        )
+        found = _entries(connection, _IN_LIST, of_field.marks * 2, rows, source)
+        held = (entry for entry, _ in groupby(found))  # a list may hold the same twice
+    return make_column(values, held, n_rows, most_bytes)
+
+
+def _entries(
+    connection: sqlite3.Connection,
+    of_field: _Source,
+    marks: tuple[str, ...],
+    rows: str,
+    source: Source,
+) -> Iterator[Entry]:
+    """Read kinds, values and rows in their order, the query being made when the first is wanted."""
+    query = _ENTRIES.format(kind=of_field.kind, value=of_field.value, row=source.row, rows=rows)
+    found = connection.execute(query, [*of_field.marks * 2, *marks, *source.marks])
+    if source.numbers is None:
+        yield from found
+        return
+    place_of = {number: place for place, number in enumerate(source.numbers.tolist())}
+    for kind, value, number in found:
+        yield kind, value, place_of[number]
+
+
+def as_stored(part: Filter) -> Filter:
+    """Return a filter with its numbers as SQLite reads them in metadata.
+
+    A float may differ in its last bit.
+    """
+    with closing(sqlite3.connect(":memory:")) as connection:
+        return _as_read(part, connection)
+
+
+def _as_read(part: Filter, connection: sqlite3.Connection) -> Filter:
+    match part:
+        case Not(inner):
+            return Not(_as_read(inner, connection))
+        case And(parts) | Or(parts):
+            return type(part)(tuple(_as_read(one, connection) for one in parts))
+        case Condition():
+            read = (
+                connection.execute(f"SELECT {_NUMBER}", [json.dumps(value)]).fetchone()[0]
+                if isinstance(value, float)
+                else value
+                for value in part.values
+            )
+            return replace(part, values=tuple(read))
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:

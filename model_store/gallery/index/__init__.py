@@ -4,6 +4,7 @@
 
     plan      which index for which size and memory
     build     directions → index
+    allowed   the rows that a search may find
     search    search, with and without allowed rows
     recall    how much of exact search it finds
 """

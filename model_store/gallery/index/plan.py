@@ -37,12 +37,15 @@ class IndexSettings:
     memory_budget_bytes : limit of what stays in memory.
     min_recall : recall at 10 against exact search, from which search parameters are good enough.
     seed : of centroids, and of the queries that recall is measured with.
+    filter_fields : names of fields to index for filters; None for those that most items have, as
+        far as the space for them goes.
     """
 
     kind: Literal["auto"] | IndexKind = "auto"
     memory_budget_bytes: int = 4 * 2**30
     min_recall: float = 0.99
     seed: int = 0
+    filter_fields: tuple[str, ...] | None = None
 
 
 DEFAULT_SETTINGS = IndexSettings()

@@ -7,5 +7,7 @@
     high_water  how far it has come, beside it
     gallery     base and log, written to
     snapshot    base and log at one version, searched
+    allowed     the rows that such a search may find
+    fields      indexes of the fields of what was added
     sqlite      connections as the log wants them
 """

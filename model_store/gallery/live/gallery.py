@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import FaissGallery
+from model_store.gallery.live.fields import LogColumns
 from model_store.gallery.live.log import ChangesFile, Transaction
 from model_store.gallery.live.snapshot import DeltaSegment, GallerySnapshot
 from model_store.gallery.writable import (
@@ -61,6 +62,7 @@ class LiveGallery:
         self._ids: list[str] = []
         self._columns = _Columns(base.dim)
         self._emptied = _Tombstones()
+        self._fields = LogColumns(log)
         log.verify()
         self._version = log.start()
         self._snapshot = self._at(self._version)
@@ -201,7 +203,7 @@ class LiveGallery:
             self._rows_of,
         )
         return GallerySnapshot(
-            self._base, appended, tuple(self._labels), removed, self.log, version
+            self._base, appended, tuple(self._labels), removed, self.log, self._fields, version
         )
 
 

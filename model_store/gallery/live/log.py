@@ -18,9 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from model_store.errors import BundleMismatch, LogDamaged
 from model_store.files import flush
-from model_store.gallery.filters.grammar import Filter
+from model_store.gallery.filters.columns import Column
+from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.filters.sql import to_sql
 from model_store.gallery.live import rows
 from model_store.gallery.live.high_water import HighWater
@@ -124,16 +128,22 @@ class ChangesFile:
         """The picture that was written at ``sequence``."""
         return self._there(partial(rows.thumbnail_at, sequence=sequence))
 
-    def matching(self, part: Filter, until: int) -> list[int]:
-        """Return the sequence numbers, up to ``until``, of writes whose items pass a filter."""
+    def matching(self, part: Filter, first: int, last: int) -> list[int]:
+        """Return the numbers of the writes from ``first`` to ``last`` whose items pass a filter."""
         condition, values = to_sql(part)
         query = (
-            "SELECT sequence FROM changes WHERE mean IS NOT NULL AND sequence <= ? "  # noqa: S608
-            f"AND {condition}"
+            "SELECT sequence FROM changes WHERE mean IS NOT NULL "  # noqa: S608
+            f"AND sequence BETWEEN ? AND ? AND {condition}"
         )
         nothing: list[rows.Row] = []
-        found = self._read(partial(rows.fetched, query=query, values=[until, *values]), nothing)
+        found = self._read(
+            partial(rows.fetched, query=query, values=[first, last, *values]), nothing
+        )
         return [sequence for (sequence,) in found]
+
+    def column(self, field: Field, sequences: NDArray[np.int64]) -> Column:
+        """Index a field of the items that were written at ``sequences``, all between the ends."""
+        return self._there(partial(rows.field_column, field=field, sequences=sequences))
 
     def upserts(self, sequences: Sequence[int]) -> Iterator[Upsert]:
         """Read the whole writes at ``sequences``, one after another."""

@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model_store.errors import KeyReused, LogDamaged
-from model_store.gallery.filters.sql import metadata_json
+from model_store.gallery.filters.columns import Column
+from model_store.gallery.filters.grammar import Field
+from model_store.gallery.filters.sql import Source, column_of, metadata_json
 from model_store.gallery.protocol import Item, NewItem, Thumbnail
 from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert, Vector
 
@@ -161,6 +164,20 @@ def thumbnail_at(connection: sqlite3.Connection, sequence: int) -> Thumbnail:
         _verify(sequence, _PICTURE, (media_type, data), checksums)
         return Thumbnail(data, media_type)
     raise LogDamaged(f"change {sequence} is missing")
+
+
+def field_column(
+    connection: sqlite3.Connection, field: Field, sequences: NDArray[np.int64]
+) -> Column:
+    """Index a field of the items that were written at ``sequences`` (n,), all between the ends."""
+    ends = int(sequences[0]), int(sequences[-1])
+    between = "mean IS NOT NULL AND sequence BETWEEN ? AND ?"
+    column = column_of(
+        connection, field, Source("changes", "sequence", between, ends, sequences), len(sequences)
+    )
+    if column is None or len(column.values.rows) != len(sequences):
+        raise LogDamaged(f"changes between {ends[0]} and {ends[1]} are missing")
+    return column
 
 
 def upsert_at(connection: sqlite3.Connection, sequence: int) -> Upsert:

@@ -15,6 +15,9 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import FaissGallery, similarities_of
 from model_store.gallery.filters.grammar import Filter
+from model_store.gallery.index.allowed import Allowed
+from model_store.gallery.live.allowed import RowsOfAll, RowsOfBase
+from model_store.gallery.live.fields import LogColumns
 from model_store.gallery.live.log import ChangesFile
 from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
 
@@ -63,6 +66,7 @@ class GallerySnapshot:
     labels : see `Gallery.labels`.
     removed : (rows,) whether a row holds no item any more.
     log : where items and pictures are read.
+    columns : the indexes of fields of what was added.
 
     Attributes
     ----------
@@ -76,17 +80,20 @@ class GallerySnapshot:
         labels: Sequence[str],
         removed: NDArray[np.bool_],
         log: ChangesFile,
+        columns: LogColumns,
         version: int,
     ) -> None:
         self._base, self._appended, self._removed, self._log = base, appended, removed, log
+        self._columns = columns
         self.labels = labels
         self.version = version
         self.encoder_fingerprint, self.index_type = base.encoder_fingerprint, base.index_type
-        self.index_kind = base.index.kind
+        self.index_kind, self.filter_fields = base.index.kind, base.filter_fields
         self.dim = base.dim
         self.n_rows = len(removed)
         self.n_items = self.n_rows - int(removed.sum())
         removed_of_base, removed_since = np.split(removed, [base.n_rows])
+        self._misses_rows = bool(removed_of_base.any())
         n_new = int((appended.is_new & ~removed_since).sum())
         self.n_changed = base.n_changed + int(removed_of_base.sum()) + n_new
 
@@ -96,19 +103,17 @@ class GallerySnapshot:
         return self.n_rows - self._base.n_rows
 
     def candidates(
-        self, directions: NDArray[np.float32], n: int, allowed: NDArray[np.bool_] | None = None
+        self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
         """Find the n items nearest to each of ``directions`` (B, D), among the ``allowed`` rows."""
-        usable = ~self._removed if allowed is None else allowed & ~self._removed
         n_base = self._base.n_rows
-        in_base, places = usable[:n_base], np.flatnonzero(usable[n_base:])
-        if in_base.all():
-            found = self._base.candidates(directions, n)
-        elif in_base.any():
-            found = self._base.candidates(directions, n, in_base)
-        else:
-            nothing = len(directions), 0
-            found = Candidates(np.empty(nothing, dtype=np.int64), np.empty(nothing))
+        usable = ~self._removed[n_base:]
+        if allowed is not None:
+            usable &= allowed.at(np.arange(n_base, self.n_rows))
+        places, in_base = np.flatnonzero(usable), allowed
+        if allowed is not None or self._misses_rows:
+            in_base = RowsOfBase(allowed, self._removed[:n_base], self.n_rows)
+        found = self._base.candidates(directions, n, in_base)
         if not places.size:
             return found
         merged = [
@@ -117,7 +122,8 @@ class GallerySnapshot:
                 directions, found.rows, found.similarities, strict=True
             )
         ]
-        return Candidates(*(np.stack(parts) for parts in zip(*merged, strict=True)))
+        rows, similarities = map(np.stack, zip(*merged, strict=True))
+        return Candidates(rows, similarities, found.plan)
 
     def _merged(
         self,
@@ -154,12 +160,10 @@ class GallerySnapshot:
         ordered[tied] = rows[tied[order]]
         return ordered
 
-    def matching(self, part: Filter) -> NDArray[np.bool_]:
-        """Return the mask (N,) of rows that pass a filter, read-only, as `candidates` takes it."""
-        wanted = self._log.matching(part, self.version)
-        since = np.isin(self._appended.sequences, wanted)
-        found: NDArray[np.bool_] = np.concatenate([self._base.matching(part), since])
-        return found & ~self._removed
+    def matching(self, part: Filter) -> Allowed:
+        """Return the rows that pass a filter, as `candidates` takes them."""
+        since = self._columns.matching(part, self._appended.sequences)
+        return RowsOfAll(self._base.matching(part), since, self._removed)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

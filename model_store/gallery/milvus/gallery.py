@@ -28,6 +28,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import similarities_of
 from model_store.gallery.filters.grammar import Filter
+from model_store.gallery.index.allowed import Allowed, MaskedRows
 from model_store.gallery.index.recall import FETCHED
 from model_store.gallery.index.search import EXACT_ROWS
 from model_store.gallery.milvus.cache import EntityCache
@@ -41,6 +42,7 @@ from model_store.gallery.milvus.entities import ENTITY_FIELDS, Entity, read_enti
 from model_store.gallery.milvus.filter import EVERYTHING, to_expression
 from model_store.gallery.milvus.rows import READ_AT_ONCE, Counts, MilvusRows
 from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
+from model_store.verdicts import Plan
 
 MARGIN = 16
 """Candidates fetched beyond those wanted: Milvus compares in float32, and ends ties anyhow."""
@@ -55,13 +57,12 @@ _ROWS_AT_ONCE = 100_000
 """Number of rows that one request to Milvus filters."""
 
 
-class _Matching(np.ndarray[Any, np.dtype[np.bool_]]):
-    """A mask that remembers the expression it was made by; what is made of it does not."""
+class _Matching(MaskedRows):
+    """Rows that pass a filter, and the expression they were found by."""
 
-    expression: str | None = None
-
-    def __array_finalize__(self, _: object) -> None:
-        self.expression = None
+    def __init__(self, mask: NDArray[np.bool_], expression: str) -> None:
+        super().__init__(mask)
+        self.expression = expression
 
 
 class MilvusGallery:
@@ -112,12 +113,15 @@ class MilvusGallery:
         return tuple(self._labels)
 
     def candidates(
-        self, directions: NDArray[np.float32], n: int, allowed: NDArray[np.bool_] | None = None
+        self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
         """Find the n items nearest to each of ``directions`` (B, D), among the ``allowed`` rows."""
-        n_allowed = self.n_items if allowed is None else int(np.count_nonzero(allowed))
+        n_allowed = self.n_items if allowed is None else int(np.count_nonzero(allowed.mask()))
         n = min(n, n_allowed)
-        found = self._nearest(directions, n, allowed, n_allowed)
+        plan: Plan = "filter_first"
+        if allowed is None or self._compares(n_allowed):
+            plan = "exact"
+        found = self._nearest(directions, n, allowed, plan)
         ranked = [
             self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
         ]
@@ -125,21 +129,21 @@ class MilvusGallery:
         return Candidates(
             np.stack([rows[:n] for rows, _ in ranked]),
             np.stack([similarities[:n] for _, similarities in ranked]),
+            plan,
         )
 
+    def _compares(self, n_allowed: int) -> bool:
+        """Tell whether so few rows are allowed that each is read and compared."""
+        return self.described.index["type"] != "FLAT" and n_allowed <= EXACT_ROWS
+
     def _nearest(
-        self,
-        queries: NDArray[np.float32],
-        n: int,
-        allowed: NDArray[np.bool_] | None,
-        n_allowed: int,
+        self, queries: NDArray[np.float32], n: int, allowed: Allowed | None, plan: Plan
     ) -> list[NDArray[np.int64]]:
         """At least ``n`` rows near each of the queries, where there are, in any order."""
         if n == 0:
             return [np.empty(0, dtype=np.int64)] * len(queries)
-        every = np.arange(self.n_rows) if allowed is None else np.flatnonzero(allowed)
-        approximate = self.described.index["type"] != "FLAT"
-        if allowed is not None and approximate and n_allowed <= EXACT_ROWS:
+        every = np.arange(self.n_rows) if allowed is None else allowed.rows()
+        if allowed is not None and plan == "exact":
             return [self._exact(query, n, every) for query in queries]
         expressions = [""] if allowed is None else _expressions(allowed)
         parts = [self._search(queries, n, expression) for expression in expressions]
@@ -203,16 +207,14 @@ class MilvusGallery:
         )[:n]
         return np.array([entities[place][0] for place in order]), similarities[order]
 
-    def matching(self, part: Filter) -> NDArray[np.bool_]:
-        """Return the mask (N,) of rows that pass a filter, read-only, as `candidates` takes it."""
+    def matching(self, part: Filter) -> Allowed:
+        """Return the rows that pass a filter, as `candidates` takes them."""
         expression = to_expression(part)
-        mask = np.zeros(self.n_rows, dtype=bool).view(_Matching)
+        mask = np.zeros(self.n_rows, dtype=bool)
         for start in range(0, self.n_rows, _ROWS_AT_ONCE):
             end = min(start + _ROWS_AT_ONCE, self.n_rows)
             mask[self._rows.within(start, end, expression)] = True
-        mask.flags.writeable = False
-        mask.expression = expression
-        return mask
+        return _Matching(mask, expression)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""
@@ -378,14 +380,13 @@ def _engine(described: MilvusDescription) -> str:
     return ",".join([f"Milvus {described.index['type']}", *parameters])
 
 
-def _expressions(allowed: NDArray[np.bool_]) -> list[str]:
+def _expressions(allowed: Allowed) -> list[str]:
     """Expressions that are true of the allowed rows between them."""
-    expression = allowed.expression if isinstance(allowed, _Matching) else None
-    if expression is not None:
-        return [expression]
-    if allowed.all():
+    if isinstance(allowed, _Matching):
+        return [allowed.expression]
+    if allowed.mask().all():
         return [EVERYTHING]
-    return [f"row in {part.tolist()}" for part in _parts(np.flatnonzero(allowed), EXACT_ROWS)]
+    return [f"row in {part.tolist()}" for part in _parts(allowed.rows(), EXACT_ROWS)]
 
 
 def _parts(rows: NDArray[np.int64], n: int) -> list[NDArray[np.int64]]:

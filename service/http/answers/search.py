@@ -78,12 +78,22 @@ def search_answer(
         query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
         order=answer.order,
         results=[_result(bundle, match) for match in shown],
+        explain=_explanation(answer),
         result_set=None if refused else _result_set(answer, found.gone),
         next_cursor=None if cursor is None else write(cursor, lease.engine.secret),
         audit=found.audit and not skipped,
         bundle=state,
         cache=found.cache,
         timing_ms=milliseconds(found.seconds),
+    )
+
+
+def _explanation(answer: Answer) -> schemas.Explanation | None:
+    explain = answer.explain
+    if explain is None:
+        return None
+    return schemas.Explanation(
+        plan=explain.plan, estimated_share=explain.share, indexes=dict(explain.indexes)
     )
 
 
@@ -99,6 +109,7 @@ def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> sche
         reason=NOT_OF_ITEMS,
         uncertainty=_uncertainty(bundle, answer.predictive, decision.assessment),
         results=[_result(bundle, match) for match in answer.matches],
+        explain=_explanation(answer),
         bundle=bundle_state(lease),
         timing_ms=milliseconds(similar.seconds),
     )

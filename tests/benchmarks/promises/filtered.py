@@ -47,7 +47,7 @@ def measure_filters(world: AnyWorld, seed: int) -> Record:
     seconds: dict[str, list[float]] = {"filtered": [], "unfiltered": [], "lists": []}
     for place in range(N_FILTERS):
         where = _filter(place, generator)
-        passing = world.gallery.matching(where)
+        passing = world.gallery.matching(where).mask()
         if not passing.any():
             continue
         allowed = set(labels[passing].tolist())

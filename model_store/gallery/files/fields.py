@@ -1,0 +1,261 @@
+"""Indexes of fields that filters ask for: in files of the gallery, or made when first asked for.
+
+``fields.bin`` holds the arrays of `Column`, one after another, to be memory-mapped; ``fields.json``
+says where each begins.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.deadline import interrupted_when_late
+from model_store.errors import ConfigError, InvalidFilter
+from model_store.gallery.filters.columns import Column
+from model_store.gallery.filters.grammar import Field, parse_field
+from model_store.gallery.filters.selection import Selection, estimated_share
+from model_store.gallery.filters.sql import Source, column_of
+from model_store.verdicts import IndexedBy
+
+ITEMS_FILE = "items.sqlite"
+FIELDS_FILE = "fields.json"
+COLUMNS_FILE = "fields.bin"
+
+BYTES_OF_AN_ITEM = 256
+"""The most that all indexes of fields that nobody named may take: half of what a direction of 128
+dimensions takes."""
+
+MOST_FIELDS = 64
+"""The most that are indexed though nobody named them: each is a pass over the items, of seconds for
+a million."""
+
+LEARNED_BYTES = 2**28
+"""The most that the indexes take which a process makes because filters ask for them: ten and more
+of a million items."""
+
+MOST_LEARNED = 256
+"""Fields of which a process remembers that they were asked for."""
+
+_ALWAYS = (Field("id"), Field("label"))
+_ITEMS = Source("items", "row")
+_ALIGNED = 8
+_MOST_SEEN = 1_024
+
+
+class FieldsSeen:
+    """The fields that items have, and how much text is in them."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, ...], list[int]] = {}  # items that have it, and bytes of text
+
+    def add(self, metadata: Mapping[str, Any], path: tuple[str, ...] = ()) -> None:
+        """Look at an item's metadata."""
+        for key, value in metadata.items():
+            at = (*path, key)
+            if isinstance(value, dict):
+                self.add(value, at)
+                continue
+            seen = self._seen.get(at)
+            if seen is None:
+                if len(self._seen) == _MOST_SEEN or not _nameable(at):
+                    continue
+                seen = self._seen[at] = [0, 0]
+            seen[0] += 1
+            for part in value if isinstance(value, list) else (value,):
+                if isinstance(part, str):
+                    seen[1] += len(part)
+
+    def worth_indexing(self) -> list[Field]:
+        """The fields that most items have, those of little text first."""
+        frequent = sorted(self._seen, key=lambda path: (-self._seen[path][0], path))
+        chosen = sorted(frequent[:MOST_FIELDS], key=lambda path: (self._seen[path][1], path))
+        return [Field("metadata", path) for path in chosen]
+
+
+def _nameable(path: tuple[str, ...]) -> bool:
+    """Return whether a filter can ask for a field."""
+    field = Field("metadata", path)
+    try:
+        return parse_field(field.name) == field
+    except (InvalidFilter, TypeError):  # a key that is no text, which JSON makes one
+        return False
+
+
+def named_fields(names: Sequence[str] | None) -> tuple[Field, ...] | None:
+    """The fields that a configuration names; None where it names none.
+
+    Raises
+    ------
+    ConfigError : there can be no field of such a name.
+    """
+    try:
+        return None if names is None else tuple(parse_field(name) for name in names)
+    except InvalidFilter as error:
+        raise ConfigError(f"{error} The names come from index.filter_fields.") from None
+
+
+def write_fields(
+    directory: Path, n_rows: int, named: tuple[Field, ...] | None, seen: FieldsSeen
+) -> None:
+    """Index fields of the items that were written into ``directory``.
+
+    Parameters
+    ----------
+    named : fields to index, whatever they take; None for those of ``seen`` that are worth it, as
+        far as `BYTES_OF_AN_ITEM` goes.
+    """
+    wanted = (*_ALWAYS, *(seen.worth_indexing() if named is None else named))
+    left = BYTES_OF_AN_ITEM * n_rows
+    written = []
+    with (
+        closing(sqlite3.connect(directory / ITEMS_FILE)) as items,
+        (directory / COLUMNS_FILE).open("wb") as file,
+    ):
+        for field in dict.fromkeys(wanted):
+            asked = named is not None or field in _ALWAYS
+            column = column_of(items, field, _ITEMS, n_rows, math.inf if asked else left)
+            if column is None:
+                continue
+            left -= 0 if asked else column.n_bytes
+            arrays = {name: _append(file, array) for name, array in column.arrays().items()}
+            written.append({"field": field.name, "arrays": arrays})
+    said = {
+        "n_rows": n_rows,
+        "named": None if named is None else [field.name for field in named],
+        "fields": written,
+    }
+    text = json.dumps(said, indent=1, sort_keys=True)
+    (directory / FIELDS_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _append(file: BinaryIO, array: NDArray[Any]) -> tuple[str, int, int]:
+    """Write an array; its type, where it begins and its length."""
+    file.write(b"\0" * (-file.tell() % _ALIGNED))
+    start = file.tell()
+    file.write(array.astype(array.dtype.newbyteorder("<")).tobytes())
+    return array.dtype.newbyteorder("<").str, start, len(array)
+
+
+class FieldColumns:
+    """The indexes of fields of a gallery; safe to share by threads.
+
+    A field without one is indexed in memory when it is first asked for. Those asked for longest ago
+    make room for others (`LEARNED_BYTES`).
+
+    Parameters
+    ----------
+    directory : with the files that `write_fields` wrote; galleries of old have none.
+    """
+
+    def __init__(self, directory: Path, n_rows: int) -> None:
+        self.n_rows = n_rows
+        self.named: tuple[str, ...] | None = None
+        self._stored: dict[Field, Column] = {}
+        self._learned: OrderedDict[Field, Column | None] = OrderedDict()
+        self._learning = threading.Lock()
+        if (directory / FIELDS_FILE).exists():
+            self._open(directory)
+
+    def _open(self, directory: Path) -> None:
+        said = json.loads((directory / FIELDS_FILE).read_text(encoding="utf-8"))
+        self.n_rows = said["n_rows"]
+        self.named = None if said["named"] is None else tuple(said["named"])
+        content = np.asarray(np.memmap(directory / COLUMNS_FILE, mode="r"))
+        for one in said["fields"]:
+            arrays = {
+                name: content[start : start + n * np.dtype(kind).itemsize].view(kind)
+                for name, (kind, start, n) in one["arrays"].items()
+            }
+            self._stored[parse_field(one["field"])] = Column.of_arrays(arrays)
+
+    def of(
+        self, fields: Sequence[Field], connection: sqlite3.Connection
+    ) -> tuple[dict[Field, Column], dict[str, IndexedBy]]:
+        """The indexes of ``fields``, as far as there are or can be any, and where each is.
+
+        Parameters
+        ----------
+        connection : to the items.
+
+        Raises
+        ------
+        DeadlineExceeded : there was no time to make one.
+        """
+        columns: dict[Field, Column] = {}
+        places: dict[str, IndexedBy] = {}
+        for field in fields:
+            stored = self._stored.get(field)
+            column = self._learn(field, connection) if stored is None else stored
+            places[field.name] = "bundle" if stored is not None else "memory"
+            if column is None:
+                places[field.name] = "none"
+            else:
+                columns[field] = column
+        return columns, places
+
+    def _learn(self, field: Field, connection: sqlite3.Connection) -> Column | None:
+        """The index of a field that has none in the files; None where it would be too large."""
+        with self._learning:
+            if field not in self._learned:
+                with interrupted_when_late(connection):
+                    column = column_of(connection, field, _ITEMS, self.n_rows, LEARNED_BYTES)
+                self._learned[field] = column
+                self._make_room()
+            self._learned.move_to_end(field)
+            return self._learned[field]
+
+    def _make_room(self) -> None:
+        """Forget the indexes that were asked for longest ago, as many as it takes."""
+        sizes = {field: column.n_bytes if column else 0 for field, column in self._learned.items()}
+        n_bytes = sum(sizes.values())
+        while n_bytes > LEARNED_BYTES or len(self._learned) > MOST_LEARNED:
+            field, _ = self._learned.popitem(last=False)
+            n_bytes -= sizes[field]
+
+
+class FilteredRows:
+    """The rows that pass a filter, by the indexes of its fields; obeys `Allowed`.
+
+    Parameters
+    ----------
+    selection : the rows, of ``n_rows``.
+    indexes : names of the fields that are asked for, and where their indexes are.
+    """
+
+    def __init__(self, selection: Selection, n_rows: int, indexes: Mapping[str, IndexedBy]) -> None:
+        self._selection, self._n_rows, self.indexes = selection, n_rows, indexes
+        self.at_most = selection.at_most
+
+    @cached_property
+    def share(self) -> float:
+        """Their number over N: estimated, the same each time."""
+        return estimated_share(self._selection, self._n_rows)
+
+    def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of ``rows`` (n,) are allowed, (n,)."""
+        return self._selection.at(rows)
+
+    def rows(self) -> NDArray[np.int64]:
+        """All of them, ascending."""
+        return np.sort(self._selection.rows())
+
+    def mask(self) -> NDArray[np.bool_]:
+        """The mask (N,) of them, read-only."""
+        return self._mask
+
+    @cached_property
+    def _mask(self) -> NDArray[np.bool_]:
+        mask = self._selection.mask()
+        mask.flags.writeable = False
+        return mask

@@ -1,0 +1,234 @@
+"""The index of one field: its distinct values in order, and the rows of each.
+
+Every row has one code: of no value, null, false, true, a list, an object, or the place of its
+number or text among the distinct ones in their order. So the rows of any comparison are those of
+one range of codes. Rows lie in the order of their codes: those of a range are a slice. A wide range
+is found faster by comparing codes.
+
+Measured with 10⁶ items of a thousand values: a mask of the rows of one value, of 5 % and of half of
+them takes 0.02, 0.11 and 0.11 ms. Of a union of roaring bitmaps, one a value, it takes 0.3, 0.5 and
+2.4 ms; of an index of SQLite 0.3, 13 and 137 ms; and looking at every item 800 ms.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.gallery.filters.grammar import Comparison, Scalar
+
+MISSING, NULL, FALSE, TRUE, LIST, OBJECT, FIRST_VALUE = range(7)
+"""Codes of rows whose field is neither number nor text, and the first code of those that are."""
+
+NUMBER_KIND, TEXT_KIND = FIRST_VALUE, FIRST_VALUE + 1
+"""Kinds of the values of an `Entry`; of the others the kind is the code."""
+
+Entry = tuple[int, Any, int]
+"""The kind of a value; the number, or the text as UTF-8, or None; and the row."""
+
+FREQUENT = 32
+"""The share of rows, one in so many, from which a bitmap takes no more space than their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Postings:
+    """Rows by their value, in the order of values.
+
+    A number is kept as the nearest float64, and what is then left of an integer: the order of these
+    pairs is that of the numbers, to the last digit.
+
+    Attributes
+    ----------
+    nearest, left : (n,) float64 and int16, of the distinct numbers.
+    text_starts : (m + 1,), where each of the m distinct texts begins, and where the last ends.
+    texts : their UTF-8, one after another; its order is that of code points.
+    starts : (codes + 1,), where the rows of each code begin, and where the last end.
+    rows : uint32, of one code ascending.
+    """
+
+    nearest: NDArray[np.float64]
+    left: NDArray[np.int16]
+    text_starts: NDArray[np.int64]
+    texts: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    rows: NDArray[np.uint32]
+
+    @property
+    def codes(self) -> range:
+        """All codes."""
+        return range(len(self.starts) - 1)
+
+    def of(self, codes: range) -> NDArray[np.uint32]:
+        """The rows of a range of codes."""
+        return self.rows[self.starts[codes.start] : self.starts[codes.stop]]
+
+    def count(self, codes: range) -> int:
+        """Return the number of rows of a range of codes."""
+        return int(self.starts[codes.stop] - self.starts[codes.start])
+
+    def compared(self, comparison: Comparison, value: Scalar) -> range:
+        """Return the codes for which ``eq``, ``gt``, ``gte``, ``lt`` or ``lte`` a value holds."""
+        if value is None or isinstance(value, bool):
+            code = {None: NULL, False: FALSE, True: TRUE}[value]
+            return range(code, code + 1)
+        first_text = FIRST_VALUE + len(self.nearest)
+        if isinstance(value, str):
+            kind = range(first_text, len(self.starts) - 1)
+            equal = self._equal_texts(value.encode())
+        else:
+            kind = range(FIRST_VALUE, first_text)
+            equal = self._equal_numbers(value)
+        first, after = kind.start + equal.start, kind.start + equal.stop
+        match comparison:
+            case "gt":
+                return range(after, kind.stop)
+            case "gte":
+                return range(first, kind.stop)
+            case "lt":
+                return range(kind.start, first)
+            case "lte":
+                return range(kind.start, after)
+            case _:
+                return range(first, after)
+
+    def _equal_numbers(self, value: float) -> range:
+        """The places of the numbers equal to one; of none, where it would be."""
+        nearest, left = _split(value)
+        first = int(np.searchsorted(self.nearest, nearest))
+        among = self.left[first : np.searchsorted(self.nearest, nearest, side="right")]
+        before = int(np.searchsorted(among, left))
+        until = int(np.searchsorted(among, left, side="right"))
+        return range(first + before, first + until)
+
+    def _equal_texts(self, text: bytes) -> range:
+        """The place of a text; of none, where it would be."""
+        places = range(len(self.text_starts) - 1)
+        first = bisect_left(places, text, key=self._text)
+        return range(first, first + (first < len(places) and self._text(first) == text))
+
+    def _text(self, place: int) -> bytes:
+        return self.texts[self.text_starts[place] : self.text_starts[place + 1]].tobytes()
+
+
+def _split(value: float) -> tuple[float, int]:
+    """Return the nearest float64, and what is left of an integer."""
+    nearest = float(value)
+    return nearest, value - int(nearest) if isinstance(value, int) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The index of one field of N rows.
+
+    Attributes
+    ----------
+    values : every row once, by what the field is.
+    codes : (N,) unsigned integers, the code of each row in ``values``.
+    held : rows whose field is a list, by the null, true, false, numbers and texts in it.
+    frequent : (m,) the codes in ``held`` of which one in `FREQUENT` rows, or more, holds each.
+    bitmaps : (m, ⌈N / 8⌉) uint8, the rows of these, the first in the lowest bit.
+    """
+
+    values: Postings
+    codes: NDArray[Any]
+    held: Postings
+    frequent: NDArray[np.int64]
+    bitmaps: NDArray[np.uint8]
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes that it takes, in memory as in a file."""
+        return sum(part.nbytes for part in self.arrays().values())
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return all there is, by name."""
+        of_postings = {
+            f"{name}.{part.name}": getattr(postings, part.name)
+            for name, postings in (("values", self.values), ("held", self.held))
+            for part in fields(Postings)
+        }
+        of_frequent = {"frequent": self.frequent, "bitmaps": self.bitmaps.ravel()}
+        return {"codes": self.codes, **of_frequent, **of_postings}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Column:
+        """Make a column of what `arrays` returned."""
+        values, held = (
+            Postings(**{part.name: arrays[f"{name}.{part.name}"] for part in fields(Postings)})
+            for name in ("values", "held")
+        )
+        frequent = arrays["frequent"]
+        bitmaps = arrays["bitmaps"].reshape(len(frequent), -(-len(arrays["codes"]) // 8))
+        return cls(values, arrays["codes"], held, frequent, bitmaps)
+
+
+def make_column(
+    values: Iterable[Entry], held: Iterable[Entry], n_rows: int, most_bytes: float
+) -> Column | None:
+    """Make the index of a field, or None where it would take more than ``most_bytes``.
+
+    Parameters
+    ----------
+    values : what the field is, of each row from 0 to ``n_rows`` − 1; by kind, value and row.
+    held : the parts of lists, each once for a row, in the same order.
+    """
+    every = _gathered(values, most_bytes)
+    if every is None:
+        return None
+    n_codes = len(every.starts) - 1
+    codes = np.empty(n_rows, dtype=np.min_scalar_type(n_codes))
+    codes[every.rows] = np.repeat(np.arange(n_codes, dtype=codes.dtype), np.diff(every.starts))
+    lists = _gathered(held if every.count(range(LIST, LIST + 1)) else (), most_bytes)
+    column = None if lists is None else Column(every, codes, lists, *_frequent(lists, n_rows))
+    return None if column is None or column.n_bytes > most_bytes else column
+
+
+def _frequent(lists: Postings, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The codes that many rows hold, and the bitmap of each."""
+    frequent = np.flatnonzero(np.diff(lists.starts) * FREQUENT >= n_rows)
+    bitmaps = np.zeros((len(frequent), -(-n_rows // 8)), dtype=np.uint8)
+    for bitmap, code in zip(bitmaps, frequent.tolist(), strict=True):
+        mask = np.zeros(n_rows, dtype=bool)
+        mask[lists.of(range(code, code + 1))] = True
+        bitmap[:] = np.packbits(mask, bitorder="little")
+    return frequent, bitmaps
+
+
+def _gathered(entries: Iterable[Entry], most_bytes: float) -> Postings | None:
+    """Postings of entries in their order; None where they take more than ``most_bytes``."""
+    nearest, left = array("d"), array("h")
+    text_starts, texts = array("q", [0]), bytearray()
+    counts, rows = array("q", [0] * FIRST_VALUE), array("I")
+    for (kind, value), of_value in groupby(entries, key=itemgetter(0, 1)):
+        before = len(rows)
+        rows.extend([row for _, _, row in of_value])
+        if kind < FIRST_VALUE:
+            counts[kind] = len(rows) - before
+            continue
+        counts.append(len(rows) - before)
+        if kind == NUMBER_KIND:
+            number = _split(value)
+            nearest.append(number[0])
+            left.append(number[1])
+        else:
+            texts += value
+            text_starts.append(len(texts))
+        if 4 * len(rows) + len(texts) > most_bytes:
+            return None
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    return Postings(
+        np.array(nearest, np.float64),
+        np.array(left, np.int16),
+        np.array(text_starts, np.int64),
+        np.frombuffer(bytes(texts), np.uint8),
+        starts.astype(np.int64),
+        np.array(rows, np.uint32),
+    )

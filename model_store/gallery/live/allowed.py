@@ -1,0 +1,104 @@
+"""The rows that a search of a live gallery may find: in its base, and in what was added to it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.gallery.index.allowed import NO_FIELDS, Allowed
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class RowsOfAll:
+    """Allowed rows of the base and of what was added, without removed ones; obeys `Allowed`.
+
+    Parameters
+    ----------
+    of_base : allowed rows of the base, 0 to N − 1.
+    since : (M,) which of the rows N to N + M − 1 are allowed.
+    removed : (N + M,) whether a row holds no item any more.
+    """
+
+    def __init__(self, of_base: Allowed, since: Mask, removed: Mask) -> None:
+        self._of_base, self._since, self._removed = of_base, since, removed
+        self._n_base = len(removed) - len(since)
+        self._n_since = int(np.count_nonzero(since))
+        self.at_most = of_base.at_most + self._n_since
+        self.indexes = of_base.indexes
+
+    @property
+    def share(self) -> float:
+        """Their number over N + M: estimated, the same each time."""
+        of_base = self._of_base.share * self._n_base
+        return (of_base + self._n_since) / max(len(self._removed), 1)
+
+    def at(self, rows: Rows) -> Mask:
+        """Return which of ``rows`` (n,) are allowed, (n,)."""
+        in_base = rows < self._n_base
+        found = np.empty(rows.shape, dtype=bool)
+        found[in_base] = self._of_base.at(rows[in_base])
+        found[~in_base] = self._since[rows[~in_base] - self._n_base]
+        return found & ~self._removed[rows]
+
+    def rows(self) -> Rows:
+        """All of them, ascending."""
+        since = self._n_base + np.flatnonzero(self._since)
+        rows: Rows = np.concatenate([self._of_base.rows(), since])
+        there: Rows = rows[~self._removed[rows]]
+        return there
+
+    def mask(self) -> Mask:
+        """The mask (N + M,) of them, read-only."""
+        mask = np.concatenate([self._of_base.mask(), self._since])
+        mask &= ~self._removed
+        mask.flags.writeable = False
+        return mask
+
+
+class RowsOfBase:
+    """The rows 0 to N − 1 of allowed ones, without removed ones; obeys `Allowed`.
+
+    Parameters
+    ----------
+    allowed : rows of a gallery that has more than the base's; None for all.
+    removed : (N,) whether a row of the base holds no item any more.
+    n_rows : of the gallery.
+    """
+
+    def __init__(self, allowed: Allowed | None, removed: Mask, n_rows: int) -> None:
+        self._allowed, self._removed, self._n_rows = allowed, removed, n_rows
+        self._there = len(removed) - int(np.count_nonzero(removed))
+        self.at_most, self.indexes = self._there, NO_FIELDS
+        if allowed is not None:
+            self.at_most, self.indexes = min(self._there, allowed.at_most), allowed.indexes
+
+    @property
+    def share(self) -> float:
+        """Their number over N: estimated, the same each time."""
+        n: float = self._there
+        if self._allowed is not None:
+            n = min(n, self._allowed.share * self._n_rows)
+        return n / max(len(self._removed), 1)
+
+    def at(self, rows: Rows) -> Mask:
+        """Return which of ``rows`` (n,) are allowed, (n,)."""
+        there = ~self._removed[rows]
+        return there if self._allowed is None else there & self._allowed.at(rows)
+
+    def rows(self) -> Rows:
+        """All of them, ascending."""
+        if self._allowed is None:
+            return np.flatnonzero(~self._removed)
+        rows = self._allowed.rows()
+        rows = rows[: np.searchsorted(rows, len(self._removed))]
+        return rows[~self._removed[rows]]
+
+    def mask(self) -> Mask:
+        """The mask (N,) of them, read-only."""
+        mask = ~self._removed
+        if self._allowed is not None:
+            mask &= self._allowed.mask()[: len(self._removed)]
+        mask.flags.writeable = False
+        return mask

@@ -1,0 +1,80 @@
+"""Indexes of the fields of items that came after the base, made as filters ask for them.
+
+The items lie in runs of `RUN` and of twice, four times, … as many, as the ones of a binary number:
+each time a run is full it is joined with one as long. So an item is indexed a few times in all, and
+a filter asks few runs; the last items, fewer than `RUN`, are looked at one by one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.gallery.filters.columns import Column
+from model_store.gallery.filters.grammar import Field, Filter
+from model_store.gallery.filters.selection import fields_of, select
+from model_store.gallery.filters.sql import as_stored
+from model_store.gallery.live.log import ChangesFile
+
+RUN = 256
+"""Items: looking at each takes about as long as the search."""
+
+MOST_COLUMNS = 1_024
+"""The most that are kept, each of one field and run: of a hundred fields until the gallery is
+compacted, by default after 10,000 items."""
+
+
+class LogColumns:
+    """The indexes of fields of the items in a log; safe to share by threads."""
+
+    def __init__(self, log: ChangesFile) -> None:
+        self._log = log
+        self._columns: OrderedDict[tuple[Field, int, int], Column] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def matching(self, part: Filter, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of the items that were written at ``sequences`` (M,) pass a filter, (M,).
+
+        Parameters
+        ----------
+        sequences : those of all items in the log up to the last of them, ascending.
+        """
+        mask = np.zeros(len(sequences), dtype=bool)
+        fields, stored, done = fields_of(part), as_stored(part), 0
+        for run in runs(len(sequences)):
+            within = sequences[run.start : run.stop]
+            columns = {field: self._column(field, run, within) for field in fields}
+            mask[run.start : run.stop] = select(stored, columns, len(run)).mask()
+            done = run.stop
+        if done < len(sequences):
+            last = sequences[done:]
+            found = self._log.matching(part, int(last[0]), int(last[-1]))
+            mask[done:] = np.isin(last, found)
+        return mask
+
+    def _column(self, field: Field, run: range, sequences: NDArray[np.int64]) -> Column:
+        """The index of a field of one run."""
+        key = field, run.start, run.stop
+        with self._lock:
+            column = self._columns.get(key)
+        if column is None:
+            column = self._log.column(field, sequences)
+        with self._lock:
+            self._columns[key] = column
+            self._columns.move_to_end(key)
+            if len(self._columns) > MOST_COLUMNS:
+                self._columns.popitem(last=False)
+        return column
+
+
+def runs(n: int) -> Iterator[range]:
+    """Yield the runs of ``n`` items, the longest first."""
+    start, full = 0, n // RUN
+    for power in reversed(range(full.bit_length())):
+        if full >> power & 1:
+            yield range(start, start + (RUN << power))
+            start += RUN << power
