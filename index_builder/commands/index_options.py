@@ -16,6 +16,7 @@ from index_builder.output import writing
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.contract import ProviderChoice
 from model_store.errors import ConfigError
+from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
 from model_store.images import ImageLimits
 from model_store.processors import usable_processors
@@ -155,6 +156,13 @@ class IndexOptions:
         float,
         typer.Option(min=0.01, max=1, help="Share of the ten nearest that a search is to find."),
     ] = DEFAULT_SETTINGS.min_recall
+    filter_field: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A field of the metadata to index for filters, such as brand.name; again for "
+            "each. [default: those that most items have]"
+        ),
+    ] = None
     milvus: Annotated[
         str | None,
         typer.Option(
@@ -179,7 +187,9 @@ class IndexOptions:
     def settings(self) -> IndexSettings:
         """The way in which the gallery will be searched."""
         budget = parse_bytes(self.memory_budget, "--memory-budget")
-        return IndexSettings(self.index.value, budget, self.min_recall)
+        names = tuple(self.filter_field) if self.filter_field else None
+        named_fields(names)
+        return IndexSettings(self.index.value, budget, self.min_recall, filter_fields=names)
 
     @property
     def promises(self) -> dict[str, float]:
@@ -204,9 +214,9 @@ class IndexOptions:
             self.calibrate or self.promises or self.settings != DEFAULT_SETTINGS
         ):
             raise ConfigError(
-                "--calibrate and what it promises, --index, --memory-budget and --min-recall are "
-                "for SOURCE. With --config the tables [calibration] and [index] say so, and "
-                "`vouch-build calibrate` is a step of its own."
+                "--calibrate and what it promises, --index, --memory-budget, --min-recall and "
+                "--filter-field are for SOURCE. With --config the tables [calibration] and [index] "
+                "say so, and `vouch-build calibrate` is a step of its own."
             )
         encoders = self.encoder, self.encoder_name
         n_encoders = sum(one is not None for one in encoders)

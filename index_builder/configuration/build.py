@@ -8,11 +8,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.section import Section
 from model_store.errors import ConfigError
+from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexKind, IndexSettings
 from model_store.verdicts import Order
 
@@ -104,10 +105,27 @@ class IndexConfig(Section):
         description="Share of the ten nearest items that a search is to find; the index is "
         "searched no wider than that takes.",
     )
+    filter_fields: tuple[str, ...] | None = Field(
+        None,
+        description="Fields of the metadata to index for filters, as a filter names them: "
+        '`["year", "brand.name"]`. Left out: those that most items have, in at most 256 bytes an '
+        "item. Any other is indexed in memory when a filter first asks for it.",
+    )
+
+    @field_validator("filter_fields")
+    @classmethod
+    def _can_be_named(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        try:
+            named_fields(names)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return names
 
     def settings(self, seed: int) -> IndexSettings:
         """Return the settings of an index in files."""
-        return IndexSettings(self.kind, self.memory_budget_bytes, self.min_recall, seed)
+        return IndexSettings(
+            self.kind, self.memory_budget_bytes, self.min_recall, seed, self.filter_fields
+        )
 
 
 class CalibrationConfig(Section):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from index_builder.commands.index_options import IndexOptions
 from index_builder.configuration.build import load_config
 from index_builder.datasets.images import from_arrays
 from index_builder.indexing.from_images import build_gallery
+from model_store.errors import ConfigError
 from model_store.gallery import FaissGallery, IndexSettings
 from model_store.gallery.files.gallery import GALLERY_FILES
 from tests.support.fakes import FakeEncoder
@@ -38,5 +41,18 @@ def test_an_index_of_another_kind_leaves_nothing_of_the_one_before(tmp_path: Pat
 def test_a_configuration_says_which(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     text = '[index]\nkind = "hnsw"\nmin_recall = 0.9\nmemory_budget_bytes = 1000000\n'
+    text += 'filter_fields = ["brand.name"]\n'
     path.write_text('name = "x"\n[dataset]\nkind = "digits"\n' + text)
-    assert load_config(path).index.settings(4) == IndexSettings("hnsw", 1_000_000, 0.9, 4)
+    assert load_config(path).index.settings(4) == IndexSettings(
+        "hnsw", 1_000_000, 0.9, 4, ("brand.name",)
+    )
+
+
+def test_a_field_that_no_filter_can_name_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('name = "x"\n[dataset]\nkind = "digits"\n[index]\nfilter_fields = ["a..b"]\n')
+    with pytest.raises(ConfigError, match=r"filter_fields.*'a\.\.b' cannot be named"):
+        load_config(path)
+    with pytest.raises(ConfigError, match=r"--filter-field.*'a\.\.b' cannot be named"):
+        _ = IndexOptions(filter_field=["a..b"]).settings
+    assert IndexOptions(filter_field=["year", "id"]).settings.filter_fields == ("year", "id")

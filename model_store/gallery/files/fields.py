@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.deadline import interrupted_when_late
-from model_store.errors import ConfigError, InvalidFilter
+from model_store.errors import InvalidFilter
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field, parse_field
 from model_store.gallery.filters.selection import Selection, estimated_share
@@ -90,19 +90,6 @@ def _nameable(path: tuple[str, ...]) -> bool:
         return parse_field(field.name) == field
     except (InvalidFilter, TypeError):  # a key that is no text, which JSON makes one
         return False
-
-
-def named_fields(names: Sequence[str] | None) -> tuple[Field, ...] | None:
-    """The fields that a configuration names; None where it names none.
-
-    Raises
-    ------
-    ConfigError : there can be no field of such a name.
-    """
-    try:
-        return None if names is None else tuple(parse_field(name) for name in names)
-    except InvalidFilter as error:
-        raise ConfigError(f"{error} The names come from index.filter_fields.") from None
 
 
 def write_fields(

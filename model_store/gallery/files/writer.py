@@ -10,11 +10,12 @@ import faiss
 import numpy as np
 
 from model_store.encoder.contract import Embeddings
-from model_store.gallery.files.fields import ITEMS_FILE, named_fields, write_fields
+from model_store.gallery.files.fields import ITEMS_FILE, write_fields
 from model_store.gallery.files.gallery import LABELS_FILE
 from model_store.gallery.files.items import ItemsWriter
 from model_store.gallery.files.row_file import RowFile
 from model_store.gallery.files.variances import NORMS_FILE, VarianceWriter
+from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.build import IndexReport, build_index
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexPlan, IndexSettings, plan_index
 from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast, get_args
 
-from model_store.errors import InvalidFilter
+from model_store.errors import ConfigError, InvalidFilter
 
 Scalar: TypeAlias = str | int | float | bool | None
 Comparison = Literal["eq", "ne", "in", "gt", "gte", "lt", "lte", "has", "exists"]
@@ -196,6 +197,19 @@ def parse_field(name: str) -> Field:
         )
     _encodable(name, "the name of a field")
     return Field("metadata", path)
+
+
+def named_fields(names: Sequence[str] | None) -> tuple[Field, ...] | None:
+    """The fields that a configuration names; None where it names none.
+
+    Raises
+    ------
+    ConfigError : there can be no field of such a name.
+    """
+    try:
+        return None if names is None else tuple(parse_field(name) for name in names)
+    except InvalidFilter as error:
+        raise ConfigError(f"index.filter_fields, --filter-field: {error}") from None
 
 
 def _condition(field: Field, how: str, wanted: object, place: str) -> Condition:

@@ -158,15 +158,17 @@ class ApproximateIndex:
         """
         wanted = max(n, FETCHED)
         fetched = math.ceil((wanted + _MARGIN * math.sqrt(wanted)) / allowed.share)
+        fetched = min(fetched, self._n_items)
         effort = min(math.ceil(self._effort / allowed.share), self._most)
         found = []
         for query in queries:
             _, near = self._index.search(
-                query[None], min(fetched, self._n_items), params=self._parameters(effort, None)
+                query[None], fetched, params=self._parameters(effort, None)
             )
-            rows: Rows = near[0][near[0] >= 0]
-            rows = rows[allowed.at(rows)][:wanted]
-            if len(rows) < wanted:
+            every: Rows = near[0][near[0] >= 0]
+            rows = every[allowed.at(every)][:wanted]
+            # Fewer will do where the lists that are read hold no more.
+            if len(rows) < (wanted if len(every) == fetched else n):
                 return None
             found.append(rows)
         return found
