@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
-  bench-throughput bench-gallery bench-indexing bench-poison fuzz-images mutants crash-indexing \
+  bench-throughput bench-gallery bench-filters bench-indexing bench-poison fuzz-images mutants crash-indexing \
   crash-writes linearizability torture ray-indexing soak try-compose try-fiftyone pictures tables clean
 .DEFAULT_GOAL := help
 
@@ -25,6 +25,7 @@ help:
 	@echo "make bench-encoders   int8 and half precision, and a posterior on 100,000 images; six minutes"
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
 	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
+	@echo "make bench-filters   filters never asked before on a million items; ten minutes"
 	@echo "make bench-indexing  images indexed a second, beside what the cores could do; minutes"
 	@echo "make crash-indexing  kill -9 of the indexer at 50 moments; a quarter of an hour"
 	@echo "make ray-indexing  the same bundle from a Ray whose workers are killed; a minute"
@@ -78,7 +79,7 @@ sbom: | .venv/bin/uv
 bench: install
 	$(BIN)/python -m tests.benchmarks
 
-bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free bench-decide bench-encoders: bench-%: install
+bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free bench-decide bench-encoders bench-filters: bench-%: install
 	$(BIN)/python -m tests.benchmarks.bench_$(subst -,_,$*)
 
 bench-promises: install

@@ -27,7 +27,18 @@ from model_store.bundles.manifest import read_manifest
 from model_store.decision import Calibration, label_means
 from model_store.errors import GallerySuperseded, ItemNotFound, LogDamaged, StorageBusy, StorageFull
 from model_store.files import lock_between_processes
-from model_store.gallery import Delete, Item, LiveGallery, NewItem, Retry, Thumbnail, Upsert, Vector
+from model_store.gallery import (
+    Delete,
+    IndexSettings,
+    Item,
+    LiveGallery,
+    NewItem,
+    Retry,
+    Thumbnail,
+    Upsert,
+    Vector,
+    parse_filter,
+)
 from tests.laws.gallery_laws import new_items, random_embeddings
 from tests.support.live_bundles import compaction, opened, peak_of_compaction, published, upsert
 
@@ -86,6 +97,32 @@ def test_the_new_bundle_holds_the_same_and_has_no_changes(root: Path) -> None:
     assert new.snapshot().labels == ("a", "aa", "b", "c", "z")
     assert new.snapshot().n_changed == live.snapshot().n_changed == 3
     assert (directory / "encoder.onnx").read_bytes() == b"an encoder"
+
+
+@pytest.mark.parametrize(
+    ("named", "indexed"),
+    [
+        (None, {"place": "bundle", "seed": "bundle"}),
+        (("seed",), {"place": "memory", "seed": "bundle"}),
+    ],
+)
+def test_it_indexes_the_fields_that_were_asked_for(
+    tmp_path: Path, named: tuple[str, ...] | None, indexed: dict[str, str]
+) -> None:
+    settings = IndexSettings(filter_fields=named)
+    root = published(tmp_path, random_embeddings(N, DIM, seed=0), new_items(N), settings)
+    live = opened(root)
+    change(live)
+    part = parse_filter({"or": [{"place": {"gte": 20}}, {"seed": {"exists": True}}]})
+    before = {item.id for item in live.snapshot().items(live.snapshot().matching(part).rows())}
+    with compaction(root, live) as one:
+        one.prepare()
+        one.switch()
+    after = opened(root).snapshot()
+    found = after.matching(part)
+    assert {item.id for item in after.items(found.rows())} == before
+    assert found.indexes == indexed
+    assert after.filter_fields == named
 
 
 def test_what_is_written_meanwhile_goes_along(root: Path) -> None:

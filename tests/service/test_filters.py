@@ -72,6 +72,28 @@ def test_what_is_similar_is_filtered(client: TestClient, bundle: Bundle) -> None
     assert item.id not in ids(answer.json())
 
 
+def test_an_answer_explains_how_its_items_were_found(
+    client: TestClient, bundle: Bundle, digit: bytes
+) -> None:
+    item = bundle.retriever.gallery.items(np.array([5]))[0]
+    where = {"label": {"in": ["1", "7"]}, "shelf": {"exists": False}}
+    found = bundle.retriever.search(digit, 3, where=parse_filter(where)).explain
+    assert found is not None
+    share = np.mean(bundle.retriever.gallery.matching(parse_filter(where)).mask())
+    assert found.share == pytest.approx(share, abs=0.06)
+    asked = {"limit": "3", "filter": json.dumps(where)}
+    for answer in (
+        search(client, digit, **asked).json(),
+        client.get(SIMILAR.format(item.id), params=asked).json(),
+    ):
+        assert answer["explain"] == {
+            "plan": "exact",
+            "estimated_share": found.share,
+            "indexes": {"label": "bundle", "shelf": "memory"},
+        }
+    assert search(client, digit, limit=3).json()["explain"] is None
+
+
 def probabilities(answer: dict[str, Any]) -> dict[str, float]:
     """Match probability of each item."""
     return {result["id"]: result["match_probability"] for result in answer["results"]}

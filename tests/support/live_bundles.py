@@ -12,19 +12,33 @@ from model_store.bundles.directory import current_id
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.encoder.contract import Embeddings
-from model_store.gallery import LiveGallery, NewItem, Thumbnail, Upsert, Vector, write_faiss_gallery
+from model_store.gallery import (
+    IndexSettings,
+    LiveGallery,
+    NewItem,
+    Thumbnail,
+    Upsert,
+    Vector,
+    write_faiss_gallery,
+)
+from model_store.gallery.index.plan import DEFAULT_SETTINGS
 from tests.laws.gallery_laws import random_embeddings
 from tests.support.fakes import FakeEncoder
 
 DIM = 6
 
 
-def published(folder: Path, embeddings: Embeddings, items: Sequence[NewItem]) -> Path:
+def published(
+    folder: Path,
+    embeddings: Embeddings,
+    items: Sequence[NewItem],
+    settings: IndexSettings = DEFAULT_SETTINGS,
+) -> Path:
     """A directory of bundles with a gallery of ``items``."""
     staging, encoder = folder / "staging", FakeEncoder(embeddings.mean.shape[1])
     staging.mkdir()
     (staging / "encoder.onnx").write_bytes(b"an encoder")
-    write_faiss_gallery(staging, embeddings, items, encoder.fingerprint)
+    write_faiss_gallery(staging, embeddings, items, encoder.fingerprint, settings)
     manifest = Manifest(
         gallery={"name": "g", "description": "", "n_items": len(items)},
         encoder={"fingerprint": encoder.fingerprint},
