@@ -2,8 +2,9 @@
 
 The gallery is that of `bench_gallery`, its items with metadata as a shop has them: a price, a year,
 the name of a maker, tags, and a field that half of them have. For each share of the items that a
-filter lets through, five kinds of filters take turns, each time with other values: a range of
-numbers, a range of texts, two conditions, one of two, and neither of two. Timed is what a search
+filter lets through, six kinds of filters take turns, each time with other values: a range of
+numbers, a range of texts, a list that holds a text, a field that is there (these two with a range
+besides), one of two ranges, and two ranges by what lies beyond them. Timed is what a search
 takes from the parsed filter on, `Gallery.matching` and `two_stage_search`, in turn with the search
 without a filter; on one thread, by the time that this thread computes.
 

@@ -44,6 +44,7 @@ from model_store.gallery.files.fields import (
 )
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field, parse_field
+from model_store.gallery.filters.sql import column_of
 from model_store.gallery.index import search as index_search
 from model_store.gallery.live import fields as live_fields
 from tests.laws.gallery_laws import random_embeddings
@@ -354,6 +355,27 @@ class TestFiles:
                 assert of(b)[0] is not first[1]
             with patch.object(fields, "LEARNED_BYTES", min(sizes.values()) - 1):
                 assert columns.of([parse_field("id")], items) == ({}, {"id": "none"})
+
+    def test_a_field_that_cannot_be_sorted_is_looked_at(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As SQLite does so in temporary files: the gallery is whole, and filters are answered."""
+
+        def refused(connection: sqlite3.Connection, field: Field, *_: Any) -> Column | None:
+            if field.name == "a":
+                raise sqlite3.OperationalError("database or disk is full")
+            return column_of(connection, field, *_)
+
+        monkeypatch.setattr(fields, "column_of", refused)
+        gallery = written(tmp_path / "it", ITEMS)
+        part = parse_filter({"a": {"exists": True}, "label": "é"})
+        found = gallery.matching(part)
+        assert found.indexes == {"a": "none", "label": "bundle"}
+        monkeypatch.undo()
+        found_again = FaissGallery(tmp_path / "it").matching(part)
+        assert found_again.indexes == {"a": "memory", "label": "bundle"}
+        np.testing.assert_array_equal(found.rows(), found_again.rows())
+        assert found.rows().size
 
     def test_a_log_without_a_change_is_damaged(self, tmp_path: Path) -> None:
         log = ChangesFile(tmp_path / "changes.sqlite", "b", "the-encoder")

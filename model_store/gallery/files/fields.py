@@ -7,6 +7,7 @@ says where each begins.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sqlite3
 import threading
@@ -27,6 +28,8 @@ from model_store.gallery.filters.grammar import Field, parse_field
 from model_store.gallery.filters.selection import Selection, estimated_share
 from model_store.gallery.filters.sql import Source, column_of
 from model_store.verdicts import IndexedBy
+
+logger = logging.getLogger(__name__)
 
 ITEMS_FILE = "items.sqlite"
 FIELDS_FILE = "fields.json"
@@ -111,7 +114,13 @@ def write_fields(
     ):
         for field in dict.fromkeys(wanted):
             asked = named is not None or field in _ALWAYS
-            column = column_of(items, field, _ITEMS, n_rows, math.inf if asked else left)
+            try:
+                column = column_of(items, field, _ITEMS, n_rows, math.inf if asked else left)
+            except sqlite3.OperationalError:
+                # SQLite sorts in temporary files, for which there may be no room. The gallery is
+                # whole without: the field is indexed when it is asked for.
+                logger.exception("the field %s is left without an index", field.name)
+                continue
             if column is None:
                 continue
             left -= 0 if asked else column.n_bytes
@@ -192,11 +201,15 @@ class FieldColumns:
         return columns, places
 
     def _learn(self, field: Field, connection: sqlite3.Connection) -> Column | None:
-        """The index of a field that has none in the files; None where it would be too large."""
+        """The index of a field that has none in the files; None where it cannot be."""
         with self._learning:
             if field not in self._learned:
-                with interrupted_when_late(connection):
-                    column = column_of(connection, field, _ITEMS, self.n_rows, LEARNED_BYTES)
+                try:
+                    with interrupted_when_late(connection):
+                        column = column_of(connection, field, _ITEMS, self.n_rows, LEARNED_BYTES)
+                except sqlite3.OperationalError:
+                    logger.exception("the field %s cannot be indexed", field.name)
+                    return None
                 self._learned[field] = column
                 self._make_room()
             self._learned.move_to_end(field)

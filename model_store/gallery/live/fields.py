@@ -23,9 +23,9 @@ from model_store.gallery.live.log import ChangesFile
 RUN = 256
 """Items: looking at each takes about as long as the search."""
 
-MOST_COLUMNS = 1_024
-"""The most that are kept, each of one field and run: of a hundred fields until the gallery is
-compacted, by default after 10,000 items."""
+MOST_COLUMNS, MOST_BYTES = 1_024, 2**26
+"""The most indexes that are kept, each of one field and run, and what they take: those of a hundred
+fields until the gallery is compacted, by default after 10,000 items."""
 
 
 class LogColumns:
@@ -34,6 +34,7 @@ class LogColumns:
     def __init__(self, log: ChangesFile) -> None:
         self._log = log
         self._columns: OrderedDict[tuple[Field, int, int], Column] = OrderedDict()
+        self._n_bytes = 0
         self._lock = threading.Lock()
 
     def matching(self, part: Filter, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -64,10 +65,13 @@ class LogColumns:
         if column is None:
             column = self._log.column(field, sequences)
         with self._lock:
-            self._columns[key] = column
+            if key not in self._columns:
+                self._columns[key] = column
+                self._n_bytes += column.n_bytes
             self._columns.move_to_end(key)
-            if len(self._columns) > MOST_COLUMNS:
-                self._columns.popitem(last=False)
+            while len(self._columns) > MOST_COLUMNS or self._n_bytes > MOST_BYTES:
+                _, old = self._columns.popitem(last=False)
+                self._n_bytes -= old.n_bytes
         return column
 
 

@@ -171,6 +171,7 @@ def field_column(
 ) -> Column:
     """Index a field of the items that were written at ``sequences`` (n,), all between the ends."""
     ends = int(sequences[0]), int(sequences[-1])
+    connection.execute("PRAGMA temp_store=MEMORY")  # where it sorts; these are few items
     between = "mean IS NOT NULL AND sequence BETWEEN ? AND ?"
     column = column_of(
         connection, field, Source("changes", "sequence", between, ends, sequences), len(sequences)
