@@ -27,7 +27,7 @@ FILTER_DESCRIPTION = (
 
 
 class Explanation(BaseModel):
-    """The way in which the items that pass a filter were found; it changes nothing of them."""
+    """The way in which the items that pass a filter were found."""
 
     plan: Plan = Field(
         description="`exact`: each item that passes was compared; `filter_first`: the index was "

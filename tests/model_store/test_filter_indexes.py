@@ -206,11 +206,14 @@ class TestPlans:
         queries = clustered.directions(np.flatnonzero(mask)[:8])
         with patch.object(index_search, "EXACT_ROWS", 100):
             found = [clustered.candidates(query[None], 10, allowed) for query in queries]
+            together = clustered.candidates(queries, 10, allowed)
             with patch.object(index_search, "SEARCH_FIRST_SHARE", 2):
                 first = [clustered.candidates(query[None], 10, allowed) for query in queries]
                 same = clustered.candidates(queries, 10, MaskedRows(mask.copy()))
         assert {one.plan for one in found} == {plan}
         assert "search_first" not in {one.plan for one in first}
+        for one, alone in zip(found, together.rows, strict=True):
+            np.testing.assert_array_equal(one.rows[0], alone)
         for one, other, masked in zip(found, first, same.rows, strict=True):
             np.testing.assert_array_equal(one.rows, other.rows)
             np.testing.assert_array_equal(one.similarities, other.similarities)
@@ -225,8 +228,13 @@ class TestPlans:
         far = np.argsort(clustered.directions(np.arange(N)) @ query[0])[: N // 2]
         mask = np.zeros(N, dtype=bool)
         mask[far] = True
+        near = clustered.directions(far[:1])
         with patch.object(index_search, "EXACT_ROWS", 100):
             found = clustered.candidates(query, 10, MaskedRows(mask))
+            alone = clustered.candidates(near, 10, MaskedRows(mask))
+            together = clustered.candidates(np.concatenate([near, query]), 10, MaskedRows(mask))
+        assert alone.plan == "search_first"
+        np.testing.assert_array_equal(together.rows, [alone.rows[0], found.rows[0]])
         assert found.plan == "filter_first"
         assert mask[found.rows].all()
         assert found.rows.shape == (1, 10)

@@ -26,7 +26,6 @@ _WIDE = 32
 """The share of rows, one in so many, from which a mask is made by comparing all rows; of fewer rows
 each is set."""
 
-
 _FEW = 8
 """Ranges of codes that are compared one after another; of more, each code is looked up."""
 

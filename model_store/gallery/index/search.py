@@ -49,7 +49,7 @@ class RowIndex(Protocol):
     ) -> tuple[list[Rows], Plan]:
         """At least ``n`` rows near each query, or all that are allowed, in any order.
 
-        Also how they were found; the plan changes nothing of what is found.
+        Also how they were found.
         """
 
 
@@ -118,25 +118,34 @@ class ApproximateIndex:
     ) -> tuple[list[Rows], Plan]:
         """At least ``n`` rows near each query; of few allowed ones exactly the nearest."""
         with faiss_threads(1):
-            if allowed is not None and allowed.at_most <= EXACT_ROWS:
-                return self._compared(queries, n, allowed.rows())
-            if allowed is not None and self._searches_first(allowed):
-                found = self._found_first(queries, n, allowed)
-                if found is not None:
-                    return found, "search_first"
-            mask = None if allowed is None else allowed.mask()
-            n_allowed = self._n_items if mask is None else int(np.count_nonzero(mask))
-            if n_allowed == self._n_items:
-                mask = None
-            if mask is not None and n_allowed <= EXACT_ROWS:
-                return self._compared(queries, n, np.flatnonzero(mask))
-            return self._filtered_first(queries, min(n, n_allowed), mask, n_allowed), "filter_first"
+            if allowed is None:
+                return self._filtered_first(queries, min(n, self._n_items), None), "filter_first"
+            if allowed.at_most <= EXACT_ROWS:
+                return self._compared(queries, n, allowed.rows()), "exact"
+            if not self._searches_first(allowed):
+                return self._masked(queries, n, allowed.mask())
+            found = [self._found_first(query, n, allowed) for query in queries]
+            missing = [place for place, rows in enumerate(found) if rows is None]
+            if not missing:
+                return [rows for rows in found if rows is not None], "search_first"
+            # Each as it would be alone.
+            others, plan = self._masked(queries[missing], n, allowed.mask())
+            rest = iter(others)
+            return [next(rest) if rows is None else rows for rows in found], plan
 
-    def _compared(
-        self, queries: NDArray[np.float32], n: int, rows: Rows
+    def _masked(
+        self, queries: NDArray[np.float32], n: int, mask: NDArray[np.bool_]
     ) -> tuple[list[Rows], Plan]:
+        """At least ``n`` rows of a mask near each query, each compared or searched for."""
+        n_allowed = int(np.count_nonzero(mask))
+        if n_allowed <= EXACT_ROWS:
+            return self._compared(queries, n, np.flatnonzero(mask)), "exact"
+        rest = None if n_allowed == self._n_items else mask
+        return self._filtered_first(queries, min(n, n_allowed), rest), "filter_first"
+
+    def _compared(self, queries: NDArray[np.float32], n: int, rows: Rows) -> list[Rows]:
         """The nearest of few rows."""
-        return [self._exact(query, min(n, len(rows)), rows) for query in queries], "exact"
+        return [self._exact(query, min(n, len(rows)), rows) for query in queries]
 
     def _searches_first(self, allowed: Allowed) -> bool:
         """Tell whether so many rows are allowed that a search finds enough of them unasked.
@@ -148,39 +157,30 @@ class ApproximateIndex:
         possible = self._knob == "nprobe" and allowed.at_most >= least
         return possible and allowed.share * self._n_items >= least
 
-    def _found_first(
-        self, queries: NDArray[np.float32], n: int, allowed: Allowed
-    ) -> list[Rows] | None:
-        """The first allowed of the rows near each query; None where too few of them are.
+    def _found_first(self, query: NDArray[np.float32], n: int, allowed: Allowed) -> Rows | None:
+        """The first allowed of the rows near a query; None where too few of them are.
 
         As many lists are read, and as many allowed rows taken, as by `_filtered_first`: what is
-        found is the same.
+        found is the same where the share is known, and as much where it is estimated.
         """
         wanted = max(n, FETCHED)
         fetched = math.ceil((wanted + _MARGIN * math.sqrt(wanted)) / allowed.share)
         fetched = min(fetched, self._n_items)
         effort = min(math.ceil(self._effort / allowed.share), self._most)
-        found = []
-        for query in queries:
-            _, near = self._index.search(
-                query[None], fetched, params=self._parameters(effort, None)
-            )
-            every: Rows = near[0][near[0] >= 0]
-            rows = every[allowed.at(every)][:wanted]
-            # Fewer will do where the lists that are read hold no more.
-            if len(rows) < (wanted if len(every) == fetched else n):
-                return None
-            found.append(rows)
-        return found
+        _, near = self._index.search(query[None], fetched, params=self._parameters(effort, None))
+        every: Rows = near[0][near[0] >= 0]
+        rows = every[allowed.at(every)][:wanted]
+        # Fewer will do where the lists that are read hold no more.
+        return None if len(rows) < (wanted if len(every) == fetched else n) else rows
 
     def _filtered_first(
         self,
         queries: NDArray[np.float32],
         n: int,
         mask: NDArray[np.bool_] | None,
-        n_allowed: int,
     ) -> list[Rows]:
-        """At least ``n`` of the allowed rows near each query, which alone are compared."""
+        """At least ``n`` of the rows of a mask near each query, which alone are compared."""
+        n_allowed = self._n_items if mask is None else int(np.count_nonzero(mask))
         selector = None if mask is None else _selector(mask)
         # As many allowed rows are looked at as there would be without a filter.
         effort = math.ceil(self._effort * self._n_items / n_allowed)
