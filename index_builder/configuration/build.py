@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import Section
@@ -56,6 +56,13 @@ class DatasetConfig(Section):
         description="Share of each label's gallery images that the encoder is not trained on: they "
         "decide on the prior precision.",
     )
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _is_of_this_machine(cls, path: object) -> object:
+        if "://" in str(path):
+            raise ValueError("a build reads a folder; `vouch-build all --images URL` copies it")
+        return path
 
     @model_validator(mode="after")
     def _folder_has_path(self) -> DatasetConfig:
