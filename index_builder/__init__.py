@@ -18,8 +18,9 @@ publish     all of it → a verified bundle, by one rename                `model
 Two columns meet in `pipeline`: with torch
 ``methods → training → objectives → posteriors → networks``, without it
 ``indexing → calibration → datasets``. `vectors` keeps what was computed of images, for all steps.
-`configuration` is what users may set; `progress` shows how far a step is; `output` puts errors of
-writing into words. `foreign_encoders` brings encoders that were made elsewhere; `certificates`
-writes what a bundle promises as a signed file and a page, and checks one. `exchange` brings bundles
-to other places and from them. `reproduction` runs the papers' methods on their published protocols.
+`storage` reads what lies in buckets and on the web. `configuration` is what users may set;
+`progress` shows how far a step is; `output` puts errors of writing into words. `foreign_encoders`
+brings encoders that were made elsewhere; `certificates` writes what a bundle promises as a signed
+file and a page, and checks one. `exchange` brings bundles to other places and from them.
+`reproduction` runs the papers' methods on their published protocols.
 """

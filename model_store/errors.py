@@ -70,7 +70,8 @@ nothing that a client of the service may not see.
     └── BuildError               a step of the index builder cannot do what it was asked
         ├── ConfigError          the configuration is wrong
         ├── DatasetError         the data is missing or not what it should be
-        │   └── TooManyBadImages more of the images are unreadable than was allowed
+        │   ├── TooManyBadImages more of the images are unreadable than was allowed
+        │   └── SourceUnavailable nothing can be read any more from where the images lie
         ├── OutputError          what was made cannot be written: no space, no permission
         ├── RunInUse             another process works in the run directory
         ├── WeightsError         pretrained weights are missing or do not fit
@@ -342,6 +343,10 @@ class DatasetError(BuildError):
 
 class TooManyBadImages(DatasetError):
     """More of the images are unreadable than was allowed."""
+
+
+class SourceUnavailable(DatasetError):
+    """Nothing can be read, or not any more, from where the images lie."""
 
 
 class OutputError(BuildError):

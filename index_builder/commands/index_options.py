@@ -13,6 +13,8 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.indexing.tolerance import NONE, parse_tolerance
 from index_builder.output import writing
+from index_builder.storage import Patience, Storage, is_url
+from index_builder.storage.storage import PATIENCE
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.contract import ProviderChoice
 from model_store.errors import ConfigError
@@ -59,12 +61,13 @@ class IndexOptions:
     """Every option of the command, as it was given."""
 
     source: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
             help="A folder of images, a manifest (.csv, .jsonl, .parquet with path, and maybe id, "
-            "label, metadata, bbox), COCO annotations (.json), a tar of images or of webdataset, "
-            "or Parquet with images in it. With --encoder-name: vectors (.npy, .npz, .parquet, "
-            ".arrow)."
+            "label, metadata, bbox), COCO annotations or a IIIF manifest (.json), a tar of images "
+            "or of webdataset, or Parquet with images in it; a path, or a URL: s3://, gs://, "
+            "az://, https:// (the extra `remote`). With --encoder-name: vectors (.npy, .npz, "
+            ".parquet, .arrow)."
         ),
     ] = None
     encoder: Annotated[
@@ -99,9 +102,9 @@ class IndexOptions:
         ),
     ] = True
     root: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="The folder that a manifest's paths start from, and no image may lie outside of. "
+            help="The folder, or its URL, that a manifest's paths start from and stay in. "
             "[default: the source's own]"
         ),
     ] = None
@@ -181,6 +184,10 @@ class IndexOptions:
     max_bytes: Annotated[
         str, typer.Option(help="Size of the largest image file that is taken: 200MB, or bytes.")
     ] = "20MiB"
+    fetch_seconds: Annotated[
+        float,
+        typer.Option(min=1, help="With a URL: seconds to fetch one image in, all tries together."),
+    ] = PATIENCE.file_s
     provider: Annotated[ProviderChoice, typer.Option(help="What the encoder runs on.")] = "auto"
 
     @property
@@ -231,7 +238,7 @@ class IndexOptions:
                 "manifest says the same."
             )
 
-    def indexing(self, source: Path) -> Indexing:
+    def indexing(self, source: str) -> Indexing:
         """Return the collection, and what shall be made of it.
 
         Raises
@@ -244,8 +251,9 @@ class IndexOptions:
 
         called = self.name or name_of(source)
         run = self.run or Path("runs") / called
+        storage = Storage(Patience(self.fetch_seconds))
         return Indexing(
-            *self._opened(source, run),
+            *self._opened(source, run, storage),
             called,
             self.description,
             run / "index",
@@ -260,18 +268,22 @@ class IndexOptions:
             self.calibrate,
             parse_promises(self.promises),
             ImageLimits(parse_bytes(self.max_bytes, "--max-bytes"), self.max_pixels),
+            storage,
         )
 
-    def _opened(self, source: Path, run: Path) -> tuple[Source, Path]:
+    def _opened(self, source: str, run: Path, storage: Storage) -> tuple[Source, Path]:
         """Return the collection, and the file of its encoder."""
         from index_builder.indexing.sources import open_source, open_vectors  # noqa: PLC0415
         from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415
 
         if self.encoder_name is not None:
-            opened = open_vectors(source, self.items, labelled=self.labels)
+            if is_url(source):
+                raise ConfigError("Vectors are read from this machine. Copy the table here first.")
+            opened = open_vectors(Path(source), self.items, labelled=self.labels)
             return opened, _declared(run / ENCODER_FILE, opened.table.described(self.encoder_name))
         assert self.encoder is not None  # noqa: S101 - the options are consistent
-        return open_source(source, self.root, labelled=self.labels), find_encoder(self.encoder)
+        images = open_source(source, self.root, labelled=self.labels, storage=storage)
+        return images, find_encoder(self.encoder)
 
 
 def _declared(path: Path, vectors: VectorInput) -> Path:

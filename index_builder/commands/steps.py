@@ -13,12 +13,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from index_builder.configuration.build import BuildConfig, builtin_configs, in_milvus, load_config
-from index_builder.configuration.photographs import encoder_config, photographs_config
+from index_builder.configuration.photographs import (
+    encoder_config,
+    gallery_name,
+    photographs_config,
+)
 from index_builder.pipeline.run import Run
-from index_builder.progress import say_what_is_next
+from index_builder.progress import console, say_what_is_next
+from index_builder.storage import Storage, is_url
 from model_store.errors import ConfigError
 
 ConfigOption = Annotated[
@@ -137,13 +143,32 @@ def _n_features(encoder: Path) -> int:
     return OnnxEncoder(find_encoder(encoder), "cpu", threads=1).n_features
 
 
+def _as_folder(images: str, run: Path | None, name: str | None, *, labelled: bool) -> Path:
+    """Return a folder of images; any other source is copied into the run's directory first."""
+    path = Path(images).expanduser()
+    if not is_url(images) and (path.is_dir() or not path.exists()):
+        return Path(images)
+    from index_builder.indexing.local_copy import copy_images  # noqa: PLC0415 - slow
+    from index_builder.indexing.sources import name_of  # noqa: PLC0415
+
+    called = name_of(images)
+    folder = (run or Path("runs") / (name or gallery_name(called))) / "images" / called
+    others = copy_images(images, folder, Storage(), labelled=labelled)
+    if others.names:
+        console.print(f"[yellow]{escape(others.sentence)}[/yellow]", soft_wrap=True)
+    return folder
+
+
 def all_command(
     config: Annotated[
         str | None, typer.Option("--config", "-c", help="As for the single steps.")
     ] = None,
     images: Annotated[
-        Path | None,
-        typer.Option(help="Instead of --config: a folder with one sub-folder of images a label."),
+        str | None,
+        typer.Option(
+            help="Instead of --config: a folder with one sub-folder of images a label; or what "
+            "`index` takes, also a URL, which is copied to the run's directory."
+        ),
     ] = None,
     trunk: Annotated[
         str | None, typer.Option(help="With --images: the pretrained network, e.g. mobilenet_v2.")
@@ -174,9 +199,11 @@ def all_command(
     elif images is None or config is not None:
         raise ConfigError(_EITHER)
     elif encoder is not None and not (trunk or weights):
-        build = encoder_config(images, encoder, _n_features(encoder), name, labelled=labels)
+        folder = _as_folder(images, run, name, labelled=labels)
+        build = encoder_config(folder, encoder, _n_features(encoder), name, labelled=labels)
     elif trunk is not None and weights is not None and encoder is None:
-        build = photographs_config(images, trunk, weights, name, labelled=labels)
+        folder = _as_folder(images, run, name, labelled=labels)
+        build = photographs_config(folder, trunk, weights, name, labelled=labels)
     else:
         raise ConfigError(_EITHER)
     build = in_milvus(build, milvus)

@@ -58,6 +58,13 @@ class DatasetConfig(Section):
         "decide on the prior precision.",
     )
 
+    @field_validator("path", mode="before")
+    @classmethod
+    def _is_of_this_machine(cls, path: object) -> object:
+        if "://" in str(path):
+            raise ValueError("a build reads a folder; `vouch-build all --images URL` copies it")
+        return path
+
     @model_validator(mode="after")
     def _folder_has_path(self) -> DatasetConfig:
         if (self.kind == "folder") != (self.path is not None):

@@ -60,7 +60,7 @@ def _untrained(
 ) -> BuildConfig:
     """Return a build whose last layer is the learned whitening of a frozen trunk's features."""
     fields = {
-        "name": name or _gallery_name(images.resolve().name),
+        "name": name or gallery_name(images.resolve().name),
         "description": f"{images.resolve().name}, {through}.",
         "dataset": {
             "kind": "folder",
@@ -81,6 +81,7 @@ def _untrained(
         raise ConfigError(in_words(error)) from error
 
 
-def _gallery_name(folder: str) -> str:
+def gallery_name(folder: str) -> str:
+    """Return the name of a folder's gallery: of its name what is allowed in one."""
     name = re.sub(r"[^a-z0-9._-]+", "-", folder.lower()).strip("-._")
     return name[:63] or "photographs"

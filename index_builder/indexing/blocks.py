@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from index_builder.storage.urls import is_url, unsigned
 from model_store.encoder.contract import Inputs
 
 EncodedThumbnail = tuple[bytes, str]
@@ -28,12 +29,13 @@ class Place:
 
     Attributes
     ----------
-    path : of the file, absolute.
+    path : of the file, absolute; or its URL.
     offset : of the image within it; None where the image is the whole file.
-    size : bytes; -1 where there was nothing when the source was read.
-    changed_ns : when the file was last written to.
+    size : bytes; -1 where there was nothing when the source was read, 0 where nobody knows.
+    changed_ns : when the file was last written to; 0 where nobody knows.
     box : left, top, width and height of the part that is the image, in pixels of the upright
         picture; None for all of it.
+    version : in a bucket, tells this content from others of the same name.
     """
 
     path: str
@@ -41,6 +43,23 @@ class Place:
     size: int
     changed_ns: int
     box: Box | None = None
+    version: str = ""
+
+    @property
+    def is_remote(self) -> bool:
+        """True of an image that has to be fetched before it can be decoded."""
+        return is_url(self.path)
+
+    def identity(self) -> list[object]:
+        """Return what tells it from places with other images; not where a collection lies.
+
+        A collection that was moved is the same collection; so is one that was uploaded again, where
+        versions tell contents apart. An image on the web has no size and no date until it is
+        fetched: its URL, whatever signs it, is all that is known.
+        """
+        when: object = self.version or self.changed_ns
+        named = [unsigned(self.path)] if self.is_remote and not self.version else []
+        return [self.offset, self.size, when, self.box, *named]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +93,25 @@ class Block:
     ----------
     number : counts blocks from 0, in the order of the source.
     ids, places : n of the images; images that are in memory have no places.
+    failures : by id, of the images that could not be fetched.
     """
 
     number: int
     ids: tuple[str, ...]
     places: tuple[Place, ...] = ()
+    failures: Mapping[str, Failure] = field(default_factory=dict)
 
     def digest(self, recipe: str) -> str:
         """Hash of what its shard depends on: ``recipe`` stands for encoder and batches."""
-        # Not of the whole path: a collection that was moved is the same collection.
-        files = [astuple(place)[1:] for place in self.places]
+        files = [place.identity() for place in self.places]
         content = json.dumps([recipe, self.number, self.ids, files])
         return hashlib.sha256(content.encode()).hexdigest()
+
+    def singles(self) -> Iterator[Block]:
+        """Return each image as a block of its own."""
+        for name, place in zip(self.ids, self.places, strict=True):
+            failures = {name: self.failures[name]} if name in self.failures else {}
+            yield Block(self.number, (name,), (place,), failures)
 
 
 @dataclass(frozen=True, slots=True)

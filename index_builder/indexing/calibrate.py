@@ -9,7 +9,7 @@ it is `vouch-build calibrate`.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from typing import Any
 
@@ -25,8 +25,10 @@ from index_builder.datasets.views import views
 from index_builder.indexing.assemble import IDS_OF_GALLERY
 from index_builder.indexing.blocks import Place
 from index_builder.indexing.catalogue import Catalogue, place_of
+from index_builder.indexing.fetching import ReadAgain
 from index_builder.indexing.prepare import read_again, read_vector
 from index_builder.indexing.workdir import Work
+from index_builder.storage import NotFetched
 from model_store.decision import Calibration
 from model_store.encoder.contract import Encoder
 from model_store.errors import CalibrationError, DatasetError
@@ -35,10 +37,9 @@ from model_store.gallery import Gallery
 N_QUERIES = 2_000
 """A p-value then goes down to 0.0005; more would teach little, and be missed in the gallery."""
 
-ReadPlace = Callable[[Place, int | None], Pixels]
-"""Reads an image again, see `read_again`."""
-
-_COLUMNS = "entries.id, entries.label, number, source, hash, path, offset, size, changed_ns, box"
+_COLUMNS = (
+    "entries.id, entries.label, number, source, hash, path, offset, size, changed_ns, box, version"
+)
 _GROUPS = " JOIN groups USING (position) JOIN embedded USING (id)"
 
 
@@ -91,6 +92,7 @@ def calibrate_collection(
     seed: int,
     *,
     labelled: bool,
+    read: ReadAgain = read_again,
 ) -> Calibration:
     """Calibrate the gallery that was just assembled in ``work``.
 
@@ -100,6 +102,7 @@ def calibrate_collection(
     ----------
     config : what the answers shall promise.
     labelled : whether there are labels, and images were held out.
+    read : decodes an image of the collection again.
 
     Raises
     ------
@@ -107,7 +110,8 @@ def calibrate_collection(
     DatasetError : one that could be read cannot be any more.
     """
     with closing(sqlite3.connect(work.catalogue)) as connection:
-        read = read_again if encoder.metadata.takes_images else _read_vector
+        if not encoder.metadata.takes_images:
+            read = _read_vector
         images = _some_of_the_gallery(connection, read, seed, labelled=labelled)
         held_out = f"SELECT {_COLUMNS} FROM held_out JOIN entries USING (id){_GROUPS} ORDER BY id"  # noqa: S608 - no value in it
         if labelled:
@@ -128,7 +132,7 @@ def calibrate_collection(
 
 
 def _some_of_the_gallery(
-    connection: sqlite3.Connection, read: ReadPlace, seed: int, *, labelled: bool
+    connection: sqlite3.Connection, read: ReadAgain, seed: int, *, labelled: bool
 ) -> LabelledImages:
     """Images of the gallery, with a label where there are any, in random order."""
     wanted = "AND label IS NOT NULL" if labelled else ""
@@ -140,7 +144,7 @@ def _some_of_the_gallery(
     return _images(found, read)
 
 
-def _images(entries: Iterable[tuple[Any, ...]], read_place: ReadPlace) -> LabelledImages:
+def _images(entries: Iterable[tuple[Any, ...]], read_place: ReadAgain) -> LabelledImages:
     """Entries of the catalogue as images; what has no label is its own."""
     found = list(entries)
     ids = tuple(str(entry[0]) for entry in found)
@@ -153,10 +157,11 @@ def _images(entries: Iterable[tuple[Any, ...]], read_place: ReadPlace) -> Labell
     def read(row: int, smallest_side: int | None) -> Pixels:
         try:
             return read_place(places[row], smallest_side)
-        except OSError as error:
+        except (OSError, NotFetched) as error:
+            why = getattr(error, "strerror", None) or error
             raise DatasetError(
                 f"{ids[row]!r} was there to be indexed and cannot be read any more "
-                f"({error.strerror}). Leave the collection as it is until the command has ended; "
+                f"({why}). Leave the collection as it is until the command has ended; "
                 "the same command goes on from here."
             ) from error
 

@@ -22,8 +22,8 @@ from model_store.errors import DatasetError
 _SCHEMA = """
 CREATE TABLE entries (
   position INTEGER PRIMARY KEY, id TEXT NOT NULL, path TEXT NOT NULL, offset INTEGER,
-  size INTEGER NOT NULL, changed_ns INTEGER NOT NULL, box TEXT, label TEXT, metadata TEXT NOT NULL,
-  origin TEXT NOT NULL, group_name TEXT, source TEXT
+  size INTEGER NOT NULL, changed_ns INTEGER NOT NULL, box TEXT, version TEXT NOT NULL,
+  label TEXT, metadata TEXT NOT NULL, origin TEXT NOT NULL, group_name TEXT, source TEXT
 );
 """
 
@@ -40,7 +40,7 @@ class Contents:
     n_images : of the source.
     n_labelled, n_labels : images with a label, and distinct labels.
     n_missing : images that the source names and that do not exist.
-    n_bytes : of all image files.
+    n_bytes : of all image files whose size is known.
     """
 
     n_images: int
@@ -60,13 +60,14 @@ class Catalogue:
 
     def __init__(self, path: Path, entries: Iterable[Entry]) -> None:
         path.unlink(missing_ok=True)
+        path.touch(mode=0o600)  # its URLs may be signed
         # Read by the threads that encode, written by none of them.
         self._connection = sqlite3.connect(path, check_same_thread=False)
         # What a crash leaves of it is thrown away: nothing need reach the disk.
         self._connection.executescript(f"PRAGMA journal_mode = OFF; {_SCHEMA}")
         with self._connection:
             self._connection.executemany(
-                "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (_row(position, entry) for position, entry in enumerate(entries)),
             )
         self._refuse_repeated_ids()
@@ -90,7 +91,7 @@ class Catalogue:
     def blocks(self) -> Iterator[Block]:
         """All entries, in the order of the source, `BLOCK` of them together."""
         rows = self._connection.cursor().execute(
-            "SELECT position, id, path, offset, size, changed_ns, box FROM entries"
+            "SELECT position, id, path, offset, size, changed_ns, box, version FROM entries"
             " ORDER BY position"
         )
         for number, group in groupby(rows, key=lambda row: row[0] // BLOCK):
@@ -137,9 +138,12 @@ class Catalogue:
         )
 
 
-def place_of(path: str, offset: int | None, size: int, changed_ns: int, box: str | None) -> Place:
+def place_of(
+    path: str, offset: int | None, size: int, changed_ns: int, box: str | None, version: str
+) -> Place:
     """Return the place in a row of the catalogue."""
-    return Place(path, offset, size, changed_ns, None if box is None else tuple(json.loads(box)))
+    part = None if box is None else tuple(json.loads(box))
+    return Place(path, offset, size, changed_ns, part, version)
 
 
 def _row(position: int, entry: Entry) -> tuple[object, ...]:
@@ -152,6 +156,7 @@ def _row(position: int, entry: Entry) -> tuple[object, ...]:
         place.size,
         place.changed_ns,
         None if place.box is None else json.dumps(place.box),
+        place.version,
         entry.label,
         json.dumps(dict(entry.metadata), sort_keys=True),
         entry.origin,

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from index_builder.indexing.catalogue import Catalogue
 from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.embed_catalogue import Progress, embed_catalogue
 from index_builder.indexing.engines import Engine, local_engine
+from index_builder.indexing.fetching import Fetching, reader
 from index_builder.indexing.reports import (
     write_duplicates,
     write_held_out,
@@ -31,6 +32,7 @@ from index_builder.indexing.sources import Source, VectorSource
 from index_builder.indexing.tolerance import Tolerance
 from index_builder.indexing.workdir import Work, occupied
 from index_builder.output import writing
+from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
 from index_builder.vectors.encoder_file import text_files
 from index_builder.vectors.store import VectorFile
@@ -39,7 +41,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.encoder.contract import Encoder, ProviderChoice
-from model_store.errors import ConfigError, DatasetError, TooManyBadImages
+from model_store.errors import ConfigError, DatasetError, SourceUnavailable, TooManyBadImages
 from model_store.gallery import IndexSettings, open_gallery
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
 from model_store.gallery.opening import index_description
@@ -72,6 +74,7 @@ class Indexing:
     calibrate : whether answers shall have probabilities, see `calibrate_collection`.
     promises : what these answers shall promise.
     limits : which images are decoded.
+    storage : where images come from that do not lie on this machine.
     """
 
     source: Source
@@ -90,6 +93,7 @@ class Indexing:
     calibrate: bool = False
     promises: CalibrationConfig = DEFAULT_PROMISES
     limits: ImageLimits = DEFAULT_LIMITS
+    storage: Storage = field(default_factory=Storage)
 
     def catalogued(self, path: Path, scratch: Path, others: OtherFormats) -> Catalogue:
         """Look through the source.
@@ -186,20 +190,21 @@ def index_collection(indexing: Indexing) -> Outcome:
     ------
     DatasetError : the source is not what it should be.
     TooManyBadImages : more images than tolerated cannot be read; the quarantine report says which.
+    SourceUnavailable : the images cannot be reached, or not any more.
     OutputError : a disk is full, or a directory read-only.
     RunInUse : another process works there.
     ConfigError, CalibrationError : see `Indexing.require_feasible`.
     BundleMismatch : the text tower beside the encoder is another one's.
     """
     _require_writable(indexing.bundles)
-    with occupied(indexing.directory) as work:
+    with occupied(indexing.directory) as work, closing(indexing.storage):
         opened = open_encoder(indexing.encoder, indexing.provider)
         text_files(indexing.encoder, opened.fingerprint)  # sooner rather than when all is embedded
         with writing(f"the run directory {work.directory}"):
             work.begin(resume=indexing.resume)
             work.quarantine.unlink(missing_ok=True)
             others = OtherFormats()
-            catalogue = indexing.catalogued(work.catalogue, work.directory, others)
+            catalogue = indexing.catalogued(work.catalogue, work.source, others)
         indexing.require_feasible(catalogue, opened.dim)
         encoder = StoredEncoder(opened, VectorFile(work.vectors) if indexing.calibrate else None)
         summary = _summary(indexing, catalogue)
@@ -208,11 +213,11 @@ def index_collection(indexing: Indexing) -> Outcome:
         try:
             with writing(f"the run directory {work.directory}"):
                 write_summary(work, {**summary, "state": "embedding"})
-            with closing(_engine(indexing, encoder)) as engine:
+            with closing(_engine(indexing, encoder, work)) as engine:
                 embed_catalogue(
                     catalogue, work.store, encoder, engine, indexing.tolerance, progress
                 )
-        except TooManyBadImages:
+        except (TooManyBadImages, SourceUnavailable):
             write_quarantine(work, progress.failures, others)
             raise
         seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds() - computed
@@ -236,12 +241,19 @@ def index_collection(indexing: Indexing) -> Outcome:
     return outcome
 
 
-def _engine(indexing: Indexing, encoder: StoredEncoder) -> Engine:
+def _engine(indexing: Indexing, encoder: StoredEncoder, work: Work) -> Engine:
     if indexing.engine == "ray":
         from index_builder.indexing.ray_engine import RayEngine  # noqa: PLC0415 - an extra
 
-        return RayEngine(indexing.encoder, indexing.provider, indexing.n_workers, indexing.limits)
-    return local_engine(encoder, indexing.n_workers, indexing.limits)
+        return RayEngine(
+            indexing.encoder,
+            indexing.provider,
+            indexing.n_workers,
+            indexing.limits,
+            indexing.storage.patience,
+        )
+    fetching = Fetching(indexing.storage, work.fetched, indexing.limits)
+    return local_engine(encoder, indexing.n_workers, indexing.limits, fetching)
 
 
 def _published(
@@ -268,7 +280,13 @@ def _published(
         labelled = catalogue.contents.n_labels > 0
         gallery, seed = open_gallery(work.bundle, milvus_access()), indexing.index.seed
         calibration = calibrate_collection(
-            work, encoder, gallery, indexing.promises, seed, labelled=labelled
+            work,
+            encoder,
+            gallery,
+            indexing.promises,
+            seed,
+            labelled=labelled,
+            read=reader(indexing.storage, indexing.limits),
         )
         calibration.save(work.bundle)
     shutil.copyfile(indexing.encoder, work.bundle / ENCODER_FILE)

@@ -116,11 +116,7 @@ class DecoderProcesses:
         try:
             return future.result()
         except BrokenExecutor:
-            singles = [
-                Block(block.number, (name,), (place,))
-                for name, place in zip(block.ids, block.places, strict=True)
-            ]
-            return PreparedBlock.joined([self._alone(single) for single in singles])
+            return PreparedBlock.joined([self._alone(single) for single in block.singles()])
 
     def close(self) -> None:
         """Forget what has not begun, and end."""

@@ -17,6 +17,7 @@ from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collection import Indexing
 from index_builder.indexing.decoders import decoders_for
 from index_builder.indexing.embed import embed, open_encoder
+from index_builder.indexing.fetching import Fetching
 from index_builder.vectors.encoder import batch_size
 from model_store.encoder.contract import Encoder
 
@@ -74,6 +75,7 @@ def inspect_collection(indexing: Indexing) -> DryRun:
     with TemporaryDirectory(prefix="vouch-index-") as scratch:
         others = OtherFormats()
         catalogue = indexing.catalogued(Path(scratch) / "catalogue.sqlite", Path(scratch), others)
+        fetching = Fetching(indexing.storage, Path(scratch) / "fetched", indexing.limits)
         contents, sample = catalogue.contents, _sample(catalogue)
         encoder = open_encoder(indexing.encoder, indexing.provider)
         indexing.require_feasible(catalogue, encoder.dim)
@@ -81,10 +83,12 @@ def inspect_collection(indexing: Indexing) -> DryRun:
         try:
             for _ in range(2):  # the first time starts a process
                 started = time.perf_counter()
-                prepared = decoders.result(decoders.submit(sample), sample)
+                block = fetching.submit(sample).result()
+                prepared = decoders.result(decoders.submit(block), block)
                 decoding = time.perf_counter() - started
         finally:
             decoders.close()
+            fetching.close()
             catalogue.close()
     each = decoding / len(sample.ids) + _seconds_of_encoding(prepared, encoder)
     thumbnails = [len(one[0]) for one in prepared.thumbnails if one is not None]

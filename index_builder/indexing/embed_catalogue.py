@@ -14,7 +14,7 @@ from index_builder.output import writing
 from index_builder.progress import progress_bar
 from index_builder.vectors.encoder import recipe
 from model_store.encoder.contract import Encoder
-from model_store.errors import TooManyBadImages
+from model_store.errors import SourceUnavailable, TooManyBadImages
 
 
 @dataclass(slots=True)
@@ -61,6 +61,7 @@ def embed_catalogue(
     Raises
     ------
     TooManyBadImages : as soon as it is certain.
+    SourceUnavailable : the images cannot be reached any more.
     OutputError : the disk is full.
     """
     of_encoder = recipe(encoder)
@@ -83,12 +84,17 @@ def embed_catalogue(
             if not tolerance.allows(len(progress.failures), progress.n_images):
                 raise TooManyBadImages(_too_many(progress, tolerance))
 
-        for shard in engine.shards(missing()):
-            with writing(f"the shards in {store.directory}", progress.sentence):
-                store.write(shard)
-            progress.count(shard)
-            bar.update(task, completed=progress.n_done)
-            check()
+        try:
+            for shard in engine.shards(missing()):
+                with writing(f"the shards in {store.directory}", progress.sentence):
+                    store.write(shard)
+                progress.count(shard)
+                bar.update(task, completed=progress.n_done)
+                check()
+        except SourceUnavailable as error:
+            raise SourceUnavailable(
+                f"{error} {progress.sentence} The same command goes on from there."
+            ) from error
 
 
 def _too_many(progress: Progress, tolerance: Tolerance) -> str:

@@ -9,9 +9,11 @@ from typing import Any, Protocol
 from index_builder.indexing.blocks import Block, PreparedBlock
 from index_builder.indexing.decoders import Decoders, decoders_for
 from index_builder.indexing.embed import Encode, embed
+from index_builder.indexing.fetching import BLOCKS_AT_ONCE, Fetching
 from index_builder.indexing.shards import Shard
 from index_builder.vectors.encoder import StoredEncoder
 from model_store.encoder.contract import PROVIDERS, Embeddings, Encoder
+from model_store.errors import SourceUnavailable
 from model_store.images import ImageLimits
 
 Task = tuple[Block, str]
@@ -35,63 +37,106 @@ class LocalEngine:
     ----------
     n : of batches encoded at once, each on one thread; a GPU takes one at a time.
     encode : see `embed`.
+    fetching : of images that do not lie on this machine; None where all do.
     """
 
     def __init__(
-        self, decoders: Decoders, encoder: Encoder, n: int, encode: Encode | None = None
+        self,
+        decoders: Decoders,
+        encoder: Encoder,
+        n: int,
+        encode: Encode | None = None,
+        fetching: Fetching | None = None,
     ) -> None:
         self._decoders = decoders
         self._encoder = encoder
         self._encode = encode
         self._n_encoders = n if encoder.provider == PROVIDERS["cpu"] else 1
+        self._fetching = fetching
         # Enough that whoever is done finds more to do; each is a few megabytes.
-        self._n_at_work = 2 * n + self._n_encoders
+        self._n_at_work = 2 * n + self._n_encoders + (BLOCKS_AT_ONCE if fetching else 0)
 
     def shards(self, tasks: Iterable[Task]) -> Iterator[Shard]:
-        """The shard of each task, in whatever order they are done."""
+        """The shard of each task, in whatever order they are done.
+
+        Raises
+        ------
+        SourceUnavailable : after all that was fetched is done.
+        """
         waiting = iter(tasks)
+        fetched: dict[Future[Block], str] = {}
         decoding: dict[Future[PreparedBlock], Task] = {}
         encoding: set[Future[Shard]] = set()
+        lost: SourceUnavailable | None = None
         encoders = ThreadPoolExecutor(self._n_encoders, thread_name_prefix="encode")
         try:
             while True:
-                while len(decoding) + len(encoding) < self._n_at_work:
+                while len(fetched) + len(decoding) + len(encoding) < self._n_at_work:
                     task = next(waiting, None)
                     if task is None:
                         break
-                    decoding[self._decoders.submit(task[0])] = task
-                if not decoding and not encoding:
-                    return
-                futures: list[Future[Any]] = [*decoding, *encoding]
+                    fetched[self._fetch(task[0])] = task[1]
+                if not fetched and not decoding and not encoding:
+                    break
+                futures: list[Future[Any]] = [*fetched, *decoding, *encoding]
                 done, _ = wait(futures, return_when=FIRST_COMPLETED)
+                for one in done & fetched.keys():
+                    digest = fetched.pop(one)
+                    try:
+                        block = one.result()
+                    except SourceUnavailable as error:  # what was fetched is worth keeping
+                        lost, waiting = error, iter(())
+                        continue
+                    decoding[self._decoders.submit(block)] = block, digest
                 for decoded in done & decoding.keys():
                     block, digest = decoding.pop(decoded)
-                    prepared = self._decoders.result(decoded, block)
-                    work = (prepared, self._encoder, digest, self._encode)
+                    work = (self._prepared(decoded, block), self._encoder, digest, self._encode)
                     encoding.add(encoders.submit(embed, *work))
                 for encoded in done & encoding:
                     encoding.remove(encoded)
                     yield encoded.result()
+            if lost is not None:
+                raise lost
         finally:
-            for future in decoding:
+            unfinished: list[Future[Any]] = [*fetched, *decoding]
+            for future in unfinished:
                 future.cancel()
             encoders.shutdown(cancel_futures=True)
 
+    def _fetch(self, block: Block) -> Future[Block]:
+        """The block with all images on this machine; at once where they are already."""
+        if self._fetching is not None:
+            return self._fetching.submit(block)
+        there: Future[Block] = Future()
+        there.set_result(block)
+        return there
+
+    def _prepared(self, decoded: Future[PreparedBlock], block: Block) -> PreparedBlock:
+        prepared = self._decoders.result(decoded, block)
+        if self._fetching is not None:
+            self._fetching.released(block)
+        return prepared
+
     def close(self) -> None:
-        """End the decoders."""
+        """End the decoders, and what is fetched for them."""
+        if self._fetching is not None:
+            self._fetching.close()
         self._decoders.close()
 
 
-def local_engine(encoder: StoredEncoder, n: int, limits: ImageLimits) -> LocalEngine:
+def local_engine(
+    encoder: StoredEncoder, n: int, limits: ImageLimits, fetching: Fetching | None = None
+) -> LocalEngine:
     """Return an engine for files, on this machine, whose encoder remembers what it has seen.
 
     Parameters
     ----------
     n : decoders, and batches encoded at once.
     limits : which images are decoded.
+    fetching : of images that do not lie on this machine; None where all do.
     """
 
     def encode(prepared: PreparedBlock) -> Embeddings:
         return encoder.encode_known(prepared.images, [*map(bytes.fromhex, prepared.hashes)])
 
-    return LocalEngine(decoders_for(encoder, n, limits), encoder, n, encode)
+    return LocalEngine(decoders_for(encoder, n, limits), encoder, n, encode, fetching)

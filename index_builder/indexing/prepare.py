@@ -136,6 +136,9 @@ def _prepared(
     thumbnails: list[EncodedThumbnail | None] = [None] * len(block.ids)
     hashes, failures = [""] * len(block.ids), {}
     for row, (name, read) in enumerate(zip(block.ids, reads, strict=True)):
+        if name in block.failures:
+            failures[name] = block.failures[name]
+            continue
         try:
             picture = read()
         except ImageTooLarge as error:  # another run may have other limits
@@ -201,7 +204,12 @@ def read_again(place: Place, smallest_side: int | None) -> NDArray[np.uint8]:
     with Path(place.path).open("rb") as file:
         file.seek(place.offset or 0)
         data = file.read(-1 if place.offset is None else place.size)
-    return _pixels(data, _UNLIMITED, place.box, smallest_side)
+    return decode_again(data, place.box, smallest_side)
+
+
+def decode_again(data: bytes, box: Box | None, smallest_side: int | None) -> NDArray[np.uint8]:
+    """Decode the bytes of an image that has been indexed, or the part of it in a box."""
+    return _pixels(data, _UNLIMITED, box, smallest_side)
 
 
 def bytes_of(place: Place, limits: ImageLimits) -> bytes:

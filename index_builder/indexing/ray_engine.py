@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from index_builder.indexing.decoders import DecoderProcesses
 from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.engines import LocalEngine, Task
+from index_builder.indexing.fetching import Fetching
 from index_builder.indexing.shards import Shard
+from index_builder.storage import Patience, Storage
 from model_store.encoder.contract import ProviderChoice
+from model_store.errors import SourceUnavailable
 from model_store.images import ImageLimits
 
 # Ray reports its use to its maker unless it is told not to before it is imported.
@@ -44,12 +47,20 @@ class RayEngine:
     path : the encoder's file; its bytes are sent along.
     n : of workers.
     limits : which images are decoded.
+    patience : of the workers, with servers that images lie on; their credentials are those in the
+        environment of the workers.
     """
 
     def __init__(
-        self, path: Path, provider: ProviderChoice, n: int, limits: ImageLimits | None = None
+        self,
+        path: Path,
+        provider: ProviderChoice,
+        n: int,
+        limits: ImageLimits | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self._limits = limits or ImageLimits()
+        self._patience = patience or Patience()
         self._encoder = path.read_bytes()
         self._provider: ProviderChoice = provider
         self._n = n
@@ -68,12 +79,18 @@ class RayEngine:
             _Worker,
             batch_size=None,
             compute=ray.data.ActorPoolStrategy(size=min(self._n, n_parts)),
-            fn_constructor_args=(encoder, self._provider, self._limits),
+            fn_constructor_args=(encoder, self._provider, self._limits, self._patience),
             num_cpus=1,
             num_gpus=1 if self._provider in {"cuda", "tensorrt"} else 0,
         )
+        lost = None
         for row in embedded.iter_rows():
-            yield Shard.from_bytes(row["shard"])
+            if row["lost"]:
+                lost = row["lost"]
+            else:
+                yield Shard.from_bytes(row["shard"])
+        if lost is not None:
+            raise SourceUnavailable(lost)
 
     def close(self) -> None:
         """Leave the cluster, or end the one that was started."""
@@ -93,15 +110,29 @@ class _Worker:
     """Decoder and encoder in a process of Ray's."""
 
     def __init__(
-        self, encoder: ray.ObjectRef[bytes], provider: ProviderChoice, limits: ImageLimits
+        self,
+        encoder: ray.ObjectRef[bytes],
+        provider: ProviderChoice,
+        limits: ImageLimits,
+        patience: Patience,
     ) -> None:
         with TemporaryDirectory() as scratch:
             path = Path(scratch) / "encoder.onnx"
             path.write_bytes(ray.get(encoder))
             opened = open_encoder(path, provider)
         decoders = DecoderProcesses(opened.metadata.preprocessing, 1, limits)
-        self._engine = LocalEngine(decoders, opened, 1)
+        self._scratch = TemporaryDirectory()
+        fetching = Fetching(Storage(patience), Path(self._scratch.name), limits)
+        self._engine = LocalEngine(decoders, opened, 1, fetching=fetching)
 
-    def __call__(self, rows: Rows) -> dict[str, list[bytes]]:
+    def __call__(self, rows: Rows) -> dict[str, list[Any]]:
         tasks: list[Task] = [pickle.loads(task) for task in rows["task"]]  # noqa: S301 - our own
-        return {"shard": [shard.to_bytes() for shard in self._engine.shards(tasks)]}
+        made: dict[str, list[Any]] = {"shard": [], "lost": []}
+        try:
+            for shard in self._engine.shards(tasks):
+                made["shard"].append(shard.to_bytes())
+                made["lost"].append("")
+        except SourceUnavailable as error:  # of which Ray would make an error of its own
+            made["shard"].append(b"")
+            made["lost"].append(str(error))
+        return made

@@ -31,6 +31,8 @@ class Work:
       duplicates.jsonl  ids of images with the same content
       held_out.jsonl    ids of images that are queries to calibrate with, and not in the gallery
       catalogue.sqlite  the source's entries, read anew by every run
+      source/           what of the source is copied or unpacked, to be read at any place
+      fetched/          images that are about to be decoded, of those that lie elsewhere
       vectors.sqlite    what was computed of images that calibration asks for too
       shards/           what is embedded; see `index_builder.indexing.shards`
       bundle/           the bundle in the making
@@ -64,6 +66,16 @@ class Work:
         return self.directory / "catalogue.sqlite"
 
     @property
+    def source(self) -> Path:
+        """The directory of what is copied or unpacked of the source."""
+        return self.directory / "source"
+
+    @property
+    def fetched(self) -> Path:
+        """The directory of images that lie elsewhere, until they are decoded."""
+        return self.directory / "fetched"
+
+    @property
     def vectors(self) -> Path:
         """The vectors of images that calibration asks for too; see `VectorFile`."""
         return self.directory / "vectors.sqlite"
@@ -82,13 +94,14 @@ class Work:
         """Make the directories; what earlier runs embedded stays where it is to be resumed."""
         if not resume:
             self.clear()
-        self.store.directory.mkdir(parents=True, exist_ok=True)
+        for directory in (self.store.directory, self.source):
+            directory.mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
         """Remove everything but the reports."""
-        for directory in (self.store.directory, self.bundle):
+        for directory in (self.store.directory, self.bundle, self.source, self.fetched):
             shutil.rmtree(directory, ignore_errors=True)
-        for path in (self.catalogue, self.vectors, self.directory / "source.tar"):
+        for path in (self.catalogue, self.vectors):
             path.unlink(missing_ok=True)
 
 

@@ -24,6 +24,7 @@ class Run:
           members/<number>/                         train, of an ensemble, instead
           posterior.safetensors   posterior.json    fit
           head.onnx                                 export, of such a trunk
+          images/                                   all, of a source that is no folder here
           vectors.sqlite                            what was computed of images, by any step
           index/                                    index, while it works
           bundle/                                   export, index, calibrate, evaluate

@@ -105,6 +105,7 @@ STATUSES = {
     "ConfigError": 500,
     "DatasetError": 500,
     "TooManyBadImages": 500,
+    "SourceUnavailable": 500,
     "OutputError": 500,
     "RunInUse": 500,
     "StepNotReady": 500,

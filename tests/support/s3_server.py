@@ -52,6 +52,7 @@ class S3Server:
             secret_access_key=SECRET,
             region="us-east-1",
             client_options={"allow_http": True},
+            retry_config={"max_retries": 0},  # or it would try for minutes
         )
 
     def put_folder(self, folder: Path, prefix: str, bucket: str = BUCKET) -> None:
@@ -91,6 +92,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
             [
                 WEED, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer",
                 "-s3", "-volume.max=20", "-master.volumeSizeLimitMB=64", "-master.telemetry=false",
+                "-s3.port.iceberg=0", "-s3.port.lance=0",
                 *flags,
             ],
             env={**os.environ, **server.environment},
@@ -110,8 +112,9 @@ def _wait_for(server: S3Server) -> None:
     for _ in range(600):
         try:
             if server.make_bucket(BUCKET) == 200:
-                obstore.put(server.store(), "first", b"1")
-                obstore.delete(server.store(), "first")
+                for number in range(5):  # one volume may be ready before another
+                    obstore.put(server.store(), f"first/{number}", b"1")
+                    obstore.delete(server.store(), f"first/{number}")
                 return
         except (httpx2.TransportError, obstore.exceptions.BaseError):
             pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.manifest import read_box
-from index_builder.indexing.sources.places import Boundary
+from index_builder.indexing.sources.places import Places
+from index_builder.storage import shown
 from model_store.errors import DatasetError
 
 
@@ -24,12 +24,14 @@ class CocoAnnotations:
 
     Attributes
     ----------
-    root : the folder that file names start from and must not leave.
+    name, content : of the file; the content is JSON.
+    places : the folder that file names start from and must not leave.
     labelled : whether categories say what belongs together; else they are metadata.
     """
 
-    path: Path
-    root: Path
+    name: str
+    content: object
+    places: Places
     labelled: bool = True
 
     def entries(self, _scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
@@ -39,18 +41,17 @@ class CocoAnnotations:
         ------
         DatasetError : the file is not of COCO's format.
         """
-        content = self._content()
-        boundary = Boundary(self.root)
+        content = self._require_format()
         try:
-            names = {one["id"]: str(one["file_name"]) for one in content["images"]}
+            files = {one["id"]: str(one["file_name"]) for one in content["images"]}
             categories = {one["id"]: str(one["name"]) for one in content.get("categories", [])}
             for number, found in enumerate(content["annotations"]):
-                origin = f"{self.path.name}, annotation {number}"
+                origin = f"{self.name}, annotation {number}"
                 if not found.get("iscrowd"):
-                    yield self._entry(found, origin, names, categories, boundary)
+                    yield self._entry(found, origin, files, categories)
         except (KeyError, TypeError, AttributeError) as error:
             raise DatasetError(
-                f"{self.path.name} is not of COCO's format: {type(error).__name__}: {error}. "
+                f"{self.name} is not of COCO's format: {type(error).__name__}: {error}. "
                 "Wanted `images` with id and file_name, `annotations` with id, image_id and bbox."
             ) from error
 
@@ -58,13 +59,13 @@ class CocoAnnotations:
         self,
         found: Mapping[str, Any],
         origin: str,
-        names: Mapping[Any, str],
+        files: Mapping[Any, str],
         categories: Mapping[Any, str],
-        boundary: Boundary,
     ) -> Entry:
-        name = names[found["image_id"]]
+        file = files[found["image_id"]]
+        name = shown(file)
         box = read_box(found["bbox"], origin)
-        place = replace(boundary.place(self.root / name, f"{origin}: {name!r}"), box=box)
+        place = replace(self.places.place(file, f"{origin}: {name!r}"), box=box)
         category = categories.get(found.get("category_id"))
         metadata = {"image": name, "bbox": list(box or ())}
         if category is not None and not self.labelled:
@@ -72,14 +73,11 @@ class CocoAnnotations:
         label = category if self.labelled else None
         return Entry(f"{name}#{found['id']}", place, label, metadata, origin, name)
 
-    def _content(self) -> Mapping[str, Any]:
-        try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DatasetError(f"{self.path.name} is not JSON ({error}).") from error
+    def _require_format(self) -> Mapping[str, Any]:
+        content = self.content
         if not isinstance(content, dict) or not {"images", "annotations"} <= set(content):
             raise DatasetError(
-                f"{self.path.name} is not of COCO's format: wanted an object with `images` and "
-                "`annotations`."
+                f"{self.name} is neither a manifest of IIIF nor of COCO's format: wanted an object "
+                "with `images` and `annotations`."
             )
         return content

@@ -15,7 +15,8 @@ from typing import Any
 
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Box, Entry, Place
-from index_builder.indexing.sources.places import Boundary
+from index_builder.indexing.sources.places import Places
+from index_builder.storage import shown
 from model_store.errors import DatasetError
 from model_store.installation import how_to_install
 
@@ -36,10 +37,11 @@ Reader = Callable[[Path], Iterator[tuple[int, Mapping[str, Any]]]]
 class ImageManifest:
     """The images that the file at ``path`` lists, in its order.
 
-    ``path`` is wanted of each, from ``root``; ``id`` is the path where it is left out; ``label``
-    ``metadata`` (an object; in CSV and in text columns, written as JSON), ``group`` (what the image
-    shows together with others), ``source`` (where it comes from) and ``bbox`` (left, top, width and
-    height of the part to take, in pixels; written as JSON in text) may be left out.
+    ``path`` is wanted of each, from ``places``, or a URL; ``id`` is the path where it is left out,
+    and of a URL what may be shown of it. ``label``, ``metadata`` (an object; in CSV and in text
+    columns, written as JSON), ``group`` (what the image shows together with others), ``source``
+    (where it comes from) and ``bbox`` (left, top, width and height of the part to take, in pixels;
+    written as JSON in text) may be left out.
     Every other column is a field of the metadata by its name, unless ``metadata`` has it already;
     in CSV what is written as a plain number is one, and what is empty is left out.
 
@@ -50,7 +52,7 @@ class ImageManifest:
     """
 
     path: Path
-    root: Path
+    places: Places
     labelled: bool = True
 
     def entries(self, _scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
@@ -60,9 +62,8 @@ class ImageManifest:
         ------
         DatasetError : a line is not what it should be.
         """
-        boundary = Boundary(self.root)
         for origin, fields in lines_of(self.path):
-            entry = _entry(origin, fields, self.root, boundary)
+            entry = _entry(origin, fields, self.places)
             yield entry if self.labelled else without_label(entry)
 
 
@@ -87,7 +88,7 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
         raise DatasetError(f"{path} is not there. Name a manifest.") from error
 
 
-def _entry(origin: str, fields: Mapping[str, Any], root: Path, boundary: Boundary) -> Entry:
+def _entry(origin: str, fields: Mapping[str, Any], places: Places) -> Entry:
     path = text_of(fields, "path", origin)
     if path is None:
         raise DatasetError(
@@ -95,8 +96,9 @@ def _entry(origin: str, fields: Mapping[str, Any], root: Path, boundary: Boundar
             f"in a column named path; here are {', '.join(map(repr, fields))}."
         )
     box = read_box(fields.get("bbox"), origin)
-    place = replace(boundary.place(root / path, f"{origin}: {path!r}"), box=box)
-    return entry_of(fields, origin, place, path if box is None else f"{path}#{_in_short(box)}")
+    name = shown(path)
+    place = replace(places.place(path, f"{origin}: {name!r}"), box=box)
+    return entry_of(fields, origin, place, name if box is None else f"{name}#{_in_short(box)}")
 
 
 def entry_of(fields: Mapping[str, Any], origin: str, place: Place, name: str) -> Entry:

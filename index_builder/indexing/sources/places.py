@@ -1,33 +1,63 @@
-"""The folder that images must lie in, and the places of files inside it."""
+"""The folder that images must lie in, here or elsewhere, and the places of files in it."""
 
 from __future__ import annotations
 
 import os
 import stat
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from index_builder.indexing.blocks import Place
+from index_builder.storage import is_url, shown
+from index_builder.storage.urls import WEB, joined, scheme_of
 from model_store.errors import DatasetError
 
 MISSING = -1
 """The size of what is not there."""
 
 
-class Boundary:
-    """The folder that images must lie in: a manifest may come from elsewhere than the images."""
+class Places(Protocol):
+    """The folder that a manifest's paths start from, and the files in it."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root.expanduser().resolve()
-        self._resolved = lru_cache(maxsize=4096)(os.path.realpath)
+    def place(self, name: str, origin: str) -> Place:
+        """The image called ``name``: a path from here, or a URL.
 
-    def place(self, path: Path, origin: str) -> Place:
-        """The file at ``path``, which need not be there.
+        Parameters
+        ----------
+        origin : where it is named, for people.
 
         Raises
         ------
-        DatasetError : it is outside the root, or a link leads out of it.
+        DatasetError : it is outside, or of a kind that cannot be read.
         """
+
+
+def places_in(root: Path | str) -> Places:
+    """Return the files of a folder on this machine, or of one at a URL."""
+    return RemotePlaces(str(root)) if is_url(root) else LocalPlaces(Path(root))
+
+
+class LocalPlaces:
+    """A folder on this machine: a manifest may come from elsewhere than the images.
+
+    Parameters
+    ----------
+    root : what no path leads out of.
+    start : what paths start from; ``root`` where None.
+    """
+
+    def __init__(self, root: Path, start: Path | None = None) -> None:
+        self._root = root.expanduser().resolve()
+        self._start = start or root.expanduser()
+        self._resolved = lru_cache(maxsize=4096)(os.path.realpath)
+
+    def place(self, name: str, origin: str) -> Place:
+        """The file called ``name``, which need not be there, or the URL; see `Places`."""
+        if is_url(name):
+            scheme_of(name)
+            return Place(name, None, 0, 0)
+        path = self._start / name
         folder = self._resolved(path.parent)
         real = Path(folder, path.name)
         try:
@@ -45,3 +75,32 @@ class Boundary:
         if status is None or not stat.S_ISREG(status.st_mode):
             return Place(str(real), None, MISSING, 0)
         return Place(str(real), None, status.st_size, status.st_mtime_ns)
+
+
+class RemotePlaces:
+    """A folder in a bucket or on the web.
+
+    A manifest from the web may be anybody's: it names nothing that the owner's credentials open.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._schemes = WEB if scheme_of(root) in WEB else None
+
+    def place(self, name: str, origin: str) -> Place:
+        """The image called ``name``, which need not be there; see `Places`."""
+        if is_url(name):
+            if self._schemes is not None and scheme_of(name) not in self._schemes:
+                raise DatasetError(
+                    f"{origin} leads from the web into a bucket. Where that is meant, copy the "
+                    "manifest to this machine first."
+                )
+            scheme_of(name)
+            return Place(name, None, 0, 0)
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise DatasetError(
+                f"{origin} leads out of {shown(self._root)}. Where that is meant, name the folder "
+                "that all images lie in with --root, or write whole URLs."
+            )
+        return Place(joined(self._root, path.as_posix()), None, 0, 0)

@@ -155,7 +155,9 @@ class TestCoco:
     @pytest.mark.parametrize("content", ["[]", "{", '{"images": []}'])
     def test_another_file_called_json(self, content: str, tmp_path: Path) -> None:
         (tmp_path / "a.json").write_text(content)
-        with pytest.raises(DatasetError, match=r"a.json is not"):
+        with pytest.raises(
+            DatasetError, match=r"a.json is (not JSON|neither a manifest of IIIF nor of COCO)"
+        ):
             entries(tmp_path / "a.json", tmp_path)
 
 

@@ -1,0 +1,128 @@
+"""Fetching: images that lie elsewhere become files, shortly before they are decoded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.indexing.blocks import Block, Failure, Place
+from index_builder.indexing.prepare import decode_again, read_again
+from index_builder.output import writing
+from index_builder.storage import NotFetched, Storage
+from model_store.images import ImageLimits
+
+BLOCKS_AT_ONCE = 2
+"""Blocks that are fetched at the same time: while one waits for its slowest image, the other."""
+
+ReadAgain = Callable[[Place, int | None], NDArray[np.uint8]]
+"""Decodes an image that has been indexed; see `read_again`."""
+
+
+class Fetching:
+    """Fetches the images of some blocks while others are decoded.
+
+    Decoders never connect to anything: what runs over hostile bytes holds no credentials' use.
+
+    Parameters
+    ----------
+    directory : for the files; those of a block are away when it is `released`.
+    limits : one byte more than they allow is fetched at most, so that a decoder can say so.
+    """
+
+    def __init__(self, storage: Storage, directory: Path, limits: ImageLimits) -> None:
+        self._storage = storage
+        self._directory = directory
+        self._most = limits.max_bytes + 1
+        self._threads = ThreadPoolExecutor(BLOCKS_AT_ONCE, thread_name_prefix="fetch")
+
+    def submit(self, block: Block) -> Future[Block]:
+        """Begin with ``block``; the future is the same block with files, see `Block`.
+
+        Raises
+        ------
+        SourceUnavailable : by the future; nothing can be had from there any more.
+        OutputError : by the future; there is no room.
+        """
+        return self._threads.submit(self._fetched, block)
+
+    def released(self, block: Block) -> None:
+        """Remove the files of a block that has been decoded."""
+        shutil.rmtree(self._folder(block), ignore_errors=True)
+
+    def close(self) -> None:
+        """Forget what has not begun, give up what has, and leave no files."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._storage.close()
+        self._threads.shutdown()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _folder(self, block: Block) -> Path:
+        return self._directory / f"{block.number:08d}"
+
+    def _fetched(self, block: Block) -> Block:
+        remote = dict.fromkeys(_source(place) for place in block.places if place.is_remote)
+        if not remote:
+            return block
+        folder = self._folder(block)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {source: folder / str(number) for number, source in enumerate(remote)}
+        with writing(f"what is fetched, in {folder}"):
+            reasons = self._fetch(files)
+        failures = {
+            name: Failure("NotFetched", reasons[_source(place)], passing=True)
+            for name, place in zip(block.ids, block.places, strict=True)
+            if place.is_remote and _source(place) in reasons
+        }
+        places = tuple(
+            replace(place, path=str(files[_source(place)]), size=0, version="")
+            if place.is_remote
+            else place
+            for place in block.places
+        )
+        return replace(block, places=places, failures=failures)
+
+    def _fetch(self, files: Mapping[tuple[str, str], Path]) -> dict[tuple[str, str], str]:
+        """Write the files; return why some could not be had.
+
+        The storage bounds how many are fetched at once.
+        """
+        reasons = {}
+        with ExitStack() as ends:
+            begun = {}
+            for (url, version), path in files.items():
+                file = ends.enter_context(path.open("wb"))
+                begun[url, version] = self._storage.fetch(url, file, self._most, version)
+                ends.callback(begun[url, version].cancel)
+            for source, future in begun.items():
+                try:
+                    future.result()
+                except NotFetched as error:
+                    reasons[source] = str(error)
+        return reasons
+
+
+def reader(storage: Storage, limits: ImageLimits) -> ReadAgain:
+    """Return what decodes images again, wherever they lie.
+
+    It raises `NotFetched` or `OSError` of an image that is not there any more.
+    """
+
+    def read(place: Place, smallest_side: int | None) -> NDArray[np.uint8]:
+        if not place.is_remote:
+            return read_again(place, smallest_side)
+        data = storage.read(place.path, limits.max_bytes, place.version)
+        return decode_again(data, place.box, smallest_side)
+
+    return read
+
+
+def _source(place: Place) -> tuple[str, str]:
+    """Return what images in several boxes of one picture share."""
+    return place.path, place.version

@@ -1,0 +1,184 @@
+"""A source as a folder of this machine: what a build reads again and again."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import IO
+from urllib.parse import quote
+
+from index_builder.datasets.other_formats import OtherFormats
+from index_builder.indexing.blocks import Entry
+from index_builder.indexing.sources import open_source
+from index_builder.indexing.tolerance import Tolerance
+from index_builder.output import writing
+from index_builder.storage import NotFetched, Storage
+from model_store.errors import DatasetError, SourceUnavailable, TooManyBadImages
+from model_store.images import SUFFIXES, ImageLimits
+
+logger = logging.getLogger(__name__)
+
+AHEAD = 64
+"""Images that are asked for before the first of them has come."""
+
+_TOLERANCE = Tolerance(share=0.01)
+_PARTIAL = ".partial"
+
+
+def copy_images(
+    source: str, folder: Path, storage: Storage, *, labelled: bool = True
+) -> OtherFormats:
+    """Make ``folder`` hold the images of a source, one sub-folder for each label.
+
+    An image keeps the path that it has in a folder of images; else it is called by its id. What is
+    there already, with the same size and date, is not fetched again; what the source does not have
+    any more is removed.
+
+    Returns
+    -------
+    The files that look like images and are of other formats.
+
+    Raises
+    ------
+    DatasetError : the source is not what it should be, or names parts of pictures.
+    SourceUnavailable : it cannot be reached any more; what was copied stays.
+    TooManyBadImages : more than one image in a hundred could not be had.
+    OutputError : there is no room.
+    """
+    others = OtherFormats()
+    wanted: set[Path] = set()
+    n_bad, n_known = 0, 0
+    with (
+        closing(storage),
+        writing(f"the images in {folder}"),
+        TemporaryDirectory(dir=_made(folder.parent)) as scratch,
+    ):
+        found = open_source(source, labelled=labelled, storage=storage)
+        entries = found.entries(Path(scratch), others)
+        try:
+            for entry, path, why in _copies(entries, _made(folder), storage):
+                if path in wanted:
+                    raise DatasetError(
+                        f"{entry.origin} and another image are both called {entry.id!r}. Give "
+                        "every image an id of its own."
+                    )
+                wanted.add(path)
+                n_known += 1
+                if why is not None:
+                    n_bad += 1
+                    logger.warning("left out %s: %s", entry.id, why)
+        except SourceUnavailable as error:
+            raise SourceUnavailable(
+                f"{error} {len(wanted):,} images are copied and kept. The same command goes on "
+                "from there."
+            ) from error
+        for path in folder.rglob("*"):
+            if path.is_file() and path not in wanted:
+                path.unlink()
+    if not _TOLERANCE.allows(n_bad, n_known):
+        raise TooManyBadImages(
+            f"{n_bad:,} of {n_known:,} images could not be copied, and {_TOLERANCE} may fail; the "
+            "log says why of each. The others are kept; the same command tries again."
+        )
+    return others
+
+
+def _copies(
+    entries: Iterator[Entry], folder: Path, storage: Storage
+) -> Iterator[tuple[Entry, Path, str | None]]:
+    """Copy images, some at a time; gives each with its path, and why it could not be had."""
+    waiting: deque[tuple[Entry, Path, IO[bytes] | None, Future[None] | None]] = deque()
+    for entry in entries:
+        path = folder / _path_of(entry)
+        if _is_there(entry, path):
+            waiting.append((entry, path, None, None))
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.with_name(path.name + _PARTIAL).open("wb")
+            waiting.append((entry, path, file, _begun(entry, file, storage)))
+        if len(waiting) >= AHEAD:
+            yield _finished(*waiting.popleft())
+    while waiting:
+        yield _finished(*waiting.popleft())
+
+
+def _begun(entry: Entry, file: IO[bytes], storage: Storage) -> Future[None]:
+    place = entry.place
+    if place.box is not None:
+        raise DatasetError(
+            f"{entry.origin} names a part of a picture. `vouch-build index` takes such; a build "
+            "takes whole images."
+        )
+    if place.is_remote:
+        return storage.fetch(place.path, file, ImageLimits().max_bytes + 1, place.version)
+    done: Future[None] = Future()
+    try:
+        with Path(place.path).open("rb") as packed:
+            packed.seek(place.offset or 0)
+            file.write(packed.read(-1 if place.offset is None else place.size))
+    except OSError as error:
+        done.set_exception(NotFetched(error.strerror or type(error).__name__))
+    else:
+        done.set_result(None)
+    return done
+
+
+def _finished(
+    entry: Entry, path: Path, file: IO[bytes] | None, future: Future[None] | None
+) -> tuple[Entry, Path, str | None]:
+    if file is None or future is None:
+        return entry, path, None
+    partial = Path(file.name)
+    try:
+        future.result()
+    except NotFetched as error:
+        partial.unlink()
+        return entry, path, str(error)
+    finally:
+        file.close()
+    os.utime(partial, ns=(entry.place.changed_ns, entry.place.changed_ns))
+    partial.replace(path)
+    return entry, path, None
+
+
+def _is_there(entry: Entry, path: Path) -> bool:
+    """Return whether the image was copied before; of one on the web only its URL is known."""
+    if not path.is_file():
+        return False
+    status, place = path.stat(), entry.place
+    return status.st_mtime_ns == place.changed_ns and place.size in {0, status.st_size}
+
+
+def _path_of(entry: Entry) -> PurePosixPath:
+    """The path of an image in its folder; the first sub-folder is the label."""
+    path = PurePosixPath(entry.id)
+    is_path = not path.is_absolute() and ".." not in path.parts and path.as_posix() == entry.id
+    label = path.parts[0] if len(path.parts) > 1 else None
+    if is_path and label == entry.label and path.suffix.lower() in SUFFIXES:
+        return path
+    name = _file_name(entry.id)
+    if PurePosixPath(name).suffix.lower() not in SUFFIXES:
+        name += ".jpg"  # what it is, its content says
+    return (
+        PurePosixPath(name) if entry.label is None else PurePosixPath(_file_name(entry.label), name)
+    )
+
+
+def _file_name(text: str) -> str:
+    """Return ``text`` as a file may be called; what is too long, by its hash."""
+    name = quote(text, safe=" ,;()[]+&'@=!")
+    if name in {".", ".."} or len(name) > 150:
+        name = hashlib.sha256(text.encode()).hexdigest() + PurePosixPath(name).suffix[:10]
+    return name
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

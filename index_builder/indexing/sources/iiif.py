@@ -1,0 +1,213 @@
+"""Manifests of IIIF's Presentation API, versions 2 and 3: an item for each canvas.
+
+https://iiif.io/api/presentation/3.0/, https://iiif.io/api/presentation/2.1/,
+https://iiif.io/api/image/3.0/.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from index_builder.datasets.other_formats import OtherFormats
+from index_builder.indexing.blocks import Entry, Place
+from index_builder.indexing.sources.manifest import without_label
+from index_builder.storage import shown
+from model_store.errors import DatasetError
+
+LONGEST_SIDE = 1024
+"""Pixels of an image that an image service is asked for: more than encoders look at, and a
+thousandth of some scans."""
+
+Json = Mapping[str, Any]
+
+_MOTIVATIONS = ("painting", "sc:painting")
+
+
+def is_iiif(content: object) -> bool:
+    """Return whether a file's content is of the Presentation API."""
+    if not isinstance(content, dict):
+        return False
+    contexts = _list(content.get("@context"))
+    return any("iiif.io/api/presentation" in str(one) for one in contexts)
+
+
+@dataclass(frozen=True, slots=True)
+class IiifManifest:
+    """The canvases of a manifest, in its order, each with the first image painted on it.
+
+    The id is the canvas's, the label too: a page, a side, a detail. The metadata of the manifest
+    and of the canvas are its metadata, and ``manifest`` is the manifest's label. An image with an
+    Image API service of level 1 or 2 is fetched with a longest side of `LONGEST_SIDE` pixels, any
+    other as it is.
+
+    Attributes
+    ----------
+    name, content : of the file; the content is JSON.
+    labelled : whether labels say what belongs together; else they are metadata.
+    """
+
+    name: str
+    content: Json
+    labelled: bool = True
+
+    def entries(self, _scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
+        """One entry for each canvas that has an image.
+
+        Raises
+        ------
+        DatasetError : it is no manifest, or a part of it is not what it should be.
+        """
+        kind = str(self.content.get("type") or self.content.get("@type"))
+        if kind.rpartition(":")[2] != "Manifest":
+            raise DatasetError(
+                f"{self.name} is a {kind} of IIIF; wanted a Manifest. Name the manifests in it one "
+                "by one."
+            )
+        of_manifest = _metadata(self.content)
+        if title := _text(self.content.get("label")):
+            of_manifest["manifest"] = title
+        try:
+            for number, canvas in enumerate(_canvases(self.content)):
+                image = next(_images(canvas), None)
+                if image is None:
+                    continue
+                entry = _entry(canvas, image, of_manifest, f"{self.name}, canvas {number}")
+                yield entry if self.labelled else without_label(entry)
+        except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
+            raise DatasetError(
+                f"{self.name} is not as IIIF's Presentation API wants it "
+                f"({type(error).__name__}: {error})."
+            ) from error
+
+
+def _entry(canvas: Json, image: Json, of_manifest: Json, origin: str) -> Entry:
+    url = image_url(image, canvas)
+    if not url.lower().startswith(("http://", "https://")):
+        raise DatasetError(f"{origin}: the image is at {shown(url)!r}; wanted http or https.")
+    return Entry(
+        shown(str(_id(canvas) or url)),
+        Place(url, None, 0, 0),
+        _text(canvas.get("label")),
+        {**of_manifest, **_metadata(canvas)},
+        origin,
+    )
+
+
+def _canvases(manifest: Json) -> Iterator[Json]:
+    """Give the canvases of either version; of version 2, those of the first sequence."""
+    if "items" in manifest:
+        yield from manifest["items"]
+    else:
+        yield from _list(manifest.get("sequences"))[0]["canvases"]
+
+
+def _images(canvas: Json) -> Iterator[Json]:
+    """Give the images that are painted on a canvas, of a choice the first."""
+    for page in _list(canvas.get("items")):
+        for annotation in _list(page.get("items")):
+            if annotation.get("motivation") in _MOTIVATIONS:
+                yield from _bodies(annotation.get("body"))
+    for annotation in _list(canvas.get("images")):
+        yield from _bodies(annotation.get("resource"))
+
+
+def _bodies(body: object) -> Iterator[Json]:
+    for one in _list(body):
+        kind = str(one.get("type") or one.get("@type"))
+        if kind == "Choice":
+            yield from _bodies(_list(one.get("items"))[:1])
+        elif kind == "oa:Choice":
+            yield from _bodies(one.get("default"))
+        elif kind in {"SpecificResource", "oa:SpecificResource"}:
+            yield from _bodies(one.get("source") or one.get("full"))
+        elif kind in {"Image", "dctypes:Image"}:
+            yield one
+
+
+def image_url(image: Json, canvas: Json) -> str:
+    """Return the URL that an image is to be fetched from.
+
+    Of a service of level 1 or 2 it names the size, by one side: both levels and both versions of
+    the Image API take that. A service never enlarges what it has.
+    """
+    for service in _list(image.get("service")):
+        version, level = _version_and_level(service)
+        base = _id(service)
+        if not version or not level or not base:
+            continue
+        width, height = (image.get(side) or service.get(side) for side in ("width", "height"))
+        if not width or not height:  # the canvas has its proportions
+            width, height = canvas["width"], canvas["height"]
+        if max(width, height) <= LONGEST_SIDE:
+            size = "full" if version == 2 else "max"
+        else:
+            size = f"{LONGEST_SIDE}," if width >= height else f",{LONGEST_SIDE}"
+        return f"{str(base).rstrip('/')}/full/{size}/0/default.jpg"
+    return str(_id(image))
+
+
+def _version_and_level(service: Json) -> tuple[int, int]:
+    """Return version and level of an Image API service; 0 where it is none, or does not say.
+
+    A service of level 0 has only the sizes that it lists.
+    """
+    kind = str(service.get("type") or service.get("@type") or "")
+    context = " ".join(map(str, _list(service.get("@context"))))
+    profiles = " ".join(str(one) for one in _list(service.get("profile")))
+    named = re.search(r"ImageService(\d)", kind) or re.search(
+        r"api/image/(\d)", f"{context} {profiles}"
+    )
+    level = re.search(r"level(\d)", profiles)
+    return int(named[1]) if named else 0, int(level[1]) if level else 0
+
+
+def _metadata(resource: Json) -> dict[str, Any]:
+    """Return the pairs that a manifest or a canvas has; a name that comes twice has a list."""
+    found: dict[str, Any] = {}
+    for pair in _list(resource.get("metadata")):
+        name, value = _text(pair.get("label")), _text(pair.get("value"))
+        if name is None or value is None:
+            continue
+        if name in found:
+            found[name] = [*_list(found[name]), value]
+        else:
+            found[name] = value
+    for name in ("rights", "license"):
+        if (value := _text(resource.get(name))) is not None:
+            found.setdefault("rights", value)
+    return found
+
+
+def _text(value: object) -> str | None:
+    """Return a text in one language: without one where it has such, else English, else the first.
+
+    Version 3 has ``{language: [text, …]}``, version 2 text, or ``{@language, @value}``, or several.
+    """
+    if isinstance(value, dict) and "@value" in value:
+        return _text(value["@value"])
+    if isinstance(value, dict):
+        languages = [one for one in ("none", "@none", "en") if one in value] or list(value)
+        return _text(value[languages[0]]) if languages else None
+    if isinstance(value, list):
+        if any(isinstance(one, dict) and "@language" in one for one in value):
+            english = [one for one in value if str(one.get("@language")).startswith("en")]
+            return _text((english or value)[0])
+        return "; ".join(filter(None, map(_text, value))) or None
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value).strip() or None
+    return None
+
+
+def _id(resource: Json) -> object:
+    return resource.get("id") or resource.get("@id")
+
+
+def _list(value: object) -> Sequence[Any]:
+    """Return what may be one or several as several."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,153 @@
+"""The choice of a reader: which kind of source a path or a URL is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from index_builder.datasets.other_formats import OtherFormats
+from index_builder.indexing.blocks import Entry
+from index_builder.indexing.sources.archive import ARCHIVE_SUFFIXES, Archive
+from index_builder.indexing.sources.coco import CocoAnnotations
+from index_builder.indexing.sources.folder import Folder, LocalFiles
+from index_builder.indexing.sources.iiif import IiifManifest, is_iiif
+from index_builder.indexing.sources.manifest import MANIFEST_SUFFIXES, ImageManifest
+from index_builder.indexing.sources.parquet_images import (
+    ParquetImages,
+    holds_images,
+    parquet_files,
+)
+from index_builder.indexing.sources.places import Places, places_in
+from index_builder.indexing.sources.remote import BucketFolder, RemoteFile
+from index_builder.indexing.sources.source import Source
+from index_builder.indexing.sources.vectors import VectorSource
+from index_builder.storage import Storage, is_url
+from index_builder.storage.urls import BUCKETS, file_name, scheme_of
+from index_builder.vectors.table import VECTOR_SUFFIXES, holds_vectors, open_table
+from model_store.errors import DatasetError
+
+JSON_SUFFIX, PARQUET_SUFFIX = ".json", ".parquet"
+_SUFFIXES = (*ARCHIVE_SUFFIXES, *MANIFEST_SUFFIXES, JSON_SUFFIX)
+_NAMED = (*_SUFFIXES, *VECTOR_SUFFIXES)
+
+
+def open_source(
+    source: Path | str,
+    root: Path | str | None = None,
+    *,
+    labelled: bool = True,
+    storage: Storage | None = None,
+) -> Source:
+    """The source at a path or a URL, by what it is called and what is in it.
+
+    A folder of images, or of Parquet files with images; a manifest in CSV, JSONL or Parquet;
+    annotations of COCO; a manifest of IIIF; a tar of images. A folder may be in a bucket, and all
+    others there or on the web; nothing is fetched before the entries are asked for.
+
+    Parameters
+    ----------
+    root : the folder, or its URL, that a manifest's paths start from and must not leave; its own
+        where None.
+    labelled : whether the first sub-folder of an image, or of its name in an archive, is its label;
+        of a manifest, whether labels stay labels, and do not become metadata.
+    storage : reads what does not lie on this machine.
+
+    Raises
+    ------
+    DatasetError : nothing there, or of no known kind.
+    """
+    if is_url(source):
+        url, storage = str(source), storage or Storage()
+        if scheme_of(url) in BUCKETS and not _ends_with(file_name(url), _SUFFIXES):
+            return BucketFolder(url, storage, labelled)
+        return RemoteFile(url, storage, root, partial(_open_file, labelled=labelled))
+    path = Path(source).expanduser().absolute()
+    if path.is_dir() and (files := parquet_files(path)) and holds_images(files[0]):
+        return ParquetImages(files, labelled=labelled)
+    if path.is_dir():
+        return Folder(LocalFiles(path, Path(root or path)), labelled=labelled)
+    if not path.is_file():
+        raise DatasetError(
+            f"{path} is not there. Name a folder of images, a manifest or an archive."
+        )
+    return _open_file(path, places_in(root or path.parent), labelled=labelled)
+
+
+def open_vectors(path: Path, items: Path | None, *, labelled: bool = True) -> VectorSource:
+    """The vectors in the table at ``path``.
+
+    Parameters
+    ----------
+    items : a manifest of what is known of each row; None where that stands in the table.
+    labelled : as for `open_source`.
+
+    Raises
+    ------
+    DatasetError : it is no table of vectors.
+    """
+    path = path.expanduser().absolute()
+    return VectorSource(open_table(path), items, labelled=labelled)
+
+
+def name_of(source: Path | str) -> str:
+    """Return the default name of a source's gallery."""
+    name = file_name(str(source)) if is_url(source) else Path(source).expanduser().absolute().name
+    return next((name[: -len(one)] for one in _NAMED if _ends_with(name, (one,))), name)
+
+
+def _open_file(path: Path, places: Places, *, labelled: bool) -> Source:
+    """The source in a file of this machine, whose images lie in ``places``."""
+    if _ends_with(path.name, ARCHIVE_SUFFIXES):
+        return Archive(path, labelled=labelled)
+    if _ends_with(path.name, (PARQUET_SUFFIX,)) and holds_images(path):
+        return ParquetImages([path], labelled=labelled)
+    if _ends_with(path.name, MANIFEST_SUFFIXES) and not holds_vectors(path):
+        return ImageManifest(path, places, labelled=labelled)
+    if _ends_with(path.name, VECTOR_SUFFIXES):
+        raise DatasetError(
+            f"{path.name} holds vectors, not images. Say what made them: --encoder-name NAME, in "
+            "place of --encoder."
+        )
+    # What a server calls a IIIF manifest is often not called .json.
+    if _ends_with(path.name, (JSON_SUFFIX,)) or _begins_like_json(path):
+        return JsonFile(path, places, labelled)
+    wanted = ", ".join([*MANIFEST_SUFFIXES, JSON_SUFFIX, *ARCHIVE_SUFFIXES])
+    raise DatasetError(f"{path.name} is neither a folder nor one of {wanted}.")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFile:
+    """A manifest of IIIF, or annotations of COCO: what is in it says which."""
+
+    path: Path
+    places: Places
+    labelled: bool
+
+    def entries(self, scratch: Path, others: OtherFormats, /) -> Iterator[Entry]:
+        """Its entries.
+
+        Raises
+        ------
+        DatasetError : it is not JSON, or neither of the two.
+        """
+        name = self.path.name
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            raise DatasetError(f"{name} is not JSON ({error}).") from error
+        source: Source = CocoAnnotations(name, content, self.places, self.labelled)
+        if is_iiif(content):
+            source = IiifManifest(name, content, self.labelled)
+        yield from source.entries(scratch, others)
+
+
+def _begins_like_json(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+
+
+def _ends_with(name: str, suffixes: tuple[str, ...]) -> bool:
+    return name.lower().endswith(suffixes)

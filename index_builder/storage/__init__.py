@@ -1,0 +1,20 @@
+"""Storage: bytes that lie in a bucket or behind a web address, fetched within bounds.
+
+::
+
+    urls     what a URL is, and what of it may be shown: no user, no password, no query
+    storage  the way in: files are listed, copied and fetched; retries, and limits of size and time
+    copies   files that are wanted whole, copied to this machine
+    bucket   S3, Google Cloud Storage and Azure, by obstore
+    web      HTTP, by httpx2
+    source   a byte source as `storage` wants it, and the errors of fetching
+
+Credentials come from the environment, as the clients of the clouds read them. None is in a message,
+a report or a bundle.
+"""
+
+from index_builder.storage.source import NotFetched
+from index_builder.storage.storage import Patience, Storage
+from index_builder.storage.urls import is_url, shown
+
+__all__ = ["NotFetched", "Patience", "Storage", "is_url", "shown"]

@@ -1,0 +1,181 @@
+"""Files in a bucket of S3, of Google Cloud Storage, or of Azure."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from index_builder.storage.source import NotFetched, Opened, TryAgain
+from index_builder.storage.urls import in_bucket, without_secrets
+from model_store.errors import DatasetError, SourceUnavailable
+from model_store.installation import how_to_install
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta
+    from obstore.store import ClientConfig
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
+_CHUNK_BYTES = 2**16
+"""Bytes that are waited for together: more, and a slow server would seem to send nothing."""
+
+_PAGE = 1000
+"""Files of a listing that are held at once: as many as the services give in one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file of a bucket, as its listing tells of it.
+
+    Attributes
+    ----------
+    key : its name in the bucket.
+    changed_ns : when it was last written.
+    version : the entity tag, which other contents do not have.
+    """
+
+    key: str
+    size: int
+    changed_ns: int
+    version: str
+
+
+class Bucket:
+    """Files of one bucket, with the credentials of the environment.
+
+    Parameters
+    ----------
+    url : ``s3://name``, ``gs://name`` or ``az://name``.
+    stall_s : seconds that connecting, and asking whether the bucket is there, may take.
+
+    Raises
+    ------
+    DatasetError : the extra is not installed, or the environment does not say what is needed.
+    """
+
+    def __init__(self, url: str, stall_s: float) -> None:
+        try:
+            import obstore  # noqa: PLC0415 - an extra
+            from obstore import exceptions, store  # noqa: PLC0415
+        except ImportError as error:
+            raise DatasetError(
+                f"Reading {url} needs obstore. {how_to_install('remote')}"
+            ) from error
+        self.url = url
+        self._stall_s = stall_s
+        self._errors = exceptions
+        self._obstore = obstore
+        self._was_listed = False
+        self._check = asyncio.Lock()
+        client: ClientConfig = {
+            "connect_timeout": timedelta(seconds=stall_s),
+            # A large file may take long; who asks for it keeps the time.
+            "timeout": timedelta(days=7),
+        }
+        if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
+            client["allow_http"] = True
+        try:
+            self._store = store.from_url(
+                url, client_options=client, retry_config={"max_retries": 0}
+            )
+        except (exceptions.BaseError, ValueError) as error:
+            raise DatasetError(
+                f"{url} cannot be opened ({_said(error)}). Set what its service wants in the "
+                "environment: AWS_…, GOOGLE_… or AZURE_STORAGE_ACCOUNT_NAME and its key."
+            ) from error
+
+    @asynccontextmanager
+    async def opened(self, url: str, version: str = "", start: int = 0) -> AsyncIterator[Opened]:
+        """Ask for a file; see `ByteSource`."""
+        options: GetOptions = {}
+        if version:
+            options["if_match"] = version
+        if start:
+            options["range"] = {"offset": start}
+        try:
+            answer = await self._obstore.get_async(self._store, in_bucket(url)[1], options=options)
+            yield Opened(start, answer.meta["e_tag"] or "", _chunks(answer.stream(_CHUNK_BYTES)))
+        except self._errors.PreconditionError as error:
+            raise NotFetched(
+                f"{url} was written again since the bucket was listed. Run the command again."
+            ) from error
+        except (self._errors.BaseError, FileNotFoundError, ValueError) as error:
+            raise _failure(url, error) from error
+
+    async def pages(self, folder: str) -> AsyncIterator[Sequence[Listed]]:
+        """List the files below ``folder``, some at a time.
+
+        Raises
+        ------
+        SourceUnavailable : the bucket cannot be listed.
+        """
+        prefix = in_bucket(folder)[1].strip("/")
+        try:
+            listing = self._obstore.list(self._store, prefix or None, chunk_size=_PAGE)
+            async for page in listing:
+                self._was_listed = True
+                yield [_listed(one) for one in page]
+        except (self._errors.BaseError, FileNotFoundError, ValueError) as error:
+            advice = (
+                "It has a file whose name is no path. Rename it, or name images in a manifest."
+                if "invalid path" in str(error)
+                else "Is there such a bucket, and do the credentials in the environment allow to "
+                "list it?"
+            )
+            raise SourceUnavailable(
+                f"{self.url} cannot be listed ({_said(error)}). {advice}"
+            ) from error
+
+    async def require_there(self) -> None:
+        """Raise if it is the bucket that is gone, and not a file in it.
+
+        Raises
+        ------
+        SourceUnavailable
+        """
+        async with self._check:  # not by all who wait for a file at once
+            try:
+                async with asyncio.timeout(self._stall_s):
+                    await anext(aiter(self._obstore.list(self._store, chunk_size=1)), None)
+            except (self._errors.BaseError, FileNotFoundError, TimeoutError) as error:
+                status = _STATUS.search(str(error))
+                denied = status is not None and status[1] in {"401", "403"}
+                if denied and not self._was_listed:
+                    return  # keys may allow to read and not to list
+                raise SourceUnavailable(
+                    f"{self.url} is not there any more, or does not let us in ({_said(error)})."
+                ) from error
+
+    async def close(self) -> None:
+        """Do nothing: the connections end with the object."""
+
+
+async def _chunks(stream: AsyncIterator[object]) -> AsyncIterator[bytes]:
+    async for chunk in stream:
+        yield bytes(chunk)  # type: ignore[call-overload]
+
+
+def _listed(found: ObjectMeta) -> Listed:
+    changed_ns = int(found["last_modified"].timestamp()) * 10**9
+    return Listed(found["path"], found["size"], changed_ns, found["e_tag"] or "")
+
+
+def _failure(url: str, error: Exception) -> NotFetched:
+    if isinstance(error, FileNotFoundError):
+        return NotFetched(f"There is no {url}.")
+    status = _STATUS.search(str(error))
+    if status is None or status[1] in {"408", "429"} or status[1].startswith("5"):
+        return TryAgain(f"{url} could not be read ({_said(error)}).")
+    return NotFetched(f"{url} could not be read ({_said(error)}).")
+
+
+def _said(error: BaseException) -> str:
+    """Return the message of the library on one line, without secrets and its own inside."""
+    text = without_secrets(str(error).split("\n", 1)[0])
+    return text.partition(": <?xml")[0][:300] or type(error).__name__

@@ -1,0 +1,119 @@
+"""Copies of files that are wanted whole: archives, tables, manifests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from index_builder.storage.source import NotFetched
+from index_builder.storage.urls import shown, unsigned
+from model_store.errors import DatasetError
+
+_SHARE_OF_FREE = 0.9
+"""Share of a disk's free bytes that a copy may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The copy of a file, made again only when the file is another one.
+
+    Its date is made of its content: what depends on the date of a file stays valid as long as the
+    content does, however often it is copied.
+
+    Attributes
+    ----------
+    path : of the copy, once it is whole.
+    """
+
+    path: Path
+
+    @contextmanager
+    def writing(self, url: str) -> Iterator[Writing]:
+        """Write what comes from ``url``; in its place when all of it is there.
+
+        Raises
+        ------
+        DatasetError : it is larger than the disk has room.
+        """
+        note = self.path.with_name(f"{self.path.name}.copied")
+        of_url = hashlib.sha256(unsigned(url).encode()).hexdigest()
+        partial = self.path.with_name(f"{self.path.name}.partial")
+        known = json.loads(note.read_text()) if note.exists() and self.path.exists() else {}
+        known_version = known["version"] if known.get("source") == of_url else ""
+        most = int(_SHARE_OF_FREE * shutil.disk_usage(self.path.parent).free)
+        try:
+            with partial.open("w+b") as file:
+                writing = Writing(url, file, most, known_version)
+                yield writing
+                file.seek(0)
+                content = hashlib.file_digest(file, "sha256").digest()
+        except BaseException:
+            partial.unlink()
+            raise
+        if writing.is_known:
+            partial.unlink()
+            return
+        # Whole seconds: not every file system keeps more.
+        changed_ns = int.from_bytes(content[:4], "big") * 10**9
+        os.utime(partial, ns=(changed_ns, changed_ns))
+        note.unlink(missing_ok=True)
+        partial.replace(self.path)
+        note.write_text(json.dumps({"source": of_url, "version": writing.version}))
+
+
+class Writing:
+    """A copy in the making.
+
+    Attributes
+    ----------
+    size : bytes that are there.
+    version : of the file they are of, see `Opened`.
+    is_known : whether there is a copy of that version already, and nothing to write.
+    """
+
+    def __init__(self, url: str, file: IO[bytes], most: int, known: str) -> None:
+        self.size = 0
+        self.version = ""
+        self.is_known = False
+        self._url = url
+        self._file = file
+        self._most = most
+        self._known = known
+
+    def begins(self, version: str, start: int) -> bool:
+        """Return whether the bytes from ``start`` are wanted; false of what is known.
+
+        Raises
+        ------
+        NotFetched : they are of another file than those that are there.
+        """
+        if start and version != self.version:
+            raise NotFetched(f"{shown(self._url)} was written again while it was read.")
+        self.is_known = bool(version) and version == self._known
+        self.version = version
+        self._file.seek(start)
+        self._file.truncate()
+        self.size = start
+        return not self.is_known
+
+    def add(self, chunk: bytes) -> None:
+        """Append bytes.
+
+        Raises
+        ------
+        DatasetError : there is no room for so many.
+        """
+        self.size += len(chunk)
+        if self.size > self._most:
+            raise DatasetError(
+                f"{shown(self._url)} has more than {self._most / 2**30:,.1f} GiB, which is what "
+                "the disk of the run directory has room for. Name another one with --run."
+            )
+        self._file.write(chunk)

@@ -1,0 +1,269 @@
+"""The way to bytes that lie elsewhere: within which bounds they are read, and how often tried."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from index_builder.storage.bucket import Bucket, Listed
+from index_builder.storage.copies import Copy
+from index_builder.storage.source import ByteSource, NotFetched, Opened, TryAgain
+from index_builder.storage.urls import WEB, file_name, in_bucket, scheme_of, shown
+from index_builder.storage.web import Web
+from model_store.errors import DatasetError, SourceUnavailable
+
+T = TypeVar("T")
+
+N_AT_ONCE = 16
+"""Files that are fetched at once: enough to hide a server's delay, and no burden to it."""
+
+_STEP_BYTES = 2**20
+"""A file that is copied whole has as much time for each of these as an image has in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """The time that a server is given.
+
+    Attributes
+    ----------
+    file_s : seconds for one image, all tries together; of a file that is copied whole, for each
+        MiB of it.
+    stall_s : seconds without a byte after which a connection is given up, and another tried.
+    n_tries : of one file.
+    backoff_s : seconds before the second try; before each later one, twice as many. A server that
+        asks for more gets it.
+    """
+
+    file_s: float = 60.0
+    stall_s: float = 20.0
+    n_tries: int = 3
+    backoff_s: float = 0.5
+
+
+PATIENCE = Patience()
+
+
+class Storage:
+    """Files in buckets and behind web addresses.
+
+    One thread holds all connections, so that a time that is over ends whatever was waited for: a
+    name that is not resolved, a head that is sent letter by letter. Methods may be called from any
+    other thread. Nothing is connected before something is asked for.
+    """
+
+    def __init__(self, patience: Patience = PATIENCE) -> None:
+        self.patience = patience
+        self._sources: dict[str, ByteSource] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turns = asyncio.Semaphore(N_AT_ONCE)
+        self._lock = threading.Lock()
+
+    def fetch(self, url: str, file: IO[bytes], most: int, version: str = "") -> Future[None]:
+        """Begin to write what ``url`` names into ``file``, ``most`` bytes of it at most.
+
+        Parameters
+        ----------
+        version : it must be of, see `Opened`; any where it is empty.
+
+        Raises
+        ------
+        NotFetched : by the future; it cannot be had.
+        SourceUnavailable : by the future; nothing can be had from there any more.
+        """
+        return self._begun(self._fetch(url, file, most, version))
+
+    def read(self, url: str, most: int, version: str = "") -> bytes:
+        """Return what ``url`` names; raises as `fetch` does."""
+        file = BytesIO()
+        self.fetch(url, file, most, version).result()
+        return file.getvalue()
+
+    def copied(self, url: str, folder: Path) -> Path:
+        """Return a copy of the file at ``url``, in ``folder``, see `Copy`.
+
+        Raises
+        ------
+        SourceUnavailable : it cannot be had.
+        DatasetError : it does not fit on the disk.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        copy = Copy(folder / file_name(url))
+        try:
+            self._begun(self._copy(url, copy)).result()
+        except NotFetched as error:
+            raise SourceUnavailable(f"{shown(url)} is wanted whole: {error}") from error
+        return copy.path
+
+    def listed(self, folder: str) -> Iterator[Listed]:
+        """Give the files below a folder in a bucket, in no certain order.
+
+        Raises
+        ------
+        SourceUnavailable : the bucket cannot be listed.
+        DatasetError : it is no folder in a bucket.
+        """
+        bucket = self._source(folder)
+        if not isinstance(bucket, Bucket):
+            raise DatasetError(
+                f"{shown(folder)} is no folder that can be listed: the web has none. Name a "
+                "manifest, an archive or a IIIF manifest there."
+            )
+        pages = bucket.pages(folder)
+        while page := self._begun(self._page(bucket, pages)).result():
+            yield from page
+
+    def close(self) -> None:
+        """Give up what is being fetched, and end all connections; another call begins anew."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+            sources, self._sources = self._sources, {}
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(_end(sources), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+
+    def _begun(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._turns = asyncio.Semaphore(N_AT_ONCE)
+                threading.Thread(
+                    target=_serve, args=[self._loop], name="storage", daemon=True
+                ).start()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _source(self, url: str) -> ByteSource:
+        """The web, or the bucket of ``url``."""
+        is_web = scheme_of(url) in WEB
+        name = "web" if is_web else in_bucket(url)[0]
+        with self._lock:
+            if name not in self._sources:
+                stall_s = self.patience.stall_s
+                self._sources[name] = Web(stall_s, N_AT_ONCE) if is_web else Bucket(name, stall_s)
+            return self._sources[name]
+
+    async def _fetch(self, url: str, file: IO[bytes], most: int, version: str) -> None:
+        """Write an image; a server that sends more is not listened to any longer."""
+        source = self._source(url)
+
+        async def once() -> None:
+            file.seek(0)
+            file.truncate()
+            left = most
+            async with self._opened(source, url, version) as opened:
+                async for chunk in opened.chunks:
+                    file.write(chunk[:left])
+                    left -= len(chunk)
+                    if left <= 0:
+                        return
+
+        async with self._turns, _in_time(source, url, self.patience.file_s):
+            await self._tried(once)
+
+    async def _copy(self, url: str, copy: Copy) -> None:
+        """Write a file whole; where the connection breaks, from there on."""
+        source, patience = self._source(url), self.patience
+        async with _in_time(source, url, patience.file_s) as clock:
+            with copy.writing(url) as writing:
+                reached = 0
+
+                async def once() -> None:
+                    nonlocal reached
+                    async with self._opened(source, url, writing.version, writing.size) as opened:
+                        if not writing.begins(opened.version, opened.start):
+                            return
+                        async for chunk in opened.chunks:
+                            writing.add(chunk)
+                            if writing.size >= reached + _STEP_BYTES:
+                                reached = writing.size
+                                clock.reschedule(
+                                    asyncio.get_running_loop().time() + patience.file_s
+                                )
+
+                await self._tried(once, lambda: reached)
+
+    async def _tried(
+        self, once: Callable[[], Awaitable[None]], reached: Callable[[], int] = lambda: 0
+    ) -> None:
+        """Do ``once``, several times if need be; as often again when more has been ``reached``."""
+        n_left, before = self.patience.n_tries, 0
+        while True:
+            try:
+                return await once()
+            except TryAgain as error:
+                n_left = self.patience.n_tries if reached() > before else n_left
+                before = reached()
+                n_left -= 1
+                if n_left <= 0:
+                    raise
+                n_failed = self.patience.n_tries - n_left
+                pause_s = self.patience.backoff_s * 2 ** (n_failed - 1)
+                await asyncio.sleep(max(pause_s, error.after_s))
+
+    @asynccontextmanager
+    async def _opened(
+        self, source: ByteSource, url: str, version: str, start: int = 0
+    ) -> AsyncIterator[Opened]:
+        """Open a file; a server that sends nothing for a while has to be asked again."""
+        stall_s = self.patience.stall_s
+        loop = asyncio.get_running_loop()
+        try:
+            async with (
+                asyncio.timeout(stall_s) as clock,
+                source.opened(url, version, start) as opened,
+            ):
+
+                async def chunks() -> AsyncIterator[bytes]:
+                    async for chunk in opened.chunks:
+                        clock.reschedule(loop.time() + stall_s)
+                        yield chunk
+
+                yield Opened(opened.start, opened.version, chunks())
+        except TimeoutError as error:
+            raise TryAgain(f"{shown(url)} sent nothing for {stall_s:g} s.") from error
+
+    async def _page(self, bucket: Bucket, pages: AsyncIterator[T]) -> T | None:
+        try:
+            async with asyncio.timeout(self.patience.file_s):
+                return await anext(pages, None)
+        except TimeoutError as error:
+            raise SourceUnavailable(
+                f"{bucket.url} was not listed within {self.patience.file_s:g} s."
+            ) from error
+
+
+@asynccontextmanager
+async def _in_time(source: ByteSource, url: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
+    """Give up after ``seconds``; and if it failed, find out whether all of the source is gone."""
+    try:
+        async with asyncio.timeout(seconds) as clock:
+            yield clock
+    except TimeoutError as error:
+        await source.require_there()
+        raise NotFetched(f"{shown(url)} took more than {seconds:g} s.") from error
+    except NotFetched:
+        await source.require_there()
+        raise
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+async def _end(sources: dict[str, ByteSource]) -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    for source in sources.values():
+        await source.close()

@@ -1,0 +1,146 @@
+"""Files behind a web address."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from netrc import NetrcParseError
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from index_builder.storage.source import NotFetched, Opened, TryAgain
+from index_builder.storage.urls import shown, without_secrets
+from model_store.errors import DatasetError
+from model_store.installation import DISTRIBUTION, how_to_install, installed_version
+
+if TYPE_CHECKING:
+    import httpx2
+
+N_REDIRECTS = 5
+_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+_REASONS = {
+    401: "asks for a password; put it into ~/.netrc, or into the URL",
+    403: "does not allow it",
+    404: "has no such file",
+    410: "has no such file any more",
+    412: "has another version of it by now",
+}
+
+
+class Web:
+    """Files of any web server; proxies and ``~/.netrc`` are respected.
+
+    Parameters
+    ----------
+    stall_s : seconds without a byte after which a connection is given up.
+    n_connections : at once, at most.
+
+    Raises
+    ------
+    DatasetError : the extra is not installed, or ``~/.netrc`` cannot be read.
+    """
+
+    def __init__(self, stall_s: float, n_connections: int) -> None:
+        try:
+            import httpx2  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise DatasetError(
+                f"Reading from the web needs httpx2. {how_to_install('remote')}"
+            ) from error
+        # Its log has every URL, with what signs it.
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
+        self._httpx = httpx2
+        self._netrc = _netrc(httpx2)
+        self._client = httpx2.AsyncClient(
+            follow_redirects=True,
+            max_redirects=N_REDIRECTS,
+            timeout=httpx2.Timeout(stall_s, pool=None),
+            limits=httpx2.Limits(max_connections=n_connections),
+            # Compressed bytes would be as large as they like once they are unpacked.
+            headers={
+                "User-Agent": f"{DISTRIBUTION}/{installed_version()}",
+                "Accept-Encoding": "identity",
+            },
+        )
+
+    @asynccontextmanager
+    async def opened(self, url: str, version: str = "", start: int = 0) -> AsyncIterator[Opened]:
+        """Ask for a file; see `ByteSource`."""
+        # Weak validators do not say that two parts are of one file.
+        resumes = start > 0 and version.startswith('"')
+        headers = {"Range": f"bytes={start}-", "If-Range": version} if resumes else {}
+        try:
+            async with self._client.stream(
+                "GET", url, headers=headers, auth=self._auth(url)
+            ) as response:
+                _require_content(url, response)
+                if response.status_code == 206 and not response.headers.get(
+                    "Content-Range", ""
+                ).startswith(f"bytes {start}-"):
+                    raise NotFetched(f"{_host(url)} sends another part than was asked for.")
+                yield Opened(
+                    start if response.status_code == 206 else 0,
+                    response.headers.get("ETag") or response.headers.get("Last-Modified") or "",
+                    response.aiter_raw(),
+                )
+        except (self._httpx.TooManyRedirects, self._httpx.UnsupportedProtocol) as error:
+            raise NotFetched(f"{_host(url)} leads nowhere ({_said(error)}).") from error
+        except self._httpx.TransportError as error:
+            raise TryAgain(
+                f"{_host(url)} does not answer as it should ({_said(error)})."
+            ) from error
+        except (self._httpx.InvalidURL, UnicodeError, ValueError) as error:
+            raise NotFetched(f"{shown(url)} is no web address ({_said(error)}).") from error
+
+    def _auth(self, url: str) -> httpx2.NetRCAuth | None:
+        """Return the passwords of the file; none where the URL has one of its own."""
+        return None if "@" in urlsplit(url).netloc else self._netrc
+
+    async def require_there(self) -> None:
+        """Do nothing: one server that is gone is not the web."""
+
+    async def close(self) -> None:
+        """End its connections."""
+        await self._client.aclose()
+
+
+def _require_content(url: str, response: httpx2.Response) -> None:
+    """Raise where the answer is no file."""
+    status = response.status_code
+    if status in _BUSY:
+        raise TryAgain(f"{_host(url)} answers {status}.", _retry_after(response))
+    if status not in {200, 206}:
+        raise NotFetched(f"{_host(url)} {_REASONS.get(status, 'does not give it')} ({status}).")
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise NotFetched(f"{_host(url)} sends it as {encoding[:20]!r}, which was not asked for.")
+
+
+def _retry_after(response: httpx2.Response) -> float:
+    text = response.headers.get("Retry-After", "")
+    return float(text) if text.isdecimal() and len(text) < 6 else 0.0
+
+
+def _host(url: str) -> str:
+    return "/".join(shown(url).split("/", 3)[:3])
+
+
+def _said(error: Exception) -> str:
+    """Return the message of a library on one line, without secrets."""
+    return without_secrets(str(error).split("\n", 1)[0][:200]) or type(error).__name__
+
+
+def _netrc(httpx: object) -> httpx2.NetRCAuth | None:
+    """Return the passwords of ``NETRC`` or ``~/.netrc``; None where there is no such file."""
+    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    if not path.is_file():
+        return None
+    try:
+        auth: httpx2.NetRCAuth = httpx.NetRCAuth(str(path))  # type: ignore[attr-defined]
+    except (NetrcParseError, OSError) as error:
+        # The parser's message may quote the line, and with it a password.
+        raise DatasetError(f"{path} cannot be read ({type(error).__name__}).") from error
+    return auth

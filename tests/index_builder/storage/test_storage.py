@@ -1,0 +1,332 @@
+"""Files from the web: honest servers are read, others cost little time and no more bytes."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from index_builder.storage import NotFetched, Patience, Storage
+from model_store.errors import DatasetError, SourceUnavailable
+from tests.support.web_server import (
+    Answer,
+    Handler,
+    WebServer,
+    at_second_try,
+    dribbling_body,
+    dribbling_head,
+    endless,
+    hangs_up,
+    promises_less,
+    promises_more,
+    silent,
+    status,
+    web_server,
+)
+
+PATIENCE = Patience(file_s=20.0, stall_s=10.0, n_tries=2, backoff_s=0.05)
+SHORT = Patience(file_s=1.2, stall_s=0.4, n_tries=2, backoff_s=0.05)
+MOST = 100_000
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[WebServer]:
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "a b.png").write_bytes(b"an image")
+    with web_server(tmp_path / "served") as server:
+        yield server
+
+
+@pytest.fixture
+def storage() -> Iterator[Storage]:
+    with closing(Storage(PATIENCE)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def hasty() -> Iterator[Storage]:
+    with closing(Storage(SHORT)) as opened:
+        yield opened
+
+
+def test_a_file_is_read(web: WebServer, storage: Storage) -> None:
+    assert storage.read(f"{web.url}/a%20b.png", MOST) == b"an image"
+    assert storage.read(f"{web.url}/a b.png", 2) == b"an"
+    storage.close()
+    assert storage.read(f"{web.url}/a%20b.png", MOST) == b"an image"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "n_asked"),
+    [
+        (status(404), r"has no such file \(404\)", 1),
+        (status(403), r"does not allow it \(403\)", 1),
+        (status(302, Location="ftp://elsewhere/x"), "leads nowhere", 1),
+        (status(302, Location="/x"), "leads nowhere", 6),
+        (status(500), "answers 500", 2),
+        (status(204), r"does not give it \(204\)", 1),
+        (status(206, Content_Range="bytes 5-9/10"), "another part than was asked for", 1),
+        (status(200, Content_Encoding="gzip"), "'gzip', which was not asked for", 1),
+        (hangs_up, "does not answer as it should", 2),
+        (promises_more(b"12345"), "does not answer as it should", 2),
+    ],
+)
+def test_what_is_no_file_is_said(
+    web: WebServer, storage: Storage, answer: Answer, said: str, n_asked: int
+) -> None:
+    web.answers["/x"] = answer
+    with pytest.raises(NotFetched, match=said):
+        storage.read(f"{web.url}/x", MOST)
+    assert web.asked["/x"] == n_asked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [silent, dribbling_head, dribbling_body])
+def test_slow_servers_are_given_up(web: WebServer, hasty: Storage, answer: Answer) -> None:
+    web.answers["/x"] = answer
+    started = time.monotonic()
+    with pytest.raises(NotFetched, match=r"took more than 1\.2 s|sent nothing for 0\.4 s|answer"):
+        hasty.read(f"{web.url}/x", MOST)
+    assert time.monotonic() - started < 10
+
+
+def test_endless_bytes_are_not_listened_to(web: WebServer, storage: Storage) -> None:
+    web.answers["/x"] = endless
+    assert storage.read(f"{web.url}/x", MOST) == bytes(MOST)
+
+
+def test_no_more_is_read_than_was_promised(web: WebServer, storage: Storage) -> None:
+    web.answers["/x"] = promises_less(bytes(500))
+    assert storage.read(f"{web.url}/x", MOST) == bytes(400)
+
+
+def test_another_try_may_succeed(web: WebServer, storage: Storage) -> None:
+    def good(request: Handler) -> None:
+        request.send(b"good")
+
+    for number, bad in enumerate([status(503), hangs_up, promises_more(b"bad"), status(429)]):
+        web.answers[f"/{number}"] = at_second_try(bad, good)
+        assert storage.read(f"{web.url}/{number}", MOST) == b"good"
+
+
+def test_a_server_that_asks_for_time_gets_it(web: WebServer, storage: Storage) -> None:
+    def good(request: Handler) -> None:
+        request.send(b"good")
+
+    web.answers["/x"] = at_second_try(status(429, Retry_After="1"), good)
+    started = time.monotonic()
+    assert storage.read(f"{web.url}/x", MOST) == b"good"
+    assert time.monotonic() - started >= 1
+
+
+def test_a_server_that_is_not_there(storage: Storage) -> None:
+    for url in ("http://127.0.0.1:9/x.png", "http://name.invalid/x.png"):
+        with pytest.raises(NotFetched, match="does not answer as it should"):
+            storage.read(url, MOST)
+    with pytest.raises(NotFetched, match="is no web address"):
+        storage.read("http://[::1/x", MOST)
+
+
+def test_at_most_so_many_are_fetched_at_once(web: WebServer, tmp_path: Path) -> None:
+    at_work: list[int] = []
+    most = 0
+
+    def counted(request: Handler) -> None:
+        nonlocal most
+        at_work.append(1)
+        most = max(most, len(at_work))
+        time.sleep(0.05)
+        at_work.pop()
+        request.send(b"1")
+
+    web.answers["/x"] = counted
+    with closing(Storage()) as storage:
+        files = [io.BytesIO() for _ in range(50)]
+        for future in [storage.fetch(f"{web.url}/x", file, MOST) for file in files]:
+            future.result()
+    assert 4 < most <= 16
+
+
+def test_credentials_go_to_their_host_alone(
+    web: WebServer, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login ann password from-netrc\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    storage.read(f"{web.url}/a%20b.png", MOST)
+    assert base64.b64encode(b"ann:from-netrc").decode() in web.heads[-1]
+    with web_server(tmp_path) as other:
+        # By another name it is another host.
+        elsewhere = other.url.replace("127.0.0.1", "localhost") + "/netrc"
+        web.answers["/x"] = status(302, Location=elsewhere)
+        assert storage.read(f"{web.url}/x", MOST).startswith(b"machine")
+        assert "Authorization" not in other.heads[-1]
+        web.answers["/y"] = status(404)
+        with pytest.raises(NotFetched) as caught:
+            storage.read(web.url.replace("//", "//bob:hidden@") + "/y?sig=hidden", MOST)
+    assert base64.b64encode(b"bob:hidden").decode() in web.heads[-1]
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_netrc_that_cannot_be_read_is_not_quoted(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine x pasword hidden\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(DatasetError, match="cannot be read") as caught:
+        storage.read("http://127.0.0.1:9/", MOST)
+    assert "hidden" not in str(caught.value)
+
+
+class TestCopies:
+    def test_the_same_content_has_the_same_date(
+        self, web: WebServer, storage: Storage, tmp_path: Path
+    ) -> None:
+        (web.folder / "list.csv").write_text("path\n")
+        first = storage.copied(f"{web.url}/list.csv?sig=1", tmp_path / "1")
+        again = storage.copied(f"{web.url}/list.csv?sig=2", tmp_path / "2")
+        assert first.read_text() == again.read_text() == "path\n"
+        assert first.stat().st_mtime_ns == again.stat().st_mtime_ns
+        (web.folder / "list.csv").write_text("path\na.png\n")
+        changed = storage.copied(f"{web.url}/list.csv?sig=1", tmp_path / "1")
+        assert changed.read_text() == "path\na.png\n"
+        assert changed.stat().st_mtime_ns != again.stat().st_mtime_ns
+
+    def test_what_has_not_changed_is_not_copied_again(
+        self, web: WebServer, storage: Storage, tmp_path: Path
+    ) -> None:
+        sent = []
+
+        def tagged(request: Handler) -> None:
+            request.send(b"x" * 10, ETag='"1"')
+            sent.append(1)
+
+        web.answers["/a.tar"] = tagged
+        copy = storage.copied(f"{web.url}/a.tar", tmp_path)
+        copy.chmod(0o400)
+        inode = copy.stat().st_ino
+        assert storage.copied(f"{web.url}/a.tar", tmp_path).stat().st_ino == inode
+        web.answers["/a.tar"] = lambda request: request.send(b"y", ETag='"2"')
+        assert storage.copied(f"{web.url}/a.tar", tmp_path).read_bytes() == b"y"
+        assert not list(tmp_path.glob("*.partial"))
+
+    def test_a_broken_connection_goes_on_from_where_it_broke(
+        self, web: WebServer, storage: Storage, tmp_path: Path
+    ) -> None:
+        whole = os.urandom(5 * 2**20)
+        ranges = []
+
+        def breaking(request: Handler) -> None:
+            ranges.append(request.headers.get("Range"))
+            start = int((ranges[-1] or "bytes=0-")[6:-1])
+            request.send_response(206 if start else 200)
+            request.send_header("Content-Length", str(len(whole) - start))
+            request.send_header("Content-Range", f"bytes {start}-{len(whole) - 1}/{len(whole)}")
+            request.send_header("ETag", '"1"')
+            request.end_headers()
+            request.wfile.write(whole[start : start + 2**20 + 5000])
+            request.close_connection = True
+
+        web.answers["/a.tar"] = breaking
+        assert storage.copied(f"{web.url}/a.tar", tmp_path).read_bytes() == whole
+        assert len(ranges) == 5
+        assert ranges[0] is None
+        assert None not in ranges[1:]
+
+    def test_without_a_tag_it_begins_anew(
+        self, web: WebServer, storage: Storage, tmp_path: Path
+    ) -> None:
+        web.answers["/a.csv"] = at_second_try(
+            promises_more(b"bad"), lambda request: request.send(b"good")
+        )
+        assert storage.copied(f"{web.url}/a.csv", tmp_path).read_bytes() == b"good"
+
+    @pytest.mark.parametrize("answer", [status(404), hangs_up])
+    def test_what_cannot_be_copied_is_said(
+        self, web: WebServer, storage: Storage, tmp_path: Path, answer: Answer
+    ) -> None:
+        web.answers["/a.csv"] = answer
+        with pytest.raises(SourceUnavailable, match=r"a\.csv is wanted whole: http://127"):
+            storage.copied(f"{web.url}/a.csv?sig=hidden", tmp_path)
+        assert not (tmp_path / "a.csv").exists()
+
+    def test_an_endless_file_does_not_fill_the_disk(
+        self, web: WebServer, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("index_builder.storage.copies._SHARE_OF_FREE", 1e-6)
+        web.answers["/a.csv"] = endless
+        with pytest.raises(DatasetError, match="disk of the run directory has room for"):
+            storage.copied(f"{web.url}/a.csv", tmp_path / "copies")
+        assert not list((tmp_path / "copies").iterdir())
+
+
+LISTING = """<ListBucketResult><Name>photographs</Name><IsTruncated>false</IsTruncated>
+<Contents><Key>%s</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"1"</ETag>
+<Size>3</Size></Contents></ListBucketResult>"""
+
+
+class TestHostileBuckets:
+    """A service that says it is S3."""
+
+    @pytest.fixture(autouse=True)
+    def _named_in_the_environment(self, web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", web.url)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+        web.answers["/photographs"] = self.listing("x.png")
+
+    def listing(self, key: str) -> Answer:
+        return lambda request: request.send((LISTING % key).encode())
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            silent,
+            dribbling_head,
+            dribbling_body,
+            endless,
+            promises_more(b"1"),
+            hangs_up,
+            status(500),
+        ],
+    )
+    def test_a_file_that_does_not_come_costs_no_more_than_itself(
+        self, web: WebServer, hasty: Storage, answer: Answer
+    ) -> None:
+        web.answers["/photographs/x.png"] = answer
+        started = time.monotonic()
+        with pytest.raises(NotFetched, match=r"s3://photographs/x\.png"):
+            hasty.read("s3://photographs/x.png", MOST)
+        assert time.monotonic() - started < 10
+
+    def test_a_bucket_that_is_gone_is_told_from_a_file(
+        self, web: WebServer, storage: Storage
+    ) -> None:
+        with pytest.raises(NotFetched, match=r"There is no s3://photographs/gone\.png"):
+            storage.read("s3://photographs/gone.png", MOST)
+        web.answers["/photographs"] = status(404)
+        with pytest.raises(SourceUnavailable, match="s3://photographs is not there any more"):
+            storage.read("s3://photographs/gone.png", MOST)
+
+    def test_who_may_read_and_not_list_may_miss_a_file(
+        self, web: WebServer, storage: Storage
+    ) -> None:
+        web.answers["/photographs"] = status(403)
+        web.answers["/photographs/x.png"] = status(403)
+        with pytest.raises(NotFetched, match="could not be read"):
+            storage.read("s3://photographs/x.png", MOST)
+
+    def test_a_key_that_is_no_path_is_said(self, web: WebServer, storage: Storage) -> None:
+        web.answers["/photographs"] = self.listing("a//x.png")
+        with pytest.raises(SourceUnavailable, match="a file whose name is no path"):
+            list(storage.listed("s3://photographs"))
+
+    def test_the_web_has_no_folders(self, web: WebServer, storage: Storage) -> None:
+        with pytest.raises(DatasetError, match=r"no folder that can be listed.*Name a manifest"):
+            list(storage.listed(web.url))
