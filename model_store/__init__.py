@@ -24,6 +24,7 @@ algebra of uncertain distances, `errors` the whole error family.
     text_queries    texts in place of images
     one_encoder     parts that belong together
     notebook        answers as notebooks show them
+    answers         what a query found, and the decision on it
     matches         ranked neighbours with their probabilities
     verdicts        the words of answers
     deadline        work for nobody is given up
@@ -36,13 +37,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from model_store.answers import Answer
     from model_store.bundles.bundle import Bundle, open_bundle
-    from model_store.retriever import Answer, Retriever
+    from model_store.retriever import Retriever
     from model_store.text_queries import search_text
     from model_store.vector_queries import NeighbourList, VectorQuery, decide_list
 else:
     _ROOMS = {
-        "Answer": "model_store.retriever",
+        "Answer": "model_store.answers",
         "Bundle": "model_store.bundles.bundle",
         "NeighbourList": "model_store.vector_queries",
         "Retriever": "model_store.retriever",

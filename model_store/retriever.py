@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.decision import Calibration, Decision, FilterMeans, Retrieved, Terms, decide
+from model_store.answers import Answer, Explanation
+from model_store.decision import Calibration, FilterMeans, Retrieved, Terms, decide
 from model_store.decision.staleness import staleness
 from model_store.encoder.contract import Embeddings, Encoder, QueryKind, TextEncoder
 from model_store.errors import OrderUnavailable
 from model_store.gallery import Allowed, Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
-from model_store.matches import Match, matches_of
-from model_store.notebook import answer_html
+from model_store.matches import matches_of
 from model_store.one_encoder import require_one_encoder
 from model_store.predictive import N_SAMPLES, Predictive, predict
 from model_store.search import (
@@ -30,57 +29,10 @@ from model_store.search import (
     two_stage_search,
 )
 from model_store.sphere import base_noise
-from model_store.verdicts import IndexedBy, Order, Plan
+from model_store.verdicts import Order
 
 DEFAULT_ALPHA = 0.05
 """Rate of false alarms where neither the request nor a calibration names one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The way in which the items that pass a filter were found.
-
-    Attributes
-    ----------
-    plan : see `model_store.verdicts.Plan`.
-    share : estimated share of the gallery's items that pass.
-    indexes : the fields that the filter asks for, and where their indexes are.
-    """
-
-    plan: Plan
-    share: float
-    indexes: Mapping[str, IndexedBy]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one query.
-
-    Attributes
-    ----------
-    decision, predictive : the verdict and the numbers behind it.
-    alpha : the rate of false alarms that was accepted.
-    order : what the list is ordered by.
-    matches : the first items of the list.
-    n_listed : number of items in the whole list, of which ``matches`` are the first.
-    result_set : items of `Decision.result_set`, nearest first; some may stand below the matches.
-    seconds : of each stage.
-    explain : how the items were found; None without a filter.
-    """
-
-    decision: Decision
-    predictive: Predictive
-    alpha: float
-    order: Order
-    matches: tuple[Match, ...]
-    n_listed: int
-    result_set: tuple[Item, ...]
-    seconds: dict[str, float]
-    explain: Explanation | None = None
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows of it."""
-        return answer_html(self.decision, self.matches)
 
 
 class Retriever:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from model_store.answers import Answer
 from model_store.decision import FilterMeans
 from model_store.encoder.contract import TextEncoder
 from model_store.errors import InvalidText, TextUnavailable
 from model_store.gallery import Filter
 from model_store.predictive import Predictive
-from model_store.retriever import Answer, Retriever
+from model_store.retriever import Retriever
 from model_store.search import EVERYTHING, Diversity
 from model_store.verdicts import MAX_TEXT_CHARACTERS, Order
 

@@ -15,8 +15,9 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import auroc, calibration_error, recall_at_k, reliability
 from index_builder.vectors.encoder import embedded
+from model_store.answers import Answer
 from model_store.gallery import Item
-from model_store.retriever import Answer, Retriever
+from model_store.retriever import Retriever
 from model_store.verdicts import Order
 
 LIMIT = 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Terms, assess
 from model_store.encoder.contract import QueryKind
@@ -12,7 +13,7 @@ from model_store.errors import FeedbackNotKept, InternalError, ItemNotFound
 from model_store.feedback import Feedback
 from model_store.images.quality import quality_hints
 from model_store.predictive import Predictive
-from model_store.retriever import Answer, Retriever
+from model_store.retriever import Retriever
 from model_store.search import N_CANDIDATES
 from model_store.vector_queries import NeighbourList, VectorQuery, decide_list
 from service.schemas import ShareOrigin

@@ -10,13 +10,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Assessment, FilterMeans
 from model_store.errors import ItemNotFound
 from model_store.gallery import Filter, Gallery, Item
 from model_store.images.quality import QualityHint
 from model_store.predictive import Predictive
-from model_store.retriever import Answer
 from model_store.search import EVERYTHING, Diversity
 from model_store.vector_queries import ListDecision, NeighbourList, VectorQuery
 from model_store.verdicts import Order

@@ -10,11 +10,11 @@ import logging
 import sqlite3
 from collections.abc import Callable
 
+from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
 from model_store.drift_states import DriftStates, SavedDrift
 from model_store.encoder.contract import QueryKind
 from model_store.feedback import FeedbackLog
-from model_store.retriever import Answer
 from model_store.share_states import SavedShare, ShareStates
 from service.serving.absent_share import AbsentShareWatch
 from service.serving.audit import Audit

@@ -18,10 +18,11 @@ from index_builder.networks import load_encoder
 from index_builder.pipeline.run import Run
 from index_builder.posteriors import load_posterior
 from index_builder.posteriors.encoders import ProbabilisticEncoder
+from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
 from model_store.encoder.contract import Embeddings, EncoderMetadata
 from model_store.images import decode_image
-from model_store.retriever import Answer, Retriever
+from model_store.retriever import Retriever
 from tests.end_to_end.processes import Service
 
 TOLERANCE = 1e-5

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from index_builder.datasets.digits import digits
+from model_store.answers import Answer
 from model_store.bundles.bundle import open_bundle
 from model_store.decision import Calibration
 from model_store.errors import OrderUnavailable
 from model_store.gallery import read_filter
 from model_store.predictive import Predictive
-from model_store.retriever import Answer, Retriever
+from model_store.retriever import Retriever
 from model_store.search import N_CANDIDATES, Diversity
 
 

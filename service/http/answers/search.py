@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Assessment, Decision, ResultSet
 from model_store.images.quality import MEASURES
 from model_store.matches import Match
 from model_store.predictive import Predictive
-from model_store.retriever import Answer
 from service import schemas
 from service.http.answers.bundles import bundle_state, encoder_state
 from service.http.answers.items import item_detail, thumbnail_url
