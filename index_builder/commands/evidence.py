@@ -30,7 +30,7 @@ BundlesArgument = Annotated[
     Path | None, typer.Argument(help="A directory of bundles; its current one is meant.")
 ]
 QueriesOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--queries",
         "--vectors",
@@ -52,7 +52,7 @@ class CalibrateOptions:
     queries: QueriesOption = None
     items: ItemsOption = None
     gallery: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="What the gallery was made of, as `index` took it: needed where the bundle was "
             "never calibrated, or where every query has a match."
@@ -155,7 +155,7 @@ def evaluate_command(
 
 
 def _of_configuration(
-    bundles: Path | None, queries: Path | None, config: str | None, others: tuple[object, ...]
+    bundles: Path | None, queries: str | None, config: str | None, others: tuple[object, ...]
 ) -> bool:
     """Return whether a step of a configuration is meant.
 
@@ -174,9 +174,9 @@ def _of_configuration(
 
 
 def _evidence(
-    queries: Path | None,
+    queries: str | None,
     items: Path | None,
-    gallery: Path | None = None,
+    gallery: str | None = None,
     gallery_items: Path | None = None,
 ) -> Evidence:
     assert queries is not None  # noqa: S101 - or it is of a configuration

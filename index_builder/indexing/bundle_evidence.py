@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +24,7 @@ from index_builder.indexing.bundle_manifest import summarise
 from index_builder.indexing.own_queries import read_gallery, read_queries
 from index_builder.indexing.sources import VectorSource, open_source
 from index_builder.progress import console
+from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
 from index_builder.vectors.passed import PassedVectors
 from index_builder.vectors.store import VectorFile
@@ -55,15 +56,15 @@ class Evidence:
 
     Attributes
     ----------
-    queries : of images, or a table of vectors.
+    queries : a source of images, by path or URL, or a table of vectors.
     items : what is known of each row of a table of vectors; None where the table says it.
     gallery : what the gallery was made of, as ``index`` took it.
     gallery_items : of that, where it is a table of vectors.
     """
 
-    queries: Path
+    queries: str
     items: Path | None = None
-    gallery: Path | None = None
+    gallery: str | None = None
     gallery_items: Path | None = None
 
 
@@ -133,21 +134,23 @@ class _Room:
     Attributes
     ----------
     scratch : a directory to work in.
+    storage : reads what does not lie on this machine.
     """
 
     evidence: Evidence
     encoder: StoredEncoder
     scratch: Path
+    storage: Storage
 
-    def source(self, path: Path, items: Path | None) -> Source:
+    def source(self, name: str, items: Path | None) -> Source:
         """Open a source of what the encoder takes."""
         if self.encoder.metadata.takes_images:
-            return open_source(path)
-        table = _table(path)
+            return open_source(name, storage=self.storage)
+        table = _table(name)
         taken = self.encoder.metadata.input
         if not isinstance(taken, VectorInput) or taken.sizes != table.sizes:
             raise DatasetError(
-                f"{path.name} has {table.sizes} numbers of mean, variance and features a row; "
+                f"{table.path.name} has {table.sizes} numbers of mean, variance and features; "
                 f"wanted {taken.sizes if isinstance(taken, VectorInput) else taken}."
             )
         return VectorSource(table, items)
@@ -164,7 +167,7 @@ def _fitted(
     queries, named = _queries(room, gallery), room.evidence.gallery
     if named is not None:
         source = room.source(named, room.evidence.gallery_items)
-        images = read_gallery(source, room.encoder, gallery, room.scratch, _LIMITS)
+        images = read_gallery(source, room.encoder, gallery, room.scratch, _LIMITS, room.storage)
         order = np.random.default_rng(seed).permutation(len(images))[:N_DETECTOR_IMAGES]
         return calibrate_gallery(
             room.encoder,
@@ -201,7 +204,7 @@ def _config(before: Calibration | None, promises: Mapping[str, float]) -> Calibr
 def _queries(room: _Room, gallery: Gallery) -> QuerySet:
     """Read the queries, and say how many there are and which are left out."""
     source = room.source(room.evidence.queries, room.evidence.items)
-    own = read_queries(source, room.encoder, gallery, room.scratch, _LIMITS)
+    own = read_queries(source, room.encoder, gallery, room.scratch, _LIMITS, room.storage)
     console.print(
         f"{len(own.queries.matched):,} queries with a match, {len(own.queries.withheld):,} without"
     )
@@ -227,15 +230,15 @@ def opened(root: Path) -> Iterator[Bundle]:
 def _room(encoder: Encoder, evidence: Evidence) -> Iterator[_Room]:
     """Prepare to read the evidence; an encoder remembers what it has embedded of it."""
     taken: Encoder = encoder
-    if encoder.metadata.takes_images and holds_vectors(evidence.queries):
+    if encoder.metadata.takes_images and holds_vectors(Path(evidence.queries)):
         taken = PassedVectors(encoder, _table(evidence.queries))
-    with TemporaryDirectory(prefix="vouch-queries-") as name:
-        known = VectorFile(Path(name) / "vectors.sqlite")
-        try:
-            yield _Room(evidence, StoredEncoder(taken, known), Path(name))
-        finally:
-            known.close()
+    with (
+        TemporaryDirectory(prefix="vouch-queries-") as name,
+        closing(VectorFile(Path(name) / "vectors.sqlite")) as known,
+        closing(Storage()) as storage,
+    ):
+        yield _Room(evidence, StoredEncoder(taken, known), Path(name), storage)
 
 
-def _table(path: Path) -> VectorTable:
-    return open_table(path.expanduser().absolute())
+def _table(name: str) -> VectorTable:
+    return open_table(Path(name).expanduser().absolute())

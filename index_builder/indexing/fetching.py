@@ -9,9 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
+from index_builder.datasets.images import Pixels
 from index_builder.indexing.blocks import Block, Failure, Place
 from index_builder.indexing.prepare import decode_again, read_again
 from index_builder.output import writing
@@ -21,8 +19,8 @@ from model_store.images import ImageLimits
 BLOCKS_AT_ONCE = 2
 """Blocks that are fetched at the same time: while one waits for its slowest image, the other."""
 
-ReadAgain = Callable[[Place, int | None], NDArray[np.uint8]]
-"""Decodes an image that has been indexed; see `read_again`."""
+ReadAgain = Callable[[Place, int | None], Pixels]
+"""Reads an image, or a vector, that has been indexed; see `read_again`."""
 
 
 class Fetching:
@@ -114,7 +112,7 @@ def reader(storage: Storage, limits: ImageLimits) -> ReadAgain:
     It raises `NotFetched` or `OSError` of an image that is not there any more.
     """
 
-    def read(place: Place, smallest_side: int | None) -> NDArray[np.uint8]:
+    def read(place: Place, smallest_side: int | None) -> Pixels:
         if not place.is_remote:
             return read_again(place, smallest_side)
         data = storage.read(place.path, limits.max_bytes, place.version)

@@ -20,9 +20,11 @@ from index_builder.datasets.splits import QuerySet
 from index_builder.indexing.blocks import Entry, Failure
 from index_builder.indexing.catalogue import Catalogue
 from index_builder.indexing.engines import local_engine
-from index_builder.indexing.prepare import read_again, read_vector
+from index_builder.indexing.fetching import Fetching, ReadAgain, reader
+from index_builder.indexing.prepare import read_vector
 from index_builder.indexing.sources import Source
 from index_builder.progress import track
+from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
 from model_store.errors import DatasetError, ItemNotFound
 from model_store.gallery import Gallery
@@ -56,6 +58,7 @@ def read_queries(
     gallery: Gallery,
     scratch: Path,
     limits: ImageLimits,
+    storage: Storage,
 ) -> OwnQueries:
     """Read queries, and let ``encoder`` know all that can be read.
 
@@ -63,15 +66,16 @@ def read_queries(
     ----------
     scratch : a directory to work in.
     limits : which images are decoded.
+    storage : reads what does not lie on this machine.
 
     Raises
     ------
     DatasetError : the source is not what it should be, or names an item that is not there.
     """
-    entries, hashes, failures = _embedded(source, encoder, scratch, limits)
+    entries, hashes, failures = _embedded(source, encoder, scratch, limits, storage)
     held = set(gallery.labels) if gallery.labels else None
     labels = [_truth(entry, gallery) for entry in entries]
-    images = _images(entries, labels, hashes, of_images=encoder.metadata.takes_images)
+    images = _images(entries, labels, hashes, _read(encoder, storage, limits))
     if held is None:
         held = {item.id for item in gallery.items(np.arange(gallery.n_items))}
     matched = np.array([label in held for label in labels], dtype=bool)
@@ -87,6 +91,7 @@ def read_gallery(
     gallery: Gallery,
     scratch: Path,
     limits: ImageLimits,
+    storage: Storage,
 ) -> LabelledImages:
     """Read again what a gallery was made of, as far as it is in the gallery; see `read_queries`.
 
@@ -94,7 +99,7 @@ def read_gallery(
     ------
     DatasetError : the source is not what it should be, or has none of the gallery's items.
     """
-    entries, hashes, _ = _embedded(source, encoder, scratch, limits)
+    entries, hashes, _ = _embedded(source, encoder, scratch, limits, storage)
     label_of = {
         item.id: item.id if item.label is None else item.label
         for item in gallery.items(np.arange(gallery.n_items))
@@ -106,22 +111,22 @@ def read_gallery(
             "item has the same id in both."
         )
     labels = [label_of[entry.id] for entry in kept]
-    return _images(kept, labels, hashes, of_images=encoder.metadata.takes_images)
+    return _images(kept, labels, hashes, _read(encoder, storage, limits))
 
 
 def _embedded(
-    source: Source, encoder: StoredEncoder, scratch: Path, limits: ImageLimits
+    source: Source, encoder: StoredEncoder, scratch: Path, limits: ImageLimits, storage: Storage
 ) -> tuple[list[Entry], dict[str, str], dict[str, Failure]]:
     """Return the entries that can be embedded, the hash of each by id, and the failures."""
     entries = list(source.entries(scratch, OtherFormats()))
     if not entries:
         raise DatasetError("There are no queries in the source. Name another, or add some.")
-    n = usable_processors()
+    fetching = Fetching(storage, scratch / "fetched", limits)
     hashes: dict[str, str] = {}
     failures: dict[str, Failure] = {}
     with (
         closing(Catalogue(scratch / "queries.sqlite", entries)) as catalogue,
-        closing(local_engine(encoder, n, limits)) as engine,
+        closing(local_engine(encoder, usable_processors(), limits, fetching)) as engine,
     ):
         tasks = ((block, "") for block in catalogue.blocks())
         for shard in track(engine.shards(tasks), "embedding", catalogue.n_blocks):
@@ -155,14 +160,22 @@ def _truth(entry: Entry, gallery: Gallery) -> str:
     return item.id if item.label is None else item.label
 
 
+def _read(encoder: StoredEncoder, storage: Storage, limits: ImageLimits) -> ReadAgain:
+    if encoder.metadata.takes_images:
+        return reader(storage, limits)
+    return lambda place, _smallest_side: read_vector(place)
+
+
 def _images(
-    entries: Sequence[Entry], labels: Sequence[str], hashes: Mapping[str, str], *, of_images: bool
+    entries: Sequence[Entry],
+    labels: Sequence[str],
+    hashes: Mapping[str, str],
+    read_again: ReadAgain,
 ) -> LabelledImages:
     """Return entries as images; exact copies, where nobody names groups, are one."""
 
     def read(row: int, smallest_side: int | None) -> Pixels:
-        place = entries[row].place
-        return read_again(place, smallest_side) if of_images else read_vector(place)
+        return read_again(entries[row].place, smallest_side)
 
     sources = tuple(entry.source or "" for entry in entries)
     return LabelledImages(
