@@ -2,8 +2,9 @@
 
 import { key, review } from "./api.js";
 import { el, glyph, picture, svg } from "./elements.js";
+import { t } from "./language.js";
 import {
-  NBSP, QUERIES, VERDICTS, absentSentence, count, isNumber, outlierSentence, percent,
+  NBSP, QUERIES, VERDICTS, absentSentence, brief, count, isNumber, outlierSentence, percent,
   uncertaintySentence,
 } from "./words.js";
 
@@ -14,12 +15,16 @@ export const verdictOf = ({ verdict }) => VERDICTS[verdict] ??
   { word: verdict, says: () => "", heading: "Ranked by similarity" };
 
 /** What to show of `answer`; `question` is the image that was asked about, `queries` what the
- * gallery was calibrated with. */
-export function answerParts(answer, question, queries, roundTrip) {
+ * gallery was calibrated with, `look` looks closely at the result of a place. */
+export function answerParts(answer, question, { queries, roundTrip, look }) {
   const verdict = verdictOf(answer);
   const { query, bundle: { calibration } } = answer;
   return [
     verdictPanel(answer, verdict, question.preview),
+    answer.results.length ? el("p.actions", {}, el("button.primary", {
+      type: "button", onclick: () => look(0), "data-testid": "look",
+    }, t`Compare and decide`),
+      el("span.note", { role: "status", "data-testid": "decision" })) : "",
     auditPart(answer),
     calibration.status === "stale"
       ? el("p.warning", {}, el("b", {}, "Out of date. "), calibration.reason) : "",
@@ -31,7 +36,7 @@ export function answerParts(answer, question, queries, roundTrip) {
       `${count(calibration.n_queries)} ${QUERIES[queries] ?? "queries"} this gallery was ` +
       "calibrated on.") : "",
     setPart(answer, verdict),
-    neighbourPart(answer, verdict),
+    neighbourPart(answer, verdict, look),
     detailPart(answer, question, roundTrip),
   ];
 }
@@ -40,7 +45,7 @@ function verdictPanel(answer, { word, says }, preview) {
   const { verdict, query: { image }, results: [first] } = answer;
   const size = `${image.format} ${image.width}${NBSP}×${NBSP}${image.height}`;
   const caption = (title, small) => el("figcaption", {}, title, el("small", {}, small));
-  const name = first && (first.label ?? first.id);
+  const name = first && brief(first.label ?? first.id);
   return el("div.verdict", { "data-testid": "verdict", "data-verdict": verdict },
     el("div.says", {}, glyph(verdict), el("h2", {}, word), el("p", {}, says(answer)),
       el("code", {}, verdict)),
@@ -125,7 +130,7 @@ function setPart({ result_set: chosen }, { withholds }) {
   if (!chosen.promised_for.length) {
     return el("p.note", { "data-testid": "set" }, chosen.reason);
   }
-  const names = chosen.items.slice(0, SHOWN_OF_SET).map(({ id, label }) => `“${label ?? id}”`);
+  const names = chosen.items.slice(0, SHOWN_OF_SET).map(({ id, label }) => `“${brief(label ?? id)}”`);
   const more = chosen.items.length - names.length;
   return el("p.note", { "data-testid": "set" },
     `If the gallery has a match, then with probability ${percent(chosen.coverage)} `,
@@ -134,12 +139,14 @@ function setPart({ result_set: chosen }, { withholds }) {
     chosen.promised ? "" : ` Not for every label: ${chosen.reason}`);
 }
 
-function neighbourPart({ results, verdict }, { heading, note = "", subordinate, withholds }) {
+function neighbourPart({ results, verdict }, wording, look) {
+  const { heading, note = "", subordinate, withholds } = wording;
   const parts = note.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
   return el(subordinate ? "section.neighbours.subordinate" : "section.neighbours", {},
     el("h3", {}, results.length ? heading : "The gallery returned no items"),
     note && el("p.note", {}, parts),
-    el("ol", {}, results.map((item) => neighbour(item, verdict, withholds))),
+    el("ol", {}, results.map((item, place) =>
+      neighbour(item, { verdict, withholds, look: () => look(place) }))),
     el("p.footnote", {}, "“Stays”: how often the item stays in this list when your image is " +
       "varied within its own uncertainty."));
 }
@@ -147,7 +154,7 @@ function neighbourPart({ results, verdict }, { heading, note = "", subordinate, 
 const between = ({ match_probability_interval: range }) =>
   range ? `between ${percent(range[0])} and ${percent(range[1])}` : "";
 
-function neighbour(item, verdict, withholds) {
+function neighbour(item, { verdict, withholds, look }) {
   const vouched = verdict === "match" && item.rank === 1;
   const fact = (name, value, bar) => el("div", {}, el("dt", {}, name), el("dd", {}, value), bar);
   const probability = withholds ? null : item.match_probability;
@@ -157,7 +164,8 @@ function neighbour(item, verdict, withholds) {
   const scalars = Object.entries(item.metadata ?? {})
     .filter(([, value]) => ["string", "number"].includes(typeof value)).slice(0, 2);
   return el(vouched ? "li.vouched" : "li", { "data-testid": "neighbour" },
-    picture(item.thumbnail_url, `Item ${title}`, true),
+    el("button.open", { type: "button", onclick: look, "aria-label": t`Compare with ${title}` },
+      picture(item.thumbnail_url, `Item ${title}`, true)),
     el("p.name", {}, el("span.rank", {}, String(item.rank)), el("b", { title }, title)),
     item.label === null ? "" : el("p.id", { title: item.id }, item.id),
     scalars.map(([key, value]) => el("p.meta", { title: `${key}: ${value}` }, `${key}: ${value}`)),

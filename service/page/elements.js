@@ -13,7 +13,7 @@ export function el(tag, properties = {}, ...children) {
     if (key.includes("-")) node.setAttribute(key, value);
     else node[key] = value;
   }
-  node.append(...children.flat().filter((child) => child || child === 0));
+  node.append(...children.flat(Infinity).filter((child) => child || child === 0));
   return node;
 }
 

@@ -3,7 +3,9 @@
 import { answerParts, verdictOf } from "./answer.js";
 import { Problem, ask, askJson, key } from "./api.js";
 import { el, glyph, picture } from "./elements.js";
-import { QUERIES, REMEDIES, VERDICTS, count, estimateSentence, isNumber, percent } from "./words.js";
+import {
+  QUERIES, REMEDIES, VERDICTS, count, decisionSentence, estimateSentence, isNumber, percent,
+} from "./words.js";
 
 const BUSY_AFTER = 150; // ms: a faster answer replaces the last one without a flicker
 
@@ -59,7 +61,7 @@ async function openGallery(signal) {
   const [gallery, report] = await Promise.all(
     [url, `${url}/calibration`].map((one) => askJson(one, { signal })));
   showGallery(gallery, report);
-  state.gallery = { ...gallery, queries: report.queries };
+  state.gallery = { ...gallery, queries: report.queries, keeps: report.errors_over_time != null };
 }
 
 /** Open the picked gallery; a question that stands is asked there too. */
@@ -230,12 +232,30 @@ function showGallery(gallery, report) {
 function showAnswer(answer, roundTrip) {
   const { word, says } = verdictOf(answer);
   clearAnswer();
-  $("result").replaceChildren(...answerParts(answer, state.query, state.gallery.queries, roundTrip));
+  $("result").replaceChildren(...answerParts(answer, state.query, {
+    queries: state.gallery.queries, roundTrip, look: (place) => lookAt(answer, place),
+  }));
   $("result").dataset.verdict = answer.verdict;
+  looking ??= import("./look/looking.js"); // while the answer is read
   $("result").hidden = false;
   announce(`${word}. ${says(answer)}`);
   document.title = `${word} · Vouch`;
   bringIntoView();
+}
+
+let looking;
+
+/** Look closely at a result of `answer`, and decide. */
+async function lookAt(answer, place) {
+  const { look } = await looking;
+  const entry = (state.query.entry ??= { ...state.query, answer, said: new Map(), decision: null });
+  look(entry, state.gallery, { place, closed: () => showDecision(entry) });
+}
+
+/** Say below the verdict what was decided. */
+function showDecision({ decision }) {
+  const slot = $("result").querySelector("[data-testid=decision]");
+  if (slot) slot.textContent = decision ? decisionSentence(decision) : "";
 }
 
 function bringIntoView() {

@@ -1,9 +1,17 @@
 // What Vouch's numbers mean, in plain words.
 
+import { t } from "./language.js";
+
 export const NBSP = "\u00a0";
 
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 export const count = (n) => n.toLocaleString("en");
+
+const MOST_CHARACTERS = 80;
+
+/** A name within a sentence: of a long one its beginning. */
+export const brief = (name) =>
+  name?.length > MOST_CHARACTERS ? `${name.slice(0, MOST_CHARACTERS)}…` : name;
 
 /** "97 %". Near both ends a decimal more, and never a rounded certainty. */
 export function percent(share) {
@@ -19,7 +27,7 @@ export const VERDICTS = {
     word: "Match",
     legend: "Vouch stands behind the first result.",
     says: ({ results: [first] }) =>
-      `Vouch stands behind the first result${first?.label ? `, “${first.label}”` : ""}` +
+      `Vouch stands behind the first result${first?.label ? `, “${brief(first.label)}”` : ""}` +
       (isNumber(first?.match_probability)
         ? `: a true match with probability ${percent(first.match_probability)}.` : "."),
     heading: "Ranked by similarity",
@@ -57,6 +65,16 @@ export const VERDICTS = {
     note: "No match probabilities: run `vouch-build calibrate` to get them.",
   },
 };
+
+const DECISIONS = {
+  is: (name) => t`It is “${name}”.`,
+  wrong: (name) => t`It is not “${name}”.`,
+  none: () => t`It is none of these.`,
+  new: (name) => t`It is new: “${name}” is in the gallery now.`,
+};
+
+/** What a person has decided of a photograph. */
+export const decisionSentence = ({ kind, item }) => DECISIONS[kind](brief(item?.label ?? item?.id));
 
 export const REMEDIES = {
   0: "Check that the service is running and that you are online, then try again.",
