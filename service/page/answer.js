@@ -14,17 +14,34 @@ const SHOWN_OF_SET = 6;
 export const verdictOf = ({ verdict }) => VERDICTS[verdict] ??
   { word: verdict, says: () => "", heading: "Ranked by similarity" };
 
+/** The answer with the verdict that follows from the visitor's own line, where a line can decide:
+ * between match and not sure, of ordinary images and by a calibration that holds. */
+export function byLine(answer, line) {
+  const { verdict, results: [first], bundle: { calibration } } = answer;
+  const decides = ["match", "ambiguous", "no_match"].includes(verdict) &&
+    calibration.status === "valid" && isNumber(first?.match_probability);
+  if (!isNumber(line) || !decides) return answer;
+  const above = first.match_probability >= line;
+  return { ...answer, line, verdict: above ? "match" : verdict === "match" ? "ambiguous" : verdict };
+}
+
 /** What to show of `answer`; `question` is the image that was asked about, `queries` what the
- * gallery was calibrated with, `look` looks closely at the result of a place. */
-export function answerParts(answer, question, { queries, roundTrip, look }) {
+ * gallery was calibrated with, `look` looks closely at the result of a place, `edit` crops the question; `line` is the
+ * probability from which the visitor wants a match, null for the gallery's own. */
+export function answerParts(served, question, { queries, roundTrip, look, edit, line }) {
+  const answer = byLine(served, line);
   const verdict = verdictOf(answer);
   const { query, bundle: { calibration } } = answer;
   return [
     verdictPanel(answer, verdict, question.preview),
-    answer.results.length ? el("p.actions", {}, el("button.primary", {
-      type: "button", onclick: () => look(0), "data-testid": "look",
-    }, t`Compare and decide`),
-      el("span.note", { role: "status", "data-testid": "decision" })) : "",
+    isNumber(answer.line) ? el("p.note", { "data-testid": "own-verdict" },
+      t`By the line that you drew. The service itself says: ${verdictOf(served).word}.`) : "",
+    el("p.actions", {},
+      answer.results.length > 0 && el("button.primary", {
+        type: "button", onclick: () => look(0), "data-testid": "look",
+      }, t`Compare and decide`),
+      el("button", { type: "button", onclick: edit, "data-testid": "edit" }, t`Crop or turn it`),
+      el("span.note", { role: "status", "data-testid": "decision" })),
     auditPart(answer),
     calibration.status === "stale"
       ? el("p.warning", {}, el("b", {}, "Out of date. "), calibration.reason) : "",
@@ -37,7 +54,7 @@ export function answerParts(answer, question, { queries, roundTrip, look }) {
       "calibrated on.") : "",
     setPart(answer, verdict),
     neighbourPart(answer, verdict, look),
-    detailPart(answer, question, roundTrip),
+    detailPart(served, question, roundTrip),
   ];
 }
 

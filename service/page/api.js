@@ -50,6 +50,15 @@ export async function askJson(url, options) {
   });
 }
 
+/** The answer to an image; `options` are those of a search. */
+export function searchWith(gallery, blob, name, options = {}, signal = undefined) {
+  const body = new FormData();
+  body.append("image", blob, name);
+  for (const [option, value] of Object.entries(options)) body.append(option, value);
+  const url = `/v1/galleries/${encodeURIComponent(gallery)}/search`;
+  return askJson(url, { method: "POST", body, signal });
+}
+
 /** Say whether an item that an answer found is right. */
 export function review({ gallery, query }, item, correct) {
   return askJson(`/v1/galleries/${encodeURIComponent(gallery)}/feedback`, {

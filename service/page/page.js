@@ -1,15 +1,21 @@
 // The page of Vouch: asks the public API and shows what it answers.
 
-import { answerParts, verdictOf } from "./answer.js";
-import { Problem, ask, askJson, key } from "./api.js";
+import { answerParts, byLine, verdictOf } from "./answer.js";
+import { Problem, ask, askJson, key, searchWith } from "./api.js";
+import { adviceOn, advicePanel } from "./ask/advice.js";
+import { takeFiles } from "./ask/files.js";
 import { el, glyph, picture } from "./elements.js";
+import { t } from "./language.js";
 import {
   QUERIES, REMEDIES, VERDICTS, count, decisionSentence, estimateSentence, isNumber, percent,
 } from "./words.js";
 
 const BUSY_AFTER = 150; // ms: a faster answer replaces the last one without a flicker
 
-const state = { gallery: null, query: null, retry: null, running: null };
+const state = {
+  gallery: null, report: null, line: null, // `line`: the visitor's own, null for the gallery's
+  query: null, answer: null, retry: null, running: null,
+};
 const $ = (id) => document.getElementById(id);
 
 // Asking.
@@ -61,6 +67,7 @@ async function openGallery(signal) {
   const [gallery, report] = await Promise.all(
     [url, `${url}/calibration`].map((one) => askJson(one, { signal })));
   showGallery(gallery, report);
+  Object.assign(state, { report, line: null });
   state.gallery = { ...gallery, queries: report.queries, keeps: report.errors_over_time != null };
 }
 
@@ -75,18 +82,22 @@ function open(words) {
 
 async function search(signal) {
   if (!state.gallery) await openGallery(signal);
-  const { blob, name } = state.query;
-  const body = new FormData();
-  body.append("image", blob, name);
+  const { blob, name, unchecked } = state.query;
+  if (unchecked) {
+    const advice = await adviceOn(state.gallery.name, blob, name, signal);
+    if (advice.length) return showAdvice(advice);
+  }
   const started = performance.now();
-  const url = `${galleryUrl(state.gallery.name)}/search`;
-  const answer = await askJson(url, { method: "POST", body, signal });
-  showAnswer(answer, performance.now() - started);
+  const answer = await searchWith(state.gallery.name, blob, name, {}, signal);
+  Object.assign(state, { answer, roundTrip: performance.now() - started });
+  showAnswer();
 }
 
-function query(blob, name, sampleUrl = null) {
+/** Search with an image. What a person brings is looked at first, unless that was done. */
+function query(blob, name, { sampleUrl = null, unchecked = false, original = blob } = {}) {
   if (state.query) URL.revokeObjectURL(state.query.preview);
-  state.query = { blob, name, sampleUrl, preview: URL.createObjectURL(blob) };
+  const preview = URL.createObjectURL(blob);
+  state.query = { blob, name, sampleUrl, unchecked, original, preview };
   const where = state.gallery ? ` ${count(state.gallery.n_items)} items` : "";
   attempt(`Searching${where}`, search);
 }
@@ -94,13 +105,36 @@ function query(blob, name, sampleUrl = null) {
 const querySample = ({ id, image_url: url }) =>
   attempt("Fetching the sample", async (signal) => {
     const response = await ask(url, { signal });
-    query(await response.blob(), `sample-${id}`, url);
+    query(await response.blob(), `sample-${id}`, { sampleUrl: url });
   });
 
+/** Search with many photographs, one after another. */
+async function queryMany(files) {
+  const { runBatch } = await import("./batch/batch.js");
+  attempt(t`Opening the batch`, async (signal) => {
+    if (!state.gallery) await openGallery(signal);
+    state.batch?.stop();
+    clearAnswer();
+    showBatch(true);
+    bringIntoView();
+    state.batch = runBatch(files, state.gallery, $("batch-place"), { refused: showProblem });
+  });
+}
+
+/** Show the batch, or hide it behind a button while one photograph is asked about. */
+function showBatch(visible) {
+  $("batch-place").hidden = !visible;
+  $("to-batch").hidden = visible || !$("batch-place").hasChildNodes();
+}
+
 function queryFiles(files, whence) {
-  const file = [...files].find(({ type }) => type.startsWith("image/")) ?? files[0];
+  const images = files.filter(({ type }) => type.startsWith("image/"));
+  if (images.length > 1) return queryMany(images);
+  const file = images[0] ?? files[0];
   if (file) {
-    query(file, file.name || "pasted");
+    const name = file.name || "pasted";
+    if ($("crop-first").checked) edit(file, name);
+    else query(file, name, { unchecked: true });
     return;
   }
   showProblem(new Problem({
@@ -108,6 +142,13 @@ function queryFiles(files, whence) {
     detail: "Only image files can be searched with, not links or text.",
     remedy: "Save the image first, then drop or choose the file.",
   }));
+}
+
+/** Crop or turn an image, then search with the part. The image itself stays to go back to. */
+async function edit(original, name) {
+  const { crop } = await import("./ask/crop.js");
+  const part = await crop(original).catch(() => original); // which the service says why it refuses
+  if (part) query(part, name, { original });
 }
 
 // Showing.
@@ -121,6 +162,7 @@ function clearAnswer() {
   $("legend").hidden = true;
   $("result").hidden = true;
   $("result").replaceChildren();
+  showBatch(false);
   document.title = "Vouch";
 }
 
@@ -145,7 +187,8 @@ function showBusy(words) {
     clearInterval(ticking);
     $("busy").hidden = true;
     $("result").removeAttribute("aria-busy");
-    $("legend").hidden = $("result").hasChildNodes() || $("problem-slot").hasChildNodes();
+    $("legend").hidden = $("result").hasChildNodes() || $("problem-slot").hasChildNodes() ||
+      !$("batch-place").hidden;
   };
   state.running.signal.addEventListener("abort", stop);
   return stop;
@@ -203,6 +246,17 @@ function showProblem({ problem, retryAfter }) {
   bringIntoView();
 }
 
+function showAdvice(sentences) {
+  clearAnswer();
+  const { blob, original, name } = state.query;
+  $("problem-slot").replaceChildren(advicePanel(sentences, {
+    anyway: () => query(blob, name, { original }),
+    edit: () => edit(original, name),
+    again: () => $("file-input").click(),
+  }));
+  bringIntoView();
+}
+
 function showGallery(gallery, report) {
   const { description, n_items: n, n_labels, labels = [], bundle, metrics, samples = [] } = gallery;
   const { status, n_queries: nQueries } = bundle.calibration;
@@ -219,7 +273,9 @@ function showGallery(gallery, report) {
       isNumber(recall) ? `. First result right: ${percent(recall)}.` : "."),
     estimate && el("p.facts", { "data-testid": "estimate" }, estimate),
     labels.length ? el("p.facts", {}, `Labels: ${labels.join(", ")}` +
-      (more > 0 ? ` and ${count(more)} more.` : ".")) : "");
+      (more > 0 ? ` and ${count(more)} more.` : ".")) : "",
+    el("button.link", { type: "button", onclick: openReport, "data-testid": "open-report" },
+      t`How far can it be believed?`));
   $("sample-list").replaceChildren(...samples.map((sample) =>
     el("li", {}, el("button", {
       type: "button", "data-testid": "sample", "data-belongs": sample.belongs,
@@ -229,18 +285,31 @@ function showGallery(gallery, report) {
   $("samples").hidden = !samples.length;
 }
 
-function showAnswer(answer, roundTrip) {
-  const { word, says } = verdictOf(answer);
+function showAnswer() {
+  const { answer, roundTrip, line } = state;
+  const shown = byLine(answer, line);
+  const { word, says } = verdictOf(shown);
   clearAnswer();
   $("result").replaceChildren(...answerParts(answer, state.query, {
-    queries: state.gallery.queries, roundTrip, look: (place) => lookAt(answer, place),
+    queries: state.gallery.queries, roundTrip, line, look: (place) => lookAt(answer, place),
+    edit: () => edit(state.query.original, state.query.name),
   }));
-  $("result").dataset.verdict = answer.verdict;
+  $("result").dataset.verdict = shown.verdict;
   looking ??= import("./look/looking.js"); // while the answer is read
   $("result").hidden = false;
-  announce(`${word}. ${says(answer)}`);
+  announce(`${word}. ${says(shown)}`);
   document.title = `${word} · Vouch`;
   bringIntoView();
+}
+
+/** Show what the calibration measured, and let the visitor move the line. */
+async function openReport() {
+  const { believe } = await import("./believe/believing.js");
+  const moved = (line) => {
+    state.line = line;
+    if ($("result").hasChildNodes() && state.answer) showAnswer();
+  };
+  believe(state.gallery, state.report, { line: state.line, moved });
 }
 
 let looking;
@@ -267,38 +336,12 @@ function bringIntoView() {
 
 // Wiring.
 
-function takeDrops() {
-  let ending;
-  const carries = (event) => event.dataTransfer.types.some((type) =>
-    type === "Files" || type === "text/uri-list");
-  const rest = () => document.body.classList.remove("dragging");
-  addEventListener("dragover", (event) => {
-    if (!carries(event)) return;
-    event.preventDefault();
-    event.dataTransfer.dropEffect = "copy";
-    document.body.classList.add("dragging");
-    clearTimeout(ending); // dragover repeats while something hovers; dragleave cannot be trusted
-    ending = setTimeout(rest, 300);
-  });
-  addEventListener("drop", (event) => {
-    if (!carries(event)) return;
-    event.preventDefault();
-    rest();
-    queryFiles(event.dataTransfer.files, "dropped");
-  });
-}
-
 function wire() {
   $("legend-list").replaceChildren(...Object.entries(VERDICTS).map(([name, { word, legend }]) =>
     el("div", { "data-verdict": name }, el("dt", {}, glyph(name), word), el("dd", {}, legend))));
-  $("file-input").addEventListener("change", ({ target }) => {
-    if (target.files.length) queryFiles(target.files, "chosen");
-    target.value = ""; // so that the same file can be chosen again
-  });
-  addEventListener("paste", ({ clipboardData }) => {
-    if (clipboardData.files.length || clipboardData.types.length) {
-      queryFiles(clipboardData.files, "pasted");
-    }
+  $("to-batch").addEventListener("click", () => {
+    clearAnswer();
+    showBatch(true);
   });
   $("cancel").addEventListener("click", () => {
     state.running?.abort();
@@ -309,7 +352,7 @@ function wire() {
     history.replaceState(null, "", `#${encodeURIComponent(target.value)}`);
     open(`Opening ${target.value}`);
   });
-  takeDrops();
+  takeFiles(queryFiles);
   open("Looking up the galleries");
 }
 

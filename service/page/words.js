@@ -26,8 +26,9 @@ export const VERDICTS = {
   match: {
     word: "Match",
     legend: "Vouch stands behind the first result.",
-    says: ({ results: [first] }) =>
-      `Vouch stands behind the first result${first?.label ? `, “${brief(first.label)}”` : ""}` +
+    says: ({ results: [first], line }) => isNumber(line)
+      ? t`Above your line of ${percent(line)}: “${brief(first.label ?? first.id)}” is a true match with probability ${percent(first.match_probability)}.`
+      : `Vouch stands behind the first result${first?.label ? `, “${brief(first.label)}”` : ""}` +
       (isNumber(first?.match_probability)
         ? `: a true match with probability ${percent(first.match_probability)}.` : "."),
     heading: "Ranked by similarity",
@@ -35,7 +36,9 @@ export const VERDICTS = {
   ambiguous: {
     word: "Not sure",
     legend: "Something may match. Look before you rely on it.",
-    says: () => "Something here may match, but not safely. Compare by eye before you rely on it.",
+    says: ({ line }) => isNumber(line)
+      ? t`Below your line of ${percent(line)}. Compare by eye before you rely on it.`
+      : "Something here may match, but not safely. Compare by eye before you rely on it.",
     heading: "Candidates, to be checked by eye",
   },
   no_match: {

@@ -1,11 +1,11 @@
 // The bar with which a person decides, and the two small forms behind it.
 
-import { askJson } from "../api.js";
+import { askJson, searchWith } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
 import { onDecision, reviewer } from "./decisions.js";
 import { decisionSentence } from "../words.js";
-import { labelsLike, search } from "./finding.js";
+import { labelsLike } from "./finding.js";
 
 const KINDS = {
   is: () => t`It is this one`,
@@ -77,9 +77,8 @@ function findForm({ gallery, view, list, tell }) {
     const text = input.value.trim();
     try {
       const { blob, name } = view.entry;
-      const items = await search(gallery.name, blob, name, {
-        filter: await labelsLike(gallery.name, text), limit: 50,
-      });
+      const filter = JSON.stringify(await labelsLike(gallery.name, text));
+      const { results: items } = await searchWith(gallery.name, blob, name, { filter, limit: 50 });
       if (items.length) {
         list(items);
         tell(t`${items.length} items, most similar first.`);

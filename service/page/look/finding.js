@@ -37,13 +37,3 @@ export async function labelsLike(gallery, text) {
   const wanted = [{ id: text }, ...(labels.length ? [{ label: { in: labels } }] : [])];
   return wanted.length > 1 ? { or: wanted } : wanted[0];
 }
-
-/** The items that pass `filter`, the most similar to an image first. */
-export async function search(gallery, blob, name, { filter, limit }) {
-  const body = new FormData();
-  body.append("image", blob, name);
-  body.append("filter", JSON.stringify(filter));
-  body.append("limit", limit);
-  const url = `/v1/galleries/${encodeURIComponent(gallery)}/search`;
-  return (await askJson(url, { method: "POST", body })).results;
-}
