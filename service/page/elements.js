@@ -1,6 +1,7 @@
 // Elements, built so that what the API says can only become text or a property, never markup.
 
 import { load } from "./api.js";
+import { t } from "./language.js";
 
 const SMALL_SIDE = 96; // pixels: a smaller picture is shown with its pixels, not blurred
 
@@ -36,7 +37,8 @@ export function picture(url, alt, lazy = false) {
     const side = Math.max(image.naturalWidth, image.naturalHeight);
     image.classList.toggle("pixelated", side > 0 && side < SMALL_SIDE);
   };
-  image.onerror = () => frame.replaceChildren(el("span.unseen", {}, "no preview"));
-  load(image, url);
+  image.onerror = () => frame.replaceChildren(el("span.unseen", {}, t`no preview`));
+  if (url) load(image, url);
+  else image.onerror(); // of an item that came as a vector
   return frame;
 }

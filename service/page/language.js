@@ -21,7 +21,7 @@ export function speak(chosen) {
   location.reload();
 }
 
-/** The text of a template in the visitor's language: t`Sorted by ${what}`, in the table as
+/** The text of a template in the visitor's language. One with a value stands in the table as
  * "Sorted by {0}". A text that the table lacks stays English. */
 export function t(parts, ...values) {
   const name = parts.reduce((text, part, i) => `${text}{${i - 1}}${part}`);

@@ -5,16 +5,16 @@ import { Problem, ask, askJson, key, searchWith } from "./api.js";
 import { adviceOn, advicePanel } from "./ask/advice.js";
 import { takeFiles } from "./ask/files.js";
 import { el, glyph, picture } from "./elements.js";
-import { t } from "./language.js";
+import { LANGUAGES, language, speak, t, translateDocument } from "./language.js";
 import {
-  QUERIES, REMEDIES, VERDICTS, count, decisionSentence, estimateSentence, isNumber, percent,
+  QUERIES, REMEDIES, VERDICTS, brief, count, decisionSentence, estimateSentence, isNumber, percent,
 } from "./words.js";
 
 const BUSY_AFTER = 150; // ms: a faster answer replaces the last one without a flicker
 
 const state = {
   gallery: null, report: null, line: null, // `line`: the visitor's own, null for the gallery's
-  query: null, answer: null, retry: null, running: null,
+  options: {}, query: null, answer: null, retry: null, running: null,
 };
 const $ = (id) => document.getElementById(id);
 
@@ -34,7 +34,7 @@ async function attempt(words, task) {
     if (running.signal.aborted) return;
     if (!(error instanceof Problem)) console.error(error);
     showProblem(error instanceof Problem ? error : new Problem({
-      title: "This page could not show the answer", detail: String(error),
+      title: t`This page could not show the answer`, detail: String(error),
     }));
   } finally {
     if (state.running === running) {
@@ -51,13 +51,13 @@ async function openGallery(signal) {
     const { galleries } = await askJson("/v1/galleries", { signal });
     if (!galleries.length) {
       throw new Problem({
-        title: "No gallery is served yet",
-        detail: "The service runs, but it has nothing to search in.",
-        remedy: "Build a bundle with vouch-build, start the service with it, and reload.",
+        title: t`No gallery is served yet`,
+        detail: t`The service runs, but it has nothing to search in.`,
+        remedy: t`Build a bundle with vouch-build, start the service with it, and reload.`,
       });
     }
     picker.append(...galleries.map(({ name, n_items: n }) =>
-      el("option", { value: name }, `${name} (${count(n)} items)`)));
+      el("option", { value: name }, t`${name} (${count(n)} items)`)));
     picker.closest(".picker").hidden = galleries.length < 2;
     const wanted = location.hash.slice(1);
     const linked = galleries.find(({ name }) => encodeURIComponent(name) === wanted);
@@ -88,7 +88,7 @@ async function search(signal) {
     if (advice.length) return showAdvice(advice);
   }
   const started = performance.now();
-  const answer = await searchWith(state.gallery.name, blob, name, {}, signal);
+  const answer = await searchWith(state.gallery.name, blob, name, state.options, signal);
   Object.assign(state, { answer, roundTrip: performance.now() - started });
   showAnswer();
 }
@@ -98,12 +98,11 @@ function query(blob, name, { sampleUrl = null, unchecked = false, original = blo
   if (state.query) URL.revokeObjectURL(state.query.preview);
   const preview = URL.createObjectURL(blob);
   state.query = { blob, name, sampleUrl, unchecked, original, preview };
-  const where = state.gallery ? ` ${count(state.gallery.n_items)} items` : "";
-  attempt(`Searching${where}`, search);
+  attempt(state.gallery ? t`Searching ${count(state.gallery.n_items)} items` : t`Searching`, search);
 }
 
 const querySample = ({ id, image_url: url }) =>
-  attempt("Fetching the sample", async (signal) => {
+  attempt(t`Fetching the sample`, async (signal) => {
     const response = await ask(url, { signal });
     query(await response.blob(), `sample-${id}`, { sampleUrl: url });
   });
@@ -121,11 +120,24 @@ async function queryMany(files) {
   });
 }
 
+/** Ask the same question with another option; null leaves it out. */
+function choose(name, value) {
+  const { [name]: _, ...others } = state.options;
+  state.options = value === null ? others : { ...others, [name]: value };
+  attempt(t`Searching ${count(state.gallery.n_items)} items`, search);
+}
+
 /** Show the batch, or hide it behind a button while one photograph is asked about. */
 function showBatch(visible) {
   $("batch-place").hidden = !visible;
   $("to-batch").hidden = visible || !$("batch-place").hasChildNodes();
 }
+
+const WITHOUT_IMAGE = {
+  chosen: t`There is no image in what was chosen`,
+  pasted: t`There is no image in what was pasted`,
+  dropped: t`There is no image in what was dropped`,
+};
 
 function queryFiles(files, whence) {
   const images = files.filter(({ type }) => type.startsWith("image/"));
@@ -138,9 +150,9 @@ function queryFiles(files, whence) {
     return;
   }
   showProblem(new Problem({
-    title: `There is no image in what was ${whence}`,
-    detail: "Only image files can be searched with, not links or text.",
-    remedy: "Save the image first, then drop or choose the file.",
+    title: WITHOUT_IMAGE[whence],
+    detail: t`Only image files can be searched with, not links or text.`,
+    remedy: t`Save the image first, then drop or choose the file.`,
   }));
 }
 
@@ -171,7 +183,7 @@ function showBusy(words) {
   const started = performance.now();
   const tell = () => {
     const seconds = Math.floor((performance.now() - started) / 1000);
-    $("busy-text").textContent = words + (seconds < 2 ? "…" : `, ${seconds} s so far`);
+    $("busy-text").textContent = words + (seconds < 2 ? "…" : t`, ${seconds} s so far`);
   };
   $("result").setAttribute("aria-busy", "true");
   const shown = setTimeout(() => {
@@ -201,7 +213,7 @@ function showKeyForm({ detail }) {
   clearAnswer();
   const input = el("input", {
     type: "password", id: "key-input", autocomplete: "off", spellcheck: false,
-    required: true, pattern: "\\s*[!-~]+\\s*", title: "Letters, digits and signs of ASCII",
+    required: true, pattern: "\\s*[!-~]+\\s*", title: t`Letters, digits and signs of ASCII`,
     "data-testid": "key-input",
   });
   const send = (event) => {
@@ -212,12 +224,12 @@ function showKeyForm({ detail }) {
   };
   $("problem-slot").replaceChildren(
     el("form.problem", { "data-testid": "key-form", onsubmit: send },
-      el("h2", {}, wasRefused ? "That key is not accepted" : "This service asks for a key"),
+      el("h2", {}, wasRefused ? t`That key is not accepted` : t`This service asks for a key`),
       wasRefused && el("p", {}, `${detail.split(". ")[0]}.`), // then how programs send one
-      el("p.remedy", {}, el("label", { htmlFor: "key-input" }, "API key")),
-      el("p.key", {}, input, el("button", { type: "submit" }, "Use it")),
-      el("p.ids", {}, "Kept in this tab alone, until you close it.")));
-  document.title = "Key wanted · Vouch";
+      el("p.remedy", {}, el("label", { htmlFor: "key-input" }, t`API key`)),
+      el("p.key", {}, input, el("button", { type: "submit" }, t`Use it`)),
+      el("p.ids", {}, t`Kept in this tab alone, until you close it.`)));
+  document.title = t`Key wanted · Vouch`;
   bringIntoView();
   input.focus({ preventScroll: true });
 }
@@ -229,20 +241,20 @@ function showProblem({ problem, retryAfter }) {
   }
   clearAnswer();
   const { status, title, detail, code, request_id: requestId } = problem;
-  const wait = Number(retryAfter) > 0 ? `Wait ${retryAfter} s, then try again.` : null;
+  const wait = Number(retryAfter) > 0 ? t`Wait ${retryAfter} s, then try again.` : null;
   const canRetry = state.retry && ([0, 200, 408, 429].includes(status) || status >= 500);
   const remedy = problem.remedy ?? wait ?? REMEDIES[status] ??
-    (status >= 500 && "Not your image’s fault. If it lasts, tell whoever runs the service.");
-  const ids = [status > 0 && `HTTP ${status}`, code, requestId && `request ${requestId}`];
+    (status >= 500 && t`Not your image’s fault. If it lasts, tell whoever runs the service.`);
+  const ids = [status > 0 && `HTTP ${status}`, code, requestId && t`request ${requestId}`];
   const idLine = ids.filter(Boolean).join(" · ");
   $("problem-slot").replaceChildren(
     el("div.problem", { "data-testid": "problem" },
       el("h2", {}, title),
       detail && el("p", {}, detail),
       remedy && el("p.remedy", {}, remedy),
-      canRetry && el("button", { type: "button", onclick: () => state.retry() }, "Try again"),
+      canRetry && el("button", { type: "button", onclick: () => state.retry() }, t`Try again`),
       idLine && el("p.ids", {}, idLine)));
-  document.title = "Problem · Vouch";
+  document.title = t`Problem · Vouch`;
   bringIntoView();
 }
 
@@ -260,28 +272,31 @@ function showAdvice(sentences) {
 function showGallery(gallery, report) {
   const { description, n_items: n, n_labels, labels = [], bundle, metrics, samples = [] } = gallery;
   const { status, n_queries: nQueries } = bundle.calibration;
-  const queries = QUERIES[report.queries] ?? "queries";
+  const queries = QUERIES[report.queries] ?? t`queries`;
   const estimate = report.absent ? estimateSentence(report.absent) : "";
   const recall = metrics?.recall_at_1;
   const more = n_labels - labels.length;
+  const shown = labels.map(brief).join(", ");
   $("gallery-about").replaceChildren(
-    el("p", {}, description),
-    el("p.facts", {}, `${count(n)} items, `,
-      status === "missing" ? el("strong", {}, "not calibrated")
-        : `calibrated on ${count(nQueries)} ${queries}`,
-      status === "stale" && el("strong", {}, ", which is out of date"),
-      isNumber(recall) ? `. First result right: ${percent(recall)}.` : "."),
+    el("p", { dir: "auto" }, description),
+    el("p.facts", {}, t`${count(n)} items, `,
+      status === "missing" ? el("strong", {}, t`not calibrated`)
+        : t`calibrated on ${count(nQueries)} ${queries}`,
+      status === "stale" && el("strong", {}, t`, which is out of date`),
+      isNumber(recall) ? t`. First result right: ${percent(recall)}.` : "."),
     estimate && el("p.facts", { "data-testid": "estimate" }, estimate),
-    labels.length ? el("p.facts", {}, `Labels: ${labels.join(", ")}` +
-      (more > 0 ? ` and ${count(more)} more.` : ".")) : "",
+    labels.length ? el("p.facts", {}, more > 0
+      ? t`Labels: ${shown} and ${count(more)} more.` : t`Labels: ${shown}.`) : "",
     el("button.link", { type: "button", onclick: openReport, "data-testid": "open-report" },
-      t`How far can it be believed?`));
+      t`How far can it be believed?`), " ",
+    el("button.link", { type: "button", onclick: openGalleryItems, "data-testid": "open-browse" },
+      t`Look through it`));
   $("sample-list").replaceChildren(...samples.map((sample) =>
     el("li", {}, el("button", {
       type: "button", "data-testid": "sample", "data-belongs": sample.belongs,
       onclick: () => querySample(sample),
     }, picture(sample.image_url, ""), el("span", {}, sample.caption,
-      !sample.belongs && el("span.stranger", {}, "does not belong"))))));
+      !sample.belongs && el("span.stranger", {}, t`does not belong`))))));
   $("samples").hidden = !samples.length;
 }
 
@@ -291,7 +306,9 @@ function showAnswer() {
   const { word, says } = verdictOf(shown);
   clearAnswer();
   $("result").replaceChildren(...answerParts(answer, state.query, {
-    queries: state.gallery.queries, roundTrip, line, look: (place) => lookAt(answer, place),
+    queries: state.gallery.queries, roundTrip, line, look: (place, items) => lookAt(answer, place, items),
+    more: (cursor) => askJson(`${galleryUrl(state.gallery.name)}/search/next?${new URLSearchParams({ cursor })}`),
+    options: state.options, choose,
     edit: () => edit(state.query.original, state.query.name),
   }));
   $("result").dataset.verdict = shown.verdict;
@@ -312,13 +329,18 @@ async function openReport() {
   believe(state.gallery, state.report, { line: state.line, moved });
 }
 
+async function openGalleryItems() {
+  const { browse } = await import("./browse/browsing.js");
+  browse(state.gallery);
+}
+
 let looking;
 
 /** Look closely at a result of `answer`, and decide. */
-async function lookAt(answer, place) {
+async function lookAt(answer, place, items = answer.results) {
   const { look } = await looking;
   const entry = (state.query.entry ??= { ...state.query, answer, said: new Map(), decision: null });
-  look(entry, state.gallery, { place, closed: () => showDecision(entry) });
+  look(entry, state.gallery, { place, items, closed: () => showDecision(entry) });
 }
 
 /** Say below the verdict what was decided. */
@@ -337,6 +359,10 @@ function bringIntoView() {
 // Wiring.
 
 function wire() {
+  translateDocument();
+  $("language").replaceChildren(...Object.entries(LANGUAGES).map(([tag, name]) =>
+    el("option", { value: tag, lang: tag, selected: tag === language }, name)));
+  $("language").addEventListener("change", ({ target }) => speak(target.value));
   $("legend-list").replaceChildren(...Object.entries(VERDICTS).map(([name, { word, legend }]) =>
     el("div", { "data-verdict": name }, el("dt", {}, glyph(name), word), el("dd", {}, legend))));
   $("to-batch").addEventListener("click", () => {
@@ -346,14 +372,14 @@ function wire() {
   $("cancel").addEventListener("click", () => {
     state.running?.abort();
     state.running = null;
-    announce("Cancelled.");
+    announce(t`Cancelled.`);
   });
   $("gallery-picker").addEventListener("change", ({ target }) => {
     history.replaceState(null, "", `#${encodeURIComponent(target.value)}`);
-    open(`Opening ${target.value}`);
+    open(t`Opening ${target.value}`);
   });
   takeFiles(queryFiles);
-  open("Looking up the galleries");
+  open(t`Looking up the galleries`);
 }
 
 wire();

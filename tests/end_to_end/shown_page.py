@@ -168,7 +168,8 @@ class Shown:
                 answer = self.answer(request) if callable(self.answer) else self.answer
                 route.fulfill(json=answer, status=self.status, headers=self.headers)
         elif path in replies:
-            route.fulfill(json=replies[path])
+            reply = replies[path]
+            route.fulfill(json=reply(request) if callable(reply) else reply)
         elif request.method in {"GET", "DELETE"}:
             route.fulfill(body=self.picture, content_type="image/png")
         else:

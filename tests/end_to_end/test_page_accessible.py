@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from tests.end_to_end.page_texts import texts
 from tests.end_to_end.shown_page import FILES, GALLERY, Shown, result
 from tests.end_to_end.test_page_believing import REPORT
 
@@ -77,6 +77,17 @@ def batch(shown: Shown) -> None:
     expect(shown.page.get_by_role("progressbar")).to_be_hidden()
 
 
+def browsing(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = {
+        "items": [result(rank) for rank in range(1, 30)],
+        "n_items": 29,
+        "next_cursor": None,
+    }
+    shown.open()
+    shown.found("open-browse").click()
+    shown.found("browse").locator(".cell").first.click()
+
+
 def problem(shown: Shown) -> None:
     shown.status = 503
     shown.ask(title="Busy", detail="Wait.", code="busy", request_id="r-1")
@@ -88,14 +99,27 @@ def key(shown: Shown) -> None:
 
 
 SAMPLE = {"id": "1", "image_url": "/v1/sample", "caption": "A boot", "belongs": True}
-ANSWERS = {
-    verdict: (lambda shown, verdict=verdict: shown.ask(verdict=verdict))
-    for verdict in ("match", "ambiguous", "no_match", "out_of_distribution")
+
+
+def answered(verdict: str) -> Callable[[Shown], object]:
+    return lambda shown: shown.ask(verdict=verdict)
+
+
+VIEWS: dict[str, Callable[[Shown], object]] = {
+    "start": start,
+    "looking": looking,
+    "cropping": cropping,
+    "advised": advised,
+    "believing": believing,
+    "batch": batch,
+    "browsing": browsing,
+    "problem": problem,
+    "key": key,
+    "match": answered("match"),
+    "ambiguous": answered("ambiguous"),
+    "no_match": answered("no_match"),
+    "out_of_distribution": answered("out_of_distribution"),
 }
-VIEWS: dict[str, Callable[[Shown], Any]] = {
-    one.__name__: one
-    for one in (start, looking, cropping, advised, believing, batch, problem, key)
-} | ANSWERS  # fmt: skip
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -116,3 +140,49 @@ def test_axe_sees_what_is_wrong(shown: Shown) -> None:
     shown.open()
     shown.page.evaluate("document.querySelector('main').append(document.createElement('img'))")
     assert [one.split(":")[0] for one in complaints(shown.page)] == ["image-alt"]
+
+
+def german() -> dict[str, str]:
+    """The table, which is JSON between its braces."""
+    script = (FILES / "german.js").read_text(encoding="utf-8")
+    table = script[script.index("{\n") : script.rindex("}") + 1]
+    return dict(json.loads(table.replace(",\n}", "\n}")))
+
+
+FROM_THE_API = {"low", "medium", "high", "valid", "stale", "missing"}
+
+
+def test_every_text_has_its_german_with_the_same_values() -> None:
+    table = german()
+    assert set(table) == texts() | FROM_THE_API
+    values = {text: sorted(re.findall(r"\{\d\}", text)) for text in table}
+    wrong = [text for text in table if sorted(re.findall(r"\{\d\}", table[text])) != values[text]]
+    assert wrong == []
+
+
+def test_german_is_spoken_to_who_prefers_it_and_english_is_a_choice(browser: Browser) -> None:
+    shown = Shown(browser, locale="de-AT")
+    shown.ask(results=[result(1, match_probability=0.9876)])
+    expect(shown.page.locator("html")).to_have_attribute("lang", "de")
+    expect(shown.found("verdict").locator("h2")).to_have_text("Treffer")
+    expect(shown.found("verdict")).to_contain_text("Vouch bürgt für das erste Ergebnis")
+    expect(shown.found("uncertainty").locator("h3")).to_have_text("Unsicherheit gering")
+    expect(shown.page.locator("#gallery-about")).to_contain_text("1.500 Objekte")
+    shown.found("language").select_option("en")
+    expect(shown.page.locator("html")).to_have_attribute("lang", "en")
+    shown.ask()
+    expect(shown.found("verdict").locator("h2")).to_have_text("Match")
+    shown.page.close()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_it_reads_from_the_right_too(browser: Browser, name: str) -> None:
+    """Mirrored, nothing is cut off or pushed out of a phone."""
+    shown = Shown(browser, viewport={"width": 360, "height": 740}, reduced_motion="reduce")
+    shown.page.add_init_script("document.documentElement.dir = 'rtl'")
+    VIEWS[name](shown)
+    shown.page.evaluate("document.documentElement.dir = 'rtl'")
+    assert shown.overflow() <= 0
+    for dialog in shown.page.get_by_role("dialog").all():
+        assert dialog.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    shown.page.close()

@@ -6,7 +6,7 @@ import { el, glyph, picture } from "../elements.js";
 import { t } from "../language.js";
 import { flush, onDecision } from "../look/decisions.js";
 import { look } from "../look/looking.js";
-import { brief, count, decisionSentence, percent } from "../words.js";
+import { brief, count, decisionSentence, fixed, percent } from "../words.js";
 import { accept, sorted, stateOf } from "./budget.js";
 import { save } from "./csv.js";
 
@@ -155,7 +155,7 @@ function batchView(entries, gallery, place, { stop, tooMany }) {
     progress.value = searched;
     progress.hidden = stopper.hidden = state.ended;
     sentence.textContent = t`Accept ${count(accepted.size)} at ${percent(state.budget)} error; look at ${count(left)}.`
-      + (accepted.size ? ` ${t`Of those accepted ${wrong < 0.1 ? t`fewer than 0.1` : wrong.toFixed(1)} are expected to be wrong.`}` : "")
+      + (accepted.size ? ` ${t`Of those accepted ${wrong < 0.1 ? t`fewer than 0.1` : fixed(wrong, 1)} are expected to be wrong.`}` : "")
       + (failed ? ` ${t`${count(failed)} could not be searched with.`}` : "")
       + (state.ended ? "" : ` ${t`${count(searched)} of ${count(entries.length)} searched.`}`);
     through.textContent = t`Go through ${count(left)}`;

@@ -2,7 +2,7 @@
 
 import { el } from "../elements.js";
 import { t } from "../language.js";
-import { QUERIES, absentSentence, count, isNumber, percent } from "../words.js";
+import { QUERIES, absentSentence, count, fixed, isNumber, percent } from "../words.js";
 import { reliability, riskAndCoverage } from "./diagrams.js";
 
 /** Show what `report` (of `GET …/calibration`) says of `gallery`. `line` is the probability from
@@ -112,7 +112,7 @@ function rest(report) {
     el("h3", {}, t`What else it promises, and what became of it`),
     el("ul.plain", {},
       sets.map(({ coverage, covered, mean_size: size }) => el("li", {},
-        t`Sets that shall hold a match with ${percent(coverage)}: ${percent(covered)} did, with ${size.toFixed(1)} items on average.`)),
+        t`Sets that shall hold a match with ${percent(coverage)}: ${percent(covered)} did, with ${fixed(size, 1)} items on average.`)),
       el("li", {}, t`False alarms: ${percent(report.alpha)} of ordinary images may be called strange.`),
       told.map(([kind, auroc]) => el("li", {},
         t`Told from ordinary images, ${SOURCES[kind]?.() ?? kind}: right in ${percent(auroc)} of pairs.`)),

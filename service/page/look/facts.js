@@ -2,7 +2,7 @@
 
 import { el } from "../elements.js";
 import { t } from "../language.js";
-import { percent } from "../words.js";
+import { fixed, isNumber, percent } from "../words.js";
 
 /** The metadata of an item as rows; what is neither text nor a number stands as JSON. */
 export function facts(item, withholds) {
@@ -15,7 +15,7 @@ export function facts(item, withholds) {
     probability === null ? ""
       : row(t`True match`, percent(probability) + (range
         ? ` (${percent(range[0])} – ${percent(range[1])})` : "")),
-    row(t`Similarity`, item.similarity.toFixed(3)),
+    isNumber(item.similarity) ? row(t`Similarity`, fixed(item.similarity, 3)) : "",
     Object.entries(item.metadata ?? {}).map(([name, value]) => row(name, textOf(value))));
 }
 

@@ -1,9 +1,10 @@
 // Looking closely: one item beside the question at a time, and the decision about it.
 
 import { verdictOf } from "../answer.js";
+import { askJson } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
-import { decisionSentence } from "../words.js";
+import { brief, decisionSentence } from "../words.js";
 import { decidingBar } from "./deciding.js";
 import { decide, flush, undo } from "./decisions.js";
 import { facts, originalUrl, recordUrl } from "./facts.js";
@@ -16,8 +17,9 @@ const MODES = { beside: () => t`Side by side`, flicker: () => t`In turns`, overl
 /** Look at the results of `entry`, from the one at `place` on. An entry is a photograph with its
  * `answer`, `preview`, `blob`, `name`, what has been `said` of it and the `decision` on it.
  * `next(entry)` gives the entry to go on with after a decision, or null: the dialog closes. */
-export function look(entry, gallery, { place = 0, next = () => null, closed = () => {} } = {}) {
-  const view = { entry, items: entry.answer.results, place };
+export function look(entry, gallery, options = {}) {
+  const { place = 0, items = entry.answer.results, next = () => null, closed = () => {} } = options;
+  const view = { entry, items, place };
   const title = el("h2", { id: "look-title", dir: "auto" });
   const status = el("p.status", { role: "status", "data-testid": "look-status" });
   const seen = el("span.seen", { "data-testid": "seen" });
@@ -44,7 +46,9 @@ export function look(entry, gallery, { place = 0, next = () => null, closed = ()
     const { withholds } = verdictOf(answer);
     const record = recordUrl(gallery.record_url, item);
     const note = el("p.note", {});
-    about.replaceChildren(note, facts(item, withholds), record ? el("p", {}, el("a", {
+    const similar = el("button.link", { type: "button", "data-testid": "similar",
+      onclick: () => similarTo(item) }, t`Items like this one`);
+    about.replaceChildren(note, facts(item, withholds), el("p", {}, similar), record ? el("p", {}, el("a", {
       href: record, target: "_blank", rel: "noreferrer", "data-testid": "record",
     }, t`Open the record`)) : "");
     tools.at(at, items.length);
@@ -69,6 +73,19 @@ export function look(entry, gallery, { place = 0, next = () => null, closed = ()
   function list(items) {
     Object.assign(view, { items, place: 0 });
     show();
+  }
+
+  /** Go through the items of the gallery that are most like one of them. */
+  async function similarTo(item) {
+    const path = item.id.split("/").map(encodeURIComponent).join("/");
+    const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items/${path}`;
+    try {
+      const { results } = await askJson(`${base}/similar?limit=50`);
+      if (results.length) list(results);
+      tell(t`${results.length} items like “${brief(item.label ?? item.id)}”, without probabilities.`);
+    } catch (error) {
+      tell(error.problem?.detail ?? String(error));
+    }
   }
 
   /** Take up a photograph from its first result. */

@@ -99,11 +99,14 @@ function pane(name) {
   };
   const show = (url, alt, words) => {
     image.alt = alt;
+    size.textContent = url ? "" : ` ${t`no preview`}`;
     caption.replaceChildren(words, size);
     return new Promise((resolve) => {
       image.onerror = () => resolve(false);
       image.addEventListener("load", () => resolve(true), { once: true });
-      load(image, url);
+      image.hidden = !url; // an item that came as a vector has no picture
+      if (url) load(image, url);
+      else resolve(false);
     });
   };
   return { figure, frame, image, show };
