@@ -2,22 +2,23 @@
 // is a table from these texts to its own.
 
 import { GERMAN } from "./german.js";
+import { remember, remembered } from "./memory.js";
 
 const TABLES = { en: {}, de: GERMAN };
-const CHOSEN = "vouch-language"; // in localStorage: the visitor's own choice
+const CHOSEN = "vouch-language"; // the visitor's own choice
 
 export const LANGUAGES = { en: "English", de: "Deutsch" };
 
 const known = (tag) => tag?.slice(0, 2).toLowerCase() in TABLES;
 
-export const language = [localStorage.getItem(CHOSEN), ...navigator.languages, "en"]
+export const language = [remembered(CHOSEN), ...navigator.languages, "en"]
   .find(known).slice(0, 2).toLowerCase();
 
 const table = TABLES[language];
 
 /** Speak another language from the next page on, that is, now. */
 export function speak(chosen) {
-  localStorage.setItem(CHOSEN, chosen);
+  remember(CHOSEN, chosen);
   location.reload();
 }
 

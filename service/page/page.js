@@ -312,7 +312,7 @@ function showAnswer() {
     edit: () => edit(state.query.original, state.query.name),
   }));
   $("result").dataset.verdict = shown.verdict;
-  looking ??= import("./look/looking.js"); // while the answer is read
+  looking ??= importLooking(); // while the answer is read
   $("result").hidden = false;
   announce(`${word}. ${says(shown)}`);
   document.title = `${word} · Vouch`;
@@ -336,6 +336,12 @@ async function openGalleryItems() {
 
 let looking;
 
+async function importLooking() {
+  const module = await import("./look/looking.js");
+  module.onDecision(({ entry }) => entry === state.query?.entry && showDecision(entry));
+  return module;
+}
+
 /** Look closely at a result of `answer`, and decide. */
 async function lookAt(answer, place, items = answer.results) {
   const { look } = await looking;
@@ -346,7 +352,8 @@ async function lookAt(answer, place, items = answer.results) {
 /** Say below the verdict what was decided. */
 function showDecision({ decision }) {
   const slot = $("result").querySelector("[data-testid=decision]");
-  if (slot) slot.textContent = decision ? decisionSentence(decision) : "";
+  const failed = decision?.problem ? ` ${decision.problem}` : "";
+  if (slot) slot.textContent = decision ? decisionSentence(decision) + failed : "";
 }
 
 function bringIntoView() {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from tests.end_to_end.page_texts import texts
+from tests.end_to_end.processes import TIMEOUT_S
 from tests.end_to_end.shown_page import FILES, GALLERY, Shown, result
 from tests.end_to_end.test_page_believing import REPORT
 
@@ -40,6 +41,7 @@ def looking(shown: Shown) -> None:
     shown.gallery = {**GALLERY, "record_url": "https://shop.example/{id}"}
     shown.ask()
     shown.found("look").click()
+    expect(shown.page.get_by_role("dialog")).to_be_visible()
     shown.page.keyboard.press("a")
     expect(shown.found("add-form")).to_be_visible()
 
@@ -122,6 +124,14 @@ VIEWS: dict[str, Callable[[Shown], object]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _soon() -> Iterator[None]:
+    """What is wrong with a page is not waited for as long as a service is."""
+    expect.set_options(timeout=20_000)
+    yield
+    expect.set_options(timeout=1000 * TIMEOUT_S)
+
+
 @pytest.mark.parametrize("name", VIEWS)
 def test_axe_finds_nothing(browser: Browser, name: str) -> None:
     """On a phone in the dark and in German, and on a desk in the light and in English."""
@@ -173,6 +183,20 @@ def test_german_is_spoken_to_who_prefers_it_and_english_is_a_choice(browser: Bro
     shown.ask()
     expect(shown.found("verdict").locator("h2")).to_have_text("Match")
     shown.page.close()
+
+
+def test_it_works_where_a_browser_remembers_nothing(shown: Shown) -> None:
+    """As in a frame of another site, where storage is refused."""
+    refuse = "() => { throw new DOMException('no storage', 'SecurityError'); }"
+    shown.page.add_init_script(
+        f"Object.defineProperty(window, 'localStorage', {{ get: {refuse} }})"
+    )
+    shown.ask()
+    shown.found("look").click()
+    shown.page.get_by_label("Decided by").fill("Ada")
+    shown.found("decide-is").click()
+    expect(shown.found("decision")).to_have_text("It is “label-1”.")
+    assert shown.complaints == []
 
 
 @pytest.mark.parametrize("name", VIEWS)

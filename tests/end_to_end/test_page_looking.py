@@ -148,9 +148,21 @@ def test_a_larger_picture_comes_only_from_where_it_may(shown: Shown) -> None:
     expect(picture).to_have_attribute("src", re.compile("item-3/thumbnail$"))
 
 
-def pairs(shown: Shown) -> list[tuple[str, bool]]:
-    """What was said to the service."""
-    return sorted((said["item_id"], said["correct"]) for said in shown.sent("/feedback"))
+def test_an_item_without_a_picture_is_said_to_have_none(shown: Shown) -> None:
+    looked_at(shown, results=[result(1, thumbnail_url=None)])
+    expect(shown.found("pane-candidate")).to_contain_text("no preview")
+    expect(shown.found("neighbour")).to_contain_text("no preview")
+    assert not [path for _, path, _ in shown.asked if path.endswith("null")]
+
+
+def assert_heard(shown: Shown, wanted: list[tuple[str, bool]]) -> None:
+    """Assert that just these pairs have been sent to the service, or are in a moment."""
+    for _ in range(100):
+        heard = sorted((said["item_id"], said["correct"]) for said in shown.sent("/feedback"))
+        if len(heard) >= len(wanted):
+            break
+        shown.page.wait_for_timeout(50)
+    assert heard == wanted
 
 
 @pytest.mark.parametrize(
@@ -170,8 +182,7 @@ def test_a_key_decides(shown: Shown, key: str, sentence: str, said: list[tuple[s
         shown.page.keyboard.press("Escape")
     expect(shown.found("decision")).to_have_text(sentence)
     expect(shown.page.get_by_role("dialog")).to_have_count(0)
-    shown.page.wait_for_function("() => true")
-    assert pairs(shown) == said
+    assert_heard(shown, said)
     assert {one["query_id"] for one in shown.sent("/feedback")} == {"query-1"}
 
 
@@ -183,11 +194,21 @@ def test_a_decision_is_taken_back_before_it_is_sent(shown: Shown) -> None:
     expect(shown.found("look-status")).to_have_text("Taken back.")
     shown.page.keyboard.press("y")
     expect(shown.found("decision")).to_have_text("It is “label-2”.")
-    assert pairs(shown) == [("item-2", True)]
+    assert_heard(shown, [("item-2", True)])
     shown.found("look").click()
+    expect(shown.page.get_by_role("dialog")).to_be_visible()
     shown.page.keyboard.press("y")  # a decision that was sent can but be overruled
     expect(shown.found("decision")).to_have_text("It is “label-1”.")
-    assert pairs(shown) == [("item-1", True), ("item-2", False), ("item-2", True)]
+    assert_heard(shown, [("item-1", True), ("item-2", False), ("item-2", True)])
+
+
+def test_a_decision_that_the_service_refuses_says_so(shown: Shown) -> None:
+    shown.report = HEARD
+    problem = {"title": "Unknown", "detail": "The query is no longer known."}
+    shown.page.route("**/feedback", lambda route: route.fulfill(status=404, json=problem))
+    looked_at(shown)
+    shown.page.keyboard.press("y")
+    expect(shown.found("decision")).to_have_text("It is “label-1”. The query is no longer known.")
 
 
 def test_what_is_decided_stays_on_the_page_where_nobody_listens(shown: Shown) -> None:
@@ -212,7 +233,7 @@ def test_another_item_is_found_by_a_part_of_its_label(shown: Shown) -> None:
     assert b'{"or":[{"id":"BOOT"},{"label":{"in":["boot","rain Boot"]}}]}' in body
     shown.page.get_by_test_id("decide-is").click()
     expect(shown.found("decision")).to_have_text("It is “boot”.")
-    assert pairs(shown) == [("boot-7", True)]
+    assert_heard(shown, [("boot-7", True)])
 
 
 HOSTILE = '<img src=x onerror="alert(1)">\'"&\u202e\u200fשלום'
@@ -245,12 +266,14 @@ def test_decisions_reach_the_service_and_new_items_its_gallery(
         page.goto(str(service.http.base_url))
         page.get_by_test_id("sample").first.click()
         page.get_by_test_id("look").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
         with page.expect_response("**/feedback") as heard:
             page.keyboard.press("y")
         assert heard.value.status == 200
         report = service.http.get("/v1/galleries/digits/calibration").json()
         assert (report["feedback"]["n"], report["feedback"]["share"]) == (1, 1)
         page.get_by_test_id("look").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
         page.keyboard.press("a")
         page.get_by_label("Id", exact=True).fill("found here")
         page.get_by_label("Label, if it has one").fill("mine")
@@ -261,8 +284,9 @@ def test_decisions_reach_the_service_and_new_items_its_gallery(
         item = "/v1/galleries/digits/items/found here"
         assert service.http.get(item).json()["label"] == "mine"
         page.get_by_test_id("look").click()
-        page.keyboard.press("u")
+        expect(page.get_by_role("dialog")).to_be_visible()
+        with page.expect_response(lambda response: response.request.method == "DELETE"):
+            page.keyboard.press("u")
         expect(page.get_by_test_id("look-status")).to_contain_text("Taken back")
-        page.wait_for_load_state("networkidle")
         assert service.http.get(item).status_code == 404
         page.close()

@@ -60,6 +60,7 @@ export function runBatch(files, gallery, place, { refused }) {
     stop: () => {
       stopping.abort();
       flush();
+      view.end();
       for (const { preview } of entries) URL.revokeObjectURL(preview);
     },
   };
@@ -172,10 +173,10 @@ function batchView(entries, gallery, place, { stop, tooMany }) {
     due ??= setTimeout(() => { due = null; show(); }, Math.max(0, state.shown + REFRESH - performance.now()));
   };
   budget.onchange = () => promised().catch(() => {});
-  onDecision(({ entry }) => rows.has(entry) && changed());
+  const unheard = onDecision(({ entry }) => rows.has(entry) && changed());
   show();
   promised().catch(() => {}); // without it nothing is accepted
-  return { changed, done: () => { state.ended = true; show(); } };
+  return { changed, end: unheard, done: () => { state.ended = true; show(); } };
 }
 
 /** A row of the table, which changes when something has come of its entry. */

@@ -49,7 +49,7 @@ export function decidingBar({ act, gallery, view, list, tell, added }) {
     yes.classList.toggle("said", before?.kind === "is" && before.item.id === item.id);
   }
 
-  onDecision(({ state, entry, problem }) => {
+  const end = onDecision(({ state, entry, problem }) => {
     if (state === "failed") tell(t`The decision on ${entry.name} was not taken: ${problem}`);
   });
   const element = el("div.deciding", { role: "group", "aria-label": t`Your decision` },
@@ -64,7 +64,7 @@ export function decidingBar({ act, gallery, view, list, tell, added }) {
         ? t`Decisions are sent to the service, each with the next one.`
         : t`This service keeps no feedback: decisions stay on this page.`)));
   return {
-    element, show, focus: () => yes.focus(),
+    element, show, end, focus: () => yes.focus(),
     find: () => toggle(forms.find()), add: () => toggle(forms.add()),
   };
 }

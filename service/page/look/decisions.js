@@ -1,13 +1,14 @@
 // What a person has decided of photographs: kept here, and sent to the service where it listens.
 
 import { askJson } from "../api.js";
+import { remember, remembered } from "../memory.js";
 
 const HOLD = 8000; // ms in which a decision can be taken back before it is sent
-const NAME = "vouch-reviewer"; // in localStorage
+const NAME = "vouch-reviewer"; // remembered by the browser
 
 export const reviewer = {
-  get: () => localStorage.getItem(NAME) ?? "",
-  set: (name) => localStorage.setItem(NAME, name.trim()),
+  get: () => remembered(NAME) ?? "",
+  set: (name) => remember(NAME, name.trim()),
 };
 
 const made = []; // all decisions, the last one last
@@ -15,9 +16,10 @@ const listeners = new Set();
 let waiting = null; // the decision that is not sent yet
 let timer;
 
-/** Call `listener` with each decision whose state has changed. */
+/** Call `listener` with each decision whose state has changed; what it answers ends that. */
 export function onDecision(listener) {
   listeners.add(listener);
+  return () => listeners.delete(listener);
 }
 
 const tell = (decision) => listeners.forEach((listener) => listener(decision));

@@ -10,6 +10,8 @@ import { decide, flush, undo } from "./decisions.js";
 import { facts, originalUrl, recordUrl } from "./facts.js";
 import { STEP, panes } from "./panes.js";
 
+export { onDecision } from "./decisions.js";
+
 const PAN = 0.12; // of a pane, by one press of an arrow key
 
 const MODES = { beside: () => t`Side by side`, flicker: () => t`In turns`, overlay: () => t`Overlaid` };
@@ -129,6 +131,7 @@ export function look(entry, gallery, options = {}) {
   dialog.addEventListener("keydown", (event) => keys(event, { pair, step, act, tools, bar }));
   dialog.addEventListener("close", () => {
     pair.stop();
+    bar.end();
     flush();
     dialog.remove();
     closed();
