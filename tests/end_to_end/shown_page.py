@@ -45,6 +45,7 @@ ANSWER: dict[str, Any] = {
     "absent": {"share": 0.05, "origin": "request", "basis": "absent_labels"},
     "query": {
         "id": "query-1",
+        "text": None,
         "uncertainty": {"value": 0.12345, "percentile": 20.0, "level": "low", "method": "laplace"},
         "ood": {"flag": False, "reason": None, "p_value": 0.1, "alpha": 0.01, "method": "fusion"},
         "image": {"format": "PNG", "width": 8, "height": 9, "warnings": []},
