@@ -27,7 +27,7 @@ from service.decoding.pool import DecoderPool
 from service.encoding.cache import open_cache
 from service.fair_share import FairShare
 from service.http.admission import Admission
-from service.http.middleware import RequestContext
+from service.http.middleware import RequestContext, content_security_policy
 from service.http.openapi import document
 from service.http.problems import add_problem_handlers
 from service.http.routes import ROUTERS
@@ -126,6 +126,7 @@ def create_app(
         settings.max_image_bytes,
         settings.max_batch_bytes,
         for_other_origins=bool(settings.cors_origins),
+        policy=content_security_policy(settings.image_origins, settings.frame_ancestors),
         tracing=tracing,
     )
     if settings.cors_origins:
@@ -203,6 +204,4 @@ async def _set_up(
     watching = asyncio.create_task(galleries.watch())
     stack.callback(watching.cancel)
     writer = ItemWriter(galleries, telemetry)
-    return State(
-        galleries, writer, cache, telemetry, feedback, settings.max_image_bytes, decoder.sandbox
-    )
+    return State(galleries, writer, cache, telemetry, feedback, decoder.sandbox, settings)

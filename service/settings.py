@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -55,6 +56,29 @@ def _check_redis_url(url: SecretStr) -> SecretStr:
     if not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("must begin with redis://, rediss:// or unix://")
     return url
+
+
+def _check_origin(text: str) -> str:
+    """Refuse what is no origin, and would be something else in a header."""
+    if not re.fullmatch(r"https?://(\*\.)?[\w.-]+(:\d+)?", text, re.ASCII):
+        raise ValueError(f"must be an origin, such as https://images.example, not {text!r}")
+    return text
+
+
+Origin = Annotated[str, AfterValidator(_check_origin)]
+
+
+def _check_record_url(text: str) -> str:
+    """Refuse what a browser would not open, or could be led elsewhere by an item."""
+    if not re.match(r"https?://[^\s/{}]+/", text):
+        raise ValueError(
+            f"must begin with http(s)://host/, such as https://a.example/{{id}}: {text!r}"
+        )
+    return text
+
+
+RecordUrl = Annotated[str, AfterValidator(_check_record_url)]
+"""The address of an item's record, with ``{id}``, ``{label}`` or ``{key}`` of its metadata."""
 
 
 class Settings(BaseSettings):
@@ -231,6 +255,20 @@ class Settings(BaseSettings):
     )
     cors_origins: tuple[str, ...] = Field(
         (), description='Web origins that may call, as JSON: ["https://shop.example"].'
+    )
+    frame_ancestors: tuple[Origin, ...] = Field(
+        (), description="Web origins whose pages may show the page in a frame, as JSON."
+    )
+    image_origins: tuple[Origin, ...] = Field(
+        (),
+        description="Web origins that the page may load `image_url` of items' metadata from, as "
+        "JSON, to show more than previews.",
+    )
+    record_urls: dict[str, RecordUrl] = Field(
+        {},
+        description="Where the records of a gallery's items are, as JSON: "
+        '{"shoes": "https://shop.example/shoes/{id}"}; {label} and keys of the metadata may stand '
+        "there too.",
     )
 
     @property

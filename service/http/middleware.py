@@ -6,7 +6,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
@@ -33,10 +33,26 @@ logger = logging.getLogger("service.requests")
 CLIENT_GONE = 499
 """Written to the log for a request whose client has gone; nobody receives it."""
 
-CONTENT_SECURITY_POLICY = (
-    "default-src 'self'; img-src 'self' blob: data:; style-src 'self'; script-src 'self'; "
-    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+
+def content_security_policy(
+    image_origins: Sequence[str] = (), frame_ancestors: Sequence[str] = ()
+) -> str:
+    """Return the policy of all that is served: nothing of other origins, and in no frame of theirs.
+
+    Parameters
+    ----------
+    image_origins : where else pictures may come from.
+    frame_ancestors : whose pages may show this one in a frame.
+    """
+    images = " ".join(("'self'", "blob:", "data:", *image_origins))
+    frames = " ".join(frame_ancestors) or "'none'"
+    return (
+        f"default-src 'self'; img-src {images}; style-src 'self'; script-src 'self'; "
+        "object-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"frame-ancestors {frames}"
+    )
+
+
 DOCS_POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "script-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -67,6 +83,7 @@ class RequestContext:
         max_batch_bytes: int,
         *,
         for_other_origins: bool = False,
+        policy: str | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         self._app = app
@@ -75,6 +92,7 @@ class RequestContext:
         self._max_batch_bytes = max_batch_bytes
         # Whether pages of other origins may show what is served, such as a thumbnail in an <img>.
         self._resource_policy = "cross-origin" if for_other_origins else "same-origin"
+        self._policy = policy or content_security_policy()
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +127,7 @@ class RequestContext:
                 record.status, answering = message["status"], True
                 headers = MutableHeaders(scope=message)
                 headers["Cross-Origin-Resource-Policy"] = self._resource_policy
-                _add_headers(headers, scope["path"], request_id)
+                _add_headers(headers, scope["path"], request_id, self._policy)
                 _add_headers_of_access(headers, state["answer_headers"])
                 if record.status == 307:
                     headers["Location"] = _within_host(headers["Location"])
@@ -205,12 +223,11 @@ class _BodyBound:
             )
 
 
-def _add_headers(headers: MutableHeaders, path: str, request_id: str) -> None:
-    policy = DOCS_POLICY if path == "/docs" else CONTENT_SECURITY_POLICY
+def _add_headers(headers: MutableHeaders, path: str, request_id: str, policy: str) -> None:
     headers["X-Request-Id"] = request_id
     headers["X-Content-Type-Options"] = "nosniff"
     headers["Referrer-Policy"] = "no-referrer"
-    headers["Content-Security-Policy"] = policy
+    headers["Content-Security-Policy"] = DOCS_POLICY if path == "/docs" else policy
     headers["Permissions-Policy"] = PERMISSIONS_POLICY
     headers["Cross-Origin-Opener-Policy"] = "same-origin"
     if path == "/" or path.startswith("/page/"):

@@ -9,6 +9,7 @@ from service.encoding.cache import Cache
 from service.observability.metrics import Telemetry
 from service.serving.registry import Galleries
 from service.serving.writer import ItemWriter
+from service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,6 @@ class State:
 
     Attributes
     ----------
-    max_image_bytes : of one image file.
     sandbox : what the kernel confines decoders by.
     """
 
@@ -26,5 +26,5 @@ class State:
     cache: Cache
     telemetry: Telemetry
     feedback: FeedbackLog | None
-    max_image_bytes: int
     sandbox: tuple[str, ...]
+    settings: Settings

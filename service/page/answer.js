@@ -2,8 +2,9 @@
 
 import { key, review } from "./api.js";
 import { el, glyph, picture, svg } from "./elements.js";
+import { t } from "./language.js";
 import {
-  NBSP, QUERIES, VERDICTS, absentSentence, count, isNumber, outlierSentence, percent,
+  NBSP, QUERIES, VERDICTS, absentSentence, brief, count, fixed, isNumber, outlierSentence, percent,
   uncertaintySentence,
 } from "./words.js";
 
@@ -11,28 +12,51 @@ const SHOWN_OF_SET = 6;
 
 /** How a verdict is worded; one that this page does not know yet speaks for itself. */
 export const verdictOf = ({ verdict }) => VERDICTS[verdict] ??
-  { word: verdict, says: () => "", heading: "Ranked by similarity" };
+  { word: verdict, says: () => "", heading: t`Ranked by similarity` };
+
+/** The answer with the verdict that follows from the visitor's own line, where a line can decide:
+ * between match and not sure, of ordinary images and by a calibration that holds. */
+export function byLine(answer, line) {
+  const { verdict, results: [first], bundle: { calibration } } = answer;
+  const decides = ["match", "ambiguous", "no_match"].includes(verdict) &&
+    calibration.status === "valid" && isNumber(first?.match_probability);
+  if (!isNumber(line) || !decides) return answer;
+  const above = first.match_probability >= line;
+  return { ...answer, line, verdict: above ? "match" : verdict === "match" ? "ambiguous" : verdict };
+}
 
 /** What to show of `answer`; `question` is the image that was asked about, `queries` what the
- * gallery was calibrated with. */
-export function answerParts(answer, question, queries, roundTrip) {
+ * gallery was calibrated with, `look` looks closely at the result of a place, `edit` crops the
+ * question; `line` is the probability from which the visitor wants a match, null for the gallery's
+ * own; `more` gives the page of results after a cursor; `options` of the search are chosen with
+ * `choose`. */
+export function answerParts(served, question, tools) {
+  const { queries, roundTrip, look, edit, line, more, options, choose } = tools;
+  const answer = byLine(served, line);
   const verdict = verdictOf(answer);
   const { query, bundle: { calibration } } = answer;
   return [
     verdictPanel(answer, verdict, question.preview),
+    isNumber(answer.line) ? el("p.note", { "data-testid": "own-verdict" },
+      t`By the line that you drew. The service itself says: ${verdictOf(served).word}.`) : "",
+    el("p.actions", {},
+      answer.results.length > 0 && el("button.primary", {
+        type: "button", onclick: () => look(0), "data-testid": "look",
+      }, t`Compare and decide`),
+      el("button", { type: "button", onclick: edit, "data-testid": "edit" }, t`Crop or turn it`),
+      el("span.note", { role: "status", "data-testid": "decision" })),
     auditPart(answer),
     calibration.status === "stale"
-      ? el("p.warning", {}, el("b", {}, "Out of date. "), calibration.reason) : "",
+      ? el("p.warning", {}, el("b", {}, t`Out of date. `), calibration.reason) : "",
     withheldPart(answer),
-    ...query.image.warnings.map((text) => el("p.warning", {}, el("b", {}, "Note. "), text)),
+    ...query.image.warnings.map((text) => el("p.warning", {}, el("b", {}, t`Note. `), text)),
     el("div.evidence", {}, uncertaintyPart(query.uncertainty, calibration.n_queries),
       outlierPart(query.ood, calibration.n_queries), nothingPart(answer, verdict)),
-    calibration.status !== "missing" ? el("p.footnote", {}, "“Ordinary” means like the " +
-      `${count(calibration.n_queries)} ${QUERIES[queries] ?? "queries"} this gallery was ` +
-      "calibrated on.") : "",
+    calibration.status !== "missing" ? el("p.footnote", {},
+      t`“Ordinary” means like the ${count(calibration.n_queries)} ${QUERIES[queries] ?? t`queries`} this gallery was calibrated on.`) : "",
     setPart(answer, verdict),
-    neighbourPart(answer, verdict),
-    detailPart(answer, question, roundTrip),
+    neighbourPart(answer, verdict, { look, more, options, choose }),
+    detailPart(served, question, roundTrip),
   ];
 }
 
@@ -40,21 +64,21 @@ function verdictPanel(answer, { word, says }, preview) {
   const { verdict, query: { image }, results: [first] } = answer;
   const size = `${image.format} ${image.width}${NBSP}×${NBSP}${image.height}`;
   const caption = (title, small) => el("figcaption", {}, title, el("small", {}, small));
-  const name = first && (first.label ?? first.id);
+  const name = first && brief(first.label ?? first.id);
   return el("div.verdict", { "data-testid": "verdict", "data-verdict": verdict },
     el("div.says", {}, glyph(verdict), el("h2", {}, word), el("p", {}, says(answer)),
       el("code", {}, verdict)),
     el("div.pair", {},
-      el("figure", {}, picture(preview, "Your image"), caption("Your image", size)),
-      verdict === "match" && first ? el("figure", {}, picture(first.thumbnail_url, `Item ${name}`),
-        caption(name, first.label === null ? "first result" : first.id)) : ""));
+      el("figure", {}, picture(preview, t`Your image`), caption(t`Your image`, size)),
+      verdict === "match" && first ? el("figure", {}, picture(first.thumbnail_url, t`Item ${name}`),
+        caption(name, first.label === null ? t`first result` : first.id)) : ""));
 }
 
 /** Why no match is vouched for, where the calibration promises too little. */
 function withheldPart({ reason, bundle: { calibration } }) {
   if (!reason || reason === calibration.reason) return "";
   return el("p.warning", { "data-testid": "withheld" },
-    el("b", {}, "A match is not vouched for. "), reason);
+    el("b", {}, t`A match is not vouched for. `), reason);
 }
 
 /** Asks for a review of an answer that was drawn at random. */
@@ -65,13 +89,13 @@ function auditPart(answer) {
   const button = (word, correct) => {
     const node = el("button", { type: "button" }, word);
     node.onclick = () => review(answer, first, correct)
-      .then(() => { heard.textContent = " Thank you."; })
+      .then(() => { heard.textContent = t` Thank you.`; })
       .catch(({ problem, message }) => { heard.textContent = ` ${problem?.detail ?? message}`; });
     return node;
   };
   return el("p.note.audit", { "data-testid": "audit" },
-    "This answer was drawn at random for review. Is the first result right? ",
-    button("Yes", true), button("No", false), heard);
+    t`This answer was drawn at random for review. Is the first result right? `,
+    button(t`Yes`, true), button(t`No`, false), heard);
 }
 
 /** A line from good (left) to bad (right), both positions in 0..1, past `limit` shaded. */
@@ -92,8 +116,8 @@ function scale(position, left, right, limit = null) {
 function uncertaintyPart(uncertainty, nQueries) {
   const { value, percentile, level, method } = uncertainty;
   return el("section", { "data-testid": "uncertainty" },
-    el("h3", {}, "Uncertainty ", el("b", {}, level ?? "unknown")),
-    scale(isNumber(percentile) ? percentile / 100 : null, "certain", "uncertain"),
+    el("h3", {}, t`Uncertainty `, el("b", {}, t([level ?? "unknown"]))),
+    scale(isNumber(percentile) ? percentile / 100 : null, t`certain`, t`uncertain`),
     el("p", {}, uncertaintySentence(uncertainty, nQueries)),
     el("p.raw", {}, `${method}, ${isNumber(value) ? Number(value.toPrecision(3)) : "–"}`));
 }
@@ -102,10 +126,10 @@ function outlierPart(ood, nQueries) {
   const { p_value: p, alpha, method, flag } = ood;
   const strangeness = (share) => -Math.log10(Math.max(share, 1e-3)) / 3; // 1 → 0, 0.001 → 1
   const known = isNumber(p);
-  const word = !known || flag === null ? "unknown" : flag ? "flagged as strange" : "ordinary";
+  const word = !known || flag === null ? t`unknown` : flag ? t`flagged as strange` : t`ordinary`;
   return el("section", { "data-testid": "ood" },
-    el("h3", {}, "Kind of image ", el("b", {}, word)),
-    scale(known ? strangeness(p) : null, "ordinary", "strange", known ? strangeness(alpha) : null),
+    el("h3", {}, t`Kind of image `, el("b", {}, word)),
+    scale(known ? strangeness(p) : null, t`ordinary`, t`strange`, known ? strangeness(alpha) : null),
     el("p", {}, outlierSentence(ood, nQueries)),
     el("p.raw", {}, `${method}, p${NBSP}=${NBSP}${known ? Number(p.toPrecision(3)) : "–"}`));
 }
@@ -114,8 +138,8 @@ function outlierPart(ood, nQueries) {
 function nothingPart({ no_match_probability: nothing, absent }, { withholds }) {
   if (!isNumber(nothing) || !absent || withholds) return "";
   return el("section", { "data-testid": "nothing" },
-    el("h3", {}, "Nothing matches ", el("b", {}, percent(nothing))),
-    scale(nothing, "something does", "nothing does"),
+    el("h3", {}, t`Nothing matches `, el("b", {}, percent(nothing))),
+    scale(nothing, t`something does`, t`nothing does`),
     el("p", {}, absentSentence(absent)));
 }
 
@@ -125,29 +149,57 @@ function setPart({ result_set: chosen }, { withholds }) {
   if (!chosen.promised_for.length) {
     return el("p.note", { "data-testid": "set" }, chosen.reason);
   }
-  const names = chosen.items.slice(0, SHOWN_OF_SET).map(({ id, label }) => `“${label ?? id}”`);
+  const names = chosen.items.slice(0, SHOWN_OF_SET).map(({ id, label }) => `“${brief(label ?? id)}”`);
   const more = chosen.items.length - names.length;
   return el("p.note", { "data-testid": "set" },
-    `If the gallery has a match, then with probability ${percent(chosen.coverage)} `,
-    chosen.items.length === 1 ? "it is " : "one of these is: ",
-    el("b", {}, names.join(", ")), more ? ` and ${more} more.` : ".",
-    chosen.promised ? "" : ` Not for every label: ${chosen.reason}`);
+    t`If the gallery has a match, then with probability ${percent(chosen.coverage)} `,
+    chosen.items.length === 1 ? t`it is ` : t`one of these is: `,
+    el("b", {}, names.join(", ")), more ? t` and ${more} more.` : ".",
+    chosen.promised ? "" : t` Not for every label: ${chosen.reason}`);
 }
 
-function neighbourPart({ results, verdict }, { heading, note = "", subordinate, withholds }) {
+const CHOICES = { // what may be asked of a list, as options of the search
+  group_by: ["label", () => t`One of each label`],
+  duplicate_similarity: [0.98, () => t`Without near duplicates`],
+};
+
+function neighbourPart(answer, wording, { look, more, options, choose }) {
+  const { results, verdict } = answer;
+  const { heading, note = "", subordinate, withholds } = wording;
+  const shown = [...results];
+  const item = (one, place) => neighbour(one, { verdict, withholds, look: () => look(place, shown) });
+  const list = el("ol", {}, shown.map(item));
+  let cursor = answer.next_cursor;
+  const further = el("button", { type: "button", "data-testid": "more", hidden: cursor === null,
+    onclick: async () => {
+      further.disabled = true;
+      const page = await more(cursor).catch((error) => {
+        further.textContent = error.problem?.detail ?? String(error);
+        return null;
+      });
+      if (!page) return; // a cursor that is not taken now never is
+      list.append(...page.results.map((one, i) => item(one, shown.length + i)));
+      list.children[shown.length]?.querySelector("button").focus();
+      shown.push(...page.results);
+      cursor = page.next_cursor;
+      further.hidden = cursor === null;
+      further.disabled = false;
+    } }, t`More results`);
+  const choices = Object.entries(CHOICES).map(([name, [value, words]]) => el("label", {},
+    el("input", { type: "checkbox", checked: name in options, "data-testid": name,
+      onchange: ({ target }) => choose(name, target.checked ? value : null) }), ` ${words()}`));
   const parts = note.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
   return el(subordinate ? "section.neighbours.subordinate" : "section.neighbours", {},
-    el("h3", {}, results.length ? heading : "The gallery returned no items"),
+    el("h3", {}, results.length ? heading : t`The gallery returned no items`),
     note && el("p.note", {}, parts),
-    el("ol", {}, results.map((item) => neighbour(item, verdict, withholds))),
-    el("p.footnote", {}, "“Stays”: how often the item stays in this list when your image is " +
-      "varied within its own uncertainty."));
+    el("p.choices", {}, choices), list, el("p.actions", {}, further),
+    el("p.footnote", {}, t`“Stays”: how often the item stays in this list when your image is varied within its own uncertainty.`));
 }
 
 const between = ({ match_probability_interval: range }) =>
-  range ? `between ${percent(range[0])} and ${percent(range[1])}` : "";
+  range ? t`between ${percent(range[0])} and ${percent(range[1])}` : "";
 
-function neighbour(item, verdict, withholds) {
+function neighbour(item, { verdict, withholds, look }) {
   const vouched = verdict === "match" && item.rank === 1;
   const fact = (name, value, bar) => el("div", {}, el("dt", {}, name), el("dd", {}, value), bar);
   const probability = withholds ? null : item.match_probability;
@@ -157,15 +209,16 @@ function neighbour(item, verdict, withholds) {
   const scalars = Object.entries(item.metadata ?? {})
     .filter(([, value]) => ["string", "number"].includes(typeof value)).slice(0, 2);
   return el(vouched ? "li.vouched" : "li", { "data-testid": "neighbour" },
-    picture(item.thumbnail_url, `Item ${title}`, true),
+    el("button.open", { type: "button", onclick: look, "aria-label": t`Compare with ${title}` },
+      picture(item.thumbnail_url, t`Item ${title}`, true)),
     el("p.name", {}, el("span.rank", {}, String(item.rank)), el("b", { title }, title)),
     item.label === null ? "" : el("p.id", { title: item.id }, item.id),
     scalars.map(([key, value]) => el("p.meta", { title: `${key}: ${value}` }, `${key}: ${value}`)),
     el("dl", {},
-      probability !== null && fact("match",
+      probability !== null && fact(t`match`,
         el("span", { title: between(item) }, percent(probability)), el("dd.bar", { "aria-hidden": "true" }, fill)),
-      fact("similarity", item.similarity.toFixed(3)),
-      fact("stays", percent(item.rank_stability))));
+      fact(t`similarity`, fixed(item.similarity, 3)),
+      fact(t`stays`, percent(item.rank_stability))));
 }
 
 /** The same question for a shell. A sample is fetched from where it lies. */
@@ -192,12 +245,12 @@ async function copy(text, button) {
     area.remove();
     button.focus();
   }
-  button.textContent = "Copied";
-  setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  button.textContent = t`Copied`;
+  setTimeout(() => { button.textContent = t`Copy`; }, 2000);
 }
 
 function block(title, text, testid) {
-  const button = el("button", { type: "button", "aria-label": `Copy: ${title}` }, "Copy");
+  const button = el("button", { type: "button", "aria-label": t`Copy: ${title}` }, t`Copy`);
   button.onclick = () => copy(text, button);
   return [el("h4", {}, title, button), el("pre", { tabIndex: 0, "data-testid": testid }, text)];
 }
@@ -209,15 +262,15 @@ function detailPart(answer, question, roundTrip) {
   const stages = Object.entries(timing).filter(([name]) => name !== "total");
   const { calibration } = bundle;
   return el("details", { "data-testid": "details" },
-    el("summary", {}, "Details ", el("span", {}, `${ms(timing.total)}, cache ${cache}`)),
+    el("summary", {}, t`Details `, el("span", {}, t`${ms(timing.total)}, cache ${cache}`)),
     el("dl", {},
-      pair("Time", `${ms(timing.total)} in the service, ${ms(roundTrip)} round trip`),
-      pair("Stages", stages.map(([name, value]) => `${name} ${ms(value)}`).join(", ")),
-      pair("Cache", cache),
-      pair("Calibration", calibration.status + (calibration.n_queries
-        ? `, ${count(calibration.n_queries)} queries` : "")),
-      pair("Bundle", el("code", {}, bundle.id)),
-      pair("Request", el("code", {}, requestId))),
-    block("The same query from a shell", curlCommand(answer.gallery, question), "curl"),
-    block("The whole answer", JSON.stringify(answer, null, 2), "json"));
+      pair(t`Time`, t`${ms(timing.total)} in the service, ${ms(roundTrip)} round trip`),
+      pair(t`Stages`, stages.map(([name, value]) => `${name} ${ms(value)}`).join(", ")),
+      pair(t`Cache`, cache),
+      pair(t`Calibration`, t([calibration.status]) + (calibration.n_queries
+        ? t`, ${count(calibration.n_queries)} queries` : "")),
+      pair(t`Bundle`, el("code", {}, bundle.id)),
+      pair(t`Request`, el("code", {}, requestId))),
+    block(t`The same query from a shell`, curlCommand(answer.gallery, question), "curl"),
+    block(t`The whole answer`, JSON.stringify(answer, null, 2), "json"));
 }

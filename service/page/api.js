@@ -1,5 +1,7 @@
 // Asking the API, with a key where the service wants one.
 
+import { t } from "./language.js";
+
 const KEY = "vouch-key"; // in sessionStorage: this tab alone, and only while it is open
 
 export const key = {
@@ -19,8 +21,8 @@ export class Problem extends Error {
 const unreadable = (response) =>
   new Problem({
     status: response.status,
-    title: response.ok ? "The answer could not be read" : `The service answered ${response.status}`,
-    detail: "What came back is not what this page expects. A proxy in between may have answered.",
+    title: response.ok ? t`The answer could not be read` : t`The service answered ${response.status}`,
+    detail: t`What came back is not what this page expects. A proxy in between may have answered.`,
   });
 
 export async function ask(url, options = {}) {
@@ -33,8 +35,8 @@ export async function ask(url, options = {}) {
     if (error.name === "AbortError") throw error;
     throw new Problem({
       status: 0,
-      title: "The service cannot be reached",
-      detail: "No answer came back; nothing was searched.",
+      title: t`The service cannot be reached`,
+      detail: t`No answer came back; nothing was searched.`,
     });
   }
   if (response.ok) return response;
@@ -48,6 +50,15 @@ export async function askJson(url, options) {
   return response.json().catch((error) => {
     throw error.name === "AbortError" ? error : unreadable(response);
   });
+}
+
+/** The answer to an image; `options` are those of a search. */
+export function searchWith(gallery, blob, name, options = {}, signal = undefined) {
+  const body = new FormData();
+  body.append("image", blob, name);
+  for (const [option, value] of Object.entries(options)) body.append(option, value);
+  const url = `/v1/galleries/${encodeURIComponent(gallery)}/search`;
+  return askJson(url, { method: "POST", body, signal });
 }
 
 /** Say whether an item that an answer found is right. */

@@ -1,6 +1,7 @@
 // Elements, built so that what the API says can only become text or a property, never markup.
 
 import { load } from "./api.js";
+import { t } from "./language.js";
 
 const SMALL_SIDE = 96; // pixels: a smaller picture is shown with its pixels, not blurred
 
@@ -13,7 +14,7 @@ export function el(tag, properties = {}, ...children) {
     if (key.includes("-")) node.setAttribute(key, value);
     else node[key] = value;
   }
-  node.append(...children.flat().filter((child) => child || child === 0));
+  node.append(...children.flat(Infinity).filter((child) => child || child === 0));
   return node;
 }
 
@@ -36,7 +37,8 @@ export function picture(url, alt, lazy = false) {
     const side = Math.max(image.naturalWidth, image.naturalHeight);
     image.classList.toggle("pixelated", side > 0 && side < SMALL_SIDE);
   };
-  image.onerror = () => frame.replaceChildren(el("span.unseen", {}, "no preview"));
-  load(image, url);
+  image.onerror = () => frame.replaceChildren(el("span.unseen", {}, t`no preview`));
+  if (url) load(image, url);
+  else image.onerror(); // of an item that came as a vector
   return frame;
 }

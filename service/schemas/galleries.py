@@ -204,6 +204,14 @@ class GalleryDetail(BaseModel):
         description="Measured on queries used for nothing else when the bundle was built."
     )
     samples: list[Sample]
+    record_url: str | None = Field(
+        description="Where the records of its items are: a template in which `{id}`, `{label}` or "
+        "a `{key}` of the metadata stand for an item's own, percent-encoded."
+    )
+    image_origins: list[str] = Field(
+        description="Where the service's own page loads `image_url` of items' metadata from, "
+        "beside its own origin."
+    )
 
 
 class LabelList(BaseModel):

@@ -13,6 +13,7 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from tests.end_to_end.browsers import launched
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.processes import TIMEOUT_S, Redis, Service
+from tests.end_to_end.shown_page import Shown
 
 
 @pytest.fixture(scope="session")
@@ -73,6 +74,16 @@ def _samples(bundle: Bundle, *, belongs: bool) -> list[bytes]:
     chosen = [sample for sample in bundle.manifest.samples if sample.belongs == belongs]
     assert chosen
     return [(bundle.directory / sample.file).read_bytes() for sample in chosen]
+
+
+@pytest.fixture
+def shown(browser: Browser) -> Iterator[Shown]:
+    """A page that is not open yet; nothing but the browser is waited for."""
+    expect.set_options(timeout=20_000)
+    shown = Shown(browser)
+    yield shown
+    shown.page.close()
+    expect.set_options(timeout=1000 * TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")

@@ -4,154 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, FilePayload, Locator, Page, Route, expect
+from playwright.sync_api import FilePayload, expect
 
-from index_builder.datasets.digits import digits
-from service.schemas.search import SearchAnswer
-from tests.end_to_end.processes import TIMEOUT_S
+from tests.end_to_end.shown_page import ANSWER, CALIBRATION, GALLERY, NBSP, PICTURE, Shown, result
 from tests.support.image_files import encoded
 
 pytestmark = pytest.mark.browser
-
-FILES = Path(__file__).parents[2] / "service" / "page"
-NBSP = "\u00a0"
-
-
-def result(rank: int, **changes: Any) -> dict[str, Any]:
-    """A ranked item."""
-    return {
-        "rank": rank,
-        "id": f"item-{rank}",
-        "similarity": 0.98765 - rank / 10,
-        "match_probability": 0.9 / rank,
-        "match_probability_interval": [0.25, 0.95],
-        "rank_stability": 0.75,
-        "rank_confidence": None,
-        "variance": 0.1,
-        "label": f"label-{rank}",
-        "metadata": {"price": 12, "colours": ["red"], "maker": "Ada", "year": 2001},
-        "thumbnail_url": f"/v1/galleries/shoes/items/item-{rank}/thumbnail",
-        **changes,
-    }
-
-
-CALIBRATION = {"status": "valid", "n_queries": 1234, "fitted_at": None, "reason": None}
-ANSWER: dict[str, Any] = {
-    "request_id": "request-1",
-    "gallery": "shoes",
-    "verdict": "match",
-    "reason": None,
-    "no_match_probability": 0.04,
-    "absent": {"share": 0.05, "origin": "request", "basis": "absent_labels"},
-    "query": {
-        "id": "query-1",
-        "uncertainty": {"value": 0.12345, "percentile": 20.0, "level": "low", "method": "laplace"},
-        "ood": {"flag": False, "reason": None, "p_value": 0.1, "alpha": 0.01, "method": "fusion"},
-        "image": {"format": "PNG", "width": 8, "height": 9, "warnings": []},
-    },
-    "order": "similarity",
-    "results": [result(1), result(2)],
-    "result_set": {
-        "items": [{"id": "item-1", "label": "label-1"}],
-        "coverage": 0.95,
-        "promised": True,
-        "promised_for": ["one", "few", "many"],
-        "reason": None,
-    },
-    "next_cursor": None,
-    "audit": False,
-    "bundle": {"id": "0123456789abcdef", "calibration": CALIBRATION},
-    "cache": "miss",
-    "timing_ms": {"total": 12.6, "decode": 3.25, "search": 9.0},
-}
-GALLERY: dict[str, Any] = {
-    "name": "shoes",
-    "description": "Shoes of a shop.",
-    "n_items": 1500,
-    "n_labels": 3,
-    "labels": ["boot", "clog"],
-    "bundle": {"calibration": CALIBRATION},
-    "metrics": {"recall_at_1": 0.87},
-    "samples": [],
-}
-
-
-class Shown:
-    """The page in front of an API that answers what it is given here."""
-
-    def __init__(self, browser: Browser) -> None:
-        self.answer, self.gallery = ANSWER, GALLERY
-        self.report: dict[str, Any] = {"queries": "held_out_images", "absent": None}
-        self.status, self.headers = 200, dict[str, str]()
-        self.picture, self.holds = PICTURE, False
-        self.page: Page = browser.new_page()
-        self.page.set_default_timeout(20_000)
-        self.page.route("**/*", self._reply)
-
-    def open(self) -> None:
-        """Open the page."""
-        self.page.goto("http://vouch.test/")
-        expect(self.page.locator("#gallery-about")).to_contain_text("items")
-
-    def ask(self, **changes: Any) -> Locator:
-        """Ask with a picture, whose answer differs from `ANSWER`; return what is shown."""
-        self.answer = {**ANSWER, **changes}
-        if self.status == 200:
-            SearchAnswer.model_validate(self.answer)  # the API may say so
-        if not self.page.url.startswith("http"):
-            self.open()
-        picture = FilePayload(name='my "shoe".png', mimeType="image/png", buffer=PICTURE)
-        with self.page.expect_response("**/search"):
-            self.page.get_by_test_id("file-input").set_input_files([picture])
-        expect(self.page.get_by_test_id("busy")).to_be_hidden()
-        return self.page.locator("#answer")
-
-    def found(self, name: str) -> Locator:
-        """What the page marks with that name."""
-        return self.page.get_by_test_id(name)
-
-    def words(self, function: str, *arguments: object) -> str:
-        """What a function of `words.js` says."""
-        call = "([name, all]) => import('/page/words.js').then((words) => words[name](...all))"
-        return str(self.page.evaluate(call, [function, arguments])).replace(NBSP, " ")
-
-    def _reply(self, route: Route) -> None:
-        path = urlsplit(route.request.url).path
-        if path.startswith("/v1/"):
-            replies = {
-                "/v1/galleries": {"galleries": [{"name": "shoes", "n_items": 1500}]},
-                "/v1/galleries/shoes": self.gallery,
-                "/v1/galleries/shoes/calibration": self.report,
-            }
-            if path.endswith("/search"):
-                if not self.holds:
-                    route.fulfill(json=self.answer, status=self.status, headers=self.headers)
-            elif path in replies:
-                route.fulfill(json=replies[path])
-            else:
-                route.fulfill(body=self.picture, content_type="image/png")
-        else:
-            route.fulfill(path=FILES / (path.removeprefix("/page/").strip("/") or "index.html"))
-
-
-PICTURE = encoded(digits().pixels(0), "PNG")
-
-
-@pytest.fixture
-def shown(browser: Browser) -> Iterator[Shown]:
-    """A page that is not open yet; nothing but the browser is waited for."""
-    expect.set_options(timeout=20_000)
-    shown = Shown(browser)
-    yield shown
-    shown.page.close()
-    expect.set_options(timeout=1000 * TIMEOUT_S)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,21 @@ def test_no_browser_may_guess_frame_or_run_anything(answered: httpx2.Response) -
     assert answered.headers["cross-origin-opener-policy"] == "same-origin"
 
 
+def test_pictures_and_frames_of_other_origins_are_a_setting(start: StartClient) -> None:
+    client = start(image_origins=("https://images.example",), frame_ancestors=(SHOP,))
+    policy = directives(client.get("/"))
+    assert policy["img-src"] == ["'self'", "blob:", "data:", "https://images.example"]
+    assert policy["frame-ancestors"] == [SHOP]
+    assert policy["script-src"] == ["'self'"]
+
+
+def test_a_gallery_says_where_its_records_are(start: StartClient) -> None:
+    client = start(record_urls={"digits": "https://a.example/{id}"}, image_origins=(SHOP,))
+    gallery = client.get("/v1/galleries/digits").json()
+    assert gallery["record_url"] == "https://a.example/{id}"
+    assert gallery["image_origins"] == [SHOP]
+
+
 def test_pages_elsewhere_may_show_pictures_where_some_may_call(start: StartClient) -> None:
     for settings, policy in (({}, "same-origin"), ({"cors_origins": (SHOP,)}, "cross-origin")):
         response = start(**settings).get("/v1/galleries/digits/samples/1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from starlette.testclient import TestClient
 
 import service
 
-FILES = sorted((Path(service.__file__).parent / "page").iterdir())
+PAGE = Path(service.__file__).parent / "page"
+FILES = sorted(path for path in PAGE.rglob("*") if path.is_file() and path.suffix != ".md")
 
 MEDIA_TYPES = {
     ".html": "text/html",
@@ -23,9 +25,13 @@ NAMESPACES = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
 """Names that look like addresses; nothing is fetched from them."""
 
 
+def address_of(path: Path) -> str:
+    return f"/page/{path.relative_to(PAGE).as_posix()}"
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_each_file_is_served_as_what_it_is(client: TestClient, path: Path) -> None:
-    response = client.get(f"/page/{path.name}")
+    response = client.get(address_of(path))
     assert response.status_code == 200
     assert response.content == path.read_bytes()
     assert response.headers["content-type"].split(";")[0] == MEDIA_TYPES[path.suffix]
@@ -64,8 +70,9 @@ def test_everything_the_page_names_is_there(client: TestClient) -> None:
     linked = re.findall(r'(?:href|src)="(/[^"]*)"', client.get("/").text)
     for file in FILES:
         if file.suffix == ".js":
-            names = re.findall(r'from "\./([^"]+)"', file.read_text(encoding="utf-8"))
-            linked += [f"/page/{name}" for name in names]
+            text = file.read_text(encoding="utf-8")
+            names = re.findall(r'(?:from |import\()"(\.[^"]+)"', text)
+            linked += [address_of((file.parent / name).resolve()) for name in names]
     assert {"/page/page.js", "/page/page.css", "/docs"} <= set(linked)
     for address in linked:
         assert client.get(address).status_code == 200, address
@@ -90,6 +97,12 @@ def test_the_documentation_needs_no_other_host(client: TestClient) -> None:
         assert response.status_code == 200, address
         assert response.content, address
     assert not re.search(r"https?://", html)
+
+
+def test_scripts_are_small_and_for_readers() -> None:
+    scripts = [path.read_bytes() for path in FILES if path.suffix == ".js"]
+    assert sum(len(gzip.compress(script)) for script in scripts) <= 60_000
+    assert max(script.count(b"\n") for script in scripts) < 400
 
 
 def test_nothing_beside_the_page_is_served(client: TestClient) -> None:

@@ -59,6 +59,13 @@ FROM_ENVIRONMENT = [
         '["https://a.example", "https://b.example"]',
         ("https://a.example", "https://b.example"),
     ),
+    ("frame_ancestors", '["https://a.example"]', ("https://a.example",)),
+    ("image_origins", '["https://*.b.example:8443"]', ("https://*.b.example:8443",)),
+    (
+        "record_urls",
+        '{"shoes": "https://a.example/{id}"}',
+        {"shoes": "https://a.example/{id}"},
+    ),
 ]
 
 
@@ -174,3 +181,20 @@ def test_what_could_not_be_signed_is_not_made_by_itself(
     variables: dict[str, Any], after: int
 ) -> None:
     assert Settings(**variables).compacts_after == after
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("frame_ancestors", '["https://a.example; script-src *"]'),
+        ("image_origins", '["https://a.example/pictures"]'),
+        ("record_urls", '{"shoes": "javascript:alert({id})"}'),
+        ("record_urls", '{"shoes": "https://{label}/"}'),
+    ],
+)
+def test_an_address_that_could_lead_elsewhere_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    monkeypatch.setenv(f"VOUCH_{name.upper()}", text)
+    with pytest.raises(ValidationError, match="must be"):
+        Settings()

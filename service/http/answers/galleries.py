@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from urllib.parse import quote
 
@@ -35,7 +35,9 @@ def gallery_list(bundles: Iterable[Bundle]) -> schemas.GalleryList:
     )
 
 
-def gallery_detail(lease: Lease) -> schemas.GalleryDetail:
+def gallery_detail(
+    lease: Lease, record_url: str | None, image_origins: Sequence[str]
+) -> schemas.GalleryDetail:
     """One gallery."""
     bundle = lease.bundle
     manifest, labels = bundle.manifest, bundle.retriever.gallery.labels
@@ -59,6 +61,8 @@ def gallery_detail(lease: Lease) -> schemas.GalleryDetail:
             )
             for sample in manifest.samples
         ],
+        record_url=record_url,
+        image_origins=list(image_origins),
     )
 
 

@@ -34,9 +34,13 @@ async def list_galleries(state: StateOf) -> schemas.GalleryList:
 
 
 @router.get("/{gallery}", operation_id="get_gallery", responses=responses(GalleryNotFound))
-async def get_gallery(lease: LeaseOf) -> schemas.GalleryDetail:
+async def get_gallery(lease: LeaseOf, state: StateOf) -> schemas.GalleryDetail:
     """One gallery: its size, encoder, calibration, measured quality, and samples to try."""
-    return answers.gallery_detail(lease)
+    return answers.gallery_detail(
+        lease,
+        state.settings.record_urls.get(lease.bundle.name),
+        state.settings.image_origins,
+    )
 
 
 @router.get("/{gallery}/labels", operation_id="list_labels", responses=responses(GalleryNotFound))

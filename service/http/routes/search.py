@@ -137,7 +137,7 @@ async def search_json(
 
     A third larger than the file; no URL is ever fetched.
     """
-    data = await asyncio.to_thread(from_base64, body.image_base64, state.max_image_bytes)
+    data = await asyncio.to_thread(from_base64, body.image_base64, state.settings.max_image_bytes)
     return await _answer(request, lease, state, data, body)
 
 

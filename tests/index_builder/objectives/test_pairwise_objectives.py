@@ -265,7 +265,7 @@ def test_embeddings_that_coincide_are_finite(name: str) -> None:
     assert gradient(value, z).isfinite().all()
 
 
-@pytest.mark.parametrize("name", set(CASES) - {"multi_similarity", "n_pairs"})
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"multi_similarity", "n_pairs"}))
 def test_without_a_positive_pair_or_a_negative_nothing_is_pulled(name: str) -> None:
     z = embeddings(4)
     value = CASES[name][0](z, LIMITS["no positive"])

@@ -1,0 +1,60 @@
+// Drawings of a calibration: how true probabilities came, and what each line would cost.
+
+import { svg } from "../elements.js";
+import { t } from "../language.js";
+
+const SIZE = 240; // of a drawing's field, in units of the drawing
+const EDGE = { left: 58, bottom: 40, top: 8, right: 24 };
+const WIDTH = SIZE + EDGE.left + EDGE.right;
+const HEIGHT = SIZE + EDGE.top + EDGE.bottom;
+
+const x = (share) => EDGE.left + SIZE * share;
+const y = (share) => EDGE.top + SIZE * (1 - share);
+const percent = (share) => `${Math.round(1000 * share) / 10} %`;
+
+function frame(words, across, up, most, ...parts) {
+  const text = (at, content, more = {}) => {
+    const node = svg("text", { ...at, ...more });
+    node.textContent = content;
+    return node;
+  };
+  const ticks = [0, 0.5, 1].flatMap((share) => [
+    text({ x: x(share), y: HEIGHT - 24 }, percent(share), { "text-anchor": "middle" }),
+    text({ x: EDGE.left - 6, y: y(share) + 4 }, percent(share * most), { "text-anchor": "end" }),
+  ]);
+  return svg("svg", {
+    class: "diagram", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": words,
+  },
+  svg("path", { class: "axes", d: `M${x(0)} ${y(1)}V${y(0)}H${x(1)}` }), ...ticks,
+  text({ x: x(0.5), y: HEIGHT - 6 }, across, { "text-anchor": "middle" }),
+  text({ transform: `translate(10 ${y(0.5)}) rotate(-90)` }, up, { "text-anchor": "middle" }),
+  ...parts);
+}
+
+/** What was foretold across, how often it was right up; the larger a dot, the more queries. */
+export function reliability(bins) {
+  const seen = bins.filter(({ n }) => n > 0);
+  const most = Math.max(...seen.map(({ weight }) => weight));
+  return frame(
+    t`Reliability: the match probabilities of first results, and how often they were right`,
+    t`match probability`, t`share that was right`, 1,
+    svg("path", { class: "ideal", d: `M${x(0)} ${y(0)}L${x(1)} ${y(1)}` }),
+    ...seen.map((bin) => svg("circle", {
+      cx: x(bin.probability), cy: y(bin.share), r: 2 + 6 * Math.sqrt(bin.weight / most),
+    })));
+}
+
+/** The share of queries that get a match across, the share of wrong ones among these up; `at` is
+ * the point of the line. */
+export function riskAndCoverage(points, at) {
+  const seen = points.filter(({ coverage }) => coverage >= 0.02);
+  const most = Math.max(0.02, ...seen.map(({ error }) => error));
+  const place = ({ coverage, error }) => `${x(Math.min(1, coverage))} ${y(Math.min(1, error / most))}`;
+  const mark = at && svg("circle", {
+    class: "at", r: 7, cx: x(Math.min(1, at.coverage)), cy: y(Math.min(1, at.error / most)),
+  });
+  return frame(
+    t`Risk and coverage: the share of wrong matches, by the share of queries that get a match`,
+    t`queries that get a match`, t`of these wrong`, most,
+    svg("path", { class: "curve", d: `M${seen.map(place).join("L")}` }), ...(mark ? [mark] : []));
+}

@@ -1,0 +1,129 @@
+// The bar with which a person decides, and the two small forms behind it.
+
+import { askJson, searchWith } from "../api.js";
+import { el } from "../elements.js";
+import { t } from "../language.js";
+import { onDecision, reviewer } from "./decisions.js";
+import { decisionSentence } from "../words.js";
+import { labelsLike } from "./finding.js";
+
+const KINDS = {
+  is: () => t`It is this one`,
+  wrong: () => t`Not this one`,
+  none: () => t`None of these`,
+};
+const KEYS = { is: "y", wrong: "n", none: "0", undo: "u", find: "/", add: "a" };
+
+const key = (name) => el("kbd", { "aria-hidden": "true" }, KEYS[name]);
+
+/** The bar. `act` carries out a decision; `list` shows other items; `added` goes on from a new one. */
+export function decidingBar({ act, gallery, view, list, tell, added }) {
+  const decision = (name) => el("button", {
+    type: "button", onclick: () => act(name), "data-testid": `decide-${name}`,
+    "aria-keyshortcuts": KEYS[name],
+  }, KINDS[name](), key(name));
+  const yes = decision("is");
+  const opens = (words, name, form) => el("button", {
+    type: "button", "aria-keyshortcuts": KEYS[name], onclick: () => toggle(form()),
+  }, words, key(name));
+  const slot = el("div.form-slot");
+  const forms = {
+    find: () => findForm({ gallery, view, list, tell }),
+    add: () => addForm({ gallery, view, added }),
+  };
+  const name = el("input", {
+    type: "text", id: "reviewer", value: reviewer.get(), maxLength: 100, autocomplete: "name",
+    oninput: () => reviewer.set(name.value),
+  });
+  const said = el("p.note", { "data-testid": "decided" });
+
+  function toggle(form) {
+    slot.replaceChildren(form);
+    form.querySelector("input").focus();
+  }
+
+  function show(item) {
+    slot.replaceChildren();
+    const { decision: before } = view.entry;
+    said.textContent = before ? t`Decided so far: ${decisionSentence(before)}` : "";
+    yes.classList.toggle("said", before?.kind === "is" && before.item.id === item.id);
+  }
+
+  const end = onDecision(({ state, entry, problem }) => {
+    if (state === "failed") tell(t`The decision on ${entry.name} was not taken: ${problem}`);
+  });
+  const element = el("div.deciding", { role: "group", "aria-label": t`Your decision` },
+    el("div.buttons", {}, yes, decision("wrong"), decision("none"),
+      opens(t`Another item…`, "find", forms.find),
+      opens(t`New…`, "add", forms.add),
+      el("button.quiet", { type: "button", onclick: () => act("undo"), "data-testid": "undo" },
+        t`Undo`, key("undo"))),
+    slot, said,
+    el("p.who", {}, el("label", { htmlFor: "reviewer" }, t`Decided by`), name,
+      el("span.note", {}, gallery.keeps
+        ? t`Decisions are sent to the service, each with the next one.`
+        : t`This service keeps no feedback: decisions stay on this page.`)));
+  return {
+    element, show, end, focus: () => yes.focus(),
+    find: () => toggle(forms.find()), add: () => toggle(forms.add()),
+  };
+}
+
+/** Look for items by a part of their label, or by their id. */
+function findForm({ gallery, view, list, tell }) {
+  const input = el("input", { type: "search", id: "find-item", required: true, maxLength: 300 });
+  const submit = async (event) => {
+    event.preventDefault();
+    const text = input.value.trim();
+    try {
+      const { blob, name } = view.entry;
+      const filter = JSON.stringify(await labelsLike(gallery.name, text));
+      const { results: items } = await searchWith(gallery.name, blob, name, { filter, limit: 50 });
+      if (items.length) {
+        list(items);
+        tell(t`${items.length} items, most similar first.`);
+      } else {
+        tell(t`No item has “${text}” in its label, or as its id.`);
+      }
+    } catch (error) {
+      tell(error.problem?.detail ?? String(error));
+    }
+  };
+  return el("form.small", { onsubmit: submit, "data-testid": "find-form" },
+    el("label", { htmlFor: "find-item" }, t`Part of a label, or an id`), input,
+    el("button", { type: "submit" }, t`Find`));
+}
+
+/** Put the photograph into the gallery. An id that is taken is refused: it would be replaced. */
+function addForm({ gallery, view, added }) {
+  const { blob, name } = view.entry;
+  const proposed = name.replace(/\.\w+$/, "").replace(/[^\w.-]+/g, "-").slice(0, 100);
+  const id = el("input", { type: "text", id: "new-id", required: true, maxLength: 200, value: proposed });
+  const label = el("input", { type: "text", id: "new-label", maxLength: 200 });
+  const problem = el("p.note", { role: "alert" });
+  const submit = async (event) => {
+    event.preventDefault();
+    const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items/`;
+    const url = base + id.value.split("/").map(encodeURIComponent).join("/");
+    const taken = await askJson(url).then(() => true, (error) => {
+      if (error.problem?.status === 404) return false;
+      problem.textContent = error.problem?.detail ?? String(error);
+      return null;
+    });
+    if (taken) problem.textContent = t`There is an item “${id.value}” already. Give it another id.`;
+    if (taken !== false) return;
+    const body = new FormData();
+    body.append("image", blob, name);
+    if (label.value.trim()) body.append("label", label.value.trim());
+    try {
+      await askJson(url, { method: "PUT", body });
+      added({ id: id.value, label: label.value.trim() || null });
+    } catch (error) {
+      problem.textContent = error.problem?.detail ?? String(error);
+    }
+  };
+  return el("form.small", { onsubmit: submit, "data-testid": "add-form" },
+    el("label", { htmlFor: "new-id" }, t`Id`), id,
+    el("label", { htmlFor: "new-label" }, t`Label, if it has one`), label,
+    el("button", { type: "submit" }, t`Add to the gallery`), problem);
+}

@@ -1,0 +1,205 @@
+// Looking closely: one item beside the question at a time, and the decision about it.
+
+import { verdictOf } from "../answer.js";
+import { askJson } from "../api.js";
+import { el } from "../elements.js";
+import { t } from "../language.js";
+import { brief, decisionSentence } from "../words.js";
+import { decidingBar } from "./deciding.js";
+import { decide, flush, undo } from "./decisions.js";
+import { facts, originalUrl, recordUrl } from "./facts.js";
+import { STEP, panes } from "./panes.js";
+
+export { onDecision } from "./decisions.js";
+
+const PAN = 0.12; // of a pane, by one press of an arrow key
+
+const MODES = { beside: () => t`Side by side`, flicker: () => t`In turns`, overlay: () => t`Overlaid` };
+
+/** Look at the results of `entry`, from the one at `place` on. An entry is a photograph with its
+ * `answer`, `preview`, `blob`, `name`, what has been `said` of it and the `decision` on it.
+ * `next(entry)` gives the entry to go on with after a decision, or null: the dialog closes. */
+export function look(entry, gallery, options = {}) {
+  const { place = 0, items = entry.answer.results, next = () => null, closed = () => {} } = options;
+  const view = { entry, items, place };
+  const title = el("h2", { id: "look-title", dir: "auto" });
+  const status = el("p.status", { role: "status", "data-testid": "look-status" });
+  const seen = el("span.seen", { "data-testid": "seen" });
+  const pair = panes((what) => { seen.textContent = t`You see ${what}`; });
+  const about = el("div.about");
+  const bar = decidingBar({ act, gallery, view, list, tell, added });
+  const tools = toolbar(pair, seen, step);
+  const dialog = el("dialog.look", { "data-testid": "look", "aria-labelledby": "look-title" },
+    el("header", {}, title, el("button.close", {
+      type: "button", onclick: () => dialog.close(), "aria-label": t`Close`,
+    }, "×")),
+    tools.element, pair.element, about, bar.element, status);
+
+  function tell(text) {
+    status.textContent = text;
+  }
+
+  /** Show the item at the present place. */
+  async function show() {
+    const { items, place: at, entry: { answer } } = view;
+    const item = items[at];
+    const name = item.label ?? item.id;
+    title.textContent = items.length > 1 ? t`${name}: ${at + 1} of ${items.length}` : name;
+    const { withholds } = verdictOf(answer);
+    const record = recordUrl(gallery.record_url, item);
+    const note = el("p.note", {});
+    const similar = el("button.link", { type: "button", "data-testid": "similar",
+      onclick: () => similarTo(item) }, t`Items like this one`);
+    about.replaceChildren(note, facts(item, withholds), el("p", {}, similar), record ? el("p", {}, el("a", {
+      href: record, target: "_blank", rel: "noreferrer", "data-testid": "record",
+    }, t`Open the record`)) : "");
+    tools.at(at, items.length);
+    bar.show(item);
+    const original = originalUrl(item, gallery.image_origins ?? []);
+    const alt = t`Item ${name}`;
+    const whole = original !== null && await pair.showCandidate(original, alt, name);
+    if (!whole && items[view.place] === item) {
+      if (original) note.textContent = t`Its full picture could not be loaded; this is its preview.`;
+      await pair.showCandidate(item.thumbnail_url, alt, name);
+    }
+  }
+
+  function step(by) {
+    const place = view.place + by;
+    if (place < 0 || place >= view.items.length) return;
+    view.place = place;
+    show();
+  }
+
+  /** Go through other items than those of the answer. */
+  function list(items) {
+    Object.assign(view, { items, place: 0 });
+    show();
+  }
+
+  /** Go through the items of the gallery that are most like one of them. */
+  async function similarTo(item) {
+    const path = item.id.split("/").map(encodeURIComponent).join("/");
+    const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items/${path}`;
+    try {
+      const { results } = await askJson(`${base}/similar?limit=50`);
+      if (results.length) list(results);
+      tell(t`${results.length} items like “${brief(item.label ?? item.id)}”, without probabilities.`);
+    } catch (error) {
+      tell(error.problem?.detail ?? String(error));
+    }
+  }
+
+  /** Take up a photograph from its first result. */
+  function take(other) {
+    Object.assign(view, { entry: other, items: other.answer.results, place: 0 });
+    pair.reset();
+    pair.showQuestion(other.preview, t`Your image`);
+    show();
+    bar.focus();
+  }
+
+  function goOn() {
+    const following = next(view.entry);
+    if (following) take(following);
+    else dialog.close();
+  }
+
+  /** What the keys and buttons of the bar do. */
+  function act(name) {
+    const item = view.items[view.place];
+    if (name === "undo") {
+      const taken = undo();
+      if (!taken) return tell(t`There is nothing to take back.`);
+      if (taken.entry !== view.entry) take(taken.entry);
+      bar.show(view.items[view.place]);
+      return tell(taken.state === "sent"
+        ? t`Taken back here. It was sent already: what you decide now replaces it.`
+        : t`Taken back.`);
+    }
+    tell(`${view.entry.name}: ${decisionSentence(decide(view.entry, gallery, name, item))}`);
+    if (name === "wrong" && view.place + 1 < view.items.length) return step(1);
+    return goOn();
+  }
+
+  /** Go on after the photograph has become an item of the gallery. */
+  function added(item) {
+    tell(`${view.entry.name}: ${decisionSentence(decide(view.entry, gallery, "new", item))}`);
+    goOn();
+  }
+
+  dialog.addEventListener("keydown", (event) => keys(event, { pair, step, act, tools, bar }));
+  dialog.addEventListener("close", () => {
+    pair.stop();
+    bar.end();
+    flush();
+    dialog.remove();
+    closed();
+  });
+  document.body.append(dialog);
+  dialog.showModal();
+  pair.showQuestion(entry.preview, t`Your image`);
+  show();
+  bar.focus();
+}
+
+function toolbar(pair, seen, step) {
+  const radios = Object.entries(MODES).map(([name, words]) => el("label", {}, el("input", {
+    type: "radio", name: "look-mode", value: name, checked: name === "beside",
+    onchange: () => set(name),
+  }), el("span", {}, words())));
+  const mix = el("input", {
+    type: "range", min: 0, max: 1, step: 0.02, value: 0.5, "aria-label": t`How much of the item`,
+    oninput: () => pair.mix(Number(mix.value)),
+  });
+  const swap = el("button", { type: "button", onclick: () => (pair.turns() ? pair.stop() : pair.swap()) });
+  const button = (words, sign, act) =>
+    el("button.sign", { type: "button", onclick: act, "aria-label": words, title: words }, sign);
+  const back = button(t`Item before`, "‹", () => step(-1));
+  const forth = button(t`Next item`, "›", () => step(1));
+
+  function set(name) {
+    pair.mode(name);
+    mix.value = 0.5;
+    mix.hidden = name !== "overlay";
+    swap.hidden = seen.hidden = name !== "flicker";
+    seen.textContent = "";
+    swap.textContent = pair.turns() ? t`Hold` : t`Swap`;
+    element.querySelector(`[value=${name}]`).checked = true;
+  }
+  swap.addEventListener("click", () => { swap.textContent = t`Swap`; });
+  const element = el("div.tools", {},
+    el("fieldset.modes", {}, el("legend.sr", {}, t`How to compare`), radios), mix, swap, seen,
+    el("span.zooms", {},
+      button(t`Smaller`, "−", () => pair.zoom(1 / STEP)),
+      button(t`Larger`, "+", () => pair.zoom(STEP)),
+      button(t`Whole picture`, "⤢", pair.reset)),
+    el("span.steps", {}, back, forth));
+  set("beside");
+  return {
+    element, set, swap: () => swap.click(),
+    at: (place, n) => {
+      back.disabled = place === 0;
+      forth.disabled = place === n - 1;
+    },
+  };
+}
+
+/** The keys: arrows go through the items, or move what is enlarged. */
+function keys(event, { pair, step, act, tools, bar }) {
+  const typing = event.target.matches("input:not([type=radio]):not([type=range]), select");
+  if (typing || event.ctrlKey && event.key !== "z" || event.metaKey || event.altKey) return;
+  const onward = document.documentElement.dir === "rtl" ? -1 : 1;
+  const arrow = (x, y) => () => (pair.zoomed() ? pair.move(-PAN * x, -PAN * y) : x && step(onward * x));
+  const wanted = {
+    ArrowRight: arrow(1, 0), ArrowLeft: arrow(-1, 0), ArrowUp: arrow(0, -1), ArrowDown: arrow(0, 1),
+    "+": () => pair.zoom(STEP), "-": () => pair.zoom(1 / STEP), "=": pair.reset,
+    s: () => tools.set("beside"), f: () => tools.set("flicker"), o: () => tools.set("overlay"),
+    x: tools.swap, y: () => act("is"), n: () => act("wrong"), 0: () => act("none"),
+    u: () => act("undo"), z: () => event.ctrlKey && act("undo"),
+    "/": bar.find, a: bar.add,
+  }[event.key];
+  if (!wanted || (event.target.matches("[type=radio], [type=range]") && /Arrow/.test(event.key))) return;
+  event.preventDefault();
+  wanted();
+}

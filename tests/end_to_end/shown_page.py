@@ -1,0 +1,180 @@
+"""The page in front of an API that answers what a test says: real Chromium, no service."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from playwright.sync_api import Browser, Dialog, FilePayload, Locator, Page, Route, expect
+
+from index_builder.datasets.digits import digits
+from service.schemas.search import SearchAnswer
+from tests.support.image_files import encoded
+
+FILES = Path(__file__).parents[2] / "service" / "page"
+NBSP = "\u00a0"
+
+
+def result(rank: int, **changes: Any) -> dict[str, Any]:
+    """A ranked item."""
+    return {
+        "rank": rank,
+        "id": f"item-{rank}",
+        "similarity": 0.98765 - rank / 10,
+        "match_probability": 0.9 / rank,
+        "match_probability_interval": [0.25, 0.95],
+        "rank_stability": 0.75,
+        "rank_confidence": None,
+        "variance": 0.1,
+        "label": f"label-{rank}",
+        "metadata": {"price": 12, "colours": ["red"], "maker": "Ada", "year": 2001},
+        "thumbnail_url": f"/v1/galleries/shoes/items/item-{rank}/thumbnail",
+        **changes,
+    }
+
+
+CALIBRATION = {"status": "valid", "n_queries": 1234, "fitted_at": None, "reason": None}
+ANSWER: dict[str, Any] = {
+    "request_id": "request-1",
+    "gallery": "shoes",
+    "verdict": "match",
+    "reason": None,
+    "no_match_probability": 0.04,
+    "absent": {"share": 0.05, "origin": "request", "basis": "absent_labels"},
+    "query": {
+        "id": "query-1",
+        "text": None,
+        "uncertainty": {"value": 0.12345, "percentile": 20.0, "level": "low", "method": "laplace"},
+        "ood": {"flag": False, "reason": None, "p_value": 0.1, "alpha": 0.01, "method": "fusion"},
+        "image": {"format": "PNG", "width": 8, "height": 9, "warnings": []},
+    },
+    "order": "similarity",
+    "results": [result(1), result(2)],
+    "result_set": {
+        "items": [{"id": "item-1", "label": "label-1"}],
+        "coverage": 0.95,
+        "promised": True,
+        "promised_for": ["one", "few", "many"],
+        "reason": None,
+    },
+    "next_cursor": None,
+    "audit": False,
+    "bundle": {"id": "0123456789abcdef", "calibration": CALIBRATION},
+    "cache": "miss",
+    "timing_ms": {"total": 12.6, "decode": 3.25, "search": 9.0},
+}
+GALLERY: dict[str, Any] = {
+    "name": "shoes",
+    "description": "Shoes of a shop.",
+    "n_items": 1500,
+    "n_labels": 3,
+    "labels": ["boot", "clog"],
+    "bundle": {"calibration": CALIBRATION},
+    "metrics": {"recall_at_1": 0.87},
+    "samples": [],
+    "record_url": None,
+    "image_origins": [],
+}
+
+
+REPORT: dict[str, Any] = {"queries": "held_out_images", "absent": None, "errors_over_time": None}
+
+
+class Shown:
+    """The page in front of an API that answers what it is given here.
+
+    Attributes
+    ----------
+    answer, gallery, report : of a search, of the gallery, of its calibration.
+    replies : further answers, by path; a path that is not known gets a picture.
+    asked : what the page has sent, in order: method, path and body.
+    complaints : what went wrong in the browser.
+    """
+
+    def __init__(self, browser: Browser, **context: Any) -> None:
+        self.answer, self.gallery, self.report = ANSWER, GALLERY, REPORT
+        self.replies: dict[str, Any] = {}
+        self.asked: list[tuple[str, str, bytes]] = []
+        self.complaints: list[str] = []
+        self.status, self.headers = 200, dict[str, str]()
+        self.picture, self.holds = PICTURE, False
+        self.page: Page = browser.new_page(**context)
+        self.page.set_default_timeout(20_000)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", self._refuse)
+        self.page.route("**/*", self._reply)
+
+    def open(self) -> None:
+        """Open the page."""
+        self.page.goto("http://vouch.test/")
+        expect(self.page.locator("#gallery-about p").first).to_be_visible()
+
+    def ask(self, **changes: Any) -> Locator:
+        """Ask with a picture, whose answer differs from `ANSWER`; return what is shown."""
+        self.answer = {**ANSWER, **changes}
+        if self.status == 200:
+            SearchAnswer.model_validate(self.answer)  # the API may say so
+        if not self.page.url.startswith("http"):
+            self.open()
+        with self.page.expect_response("**/search"):
+            self.choose('my "shoe".png')
+        expect(self.page.get_by_test_id("busy")).to_be_hidden()
+        return self.page.locator("#answer")
+
+    def choose(self, *names: str) -> None:
+        """Choose pictures of these names."""
+        files = [FilePayload(name=name, mimeType="image/png", buffer=PICTURE) for name in names]
+        self.page.get_by_test_id("file-input").set_input_files(files)
+
+    def sent(self, ending: str) -> list[dict[str, Any]]:
+        """The JSON that was sent to paths with that ending."""
+        return [json.loads(body) for _, path, body in self.asked if path.endswith(ending)]
+
+    def found(self, name: str) -> Locator:
+        """What the page marks with that name."""
+        return self.page.get_by_test_id(name)
+
+    def words(self, function: str, *arguments: object) -> str:
+        """What a function of `words.js` says."""
+        call = "([name, all]) => import('/page/words.js').then((words) => words[name](...all))"
+        return str(self.page.evaluate(call, [function, arguments])).replace(NBSP, " ")
+
+    def overflow(self) -> int:
+        """Pixels that the page is wider than its window."""
+        width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        return int(self.page.evaluate(width))
+
+    def _refuse(self, dialog: Dialog) -> None:
+        """Nothing here may open one: what a label says was run."""
+        self.complaints.append(dialog.message)
+        dialog.dismiss()
+
+    def _reply(self, route: Route) -> None:
+        request = route.request
+        path = unquote(urlsplit(request.url).path)
+        if not path.startswith("/v1/"):
+            route.fulfill(path=FILES / (path.removeprefix("/page/").strip("/") or "index.html"))
+            return
+        self.asked.append((request.method, path, request.post_data_buffer or b""))
+        replies = {
+            "/v1/galleries": {"galleries": [{"name": "shoes", "n_items": 1500}]},
+            "/v1/galleries/shoes": self.gallery,
+            "/v1/galleries/shoes/calibration": self.report,
+            **self.replies,
+        }
+        if path.endswith("/search"):
+            if not self.holds:
+                answer = self.answer(request) if callable(self.answer) else self.answer
+                route.fulfill(json=answer, status=self.status, headers=self.headers)
+        elif path in replies:
+            reply = replies[path]
+            route.fulfill(json=reply(request) if callable(reply) else reply)
+        elif request.method in {"GET", "DELETE"}:
+            route.fulfill(body=self.picture, content_type="image/png")
+        else:
+            route.fulfill(json={})
+
+
+PICTURE = encoded(digits().pixels(0), "PNG")

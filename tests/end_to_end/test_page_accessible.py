@@ -1,0 +1,212 @@
+"""Nobody is kept out: axe, two languages, right to left, dark and light, on a phone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from tests.end_to_end.page_texts import texts
+from tests.end_to_end.processes import TIMEOUT_S
+from tests.end_to_end.shown_page import FILES, GALLERY, Shown, result
+from tests.end_to_end.test_page_believing import REPORT
+
+pytestmark = pytest.mark.browser
+
+AXE = Axe()
+WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+def complaints(page: Page) -> list[str]:
+    """What axe finds: rule, and where."""
+    page.evaluate("Promise.all(document.getAnimations().map(one => one.finished))")
+    found = AXE.run(page, options={"runOnly": WCAG}).response
+    return [
+        f"{one['id']}: {node['html'][:200]} {node['any'][:1]}"
+        for one in found["violations"]
+        for node in one["nodes"]
+    ]
+
+
+def start(shown: Shown) -> None:
+    shown.gallery = {**GALLERY, "samples": [SAMPLE, {**SAMPLE, "belongs": False}]}
+    shown.open()
+
+
+def looking(shown: Shown) -> None:
+    shown.gallery = {**GALLERY, "record_url": "https://shop.example/{id}"}
+    shown.ask()
+    shown.found("look").click()
+    expect(shown.page.get_by_role("dialog")).to_be_visible()
+    shown.page.keyboard.press("a")
+    expect(shown.found("add-form")).to_be_visible()
+
+
+def cropping(shown: Shown) -> None:
+    shown.ask()
+    shown.found("edit").click()
+    expect(shown.found("crop")).to_be_visible()
+
+
+def advised(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/assess"] = {
+        "quality": {"hints": [{"advice": "Hold still."}]},
+        "query": {"ood": {"flag": True}},
+    }
+    shown.open()
+    shown.choose("one.png")
+    expect(shown.found("advice")).to_be_visible()
+
+
+def believing(shown: Shown) -> None:
+    shown.report = REPORT
+    shown.ask()
+    shown.found("open-report").click()
+    shown.found("line").press("ArrowLeft")
+
+
+def batch(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/calibration/operating-points"] = {
+        "point": {"threshold": 0.5}
+    }
+    shown.open()
+    shown.choose("one.png", "two.png", "three.png")
+    expect(shown.found("batch")).to_be_visible()
+    expect(shown.page.get_by_role("progressbar")).to_be_hidden()
+
+
+def browsing(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = {
+        "items": [result(rank) for rank in range(1, 30)],
+        "n_items": 29,
+        "next_cursor": None,
+    }
+    shown.open()
+    shown.found("open-browse").click()
+    shown.found("browse").locator(".cell").first.click()
+
+
+def problem(shown: Shown) -> None:
+    shown.status = 503
+    shown.ask(title="Busy", detail="Wait.", code="busy", request_id="r-1")
+
+
+def key(shown: Shown) -> None:
+    shown.status = 401
+    shown.ask(title="A key is wanted", detail="Send one.", code="key", request_id="r-1")
+
+
+SAMPLE = {"id": "1", "image_url": "/v1/sample", "caption": "A boot", "belongs": True}
+
+
+def answered(verdict: str) -> Callable[[Shown], object]:
+    return lambda shown: shown.ask(verdict=verdict)
+
+
+VIEWS: dict[str, Callable[[Shown], object]] = {
+    "start": start,
+    "looking": looking,
+    "cropping": cropping,
+    "advised": advised,
+    "believing": believing,
+    "batch": batch,
+    "browsing": browsing,
+    "problem": problem,
+    "key": key,
+    "match": answered("match"),
+    "ambiguous": answered("ambiguous"),
+    "no_match": answered("no_match"),
+    "out_of_distribution": answered("out_of_distribution"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _soon() -> Iterator[None]:
+    """What is wrong with a page is not waited for as long as a service is."""
+    expect.set_options(timeout=20_000)
+    yield
+    expect.set_options(timeout=1000 * TIMEOUT_S)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_axe_finds_nothing(browser: Browser, name: str) -> None:
+    """On a phone in the dark and in German, and on a desk in the light and in English."""
+    for context in (
+        {"viewport": {"width": 360, "height": 740}, "color_scheme": "dark", "locale": "de-DE"},
+        {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
+    ):
+        shown = Shown(browser, reduced_motion="reduce", **context)
+        VIEWS[name](shown)
+        assert complaints(shown.page) == []
+        assert shown.overflow() <= 0
+        shown.page.close()
+
+
+def test_axe_sees_what_is_wrong(shown: Shown) -> None:
+    shown.open()
+    shown.page.evaluate("document.querySelector('main').append(document.createElement('img'))")
+    assert [one.split(":")[0] for one in complaints(shown.page)] == ["image-alt"]
+
+
+def german() -> dict[str, str]:
+    """The table, which is JSON between its braces."""
+    script = (FILES / "german.js").read_text(encoding="utf-8")
+    table = script[script.index("{\n") : script.rindex("}") + 1]
+    return dict(json.loads(table.replace(",\n}", "\n}")))
+
+
+FROM_THE_API = {"low", "medium", "high", "valid", "stale", "missing"}
+
+
+def test_every_text_has_its_german_with_the_same_values() -> None:
+    table = german()
+    assert set(table) == texts() | FROM_THE_API
+    values = {text: sorted(re.findall(r"\{\d\}", text)) for text in table}
+    wrong = [text for text in table if sorted(re.findall(r"\{\d\}", table[text])) != values[text]]
+    assert wrong == []
+
+
+def test_german_is_spoken_to_who_prefers_it_and_english_is_a_choice(browser: Browser) -> None:
+    shown = Shown(browser, locale="de-AT")
+    shown.ask(results=[result(1, match_probability=0.9876)])
+    expect(shown.page.locator("html")).to_have_attribute("lang", "de")
+    expect(shown.found("verdict").locator("h2")).to_have_text("Treffer")
+    expect(shown.found("verdict")).to_contain_text("Vouch bürgt für das erste Ergebnis")
+    expect(shown.found("uncertainty").locator("h3")).to_have_text("Unsicherheit gering")
+    expect(shown.page.locator("#gallery-about")).to_contain_text("1.500 Objekte")
+    shown.found("language").select_option("en")
+    expect(shown.page.locator("html")).to_have_attribute("lang", "en")
+    shown.ask()
+    expect(shown.found("verdict").locator("h2")).to_have_text("Match")
+    shown.page.close()
+
+
+def test_it_works_where_a_browser_remembers_nothing(shown: Shown) -> None:
+    """As in a frame of another site, where storage is refused."""
+    refuse = "() => { throw new DOMException('no storage', 'SecurityError'); }"
+    shown.page.add_init_script(
+        f"Object.defineProperty(window, 'localStorage', {{ get: {refuse} }})"
+    )
+    shown.ask()
+    shown.found("look").click()
+    shown.page.get_by_label("Decided by").fill("Ada")
+    shown.found("decide-is").click()
+    expect(shown.found("decision")).to_have_text("It is “label-1”.")
+    assert shown.complaints == []
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_it_reads_from_the_right_too(browser: Browser, name: str) -> None:
+    """Mirrored, nothing is cut off or pushed out of a phone."""
+    shown = Shown(browser, viewport={"width": 360, "height": 740}, reduced_motion="reduce")
+    shown.page.add_init_script("document.documentElement.dir = 'rtl'")
+    VIEWS[name](shown)
+    shown.page.evaluate("document.documentElement.dir = 'rtl'")
+    assert shown.overflow() <= 0
+    for dialog in shown.page.get_by_role("dialog").all():
+        assert dialog.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    shown.page.close()

@@ -1,0 +1,192 @@
+"""Before the search: cropped, turned and advised on, in a real Chromium."""
+
+from __future__ import annotations
+
+import io
+from email import message_from_bytes
+from email.policy import HTTP
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from playwright.sync_api import Browser, FilePayload, Page, expect
+
+from tests.end_to_end.shown_page import Shown
+from tests.support.image_files import encoded
+
+pytestmark = pytest.mark.browser
+
+WIDTH, HEIGHT = 60, 40
+
+GRADIENT = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+GRADIENT[..., 0] = np.linspace(0, 255, WIDTH)
+GRADIENT[..., 1] = np.linspace(0, 255, HEIGHT)[:, None]
+"""Red grows to the right and green downwards, so that each part is told by its colours."""
+
+
+def choose(page: Page) -> None:
+    file = FilePayload(name="g.png", mimeType="image/png", buffer=encoded(GRADIENT, "PNG"))
+    page.get_by_test_id("file-input").set_input_files([file])
+
+
+def image_sent(shown: Shown) -> NDArray[np.uint8]:
+    """The image that was searched with last."""
+    body = [body for _, path, body in shown.asked if path.endswith("/search")][-1]
+    boundary = body[: body.index(b"\r\n")].removeprefix(b"--")
+    head = b'Content-Type: multipart/form-data; boundary="' + boundary + b'"\r\n\r\n'
+    [part, *_] = message_from_bytes(head + body, policy=HTTP).iter_parts()
+    payload = part.get_payload(decode=True)
+    assert isinstance(payload, bytes)
+    return np.asarray(Image.open(io.BytesIO(payload)).convert("RGB"))
+
+
+def edited(shown: Shown) -> None:
+    """Choose the picture, to be cropped first."""
+    shown.open()
+    shown.page.get_by_label("Crop or turn it before the search").check()
+    choose(shown.page)
+    expect(shown.found("crop")).to_be_visible()
+
+
+def press(shown: Shown, name: str) -> None:
+    shown.found("crop").get_by_role("button", name=name).click()
+
+
+def searched(shown: Shown) -> NDArray[np.uint8]:
+    with shown.page.expect_response("**/search"):
+        press(shown, "Search with this")
+    expect(shown.found("verdict")).to_be_visible()
+    return image_sent(shown)
+
+
+def test_a_part_is_drawn_with_the_mouse(shown: Shown) -> None:
+    edited(shown)
+    box = shown.found("crop-stage").bounding_box()
+    assert box is not None
+    at = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in CORNERS]
+    shown.page.mouse.move(*at[0])
+    shown.page.mouse.down()
+    shown.page.mouse.move(*at[1], steps=3)
+    shown.page.mouse.up()
+    part = searched(shown)
+    assert part.shape == pytest.approx((HEIGHT // 2, WIDTH // 2, 3), abs=2)
+    np.testing.assert_allclose(part[0, 0], GRADIENT[HEIGHT // 4, WIDTH // 4], atol=16)
+    # Nothing was lost: what was chosen is cropped again from the whole.
+    shown.found("edit").click()
+    expect(shown.found("crop-status")).to_contain_text("100 % × 100 % of the picture")
+    np.testing.assert_array_equal(searched(shown), GRADIENT)
+
+
+CORNERS = [(0.25, 0.25), (0.75, 0.75)]
+
+
+def test_it_is_turned_and_cropped_by_keyboard(shown: Shown) -> None:
+    edited(shown)
+    press(shown, "Turn right")
+    shown.page.get_by_label("Lower right corner").focus()
+    for _ in range(10):
+        shown.page.keyboard.press("ArrowLeft")
+    expect(shown.found("crop-status")).to_contain_text("80 % × 100 % of the picture")
+    part = searched(shown)
+    turned = np.rot90(GRADIENT, -1)
+    np.testing.assert_array_equal(part, turned[:, : round(0.8 * HEIGHT)])
+
+
+def test_one_step_goes_back_and_the_file_itself_stays(shown: Shown) -> None:
+    edited(shown)
+    press(shown, "Turn left")
+    shown.page.get_by_label("Part of the picture").focus()
+    shown.page.keyboard.press("Shift+ArrowUp")
+    expect(shown.found("crop-status")).to_contain_text("100 % × 98 %")
+    press(shown, "One step back")
+    expect(shown.found("crop-status")).to_contain_text("100 % × 100 %")
+    press(shown, "One step back")
+    np.testing.assert_array_equal(searched(shown), GRADIENT)
+
+
+def test_a_part_that_is_turned_stays_the_same_part(shown: Shown) -> None:
+    edited(shown)
+    shown.page.get_by_label("Lower right corner").focus()
+    for _ in range(20):
+        shown.page.keyboard.press("ArrowUp")
+    press(shown, "Turn left")
+    part = searched(shown)
+    np.testing.assert_array_equal(part, np.rot90(GRADIENT[: round(0.6 * HEIGHT)]))
+
+
+def test_a_finger_moves_a_corner(browser: Browser) -> None:
+    phone: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "has_touch": True}
+    shown = Shown(browser, **phone)
+    edited(shown)
+    dialog = shown.found("crop")
+    assert dialog.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    dialog.locator(".corner.nw").evaluate(
+        """corner => {
+            const stage = corner.closest(".stage");
+            stage.setPointerCapture = () => {};
+            const box = stage.getBoundingClientRect();
+            const at = (type, x, y) => corner.dispatchEvent(new PointerEvent(type, {
+                pointerId: 1, pointerType: "touch", bubbles: true,
+                clientX: box.x + x * box.width, clientY: box.y + y * box.height }));
+            at("pointerdown", 0, 0); at("pointermove", 0.5, 0.25); at("pointerup", 0.5, 0.25);
+        }"""
+    )
+    expect(shown.found("crop-status")).to_contain_text("50 % × 75 % of the picture")
+    np.testing.assert_array_equal(searched(shown), GRADIENT[HEIGHT // 4 :, WIDTH // 2 :])
+    shown.page.close()
+
+
+def test_a_crop_that_is_cancelled_searches_nothing(shown: Shown) -> None:
+    edited(shown)
+    press(shown, "Cancel")
+    expect(shown.found("crop")).to_have_count(0)
+    assert not [path for _, path, _ in shown.asked if path.endswith("/search")]
+
+
+QUERY = {"ood": {"flag": False}}
+BLURRED = {"hints": [{"advice": "Hold still."}]}
+
+
+@pytest.mark.parametrize(
+    ("assessment", "said"),
+    [
+        ({"quality": BLURRED, "query": QUERY}, ["Hold still."]),
+        (
+            {"quality": {"hints": []}, "query": {"ood": {"flag": True}}},
+            ["It is not the kind of image that this gallery knows."],
+        ),
+    ],
+)
+def test_advice_comes_before_the_search(
+    shown: Shown, assessment: dict[str, Any], said: list[str]
+) -> None:
+    shown.replies["/v1/galleries/shoes/assess"] = assessment
+    shown.open()
+    choose(shown.page)
+    advice = shown.found("advice")
+    expect(advice.get_by_role("listitem")).to_have_text(said)
+    assert not [path for _, path, _ in shown.asked if path.endswith("/search")]
+    advice.get_by_role("button", name="Search anyway").click()
+    expect(shown.found("verdict")).to_be_visible()
+    expect(advice).to_have_count(0)
+
+
+def test_a_good_photograph_is_searched_with_at_once(shown: Shown) -> None:
+    fine = {"quality": {"hints": []}, "query": QUERY}
+    shown.replies["/v1/galleries/shoes/assess"] = fine
+    shown.open()
+    choose(shown.page)
+    expect(shown.found("verdict")).to_be_visible()
+    asked = [path.rsplit("/", 1)[-1] for method, path, _ in shown.asked if method == "POST"]
+    assert asked == ["assess", "search"]
+    expect(shown.found("advice")).to_have_count(0)
+
+
+def test_what_a_browser_cannot_show_is_left_to_the_service(shown: Shown) -> None:
+    shown.open()
+    shown.page.get_by_label("Crop or turn it before the search").check()
+    file = FilePayload(name="g.png", mimeType="image/png", buffer=b"no image")
+    shown.page.get_by_test_id("file-input").set_input_files([file])
+    expect(shown.found("verdict")).to_be_visible()  # whatever it answers

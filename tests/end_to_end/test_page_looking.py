@@ -1,0 +1,292 @@
+"""A result opens beside the question, and a person decides: real Chromium."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from model_store.bundles.directory import activate
+from tests.end_to_end.processes import Service
+from tests.end_to_end.shown_page import ANSWER, GALLERY, PICTURE, REPORT, Shown, result
+
+pytestmark = pytest.mark.browser
+
+PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "has_touch": True}
+HEARD: dict[str, Any] = {**REPORT, "errors_over_time": {"n_asked": 0}}
+"""Of a service that keeps feedback."""
+
+
+def looked_at(shown: Shown, **changes: Any) -> Locator:
+    """The dialog over an answer, at its first result."""
+    shown.ask(**changes)
+    shown.found("look").click()
+    expect(shown.found("look-status")).to_be_attached()
+    return shown.page.get_by_role("dialog")
+
+
+def transforms(page: Page) -> list[str]:
+    script = "nodes => nodes.map(node => getComputedStyle(node).transform)"
+    return [str(one) for one in page.locator(".frame img").evaluate_all(script)]
+
+
+def test_a_result_opens_with_all_that_is_known_of_it(shown: Shown) -> None:
+    shown.gallery = {**GALLERY, "record_url": "https://shop.example/{maker}/{id}?y={year}"}
+    shown.ask(results=[result(1), result(2, id="a b/c", metadata={"maker": "Ada & Co", "year": 7})])
+    shown.page.get_by_role("button", name="Compare with label-2").click()
+    dialog = shown.page.get_by_role("dialog")
+    expect(dialog.get_by_role("heading")).to_have_text("label-2: 2 of 2")
+    expect(shown.found("facts").locator("dd")).to_have_text(
+        ["a b/c", "label-2", re.compile("^45.%"), "0.788", "Ada & Co", "7"]
+    )
+    address = "https://shop.example/Ada%20%26%20Co/a%20b%2Fc?y=7"
+    expect(shown.found("record")).to_have_attribute("href", address)
+    shown.page.keyboard.press("ArrowLeft")
+    expect(dialog.get_by_role("heading")).to_have_text("label-1: 1 of 2")
+    expect(shown.found("facts")).to_contain_text('["red"]')
+    expect(shown.found("record")).to_have_attribute("href", re.compile("Ada/item-1.y=2001$"))
+    for pane in ("pane-question", "pane-candidate"):
+        expect(shown.found(pane).locator("img")).to_be_visible()
+    shown.page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+
+
+@pytest.mark.parametrize("verdict", ["match", "out_of_distribution"])
+def test_a_withheld_probability_is_withheld_here_too(shown: Shown, verdict: str) -> None:
+    looked_at(shown, verdict=verdict)
+    expect(shown.found("facts").get_by_text("True match")).to_have_count(int(verdict == "match"))
+
+
+WHOLE = "matrix(1, 0, 0, 1, 0, 0)"
+
+
+def test_both_pictures_are_zoomed_and_moved_together(shown: Shown) -> None:
+    looked_at(shown)
+    shown.page.keyboard.press("+")
+    larger = transforms(shown.page)
+    assert larger[0] == larger[1] != WHOLE
+    shown.page.keyboard.press("ArrowRight")  # which now moves, and goes to no other item
+    moved = transforms(shown.page)
+    assert moved[0] == moved[1] != larger[0]
+    expect(shown.page.get_by_role("dialog").get_by_role("heading")).to_contain_text("1 of 2")
+    box = shown.found("pane-candidate").locator(".frame").bounding_box()
+    assert box is not None
+    shown.page.mouse.move(box["x"] + 50, box["y"] + 50)
+    shown.page.mouse.wheel(0, -100)
+    shown.page.mouse.down()
+    shown.page.mouse.move(box["x"] + 90, box["y"] + 70)
+    shown.page.mouse.up()
+    dragged = transforms(shown.page)
+    assert dragged[0] == dragged[1] not in (moved[0], larger[0])
+    shown.page.keyboard.press("=")
+    assert transforms(shown.page) == [WHOLE, WHOLE]
+
+
+def test_two_fingers_zoom(browser: Browser) -> None:
+    shown = Shown(browser, **PHONE)
+    dialog = looked_at(shown)
+    pinch = """frame => {
+        const at = (type, pointerId, x) => frame.dispatchEvent(new PointerEvent(type,
+            { pointerId, clientX: x, clientY: frame.getBoundingClientRect().y + 40 }));
+        frame.setPointerCapture = () => {};
+        at("pointerdown", 1, 40); at("pointerdown", 2, 60);
+        at("pointermove", 2, 80);
+        at("pointerup", 1, 40); at("pointerup", 2, 80);
+    }"""
+    dialog.locator(".question .frame").evaluate(pinch)
+    expect(shown.found("panes")).to_have_attribute("data-scale", "2.00")
+    assert shown.overflow() <= 0
+    assert dialog.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    shown.page.close()
+
+
+def test_pictures_are_shown_in_turns_or_overlaid(shown: Shown) -> None:
+    looked_at(shown)
+    panes = shown.found("panes")
+    shown.page.keyboard.press("f")
+    for which in ("question", "candidate", "question"):
+        expect(panes).to_have_attribute("data-shown", which)  # by itself
+    shown.page.keyboard.press("o")
+    expect(panes).to_have_attribute("data-mode", "overlay")
+    candidate = shown.found("pane-candidate")
+    expect(candidate).to_have_css("opacity", "0.5")
+    shown.page.get_by_label("How much of the item").fill("0.2")
+    expect(candidate).to_have_css("opacity", "0.2")
+
+
+def test_nothing_moves_by_itself_where_motion_is_unwanted(browser: Browser) -> None:
+    shown = Shown(browser, reduced_motion="reduce")
+    looked_at(shown)
+    shown.page.keyboard.press("f")
+    shown.page.wait_for_timeout(900)  # longer than a turn
+    expect(shown.found("panes")).to_have_attribute("data-shown", "candidate")
+    shown.page.keyboard.press("x")
+    expect(shown.found("panes")).to_have_attribute("data-shown", "question")
+    expect(shown.found("seen")).to_have_text("You see your image")
+    shown.page.close()
+
+
+def test_a_larger_picture_comes_only_from_where_it_may(shown: Shown) -> None:
+    elsewhere = {"image_url": "https://elsewhere.test/large.png"}
+    own = {"image_url": "/large.png"}
+    missing = {"image_url": "https://images.test/gone.png"}
+    shown.gallery = {**GALLERY, "image_origins": ["https://images.test"]}
+    shown.page.route("https://images.test/*", lambda route: route.abort())
+    shown.page.route("**/large.png", lambda route: route.fulfill(body=PICTURE))
+    results = [result(n + 1, metadata=m) for n, m in enumerate((elsewhere, own, missing))]
+    dialog = looked_at(shown, results=results)
+    picture = shown.found("pane-candidate").locator("img")
+    expect(picture).to_have_attribute("src", re.compile("item-1/thumbnail$"))
+    shown.page.keyboard.press("ArrowRight")
+    expect(picture).to_have_attribute("src", "http://vouch.test/large.png")
+    shown.page.keyboard.press("ArrowRight")
+    expect(dialog).to_contain_text("Its full picture could not be loaded")
+    expect(picture).to_have_attribute("src", re.compile("item-3/thumbnail$"))
+
+
+def test_an_item_without_a_picture_is_said_to_have_none(shown: Shown) -> None:
+    looked_at(shown, results=[result(1, thumbnail_url=None)])
+    expect(shown.found("pane-candidate")).to_contain_text("no preview")
+    expect(shown.found("neighbour")).to_contain_text("no preview")
+    assert not [path for _, path, _ in shown.asked if path.endswith("null")]
+
+
+def assert_heard(shown: Shown, wanted: list[tuple[str, bool]]) -> None:
+    """Assert that just these pairs have been sent to the service, or are in a moment."""
+    for _ in range(100):
+        heard = sorted((said["item_id"], said["correct"]) for said in shown.sent("/feedback"))
+        if len(heard) >= len(wanted):
+            break
+        shown.page.wait_for_timeout(50)
+    assert heard == wanted
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence", "said"),
+    [
+        ("y", "It is “label-1”.", [("item-1", True)]),
+        ("n", "It is not “label-1”.", [("item-1", False)]),
+        ("0", "It is none of these.", [("item-1", False), ("item-2", False)]),
+    ],
+)
+def test_a_key_decides(shown: Shown, key: str, sentence: str, said: list[tuple[str, bool]]) -> None:
+    shown.report = HEARD
+    looked_at(shown)
+    shown.page.keyboard.press(key)
+    if key == "n":  # the next result may be it
+        expect(shown.page.get_by_role("dialog").get_by_role("heading")).to_contain_text("2 of 2")
+        shown.page.keyboard.press("Escape")
+    expect(shown.found("decision")).to_have_text(sentence)
+    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+    assert_heard(shown, said)
+    assert {one["query_id"] for one in shown.sent("/feedback")} == {"query-1"}
+
+
+def test_a_decision_is_taken_back_before_it_is_sent(shown: Shown) -> None:
+    shown.report = HEARD
+    looked_at(shown)
+    shown.page.keyboard.press("n")
+    shown.page.keyboard.press("u")
+    expect(shown.found("look-status")).to_have_text("Taken back.")
+    shown.page.keyboard.press("y")
+    expect(shown.found("decision")).to_have_text("It is “label-2”.")
+    assert_heard(shown, [("item-2", True)])
+    shown.found("look").click()
+    expect(shown.page.get_by_role("dialog")).to_be_visible()
+    shown.page.keyboard.press("y")  # a decision that was sent can but be overruled
+    expect(shown.found("decision")).to_have_text("It is “label-1”.")
+    assert_heard(shown, [("item-1", True), ("item-2", False), ("item-2", True)])
+
+
+def test_a_decision_that_the_service_refuses_says_so(shown: Shown) -> None:
+    shown.report = HEARD
+    problem = {"title": "Unknown", "detail": "The query is no longer known."}
+    shown.page.route("**/feedback", lambda route: route.fulfill(status=404, json=problem))
+    looked_at(shown)
+    shown.page.keyboard.press("y")
+    expect(shown.found("decision")).to_have_text("It is “label-1”. The query is no longer known.")
+
+
+def test_what_is_decided_stays_on_the_page_where_nobody_listens(shown: Shown) -> None:
+    dialog = looked_at(shown)
+    expect(dialog).to_contain_text("This service keeps no feedback")
+    shown.page.keyboard.press("y")
+    expect(shown.found("decision")).to_have_text("It is “label-1”.")
+    assert shown.sent("/feedback") == []
+
+
+def test_another_item_is_found_by_a_part_of_its_label(shown: Shown) -> None:
+    shown.report = HEARD
+    labels = {"labels": ["boot", "clog", "rain Boot"], "next_after": None}
+    shown.replies["/v1/galleries/shoes/labels"] = labels
+    dialog = looked_at(shown)
+    shown.answer = {**ANSWER, "results": [result(1, id="boot-7", label="boot")]}
+    shown.page.keyboard.press("/")
+    shown.page.keyboard.type("BOOT")
+    shown.page.keyboard.press("Enter")
+    expect(dialog.get_by_role("heading")).to_have_text("boot")
+    _, _, body = [one for one in shown.asked if one[1].endswith("/search")][-1]
+    assert b'{"or":[{"id":"BOOT"},{"label":{"in":["boot","rain Boot"]}}]}' in body
+    shown.page.get_by_test_id("decide-is").click()
+    expect(shown.found("decision")).to_have_text("It is “boot”.")
+    assert_heard(shown, [("boot-7", True)])
+
+
+HOSTILE = '<img src=x onerror="alert(1)">\'"&\u202e\u200fשלום'
+
+
+def test_labels_ids_and_metadata_do_no_harm(shown: Shown) -> None:
+    long = HOSTILE + "w" * 10_000
+    hostile = result(1, id=long, label=long, metadata={HOSTILE: long, "list": [long]})
+    dialog = looked_at(shown, results=[hostile, result(2)])
+    expect(shown.found("facts").locator("dd").first).to_have_text(long)
+    expect(dialog.get_by_role("heading")).to_have_text(f"{long}: 1 of 2")
+    assert dialog.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    shown.page.keyboard.press("y")
+    expect(shown.found("decision")).to_have_text(f"It is “{long[:80]}…”.")
+    assert shown.overflow() <= 0
+    assert shown.complaints == []
+
+
+def test_decisions_reach_the_service_and_new_items_its_gallery(
+    browser: Browser, digits_bundle: Path, tmp_path: Path
+) -> None:
+    variables = {"VOUCH_FEEDBACK": str(tmp_path / "feedback.sqlite3")}
+    bundles = tmp_path / "bundles"
+    shutil.copytree(digits_bundle, bundles / digits_bundle.name)
+    activate(bundles, digits_bundle.name)
+    with Service(bundles, tmp_path / "log", variables) as service:
+        page = browser.new_page()
+        page.set_default_timeout(15_000)
+        expect.set_options(timeout=15_000)
+        page.goto(str(service.http.base_url))
+        page.get_by_test_id("sample").first.click()
+        page.get_by_test_id("look").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        with page.expect_response("**/feedback") as heard:
+            page.keyboard.press("y")
+        assert heard.value.status == 200
+        report = service.http.get("/v1/galleries/digits/calibration").json()
+        assert (report["feedback"]["n"], report["feedback"]["share"]) == (1, 1)
+        page.get_by_test_id("look").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.keyboard.press("a")
+        page.get_by_label("Id", exact=True).fill("found here")
+        page.get_by_label("Label, if it has one").fill("mine")
+        page.get_by_role("button", name="Add to the gallery").click()
+        expect(page.get_by_test_id("decision")).to_have_text(
+            "It is new: “mine” is in the gallery now."
+        )
+        item = "/v1/galleries/digits/items/found here"
+        assert service.http.get(item).json()["label"] == "mine"
+        page.get_by_test_id("look").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        with page.expect_response(lambda response: response.request.method == "DELETE"):
+            page.keyboard.press("u")
+        expect(page.get_by_test_id("look-status")).to_contain_text("Taken back")
+        assert service.http.get(item).status_code == 404
+        page.close()

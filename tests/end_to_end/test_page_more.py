@@ -1,0 +1,69 @@
+"""More than the first results: further pages, one of each label, items like an item."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.end_to_end.processes import Service
+from tests.end_to_end.shown_page import ANSWER, Shown, result
+
+pytestmark = pytest.mark.browser
+
+
+def test_further_results_come_by_a_button(shown: Shown) -> None:
+    following = {**ANSWER, "results": [result(3), result(4)], "next_cursor": None}
+    shown.replies["/v1/galleries/shoes/search/next"] = following
+    shown.ask(next_cursor="after-2")
+    shown.found("more").click()
+    expect(shown.found("neighbour")).to_have_count(4)
+    expect(shown.found("more")).to_be_hidden()
+    # What came later is looked at in its place, and the keyboard goes on there.
+    third = shown.page.get_by_role("button", name="Compare with label-3")
+    expect(third).to_be_focused()
+    third.press("Enter")
+    expect(shown.page.get_by_role("dialog").get_by_role("heading")).to_have_text("label-3: 3 of 4")
+
+
+def test_a_list_without_an_end_has_no_button(shown: Shown) -> None:
+    shown.ask()
+    expect(shown.found("more")).to_be_hidden()
+
+
+def test_a_list_is_asked_for_anew_with_options(shown: Shown) -> None:
+    shown.ask()
+    for name, value in (("group_by", b"label"), ("duplicate_similarity", b"0.98")):
+        with shown.page.expect_response("**/search"):
+            shown.found(name).check()
+        expect(shown.found(name)).to_be_checked()
+        body = [body for _, path, body in shown.asked if path.endswith("/search")][-1]
+        assert b'name="%s"\r\n\r\n%s\r\n' % (name.encode(), value) in body
+    with shown.page.expect_response("**/search"):
+        shown.found("group_by").uncheck()
+    expect(shown.found("group_by")).not_to_be_checked()
+    body = [body for _, path, body in shown.asked if path.endswith("/search")][-1]
+    assert b"group_by" not in body
+    assert b"duplicate_similarity" in body
+
+
+def test_results_of_the_service_itself(browser: Browser, service: Service) -> None:
+    expect.set_options(timeout=20_000)
+    page = browser.new_page()
+    page.goto(str(service.http.base_url))
+    page.get_by_test_id("sample").first.click()
+    neighbours = page.get_by_test_id("neighbour")
+    expect(neighbours).to_have_count(10)
+    page.get_by_test_id("more").click()
+    expect(neighbours).to_have_count(20)
+    ranks = neighbours.locator(".rank").all_inner_texts()
+    assert ranks == [str(rank) for rank in range(1, 21)]
+    page.get_by_test_id("group_by").check()
+    expect(neighbours).not_to_have_count(20)
+    labels = neighbours.locator("b").all_inner_texts()
+    assert len(set(labels)) == len(labels)
+    page.get_by_test_id("look").click()
+    page.get_by_test_id("similar").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("heading")).to_contain_text("1 of 50")
+    expect(dialog.get_by_text("True match")).to_have_count(0)  # nothing is calibrated for items
+    page.close()
