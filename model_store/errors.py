@@ -18,7 +18,7 @@ nothing that a client of the service may not see.
     │   ├── InvalidFilter        not a filter of items
     │   ├── OrderUnavailable     the gallery has no probabilities to list by
     │   ├── InvalidVector        a vector, or a list of neighbours, that cannot be decided on
-    │   ├── ImagesNotTaken       the gallery was made of vectors, and has no encoder of images
+    │   ├── ImagesNotTaken       the gallery was made of vectors, and takes no images
     │   ├── InvalidText          a text that cannot be searched with
     │   ├── TextUnavailable      the gallery cannot be searched with texts
     │   ├── UnknownSource        the gallery was not calibrated with queries from there
@@ -134,7 +134,7 @@ class InvalidVector(InvalidRequest):
 
 
 class ImagesNotTaken(InvalidRequest):
-    """The gallery was made of vectors: what makes them of images is not there."""
+    """The gallery was made of vectors, and takes no images."""
 
 
 class InvalidText(InvalidRequest):

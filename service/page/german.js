@@ -213,6 +213,7 @@ export const GERMAN = {
   "Time": "Zeit",
   "Told from ordinary images, {0}: right in {1} of pairs.": "Von gewöhnlichen Bildern unterschieden, {0}: richtig bei {1} der Paare.",
   "True match": "Echter Treffer",
+  "Search in another gallery: this one is searched with vectors alone.": "Suchen Sie in einer anderen Galerie: in dieser wird nur mit Vektoren gesucht.",
   "Try again": "Noch einmal",
   "Try another image, or open this one and save it again as JPEG or PNG.": "Nehmen Sie ein anderes Bild, oder öffnen Sie dieses und speichern Sie es neu als JPEG oder PNG.",
   "Try another image.": "Nehmen Sie ein anderes Bild.",

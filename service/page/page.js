@@ -243,7 +243,7 @@ function showProblem({ problem, retryAfter }) {
   const { status, title, detail, code, request_id: requestId } = problem;
   const wait = Number(retryAfter) > 0 ? t`Wait ${retryAfter} s, then try again.` : null;
   const canRetry = state.retry && ([0, 200, 408, 429].includes(status) || status >= 500);
-  const remedy = problem.remedy ?? wait ?? REMEDIES[status] ??
+  const remedy = problem.remedy ?? wait ?? REMEDIES[code] ?? REMEDIES[status] ??
     (status >= 500 && t`Not your image’s fault. If it lasts, tell whoever runs the service.`);
   const ids = [status > 0 && `HTTP ${status}`, code, requestId && t`request ${requestId}`];
   const idLine = ids.filter(Boolean).join(" · ");

@@ -85,6 +85,7 @@ const DECISIONS = {
 export const decisionSentence = ({ kind, item }) => DECISIONS[kind](brief(item?.label ?? item?.id));
 
 export const REMEDIES = {
+  images_not_taken: t`Search in another gallery: this one is searched with vectors alone.`,
   0: t`Check that the service is running and that you are online, then try again.`,
   400: t`Try another image.`,
   404: t`Reload the page to see what is served now.`,

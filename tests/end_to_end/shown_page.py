@@ -61,6 +61,7 @@ ANSWER: dict[str, Any] = {
     },
     "next_cursor": None,
     "audit": False,
+    "explain": None,
     "bundle": {"id": "0123456789abcdef", "calibration": CALIBRATION},
     "cache": "miss",
     "timing_ms": {"total": 12.6, "decode": 3.25, "search": 9.0},
