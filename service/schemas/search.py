@@ -55,8 +55,8 @@ class ListOptions(BaseModel):
     )
 
 
-class SearchOptions(ListOptions):
-    """The options of a search."""
+class DecisionOptions(BaseModel):
+    """The options of a decision on a list of neighbours."""
 
     alpha: Alpha = None
     coverage: float | None = Field(
@@ -80,6 +80,11 @@ class SearchOptions(ListOptions):
         description="Where the query comes from, one of the `sources` that the gallery was "
         "calibrated with: promises are then those for queries from there.",
     )
+
+
+class SearchOptions(DecisionOptions, ListOptions):
+    """The options of a search."""
+
     filter_means: FilterMeans = Field(
         "show",
         description="`show`: the filter says which items to list, and a match may not be among "

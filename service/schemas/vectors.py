@@ -14,7 +14,7 @@ from service.schemas.bundles import BundleState
 from service.schemas.queries import Query
 from service.schemas.search import (
     AbsentShare,
-    Alpha,
+    DecisionOptions,
     JsonSearchOptions,
     ResultSet,
 )
@@ -88,7 +88,7 @@ class Neighbour(BaseModel):
     vector: Numbers | None = Field(None, description="In its place: the item's own vector.")
 
 
-class DecisionRequest(VectorFields):
+class DecisionRequest(VectorFields, DecisionOptions):
     """A query, and the neighbours that another store has found for it."""
 
     neighbours: list[Neighbour] = Field(
@@ -97,12 +97,6 @@ class DecisionRequest(VectorFields):
         description="Nearest first, by cosine; as many as the calibration was fitted to, 200 for "
         "all but small galleries.",
     )
-    alpha: Alpha = None
-    coverage: float | None = Field(None, gt=0, lt=1, description="Of `result_set`.")
-    expected_absent: float | None = Field(
-        None, gt=0, lt=1, description="Share of the queries that have no match in the gallery."
-    )
-    source: str | None = Field(None, max_length=200, description="Where the query comes from.")
 
 
 class DecidedNeighbour(BaseModel):
