@@ -1,9 +1,24 @@
-"""The number of processors this process may use: a container may get fewer than the machine has."""
+"""The processors this process may use: a container may get fewer than the machine has."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
+
+Provider = Literal["cpu", "cuda", "tensorrt", "openvino", "coreml"]
+ProviderChoice = Literal["auto", Provider]
+"""The execution providers that an encoder may be run on, by name."""
+
+PROVIDERS: Mapping[Provider, str] = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+    "coreml": "CoreMLExecutionProvider",
+}
+"""ONNX Runtime's names of them."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")

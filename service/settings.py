@@ -12,11 +12,11 @@ from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.bundles.directory import KEPT_BUNDLES
-from model_store.encoder.contract import ProviderChoice
 from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
 from model_store.installation import how_to_install
+from model_store.processors import ProviderChoice
 from service.decoding.sandbox import SandboxMode
 
 

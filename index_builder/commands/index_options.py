@@ -16,12 +16,11 @@ from index_builder.output import writing
 from index_builder.storage import Patience, Storage, is_url
 from index_builder.storage.storage import PATIENCE
 from model_store.bundles.manifest import ENCODER_FILE
-from model_store.encoder.contract import ProviderChoice
 from model_store.errors import ConfigError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
 from model_store.images import ImageLimits
-from model_store.processors import usable_processors
+from model_store.processors import ProviderChoice, usable_processors
 
 if TYPE_CHECKING:
     from index_builder.indexing.collection import Indexing

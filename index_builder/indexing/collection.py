@@ -40,12 +40,13 @@ from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration
-from model_store.encoder.contract import Encoder, ProviderChoice
+from model_store.encoder.contract import Encoder
 from model_store.errors import ConfigError, DatasetError, SourceUnavailable, TooManyBadImages
 from model_store.gallery import IndexSettings, open_gallery
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
 from model_store.gallery.opening import index_description
 from model_store.images import ImageLimits
+from model_store.processors import ProviderChoice
 
 EngineChoice = Literal["local", "ray"]
 

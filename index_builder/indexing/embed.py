@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from index_builder.indexing.blocks import Failure, PreparedBlock
 from index_builder.indexing.shards import Shard
 from index_builder.vectors.encoder import batch_size
-from model_store.encoder.contract import Embeddings, Encoder, Inputs, ProviderChoice
+from model_store.encoder.contract import Embeddings, Encoder, Inputs
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.gallery import Thumbnail
+from model_store.processors import ProviderChoice
 
 Encode = Callable[[PreparedBlock], Embeddings]
 """Means and variances of a block's images, in the order of its ids."""

@@ -12,9 +12,10 @@ from index_builder.indexing.embed import Encode, embed
 from index_builder.indexing.fetching import BLOCKS_AT_ONCE, Fetching
 from index_builder.indexing.shards import Shard
 from index_builder.vectors.encoder import StoredEncoder
-from model_store.encoder.contract import PROVIDERS, Embeddings, Encoder
+from model_store.encoder.contract import Embeddings, Encoder
 from model_store.errors import SourceUnavailable
 from model_store.images import ImageLimits
+from model_store.processors import PROVIDERS
 
 Task = tuple[Block, str]
 """A block to embed, and its digest."""

@@ -19,9 +19,9 @@ from index_builder.indexing.engines import LocalEngine, Task
 from index_builder.indexing.fetching import Fetching
 from index_builder.indexing.shards import Shard
 from index_builder.storage import Patience, Storage
-from model_store.encoder.contract import ProviderChoice
 from model_store.errors import SourceUnavailable
 from model_store.images import ImageLimits
+from model_store.processors import ProviderChoice
 
 # Ray reports its use to its maker unless it is told not to before it is imported.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

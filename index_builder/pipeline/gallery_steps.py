@@ -27,7 +27,7 @@ from index_builder.vectors.store import VectorFile
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
 from model_store.bundles.publish import publish
-from model_store.encoder.contract import PROVIDERS, Encoder, ProviderChoice
+from model_store.encoder.contract import Encoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ConfigError
 from model_store.feedback import FeedbackLog
@@ -35,6 +35,7 @@ from model_store.gallery import Gallery, open_gallery
 from model_store.gallery.files.fields import ITEMS_FILE
 from model_store.gallery.milvus.collection import MILVUS_FILE
 from model_store.gallery.opening import index_description
+from model_store.processors import PROVIDERS, ProviderChoice
 from model_store.retriever import Retriever
 from model_store.threads import one_blas_thread
 

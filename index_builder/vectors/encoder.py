@@ -11,8 +11,9 @@ from index_builder.datasets import LabelledImages
 from index_builder.vectors.halves import Halves
 from index_builder.vectors.images import CPU_BATCH, ImageVectors, Seen, libraries
 from index_builder.vectors.store import Vector, VectorFile
-from model_store.encoder.contract import PROVIDERS, Embeddings, Encoder, EncoderMetadata
+from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata
 from model_store.encoder.placement import Placement
+from model_store.processors import PROVIDERS
 
 GPU_BATCH = 64
 

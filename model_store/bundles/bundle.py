@@ -12,12 +12,13 @@ from model_store.bundles.manifest import ENCODER_FILE, Manifest, read_manifest
 from model_store.bundles.retention import Hold
 from model_store.bundles.signatures import require_signature
 from model_store.decision import Calibration
-from model_store.encoder.contract import Encoder, ProviderChoice
+from model_store.encoder.contract import Encoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.encoder.text import open_text_encoder
 from model_store.errors import BundleMismatch, VouchError, WriteRefused
 from model_store.gallery import GallerySnapshot, LiveGallery, MilvusAccess, Writable, open_gallery
 from model_store.gallery.milvus.collection import NO_ACCESS
+from model_store.processors import ProviderChoice
 from model_store.retriever import Retriever
 
 

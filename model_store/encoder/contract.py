@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -23,9 +23,6 @@ INPUT_NAME, VECTORS_NAME = "images", "vectors"
 OUTPUT_NAMES = ("embedding_mean", "embedding_variance", "features")
 
 METADATA_KEY = "vouch.encoder"
-Provider = Literal["cpu", "cuda", "tensorrt", "openvino", "coreml"]
-ProviderChoice = Literal["auto", Provider]
-
 TEXT_INPUT_NAMES = ("token_ids", "attention_mask")
 TEXT_METADATA_KEY = "vouch.text_encoder"
 
@@ -37,15 +34,6 @@ and `canonicalize` leaves out punctuation as well."""
 
 Inputs = NDArray[Any]
 """Images (B, H, W, 3) uint8; or vectors (B, n) float32, for an encoder that takes vectors."""
-
-PROVIDERS: Mapping[Provider, str] = {
-    "cpu": "CPUExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-    "coreml": "CoreMLExecutionProvider",
-}
-"""ONNX Runtime's names of them."""
 
 
 @dataclass(frozen=True, slots=True)

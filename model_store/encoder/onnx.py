@@ -41,14 +41,12 @@ from model_store.encoder.contract import (
     INPUT_NAME,
     METADATA_KEY,
     OUTPUT_NAMES,
-    PROVIDERS,
     VECTORS_NAME,
     Embeddings,
     EncoderMetadata,
     Inputs,
-    Provider,
-    ProviderChoice,
 )
+from model_store.processors import PROVIDERS, Provider, ProviderChoice
 
 _ON_NVIDIA = (
     "Check the NVIDIA driver, CUDA 13 and cuDNN 9 (the `gpu` extra brings the libraries), or "

@@ -17,9 +17,10 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from model_store.encoder.contract import Embeddings, EncoderMetadata, Inputs, ProviderChoice
+from model_store.encoder.contract import Embeddings, EncoderMetadata, Inputs
 from model_store.encoder.placement import Placement
 from model_store.errors import EncoderError, EncoderStopped, EncodingFailed, VouchError
+from model_store.processors import ProviderChoice
 from service.processes.memory import large_pages
 from service.processes.shared_pixels import SharedPixels
 

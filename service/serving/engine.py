@@ -17,13 +17,13 @@ import numpy as np
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.intact import BundleFiles
 from model_store.bundles.secret import secret_of
-from model_store.encoder.contract import PROVIDERS, Inputs, QueryKind
+from model_store.encoder.contract import Inputs, QueryKind
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import InternalError, QueryNotFound
 from model_store.gallery import Thumbnail, Vector
 from model_store.images import encode_thumbnail
 from model_store.predictive import N_SAMPLES, Predictive
-from model_store.processors import usable_processors
+from model_store.processors import PROVIDERS, usable_processors
 from model_store.retriever import Retriever
 from model_store.text_queries import embed_text
 from model_store.vector_queries import VectorQuery, predictive_of

@@ -15,7 +15,6 @@ import onnxruntime
 import pytest
 
 from model_store.encoder import onnx as encoder_module
-from model_store.encoder.contract import PROVIDERS, Provider
 from model_store.encoder.onnx import OnnxEncoder, require_provider, running_provider
 from model_store.encoder.placement import (
     Placement,
@@ -25,6 +24,7 @@ from model_store.encoder.placement import (
     run_profiled,
 )
 from model_store.errors import EncoderContractError, ProviderUnavailable
+from model_store.processors import PROVIDERS, Provider
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 BLANK = {"images": np.zeros((1, 28, 28, 3), dtype=np.uint8)}
