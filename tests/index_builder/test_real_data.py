@@ -46,8 +46,8 @@ def every(step: int, splits: Splits) -> Splits:
 @pytest.mark.usefixtures("data_dir")
 def test_fashion_mnist_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config("fashion-mnist")
-    splits = every(10, load_splits(config))
-    assert len(splits.gallery) == 6000
+    splits = every(20, load_splits(config))
+    assert len(splits.gallery) == 3000
     monkeypatch.setattr("index_builder.pipeline.gallery_steps.load_splits", lambda _: splits)
     short = config.model_copy(update={"training": config.training.model_copy(update={"epochs": 4})})
     bundle, report = build_all(short, Run(tmp_path / "run"), tmp_path / "bundles")

@@ -75,7 +75,7 @@ def folder_of_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_config(digits_config: BuildConfig) -> BuildConfig:
     """The same with fewer images to learn from: what pairs of them cost grows with the square."""
-    few = digits_config.dataset.model_copy(update={"gallery_share": 0.35})
+    few = digits_config.dataset.model_copy(update={"gallery_share": 0.25})
     return digits_config.model_copy(update={"dataset": few})
 
 

@@ -80,7 +80,7 @@ def test_a_setting_that_cannot_be_is_named_in_one_line(
 
 
 def test_an_unknown_provider_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'auto', 'cpu' or 'cuda'" in refusal(capsys, "--provider", "abacus")
+    assert "'openvino' or 'coreml'" in refusal(capsys, "--provider", "abacus")
 
 
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,9 +169,12 @@ def test_too_many_bad_images_end_the_run_and_lose_nothing(
         index_collection(indexing)
     assert lines(indexing.directory / "quarantine.jsonl")
     assert not (indexing.bundles / "CURRENT").exists()
+    embedded = [*(indexing.directory / "shards").glob("*.shard")]
+    assert embedded
     raised = index_collection(replace(indexing, tolerance=parse_tolerance("5%")))
     assert (raised.n_items, raised.n_quarantined) == (N_IMAGES, 10)
-    assert raised.n_kept > 0
+    # One image may be taken by a run with other limits: its block is looked at again.
+    assert raised.n_kept > 0 or len(embedded) == 1
 
 
 def test_a_mended_image_is_looked_at_again(spoilt: Path, at: At) -> None:
