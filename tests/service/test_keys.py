@@ -195,7 +195,8 @@ class TestTheFile:
     def test_a_change_leaves_no_file_open(self, keys_file: KeysFile) -> None:
         before = set(Path("/proc/self/fd").iterdir())
         keys_file.make("read")
-        assert set(Path("/proc/self/fd").iterdir()) == before
+        # Files of earlier tests may be closed meanwhile.
+        assert set(Path("/proc/self/fd").iterdir()) <= before
 
     def test_two_do_not_write_at_once(self, keys_file: KeysFile) -> None:
         def nested(keys: Any) -> Any:
