@@ -7,7 +7,6 @@ half a bundle. Credentials come from the environment, as the clients of the clou
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,15 +16,15 @@ from typing import TYPE_CHECKING
 
 from index_builder.exchange.place import MOST_BYTES
 from index_builder.progress import track
+from index_builder.storage.library import client_config, said
 from model_store.bundles.directory import CURRENT_FILE, is_bundle_id
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest
 from model_store.errors import TransferError
 from model_store.installation import how_to_install
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import RetryConfig
 
-_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
 _CHUNK = 2**20
 _LONGEST = timedelta(days=1)
 """The time that one file may take."""
@@ -53,10 +52,8 @@ class Bucket:
             ) from error
         self._url, self._obstore, self._errors = url, obstore, exceptions
         # A large file may take long; a service that is not there is soon given up.
-        client: ClientConfig = {"connect_timeout": timedelta(seconds=10), "timeout": _LONGEST}
+        client = client_config(10, _LONGEST)
         patience: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
-        if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
-            client["allow_http"] = True
         with self._reached("be opened"):
             self._store = store.from_url(url, client_options=client, retry_config=patience)
 
@@ -134,9 +131,8 @@ class Bucket:
         try:
             yield
         except (self._errors.BaseError, FileNotFoundError, ValueError) as error:
-            said = str(error).split("\n", 1)[0].partition("<?xml")[0][:300]
             raise TransferError(
-                f"{self._url} cannot {what} ({type(error).__name__}: {said}). Is there such a "
-                "bucket, and do the credentials in the environment (AWS_…, GOOGLE_…, AZURE_…) "
+                f"{self._url} cannot {what} ({type(error).__name__}: {said(error)}). Is there such "
+                "a bucket, and do the credentials in the environment (AWS_…, GOOGLE_…, AZURE_…) "
                 "allow it? The same command goes on from here."
             ) from error

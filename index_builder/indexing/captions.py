@@ -6,7 +6,8 @@ from pathlib import Path
 
 from index_builder.calibration.captions import Captions
 from index_builder.indexing.sources.manifest import Line, lines_of, text_of
-from model_store.errors import DatasetError, ItemNotFound
+from index_builder.indexing.truth import label_of_item
+from model_store.errors import DatasetError
 from model_store.gallery import Gallery
 
 COLUMNS = frozenset({"text", "id", "label", "group", "source"})
@@ -49,23 +50,12 @@ def _label(line: Line, gallery: Gallery, labels: frozenset[str]) -> str | None:
     origin, fields = line
     item, label = text_of(fields, "id", origin), text_of(fields, "label", origin)
     if item is not None:
-        try:
-            found = gallery.item(item)
-        except ItemNotFound as error:
+        found = label_of_item(gallery, item, origin, "id")
+        if labels and label not in {None, found}:
             raise DatasetError(
-                f"{origin}: {error} Leave id empty where nothing is meant."
-            ) from error
-        if not labels:
-            return found.id
-        if found.label is None:
-            raise DatasetError(
-                f"{origin}: the item {item!r} has no label, and others have. Name one that has."
+                f"{origin}: the item {item!r} has the label {found!r}, not {label!r}."
             )
-        if label not in {None, found.label}:
-            raise DatasetError(
-                f"{origin}: the item {item!r} has the label {found.label!r}, not {label!r}."
-            )
-        return found.label
+        return found
     if label is not None and label not in labels:
         known = f"no label {label!r}" if labels else "no labels: name items by their id"
         raise DatasetError(

@@ -23,10 +23,11 @@ from index_builder.indexing.engines import local_engine
 from index_builder.indexing.fetching import Fetching, ReadAgain, reader
 from index_builder.indexing.prepare import read_vector
 from index_builder.indexing.sources import Source
+from index_builder.indexing.truth import label_of_item
 from index_builder.progress import track
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
-from model_store.errors import DatasetError, ItemNotFound
+from model_store.errors import DatasetError
 from model_store.gallery import Gallery
 from model_store.images import ImageLimits
 from model_store.processors import usable_processors
@@ -72,11 +73,13 @@ def read_queries(
     ------
     DatasetError : the source is not what it should be, or names an item that is not there.
     """
-    entries, hashes, failures = _embedded(source, encoder, scratch, limits, storage)
-    held = set(gallery.labels) if gallery.labels else None
-    labels = [_truth(entry, gallery) for entry in entries]
+    entries = _entries(source, scratch)
+    truth = {entry.id: _truth(entry, gallery) for entry in entries}  # before hours of embedding
+    entries, hashes, failures = _embedded(entries, encoder, scratch, limits, storage)
+    labels = [truth[entry.id] for entry in entries]
     images = _images(entries, labels, hashes, _read(encoder, storage, limits))
-    if held is None:
+    held = set(gallery.labels)
+    if not held:
         held = {item.id for item in gallery.items(np.arange(gallery.n_items))}
     matched = np.array([label in held for label in labels], dtype=bool)
     queries = QuerySet(
@@ -99,28 +102,37 @@ def read_gallery(
     ------
     DatasetError : the source is not what it should be, or has none of the gallery's items.
     """
-    entries, hashes, _ = _embedded(source, encoder, scratch, limits, storage)
     label_of = {
         item.id: item.id if item.label is None else item.label
         for item in gallery.items(np.arange(gallery.n_items))
     }
-    kept = [entry for entry in entries if entry.id in label_of]
+    kept = [entry for entry in _entries(source, scratch) if entry.id in label_of]
     if not kept:
         raise DatasetError(
             "None of the gallery's items is in what --gallery names. Name what it was made of; an "
             "item has the same id in both."
         )
+    kept, hashes, _ = _embedded(kept, encoder, scratch, limits, storage)
     labels = [label_of[entry.id] for entry in kept]
     return _images(kept, labels, hashes, _read(encoder, storage, limits))
 
 
-def _embedded(
-    source: Source, encoder: StoredEncoder, scratch: Path, limits: ImageLimits, storage: Storage
-) -> tuple[list[Entry], dict[str, str], dict[str, Failure]]:
-    """Return the entries that can be embedded, the hash of each by id, and the failures."""
+def _entries(source: Source, scratch: Path) -> list[Entry]:
+    """Return the entries of a source; raise where there are none."""
     entries = list(source.entries(scratch, OtherFormats()))
     if not entries:
         raise DatasetError("There are no queries in the source. Name another, or add some.")
+    return entries
+
+
+def _embedded(
+    entries: Sequence[Entry],
+    encoder: StoredEncoder,
+    scratch: Path,
+    limits: ImageLimits,
+    storage: Storage,
+) -> tuple[list[Entry], dict[str, str], dict[str, Failure]]:
+    """Return the entries that can be embedded, the hash of each by id, and the failures."""
     fetching = Fetching(storage, scratch / "fetched", limits)
     hashes: dict[str, str] = {}
     failures: dict[str, Failure] = {}
@@ -136,28 +148,11 @@ def _embedded(
 
 
 def _truth(entry: Entry, gallery: Gallery) -> str:
-    """Return the label that items have which a query matches: of some item, or of none.
-
-    Raises
-    ------
-    DatasetError : the query shows an item that is not there, or that has no label where others do.
-    """
+    """Return the label that items have which a query matches: of some item, or of none."""
     name = entry.metadata.get(ITEM)
-    if name is None:
-        return _NOWHERE + entry.id if entry.label is None else entry.label
-    try:
-        item = gallery.item(str(name))
-    except ItemNotFound as error:
-        raise DatasetError(
-            f"{entry.origin}: the query shows the item {name!r}, which the gallery does not have. "
-            "Leave it empty where the query shows none of its items."
-        ) from error
-    if item.label is None and gallery.labels:
-        raise DatasetError(
-            f"{entry.origin}: the query shows the item {name!r}, which has no label, as others of "
-            "the gallery have. Give it one, or leave the query out."
-        )
-    return item.id if item.label is None else item.label
+    if name is not None:
+        return label_of_item(gallery, str(name), entry.origin, ITEM)
+    return _NOWHERE + entry.id if entry.label is None else entry.label
 
 
 def _read(encoder: StoredEncoder, storage: Storage, limits: ImageLimits) -> ReadAgain:

@@ -5,6 +5,7 @@
     urls     what a URL is, and what of it may be shown: no user, no password, no query
     storage  the way in: files are listed, copied and fetched; retries, and limits of size and time
     copies   files that are wanted whole, copied to this machine
+    library  what obstore is told, and what it says
     bucket   S3, Google Cloud Storage and Azure, by obstore
     web      HTTP, by httpx2
     source   a byte source as `storage` wants it, and the errors of fetching

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -11,17 +10,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from index_builder.storage.library import client_config, said
 from index_builder.storage.source import NotFetched, Opened, TryAgain
-from index_builder.storage.urls import in_bucket, without_secrets
+from index_builder.storage.urls import in_bucket
 from model_store.errors import DatasetError, SourceUnavailable
 from model_store.installation import how_to_install
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
-    from obstore.store import ClientConfig
 
 _STATUS = re.compile(r"status code: (\d{3})")
-_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
+_LONGEST = timedelta(days=7)
+"""The time that one file may take: a large one takes long, and who asks for it keeps the time."""
+
 _CHUNK_BYTES = 2**16
 """Bytes that are waited for together: more, and a slow server would seem to send nothing."""
 
@@ -73,20 +74,14 @@ class Bucket:
         self._obstore = obstore
         self._was_listed = False
         self._check = asyncio.Lock()
-        client: ClientConfig = {
-            "connect_timeout": timedelta(seconds=stall_s),
-            # A large file may take long; who asks for it keeps the time.
-            "timeout": timedelta(days=7),
-        }
-        if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
-            client["allow_http"] = True
+        client = client_config(stall_s, _LONGEST)
         try:
             self._store = store.from_url(
                 url, client_options=client, retry_config={"max_retries": 0}
             )
         except (exceptions.BaseError, ValueError) as error:
             raise DatasetError(
-                f"{url} cannot be opened ({_said(error)}). Set what its service wants in the "
+                f"{url} cannot be opened ({said(error)}). Set what its service wants in the "
                 "environment: AWS_…, GOOGLE_… or AZURE_STORAGE_ACCOUNT_NAME and its key."
             ) from error
 
@@ -129,7 +124,7 @@ class Bucket:
                 "list it?"
             )
             raise SourceUnavailable(
-                f"{self.url} cannot be listed ({_said(error)}). {advice}"
+                f"{self.url} cannot be listed ({said(error)}). {advice}"
             ) from error
 
     async def require_there(self) -> None:
@@ -149,7 +144,7 @@ class Bucket:
                 if denied and not self._was_listed:
                     return  # keys may allow to read and not to list
                 raise SourceUnavailable(
-                    f"{self.url} is not there any more, or does not let us in ({_said(error)})."
+                    f"{self.url} is not there any more, or does not let us in ({said(error)})."
                 ) from error
 
     async def close(self) -> None:
@@ -171,11 +166,5 @@ def _failure(url: str, error: Exception) -> NotFetched:
         return NotFetched(f"There is no {url}.")
     status = _STATUS.search(str(error))
     if status is None or status[1] in {"408", "429"} or status[1].startswith("5"):
-        return TryAgain(f"{url} could not be read ({_said(error)}).")
-    return NotFetched(f"{url} could not be read ({_said(error)}).")
-
-
-def _said(error: BaseException) -> str:
-    """Return the message of the library on one line, without secrets and its own inside."""
-    text = without_secrets(str(error).split("\n", 1)[0])
-    return text.partition(": <?xml")[0][:300] or type(error).__name__
+        return TryAgain(f"{url} could not be read ({said(error)}).")
+    return NotFetched(f"{url} could not be read ({said(error)}).")

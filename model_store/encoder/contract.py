@@ -69,6 +69,11 @@ class EncoderMetadata:
             )
         return self.input
 
+    @property
+    def input_name(self) -> str:
+        """The name of the graph's input."""
+        return INPUT_NAME if self.takes_images else VECTORS_NAME
+
     def fields(self) -> dict[str, Any]:
         """The metadata as JSON has it."""
         kind = "preprocessing" if self.takes_images else "vectors"

@@ -91,7 +91,6 @@ class OnnxEncoder:
         self.provider = running_provider(self._session.get_providers(), self.placement)
         if provider not in {"auto", "cpu"}:
             require_provider(chosen, self.provider, self.placement)
-        self._input = INPUT_NAME if self.metadata.takes_images else VECTORS_NAME
         shapes = {output.name: output.shape for output in self._session.get_outputs()}
         self.dim = int(shapes["embedding_mean"][1])
         self.n_features = int(shapes["features"][1])
@@ -103,7 +102,8 @@ class OnnxEncoder:
         return parts[0] if len(parts) == 1 else Embeddings.concatenate(parts)
 
     def _run(self, images: Inputs) -> Embeddings:
-        mean, variance, features = self._session.run(list(OUTPUT_NAMES), {self._input: images})
+        given = {self.metadata.input_name: images}
+        mean, variance, features = self._session.run(list(OUTPUT_NAMES), given)
         return Embeddings(mean, variance, features)
 
     def close(self) -> None:
@@ -192,11 +192,9 @@ def _where_nodes_run(
     session: onnxruntime.InferenceSession, metadata: EncoderMetadata
 ) -> Placement | None:
     """Encode an empty image, profiled; None where the profile cannot be read."""
-    name = INPUT_NAME if metadata.takes_images else VECTORS_NAME
+    blank = np.zeros((1, *metadata.input.shape), metadata.input.dtype)
     try:
-        return run_profiled(
-            session, {name: np.zeros((1, *metadata.input.shape), metadata.input.dtype)}
-        )
+        return run_profiled(session, {metadata.input_name: blank})
     except (OSError, ValueError):
         return None
 

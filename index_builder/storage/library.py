@@ -1,0 +1,34 @@
+"""The library that reaches buckets, obstore: what it is told, and what it says."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from index_builder.storage.urls import without_secrets
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig
+
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
+
+
+def client_config(connect_s: float, longest: timedelta) -> ClientConfig:
+    """Return how it connects: without TLS only where the environment names such an endpoint.
+
+    Parameters
+    ----------
+    connect_s : seconds that connecting may take.
+    longest : time that one file may take.
+    """
+    config: ClientConfig = {"connect_timeout": timedelta(seconds=connect_s), "timeout": longest}
+    if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
+        config["allow_http"] = True
+    return config
+
+
+def said(error: BaseException) -> str:
+    """Return the message of the library on one line, without secrets and its own inside."""
+    text = without_secrets(str(error).split("\n", 1)[0])
+    return text.partition(": <?xml")[0][:300] or type(error).__name__
