@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from model_store.verdicts import Absence, Order
 
@@ -123,7 +122,8 @@ def design_effect(values: Floats, clusters: NDArray[np.int64]) -> float:
         return 1.0
     if n_clusters == 1:
         return mean_size
-    ranks = rankdata(values)
+    _, places, ties = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[places]  # equal values share the mean of theirs
     means = np.bincount(codes, ranks) / sizes
     between = float(sizes @ (means - ranks.mean()) ** 2) / (n_clusters - 1)
     within = float(((ranks - means[codes]) ** 2).sum()) / (n - n_clusters)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.stats import beta, binom
+from scipy.special import bdtrik, betaincc, betaincinv
 
 from model_store.decision.absent_share import prior_shift, shifted
 from model_store.decision.evidence import Evidence, design_effect
@@ -324,7 +324,7 @@ def chance(n: float, error: float, max_error: float, delta: float) -> float:
     """Return how likely ``n`` queries, wrong with probability ``error``, promise ``max_error``."""
     effective = math.floor(n)
     allowed = errors_allowed(effective, effective, 1 - max_error, delta)
-    return float(binom.cdf(allowed, effective, error)) if allowed >= 0 else 0.0
+    return _at_most(allowed, effective, error) if allowed >= 0 else 0.0
 
 
 def least_queries(max_error: float, delta: float) -> float:
@@ -339,7 +339,7 @@ def upper_bound(share: float, n: float, delta: float) -> float:
     """
     if n <= 0 or share >= 1:
         return 1.0
-    return float(beta.ppf(1 - delta, share * n + 1, (1 - share) * n))
+    return float(betaincinv(share * n + 1, (1 - share) * n, 1 - delta))
 
 
 def next_share(share: float, n: float) -> float:
@@ -357,11 +357,19 @@ def errors_allowed(n_queries: int, n_effective: float, coverage: float, delta: f
     The exact binomial test of "the error is above 1 − coverage" at level δ rejects with so many of
     ``n_queries``, which are worth ``n_effective`` independent ones.
     """
-    if n_queries == 0 or n_effective <= 0:
+    n = math.floor(n_effective)
+    if n_queries == 0 or n <= 0 or coverage >= 1:
         return -1
     effect = n_queries / n_effective
-    n = math.floor(n_effective)
-    allowed = int(binom.ppf(delta, n, 1 - coverage))
-    if binom.cdf(allowed, n, 1 - coverage) > delta:
+    allowed = math.floor(bdtrik(delta, n, 1 - coverage))
+    if _at_most(allowed, n, 1 - coverage) > delta:
         allowed -= 1
     return -1 if allowed < 0 else math.floor(allowed * effect)
+
+
+def _at_most(k: int, n: int, probability: float) -> float:
+    """Return the probability of at most ``k`` errors among ``n``, each of ``probability``.
+
+    The binomial distribution function; importing scipy.stats for it takes a third of a second.
+    """
+    return float(betaincc(k + 1, n - k, probability)) if k < n else 1.0
