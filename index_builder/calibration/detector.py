@@ -8,10 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
-from sklearn.covariance import ledoit_wolf
-from sklearn.decomposition import PCA
-from sklearn.model_selection import StratifiedGroupKFold
 
 from model_store.decision import OutlierDetector, OutlierFusion
 from model_store.decision.outliers import averaged_features, feature_lengths, log_lengths, unit_rows
@@ -72,6 +68,8 @@ def fit_detector(
     ------
     CalibrationError : too few images for a subspace.
     """
+    from sklearn.decomposition import PCA  # noqa: PLC0415 - slow
+
     if len(embeddings) < MIN_REFERENCES:
         raise CalibrationError(
             f"The gallery has {len(embeddings)} images; outlier detection needs at least "
@@ -116,6 +114,8 @@ def _whitening(deviations: Floats, degrees_of_freedom: int) -> NDArray[np.float3
 
     The means of the labels have taken some of their degrees of freedom (N − C).
     """
+    from sklearn.covariance import ledoit_wolf  # noqa: PLC0415 - slow
+
     covariance, _ = ledoit_wolf(deviations, assume_centered=True)
     covariance *= len(deviations) / max(degrees_of_freedom, 1)
     floor = np.finfo(np.float32).eps * np.trace(covariance) / len(covariance)
@@ -167,6 +167,8 @@ def fit_fusion(inliers: Floats, outliers: Sequence[Floats]) -> OutlierFusion:
 
 def _fusion_of(inliers: Floats, weights: Floats) -> OutlierFusion:
     """Return a fusion with these ``weights`` (S,), its p-values those among ``inliers`` (N, S)."""
+    from scipy.stats import rankdata  # noqa: PLC0415 - slow
+
     ordered = np.sort(inliers, axis=0).T
     n = len(inliers)
     # As many inliers are at least as large: equal ones share the largest p-value.
@@ -194,6 +196,8 @@ def _separation(outliers: Floats, inliers: Floats) -> Floats:
 
     The probability that an alien has the larger value minus that of the reverse: 2 AUROC − 1.
     """
+    from scipy.stats import rankdata  # noqa: PLC0415 - slow
+
     n_outliers, n_inliers = len(outliers), len(inliers)
     ranks = rankdata(np.concatenate([outliers, inliers]), axis=0)[:n_outliers].sum(axis=0)
     n_won = ranks - n_outliers * (n_outliers + 1) / 2
@@ -222,6 +226,8 @@ def cross_fitted_scores(
     -------
     Scores of the inliers, of each kind of outlier, and of each of ``judged``.
     """
+    from sklearn.model_selection import StratifiedGroupKFold  # noqa: PLC0415 - slow
+
     groups = [inliers, *outliers]
     values = np.concatenate(groups)
     kinds = np.repeat(np.arange(len(groups)), [len(group) for group in groups])

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
-from sklearn.model_selection import GroupKFold
 
 from index_builder.progress import console
 from model_store.decision import Calibration, Recalibration
@@ -89,6 +88,8 @@ def fit_recalibration(log_odds: Floats, correct: Bools) -> Recalibration:
 
 def _cross_fitted(said: SaidPairs) -> Floats:
     """Corrected probabilities (n,), by fits that have not seen the query."""
+    from sklearn.model_selection import GroupKFold  # noqa: PLC0415 - slow
+
     probabilities = np.empty(len(said.correct))
     for kept, left_out in GroupKFold(N_FOLDS).split(said.log_odds, groups=said.queries):
         fitted = fit_recalibration(said.log_odds[kept], said.correct[kept])

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from sklearn.isotonic import isotonic_regression
-from sklearn.model_selection import StratifiedGroupKFold
 
 from index_builder.calibration.retrieval import RetrievedQueries
 from model_store.decision import SIGNALS, LogisticModel, VennAbers
@@ -181,6 +179,8 @@ def cross_fitted(
     probabilities : (N,) of the examples' labels.
     folds : (Q,) which queries were left out together, their labels aside.
     """
+    from sklearn.model_selection import StratifiedGroupKFold  # noqa: PLC0415 - slow
+
     probabilities = np.empty(len(examples.matches))
     folds = np.empty(len(examples.starts), dtype=np.int64)
     first_matches = examples.matches[examples.starts]
@@ -264,6 +264,8 @@ def fit_venn_abers(log_odds: Floats, outcomes: Bools, weights: Floats) -> VennAb
     log_odds : (N,) by fits that have not seen the example.
     outcomes, weights : (N,); a new example weighs one.
     """
+    from sklearn.isotonic import isotonic_regression  # noqa: PLC0415 - slow
+
     distinct, place = np.unique(log_odds, return_inverse=True)
     mass = np.bincount(place, weights)
     positives = np.bincount(place, weights * outcomes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.datasets import load_sample_images
 
 from index_builder.configuration.build import OutlierKind
 from index_builder.datasets.digits import digits
@@ -23,6 +22,8 @@ def outliers(kind: OutlierKind, part: int, generator: np.random.Generator) -> La
         turned; ``digits`` scikit-learn's digits; ``mnist`` MNIST's test set; ``none`` no outliers.
     part : 0 for calibration, 1 for evaluation: halves of the kind that share no source image.
     """
+    from sklearn.datasets import load_sample_images  # noqa: PLC0415 - slow
+
     if kind == "none":
         return None
     if kind == "photographs":

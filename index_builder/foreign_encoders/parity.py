@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from sklearn.datasets import load_sample_images
 
 from model_store.encoder.contract import Encoder
 from model_store.errors import EncoderSourceError, ImageError, ParityError
@@ -127,6 +126,8 @@ def labels_of(images: Sequence[ParityImage]) -> list[str] | None:
 @cache
 def _sample_images() -> tuple[ParityImage, ...]:
     """Two photographs, whole, and cut to other shapes and sizes."""
+    from sklearn.datasets import load_sample_images  # noqa: PLC0415 - slow
+
     found = []
     for name, pixels in zip(("china", "flower"), load_sample_images().images, strict=True):
         whole = Image.fromarray(pixels)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -15,6 +14,8 @@ def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
 
     The area under the receiver operating characteristic (Hanley & McNeil 1982).
     """
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - slow
+
     if not len(values_of_positives) or not len(values_of_negatives):
         return None
     return float(roc_auc_score(*_joined(values_of_positives, values_of_negatives)))
@@ -37,6 +38,8 @@ def auprc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
 
     Average precision: no trapezium rule, which is optimistic (Davis & Goadrich 2006).
     """
+    from sklearn.metrics import average_precision_score  # noqa: PLC0415 - slow
+
     if not len(values_of_positives) or not len(values_of_negatives):
         return None
     return float(average_precision_score(*_joined(values_of_positives, values_of_negatives)))
@@ -58,6 +61,8 @@ def fpr_at_tpr(
 
 def roc(values_of_positives: Floats, values_of_negatives: Floats) -> tuple[Floats, Floats]:
     """False and true positive rate at every threshold, from (0, 0) to (1, 1); neither is empty."""
+    from sklearn.metrics import roc_curve  # noqa: PLC0415 - slow
+
     truth, values = _joined(values_of_positives, values_of_negatives)
     false_rates, true_rates, _ = roc_curve(truth, values, drop_intermediate=False)
     return false_rates, true_rates

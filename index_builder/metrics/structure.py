@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
-from sklearn.cluster import KMeans
-from sklearn.metrics import normalized_mutual_info_score
 
 MAX_PER_LABEL = 500
 """Items of a label whose distances are measured: 125,000 pairs say what all would."""
@@ -32,6 +30,9 @@ def normalised_mutual_information(vectors: Vectors, label_codes: Codes, seed: in
     -------
     None where there is a single label, or none: there is nothing to find.
     """
+    from sklearn.cluster import KMeans  # noqa: PLC0415 - slow
+    from sklearn.metrics import normalized_mutual_info_score  # noqa: PLC0415 - slow
+
     n_labels = len(np.unique(label_codes))
     if n_labels < 2:
         return None

@@ -56,6 +56,8 @@ class VectorFile:
                 self._path.unlink(missing_ok=True)
             connection = sqlite3.connect(self._path, check_same_thread=False)
             connection.execute(_SCHEMA)
+            # What a power cut damages is computed again: no write waits for the disk.
+            connection.execute("PRAGMA synchronous = OFF")
         self._n_bytes = _n_bytes(connection)
         return connection
 
