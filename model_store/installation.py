@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 DISTRIBUTION = "vouch-search"
 """The name of this project's distribution. On PyPI, `vouch` belongs to another project."""
 
 
+@cache
 def installed_version() -> str:
     """Return the version that is installed."""
     return version(DISTRIBUTION)

@@ -92,6 +92,10 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The manifest file's bytes."""
+        return self._bytes
+
+    @cached_property  # compared when it is read, and hashed when it is served
+    def _bytes(self) -> bytes:
         return _canonical({"id": self.id, **asdict(self)})
 
 

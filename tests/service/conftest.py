@@ -14,9 +14,12 @@ from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.manifest import Manifest
+from model_store.encoder.contract import Encoder
+from model_store.encoder.onnx import OnnxEncoder
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
 from model_store.retriever import Retriever
 from service.app import create_app
+from service.encoding.batch_size import largest_useful_batch
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.processes import Redis
@@ -34,6 +37,24 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests may have set up a service of their own."""
     for name in [name for name in os.environ if name.startswith("VOUCH_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _encoders_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of tests start an engine, and an encoder of one fingerprint is one encoder."""
+    monkeypatch.setattr("service.serving.engine.largest_useful_batch", _measured)
+
+
+_MEASURED: dict[tuple[str, int], int] = {}
+
+
+def _measured(encoder: Encoder, limit: int) -> int:
+    if not isinstance(encoder, OnnxEncoder):
+        return largest_useful_batch(encoder, limit)
+    key = encoder.fingerprint, limit
+    if key not in _MEASURED:
+        _MEASURED[key] = largest_useful_batch(encoder, limit)
+    return _MEASURED[key]
 
 
 @pytest.fixture
