@@ -19,7 +19,7 @@ from tests.end_to_end.processes import Service
 from tests.end_to_end.questions import unseen
 from tests.support.hostile_images import scan_bomb
 
-SECONDS = 6.0
+SECONDS = 3.0
 N_CONNECTIONS = 70
 GALLERY = "/v1/galleries/digits"
 
