@@ -48,9 +48,10 @@ help:
 install: .venv/.installed-dev
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal -m "not bundle and not process and not slow"
-# Two processes, each file in one of them, and in these one thread each.
+# Three processes, since each waits for a service or a browser at times; each file in one of them,
+# and in these one thread each.
 test: lint .venv/.browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # What children of the service run in processes of their own is not counted.
 coverage: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal tests/model_store tests/service \
@@ -62,7 +63,7 @@ demo: .venv/.installed bundles/digits/CURRENT
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 	$(BIN)/vulture

@@ -32,11 +32,15 @@ BUILT = ROOT / "build" / "tests"
 STARTED_BY = {"redis_server", "page", "chromium"}
 """Fixtures that start a process."""
 
+LONG = ("end_to_end", "torture", "index_builder")
+"""Folders whose files take longest: what is begun first does not keep the others waiting."""
+
 LIBRARIES = ("torch", "onnx", "numpy", "scipy", "scikit-learn", "faiss-cpu", "pillow")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by what they ask for; see `pyproject.toml` for the marks."""
+    """Put the longest files first, and mark tests by what they ask for; see `pyproject.toml`."""
+    items.sort(key=lambda item: min(LONG.index(p) if p in LONG else 3 for p in item.path.parts))
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if "built_digits" in fixtures:
