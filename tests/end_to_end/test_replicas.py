@@ -76,6 +76,11 @@ class TestTheChecker:
             assert is_linearizable(history) == _by_trying(history), history
         assert 40 < n_linearizable < 360
 
+    def test_what_many_read_at_once_is_judged_in_a_moment(self) -> None:
+        reads = [get(None, place / 100, 9) for place in range(40)]  # 2⁴⁰ sets of them
+        assert is_linearizable([put(1, 0, 9), *reads])
+        assert not is_linearizable([put(1, 0, 9), *reads, get(7, 0, 9)])
+
 
 def _random(rng: np.random.Generator, value: int) -> Operation:
     began = float(rng.uniform(0, 8))
