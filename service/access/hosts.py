@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -65,6 +66,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@lru_cache(maxsize=1024)  # asked four times a request, mostly of the same few clients
 def ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """The address; an IPv4 address written as an IPv6 one is what it is."""
     address = ipaddress.ip_address(text)

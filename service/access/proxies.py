@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-FORWARDING = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+FORWARDING = {b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"}
 """Headers that a request has if a proxy passed it on, and that a client may send as it likes."""
 
 
@@ -33,6 +33,6 @@ class KnownProxies:
 
 def is_forwarded_by_a_stranger(request: Request) -> bool:
     """Return whether the request was passed on by a proxy that is not trusted."""
-    if not any(name in request.headers for name in FORWARDING):
+    if not any(name in FORWARDING for name, _ in request.scope["headers"]):
         return False
     return request.scope.get("client") == getattr(request.state, "connected", None)

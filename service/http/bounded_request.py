@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData
 
@@ -77,6 +79,28 @@ class BoundedRoute(GuardedRoute):
         return bounded
 
 
+class DirectRoute(APIRoute):
+    """A route whose endpoint takes the request and what its path names, and returns a model.
+
+    FastAPI would look for the endpoint's arguments by their annotations, and check the model once
+    more before it is written: a tenth of what the event loop computes for a search.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler of the route, which writes the same bytes."""
+        endpoint, model = self.endpoint, TypeAdapter[Any](self.response_model)
+
+        async def direct(request: Request) -> Response:
+            answer = await endpoint(request, **request.path_params)
+            return Response(model.dump_json(answer, by_alias=True), media_type="application/json")
+
+        return direct
+
+
+class BoundedDirectRoute(BoundedRoute, DirectRoute):
+    """A guarded route whose requests are bounded, and whose endpoint reads them itself."""
+
+
 def check_charset(content_type: str) -> None:
     """Refuse a body whose text is not UTF-8.
 
@@ -84,6 +108,8 @@ def check_charset(content_type: str) -> None:
     ------
     UnsupportedMediaType : it is declared to be in another encoding.
     """
+    if "charset" not in content_type.lower():  # as mostly, and then there is nothing to parse
+        return
     charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
     if charset.lower() not in _UTF_8:
         raise UnsupportedMediaType(

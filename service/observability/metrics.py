@@ -7,7 +7,9 @@ methods those that HTTP knows, codes those of our problems.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from http import HTTPMethod
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -25,6 +27,14 @@ P_VALUES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
 
 METHODS = {method.value for method in HTTPMethod}
 
+MetricT = TypeVar("MetricT", Counter, Histogram)
+
+
+@lru_cache(maxsize=4096)
+def _of(metric: MetricT, *labels: str) -> MetricT:
+    """The part of a metric that has these labels: a search asks for a dozen, mostly the same."""
+    return metric.labels(*labels)
+
 
 class Telemetry:
     """The service's metrics, in a registry of their own."""
@@ -41,32 +51,32 @@ class Telemetry:
     def request(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
         method = record.method if record.method in METHODS else "other"
-        self.requests.labels(method, record.route, str(record.status)).inc()
-        self.request_seconds.labels(record.route).observe(record.seconds)
+        _of(self.requests, method, record.route, str(record.status)).inc()
+        _of(self.request_seconds, record.route).observe(record.seconds)
         if record.code is not None:
-            self.problems.labels(record.code).inc()
+            _of(self.problems, record.code).inc()
 
     def search(self, gallery: str, search: SearchRecord) -> None:
         """Count a search that has been answered."""
-        self.verdicts.labels(gallery, search.verdict).inc()
-        self.cache.labels(search.cache).inc()
+        _of(self.verdicts, gallery, search.verdict).inc()
+        _of(self.cache, search.cache).inc()
         for stage, seconds in search.seconds.items():
-            self.stage_seconds.labels(stage).observe(seconds)
+            _of(self.stage_seconds, stage).observe(seconds)
         if search.uncertainty_percentile is not None:
-            self.uncertainty_percentile.labels(gallery).observe(search.uncertainty_percentile)
+            _of(self.uncertainty_percentile, gallery).observe(search.uncertainty_percentile)
         if search.outlier_p_value is not None:
-            self.outlier_p_value.labels(gallery).observe(search.outlier_p_value)
+            _of(self.outlier_p_value, gallery).observe(search.outlier_p_value)
         if search.is_outlier:
-            self.outliers.labels(gallery).inc()
+            _of(self.outliers, gallery).inc()
 
     def batches(self, gallery: str) -> Callable[[BatchRecord], None]:
         """Return a callback that records the batches of a gallery."""
 
         def observe(batch: BatchRecord) -> None:
-            self.batch_size.labels(gallery).observe(batch.size)
-            self.queue_seconds.labels(gallery).observe(batch.waited_s)
+            _of(self.batch_size, gallery).observe(batch.size)
+            _of(self.queue_seconds, gallery).observe(batch.waited_s)
             if batch.stopped:
-                self.encoder_stops.labels(gallery).inc()
+                _of(self.encoder_stops, gallery).inc()
 
         return observe
 

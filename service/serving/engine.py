@@ -290,10 +290,21 @@ class SearchEngine:
         loop = asyncio.get_running_loop()
         # What the request knows of itself, such as until when it is waited for, goes with it.
         working = self._executor.submit(copy_context().run, work)
-        working.add_done_callback(
-            lambda _: loop.is_closed() or loop.call_soon_threadsafe(self._threads.leave, who)
-        )
-        return await asyncio.wrap_future(working)
+        ended = loop.create_future()
+
+        def end() -> None:
+            self._threads.leave(who)
+            if not ended.done():
+                ended.set_result(None)
+
+        # One message to the event loop, where `asyncio.wrap_future` and a callback would send two.
+        working.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(end))
+        try:
+            await ended
+        except asyncio.CancelledError:
+            working.cancel()  # unless it has begun
+            raise
+        return working.result()
 
     def _key(self, query_id: str) -> str:
         return f"{self._key_prefix}:{query_id}"

@@ -28,6 +28,7 @@ from model_store.search import N_CANDIDATES
 from service import schemas
 from service.http import answers, cursors
 from service.http.bodies import JSON, MULTIPART, RAW, body_of, form_body, form_of, from_base64
+from service.http.bounded_request import BoundedDirectRoute
 from service.http.problems import problem_document, responses
 from service.http.routes.dependencies import (
     LeaseOf,
@@ -88,12 +89,6 @@ class AssessmentForm(BaseModel):
     alpha: schemas.Alpha = None
 
 
-@router.post(
-    "/{gallery}/search",
-    operation_id="search",
-    responses=UPLOAD_ERRORS,
-    openapi_extra=form_body(SearchForm),
-)
 async def search(request: Request, gallery: str) -> schemas.SearchAnswer:
     """Find the items most like an uploaded image, and say how sure that is.
 
@@ -102,6 +97,17 @@ async def search(request: Request, gallery: str) -> schemas.SearchAnswer:
     state = await state_of(request)
     async with form_of(request, SearchForm) as form, leased(gallery, state) as lease:
         return await _answer(request, lease, state, await form.image.read(), form)
+
+
+router.add_api_route(
+    "/{gallery}/search",
+    search,
+    methods=["POST"],
+    operation_id="search",
+    responses=UPLOAD_ERRORS,
+    openapi_extra=form_body(SearchForm),
+    route_class_override=BoundedDirectRoute,
+)
 
 
 @router.post(
