@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from model_store.answers import Answer, Explanation
 from model_store.decision import Calibration, FilterMeans, Retrieved, Terms, decide
 from model_store.decision.staleness import staleness
-from model_store.encoder.contract import Embeddings, Encoder, QueryKind, TextEncoder
+from model_store.encoder.contract import Embeddings, Encoder, Inputs, QueryKind, TextEncoder
 from model_store.errors import OrderUnavailable
 from model_store.gallery import Allowed, Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
@@ -119,7 +119,7 @@ class Retriever:
             return "similarity" if self.calibration is None else self.calibration.order
         return asked
 
-    def embed(self, images: NDArray[np.uint8]) -> list[Predictive]:
+    def embed(self, images: Inputs) -> list[Predictive]:
         """Predictive distributions of ``images`` (B, H, W, 3), at the encoder's input size."""
         return self.predictives(self.encoder.encode(images))
 

@@ -1,8 +1,9 @@
 """Queries that were embedded, or answered, by another system: vectors in place of images.
 
-A vector is one of the gallery's own encoder. `decide_list` decides on neighbours that another
-store found, a vector database for example: nothing of the gallery is searched, and of its bundle
-only the calibration is used.
+A vector is one of the gallery's own encoder. Where the gallery was made of vectors, it is one of
+what made those, and the gallery's encoder takes it as it would take an image. `decide_list` decides
+on neighbours that another store found, a vector database for example: nothing of the gallery is
+searched, and of its bundle only the calibration is used.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ROUNDING = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class VectorQuery:
-    """A query as the gallery's encoder has embedded it, elsewhere.
+    """A query as the gallery's encoder has embedded it, elsewhere; or as that encoder takes it.
 
     Attributes
     ----------
@@ -96,27 +97,12 @@ def predictive_of(retriever: Retriever, query: VectorQuery) -> Predictive:
             f"The vector is of the encoder {query.fingerprint[:12]}, the gallery's is "
             f"{encoder.fingerprint[:12]}: their vectors have nothing in common."
         )
-    mean = _vector("mean", query.mean, encoder.dim)
-    if not mean.any():
-        raise InvalidVector("The vector `mean` is zero: it has no direction.")
-    variance = np.zeros_like(mean)
-    if query.variance is not None:
-        variance = _vector("variance", query.variance, encoder.dim)
-        if (variance < 0).any():
-            raise InvalidVector("The vector `variance` has negative numbers.")
-    features = query.features
-    if features is None and _are_features(retriever):
-        features = mean
-    if retriever.calibration is not None and features is None and query.outlier_score is None:
-        raise InvalidVector(
-            "Whether the query is an outlier is told by its features: give `features` "
-            f"({encoder.n_features} numbers), or the `outlier_score` that `embed` answers with."
-        )
-    known = np.zeros(encoder.n_features, np.float32)
-    if features is not None:
-        known = _vector("features", features, encoder.n_features)
+    taken = encoder.metadata.input
+    if isinstance(taken, VectorInput):
+        embeddings = encoder.encode(_row(query, taken)[None])
+    else:
+        embeddings = _as_embedded(query, retriever)
     scores = None if query.outlier_score is None else np.array([query.outlier_score])
-    embeddings = Embeddings(mean[None], variance[None], known[None])
     return retriever.predictives(embeddings, scores)[0]
 
 
@@ -146,12 +132,69 @@ def decide_list(
     return ListDecision(decide(calibration, predictive, retrieved, terms), predictive, similarities)
 
 
-def _are_features(retriever: Retriever) -> bool:
-    """Return whether the encoder's embedding is its features, as of one without a posterior."""
-    encoder = retriever.encoder
-    if isinstance(encoder.metadata.input, VectorInput):
-        return encoder.metadata.input.n_features is None
-    return encoder.metadata.posterior == "deterministic" and encoder.n_features == encoder.dim
+def _as_embedded(query: VectorQuery, retriever: Retriever) -> Embeddings:
+    """Return what an encoder of images has made elsewhere.
+
+    Raises
+    ------
+    InvalidVector : see `predictive_of`.
+    """
+    encoder, features = retriever.encoder, query.features
+    mean, variance = _mean(query.mean, encoder.dim), _variance(query.variance, encoder.dim)
+    if features is None and encoder.metadata.posterior == "deterministic":
+        # Without a posterior, and without a layer of its own, an embedding is its features.
+        features = mean if encoder.n_features == encoder.dim else None
+    if retriever.calibration is not None and features is None and query.outlier_score is None:
+        raise InvalidVector(
+            "Whether the query is an outlier is told by its features: give `features` "
+            f"({encoder.n_features} numbers), or the `outlier_score` that `embed` answers with."
+        )
+    known = np.zeros(encoder.n_features, np.float32)
+    if features is not None:
+        known = _vector("features", features, encoder.n_features)
+    return Embeddings(mean[None], variance[None], known[None])
+
+
+def _row(query: VectorQuery, taken: VectorInput) -> NDArray[np.float32]:
+    """Return a query as an encoder of vectors takes it; a variance that is not given is zero.
+
+    Raises
+    ------
+    InvalidVector : it lacks features that the vectors of the gallery have, or has what they lack.
+    """
+    made = f"The vectors of {taken.made_by!r} that the gallery was made of have"
+    for name, given, size in (
+        ("variance", query.variance, taken.sizes[1]),
+        ("features", query.features, taken.sizes[2]),
+    ):
+        if given is not None and not size:
+            raise InvalidVector(f"{made} no `{name}`. Leave it out: nothing is known of any.")
+    parts = [_mean(query.mean, taken.dim)]
+    if taken.with_variance:
+        parts.append(_variance(query.variance, taken.dim))
+    if taken.n_features is not None:
+        if query.features is None:
+            raise InvalidVector(f"{made} `features` too: give them ({taken.n_features} numbers).")
+        parts.append(_vector("features", query.features, taken.n_features))
+    return np.concatenate(parts)
+
+
+def _mean(values: Sequence[float] | NDArray[np.floating[Any]], dim: int) -> NDArray[np.float32]:
+    mean = _vector("mean", values, dim)
+    if not mean.any():
+        raise InvalidVector("The vector `mean` is zero: it has no direction.")
+    return mean
+
+
+def _variance(
+    values: Sequence[float] | NDArray[np.floating[Any]] | None, dim: int
+) -> NDArray[np.float32]:
+    if values is None:
+        return np.zeros(dim, np.float32)
+    variance = _vector("variance", values, dim)
+    if (variance < 0).any():
+        raise InvalidVector("The vector `variance` has negative numbers.")
+    return variance
 
 
 def _vector(

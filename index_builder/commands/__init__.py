@@ -3,7 +3,8 @@
 ::
 
     app            all commands, in the order of the help
-    steps          train, fit, export, publish, all
+    steps          train, fit, export, publish
+    all_steps      all
     evidence       calibrate, evaluate
     encoder        encoder
     index          index

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from index_builder.commands import (
+    all_steps,
     bundles,
     certify,
     encoder,
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command("all")(steps.all_command)
+app.command("all")(all_steps.all_command)
 for name, help_text in steps.SINGLE_STEPS.items():
     app.command(name, help=help_text)(steps.single_step(name))
 app.command("encoder")(encoder.encoder_command)

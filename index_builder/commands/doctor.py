@@ -198,8 +198,8 @@ def _bundle(directory: Path) -> Iterator[Finding]:
     try:
         opened = open_bundle(directory, "cpu", milvus=milvus_access())
         retriever = opened.retriever
-        preprocessing = retriever.encoder.metadata.preprocessing
-        canary = np.zeros((1, preprocessing.height, preprocessing.width, 3), dtype=np.uint8)
+        expected = retriever.encoder.metadata.input
+        canary = np.ones((1, *expected.shape), expected.dtype)  # a vector of zeros points nowhere
         retriever.find(retriever.embed(canary)[0], 1)
     except VouchError as error:
         yield Finding("wrong", f"bundle {name}: {error}")

@@ -11,10 +11,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from index_builder.commands.index_options import declared
 from index_builder.commands.options_class import with_options
 from index_builder.foreign_encoders.choices import Door, Pooling, Precision
 from index_builder.progress import console
-from model_store.errors import ConfigError
+from model_store.bundles.manifest import ENCODER_FILE
+from model_store.errors import ConfigError, OutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,16 @@ class EncoderOptions:
         typer.Option(help="FILE.py:FACTORY, which returns a torch.nn.Module. The file is run."),
     ] = None
     onnx: Annotated[str | None, typer.Option(help="A foreign ONNX file.")] = None
+    vectors: Annotated[
+        Path | None,
+        typer.Option(
+            help="None of these: a table of vectors, whose encoder stays where it is. What is "
+            "written takes such vectors, and is named by --encoder-name."
+        ),
+    ] = None
+    encoder_name: Annotated[
+        str | None, typer.Option(help="With --vectors: the name of what made them.")
+    ] = None
     weights: Annotated[
         str | None,
         typer.Option(help="A local file of weights; for --torchvision also a name of its own."),
@@ -121,6 +133,15 @@ class EncoderOptions:
         ------
         ConfigError
         """
+        if (self.vectors is None) != (self.encoder_name is None):
+            raise ConfigError("--vectors and --encoder-name go together.")
+        if self.vectors is not None:
+            alone = EncoderOptions(
+                vectors=self.vectors, encoder_name=self.encoder_name, out=self.out
+            )
+            if self != alone:
+                raise ConfigError("--vectors takes --encoder-name and --out, and nothing else.")
+            return
         door, _ = self.door
         own = door in {Door.torch, Door.onnx}
         if self.untrained and (self.weights or own):
@@ -138,13 +159,22 @@ def encoder_command(options: EncoderOptions) -> None:
     """Bring an encoder made elsewhere to Vouch: exported, and compared with its own library.
 
     What is written is for `index --encoder` and `all --encoder`. Nothing is written unless the
-    library's own vectors of real images and Vouch's have a cosine of 0.9999 or more, each.
+    library's own vectors of real images and Vouch's have a cosine of 0.9999 or more, each. An
+    encoder that is only named (--encoder-name) computes nothing, and takes its vectors as they are.
     """
+    options.require_consistent()
+    if options.vectors is not None and options.encoder_name is not None:
+        from index_builder.vectors.table import open_table  # noqa: PLC0415 - slow
+
+        out = options.out or Path("encoders") / _file_name(options.encoder_name)
+        if out.exists() and {path.name for path in out.iterdir()} - {ENCODER_FILE}:
+            raise OutputError(f"{out} is there already, with other files in it. Name another.")
+        print(declared(out, open_table(options.vectors), options.encoder_name).parent)
+        return
     from index_builder.foreign_encoders.bundle import write_encoder  # noqa: PLC0415 - slow
     from index_builder.foreign_encoders.doors import DOORS, EncoderChoices  # noqa: PLC0415
     from index_builder.foreign_encoders.parity import MOST_IMAGES, parity_images  # noqa: PLC0415
 
-    options.require_consistent()
     door, name = options.door
     choices = EncoderChoices(
         options.weights,

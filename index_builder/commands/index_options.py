@@ -12,7 +12,6 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.indexing.tolerance import NONE, parse_tolerance
-from index_builder.output import writing
 from index_builder.storage import Patience, Storage, is_url
 from index_builder.storage.storage import PATIENCE
 from model_store.bundles.manifest import ENCODER_FILE
@@ -25,7 +24,7 @@ from model_store.processors import ProviderChoice, usable_processors
 if TYPE_CHECKING:
     from index_builder.indexing.collection import Indexing
     from index_builder.indexing.sources import Source
-    from model_store.encoder.vector_input import VectorInput
+    from index_builder.vectors.table import VectorTable
 
 PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
 """Options that are settings of ``[calibration]``."""
@@ -65,8 +64,8 @@ class IndexOptions:
             help="A folder of images, a manifest (.csv, .jsonl, .parquet with path, and maybe id, "
             "label, metadata, bbox), COCO annotations or a IIIF manifest (.json), a tar of images "
             "or of webdataset, or Parquet with images in it; a path, or a URL: s3://, gs://, "
-            "az://, https:// (the extra `remote`). With --encoder-name: vectors (.npy, .npz, "
-            ".parquet, .arrow)."
+            "az://, https:// (the extra `remote`). Or vectors (.npy, .npz, .parquet, .arrow), "
+            "with --encoder-name or an --encoder that takes them."
         ),
     ] = None
     encoder: Annotated[
@@ -231,11 +230,6 @@ class IndexOptions:
             raise ConfigError(
                 "Give either SOURCE and --encoder (of vectors --encoder-name), or --config."
             )
-        if self.items is not None and self.encoder_name is None:
-            raise ConfigError(
-                "--items says what belongs to vectors. Give --encoder-name with it; of images a "
-                "manifest says the same."
-            )
 
     def indexing(self, source: str) -> Indexing:
         """Return the collection, and what shall be made of it.
@@ -272,25 +266,35 @@ class IndexOptions:
 
     def _opened(self, source: str, run: Path, storage: Storage) -> tuple[Source, Path]:
         """Return the collection, and the file of its encoder."""
-        from index_builder.indexing.sources import open_source, open_vectors  # noqa: PLC0415
+        from index_builder.indexing.sources import (  # noqa: PLC0415
+            is_of_vectors,
+            open_source,
+            open_vectors,
+        )
         from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415
 
         if self.encoder_name is not None:
             if is_url(source):
                 raise ConfigError("Vectors are read from this machine. Copy the table here first.")
-            opened = open_vectors(Path(source), self.items, labelled=self.labels)
-            return opened, _declared(run / ENCODER_FILE, opened.table.described(self.encoder_name))
+            vectors = open_vectors(Path(source), self.items, labelled=self.labels)
+            return vectors, declared(run, vectors.table, self.encoder_name)
         assert self.encoder is not None  # noqa: S101 - the options are consistent
-        images = open_source(source, self.root, labelled=self.labels, storage=storage)
-        return images, find_encoder(self.encoder)
+        encoder = find_encoder(self.encoder)
+        if not is_url(source) and is_of_vectors(Path(source)):
+            return open_vectors(Path(source), self.items, labelled=self.labels), encoder
+        if self.items is not None:
+            raise ConfigError(
+                "--items says what belongs to vectors. Of images a manifest says the same."
+            )
+        return open_source(source, self.root, labelled=self.labels, storage=storage), encoder
 
 
-def _declared(path: Path, vectors: VectorInput) -> Path:
+def declared(run: Path, table: VectorTable, name: str) -> Path:
     """Write the encoder that vectors come from as a file, which is kept with the run."""
     from index_builder.vectors.declared import write_declared_encoder  # noqa: PLC0415 - slow
 
-    with writing(f"the run directory {path.parent}"):
-        write_declared_encoder(path, vectors)
+    path = run / ENCODER_FILE
+    write_declared_encoder(path, table.described(name))
     return path
 
 

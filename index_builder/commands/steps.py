@@ -13,18 +13,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from index_builder.configuration.build import BuildConfig, builtin_configs, in_milvus, load_config
-from index_builder.configuration.photographs import (
-    encoder_config,
-    gallery_name,
-    photographs_config,
-)
+from index_builder.configuration.build import BuildConfig, builtin_configs, load_config
 from index_builder.pipeline.run import Run
-from index_builder.progress import console, say_what_is_next
-from index_builder.storage import Storage, is_url
+from index_builder.progress import say_what_is_next
 from model_store.errors import ConfigError
 
 ConfigOption = Annotated[
@@ -129,87 +122,4 @@ def publish_command(
     build, opened = opened_run(config, run)
     published = bundles or Path("bundles") / build.name
     print(step_of("publish_step")(build, opened, published))
-    say_what_is_next(published)
-
-
-_EITHER = "Give either --config, or --images with --encoder, or with both --trunk and --weights."
-
-
-def _n_features(encoder: Path) -> int:
-    """Return the size of an encoder's penultimate layer."""
-    from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415 - slow
-    from model_store.encoder.onnx import OnnxEncoder  # noqa: PLC0415
-
-    return OnnxEncoder(find_encoder(encoder), "cpu", threads=1).n_features
-
-
-def _as_folder(images: str, run: Path | None, name: str | None, *, labelled: bool) -> Path:
-    """Return a folder of images; any other source is copied into the run's directory first."""
-    path = Path(images).expanduser()
-    if not is_url(images) and (path.is_dir() or not path.exists()):
-        return Path(images)
-    from index_builder.indexing.local_copy import copy_images  # noqa: PLC0415 - slow
-    from index_builder.indexing.sources import name_of  # noqa: PLC0415
-
-    called = name_of(images)
-    folder = (run or Path("runs") / (name or gallery_name(called))) / "images" / called
-    others = copy_images(images, folder, Storage(), labelled=labelled)
-    if others.names:
-        console.print(f"[yellow]{escape(others.sentence)}[/yellow]", soft_wrap=True)
-    return folder
-
-
-def all_command(
-    config: Annotated[
-        str | None, typer.Option("--config", "-c", help="As for the single steps.")
-    ] = None,
-    images: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead of --config: a folder with one sub-folder of images a label; or what "
-            "`index` takes, also a URL, which is copied to the run's directory."
-        ),
-    ] = None,
-    trunk: Annotated[
-        str | None, typer.Option(help="With --images: the pretrained network, e.g. mobilenet_v2.")
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(help="With --trunk: a file, or a name of torchvision's (IMAGENET1K_V1)."),
-    ] = None,
-    encoder: Annotated[
-        Path | None,
-        typer.Option(help="With --images: what `encoder` wrote, in place of --trunk, --weights."),
-    ] = None,
-    labels: Annotated[
-        bool, typer.Option(help="With --images: whether its sub-folders are labels.")
-    ] = True,
-    name: Annotated[
-        str | None, typer.Option(help="With --images: of the gallery. [default: the folder's]")
-    ] = None,
-    milvus: Annotated[
-        str | None, typer.Option(help="Put the gallery into this Milvus, as for `index`.")
-    ] = None,
-    run: RunOption = None,
-    bundles: BundlesOption = None,
-) -> None:
-    """Run every step, from images to a published bundle, and print its evaluation."""
-    if config is not None and labels and not (images or trunk or weights or name or encoder):
-        build = load_config(config)
-    elif images is None or config is not None:
-        raise ConfigError(_EITHER)
-    elif encoder is not None and not (trunk or weights):
-        folder = _as_folder(images, run, name, labelled=labels)
-        build = encoder_config(folder, encoder, _n_features(encoder), name, labelled=labels)
-    elif trunk is not None and weights is not None and encoder is None:
-        folder = _as_folder(images, run, name, labelled=labels)
-        build = photographs_config(folder, trunk, weights, name, labelled=labels)
-    else:
-        raise ConfigError(_EITHER)
-    build = in_milvus(build, milvus)
-    opened = Run(run or Path("runs") / build.name)
-    published = bundles or Path("bundles") / build.name
-    bundle, report = step_of("build_all")(build, opened, published)
-    print_report(report)
-    print(bundle)
     say_what_is_next(published)

@@ -23,11 +23,15 @@ OutlierKind = Literal["none", "photographs", "digits", "mnist"]
 class DatasetConfig(Section):
     """The images of a build, and their division by purpose."""
 
-    kind: Literal["digits", "fashion-mnist", "mnist", "folder"] = Field(
+    kind: Literal["digits", "fashion-mnist", "mnist", "folder", "vectors"] = Field(
         description="digits come with scikit-learn; fashion-mnist and mnist are read from "
-        "VOUCH_DATA_DIR or downloaded; a folder has one sub-folder of images for each label."
+        "VOUCH_DATA_DIR or downloaded; a folder has one sub-folder of images for each label; "
+        "vectors are a table of what another system has made of images."
     )
-    path: Path | None = Field(None, description="The folder, for kind = 'folder'.")
+    path: Path | None = Field(None, description="The folder, or the table of vectors.")
+    items: Path | None = Field(
+        None, description="For kind = 'vectors': a manifest, a line for each row of the table."
+    )
     labels: Literal["folders", "none"] = Field(
         "folders",
         description="none: nobody knows what belongs together. Every image is a thing of its own, "
@@ -67,8 +71,10 @@ class DatasetConfig(Section):
 
     @model_validator(mode="after")
     def _folder_has_path(self) -> DatasetConfig:
-        if (self.kind == "folder") != (self.path is not None):
-            raise ValueError("`path` goes with kind = 'folder', and only with it")
+        if (self.kind in {"folder", "vectors"}) != (self.path is not None):
+            raise ValueError("`path` goes with kind = 'folder' or 'vectors', and only with these")
+        if self.items is not None and self.kind != "vectors":
+            raise ValueError("`items` goes with kind = 'vectors'")
         if self.labels == "none" and (
             self.kind != "folder" or self.withheld_labels or self.unseen_share
         ):
@@ -188,6 +194,27 @@ class BuildConfig(EncoderConfig):
     outliers: OutlierConfig = OutlierConfig()
     index: IndexConfig = IndexConfig()
     calibration: CalibrationConfig = CalibrationConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _vectors_have_no_pictures_of_another_world(cls, fields: Any) -> Any:  # noqa: ANN401 - not validated yet
+        dataset = fields.get("dataset") if isinstance(fields, Mapping) else None
+        if isinstance(dataset, Mapping) and dataset.get("kind") == "vectors":
+            return {"outliers": {"calibration": "none", "evaluation": "none"}, **fields}
+        return fields
+
+    @model_validator(mode="after")
+    def _vectors_are_taken(self) -> BuildConfig:
+        if self.dataset.kind != "vectors":
+            return self
+        if self.network.encoder is None:
+            raise ValueError(
+                "kind = 'vectors' goes with trunk = 'onnx' and, as `encoder`, what made the "
+                "vectors: `vouch-build encoder --vectors TABLE --encoder-name NAME`"
+            )
+        if {self.outliers.calibration, self.outliers.evaluation} != {"none"}:
+            raise ValueError("[outliers] are pictures, which an encoder of vectors cannot take")
+        return self
 
 
 def builtin_configs() -> list[str]:

@@ -1,4 +1,4 @@
-"""The configuration of a build of a folder of photographs, without a file."""
+"""The configuration of a build of photographs, or of vectors, without a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def photographs_config(
     ConfigError : a value is out of range.
     """
     network = {"trunk": trunk, "weights": weights, "frozen": True, "embedding_dim": EMBEDDING_DIM}
-    return _untrained(images, network, f"through {trunk}", name, labelled=labelled)
+    return _untrained(_of_folder(images, labelled=labelled), network, trunk, name)
 
 
 def encoder_config(
@@ -50,25 +50,58 @@ def encoder_config(
     ------
     ConfigError : a value is out of range.
     """
+    network = _behind(encoder, n_features)
+    return _untrained(_of_folder(images, labelled=labelled), network, encoder.name, name)
+
+
+def vectors_config(
+    table: Path,
+    items: Path | None,
+    encoder: Path,
+    made_by: str,
+    n_features: int,
+    name: str | None = None,
+) -> BuildConfig:
+    """The same of a table of vectors, with the encoder that takes them.
+
+    Parameters
+    ----------
+    items : a manifest of what is known of each row; None where the table says it.
+    made_by : the name of what made the vectors.
+
+    Raises
+    ------
+    ConfigError : a value is out of range.
+    """
+    data = {"dataset": {"kind": "vectors", "path": table, "items": items}}
+    return _untrained(data, _behind(encoder, n_features), made_by, name)
+
+
+def _of_folder(images: Path, *, labelled: bool) -> dict[str, Any]:
+    labels = "folders" if labelled else "none"
+    return {
+        "dataset": {"kind": "folder", "path": images, "labels": labels},
+        # Of all 900 a trunk at 224 pixels would take as long as of the photographs themselves.
+        "outliers": {"calibration": "digits", "evaluation": "digits", "n_images": 250},
+    }
+
+
+def _behind(encoder: Path, n_features: int) -> dict[str, Any]:
+    """Return the network of a last layer behind an encoder that is there already."""
     dim = min(EMBEDDING_DIM, n_features)
-    network = {"trunk": "onnx", "encoder": encoder, "embedding_dim": dim}
-    return _untrained(images, network, f"through {encoder.name}", name, labelled=labelled)
+    return {"trunk": "onnx", "encoder": encoder, "embedding_dim": dim}
 
 
 def _untrained(
-    images: Path, network: dict[str, Any], through: str, name: str | None, *, labelled: bool
+    data: dict[str, Any], network: dict[str, Any], through: str, name: str | None
 ) -> BuildConfig:
     """Return a build whose last layer is the learned whitening of a frozen trunk's features."""
+    path: Path = data["dataset"]["path"].resolve()
+    called = path.stem if data["dataset"]["kind"] == "vectors" else path.name
     fields = {
-        "name": name or gallery_name(images.resolve().name),
-        "description": f"{images.resolve().name}, {through}.",
-        "dataset": {
-            "kind": "folder",
-            "path": images,
-            "labels": "folders" if labelled else "none",
-        },
-        # Of all 900 a trunk at 224 pixels would take as long as of the photographs themselves.
-        "outliers": {"calibration": "digits", "evaluation": "digits", "n_images": 250},
+        "name": name or gallery_name(called),
+        "description": f"{path.name}, through {through}.",
+        **data,
         "network": {**network, "last_layer": "whitening"},
         "training": {"epochs": 0},
         # Of few images and many frozen features, the evidence asks for a stronger prior: worst

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.images import Preprocessing, decode_image
+from model_store.encoder.contract import EncoderInput
+from model_store.images import decode_image
+
+T = TypeVar("T")
 
 Pixels = NDArray[Any]
 """An image (H, W, 3) uint8; or a vector (n,) float32, where an encoder takes vectors."""
@@ -40,6 +43,7 @@ class LabelledImages:
     sources : N names of where images come from, such as a camera; None where nobody says.
     content : of the same source as ``read``; None where nobody says what an image is, so that
         nothing computed of it can be found again.
+    metadata : N objects of what else is known of the images; None where nothing is.
     """
 
     ids: tuple[str, ...]
@@ -49,13 +53,14 @@ class LabelledImages:
     groups: tuple[str, ...] | None = None
     sources: tuple[str, ...] | None = None
     content: Content | None = None
+    metadata: tuple[Mapping[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.rows):
             raise ValueError(f"{len(self.ids)=}, {len(self.labels)=}, {len(self.rows)=} differ")
-        for names in (self.groups, self.sources):
-            if names is not None and len(names) != len(self.ids):
-                raise ValueError(f"{len(names)} names of groups or sources of {len(self.ids)}")
+        for known in (self.groups, self.sources, self.metadata):
+            if known is not None and len(known) != len(self.ids):
+                raise ValueError(f"{len(known)} groups, sources or metadata of {len(self.ids)}")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -85,22 +90,22 @@ class LabelledImages:
             None if self.groups is None else tuple(self.groups[i] for i in positions),
             None if self.sources is None else tuple(self.sources[i] for i in positions),
             self.content,
+            None if self.metadata is None else tuple(self.metadata[i] for i in positions),
         )
 
     def label_codes(self) -> NDArray[np.int64]:
         """Labels as numbers from 0 without gaps, (N,), in the order of their names."""
         return np.unique(np.array(self.labels), return_inverse=True)[1].astype(np.int64)
 
-    def prepared(self, preprocessing: Preprocessing) -> Pixels:
-        """All images at the encoder's input size, (N, H, W, 3) uint8."""
-        shape = (len(self), preprocessing.height, preprocessing.width, 3)
-        images = np.empty(shape, dtype=np.uint8)
+    def prepared(self, preprocessing: EncoderInput) -> Pixels:
+        """All images at the encoder's input size, (N, H, W, 3) uint8; or all vectors, (N, n)."""
+        images = np.empty((len(self), *preprocessing.shape), dtype=preprocessing.dtype)
         for position in range(len(self)):
             images[position] = preprocessing(self.pixels(position, preprocessing.smallest_side))
         return images
 
     def batches(
-        self, preprocessing: Preprocessing, size: int
+        self, preprocessing: EncoderInput, size: int
     ) -> Iterator[tuple[NDArray[np.int64], Pixels]]:
         """Positions and prepared images, ``size`` at a time."""
         for start in range(0, len(self), size):
@@ -133,6 +138,7 @@ def joined(*parts: LabelledImages) -> LabelledImages:
         _all_or_none([part.groups for part in parts]),
         _all_or_none([part.sources for part in parts]),
         content if all(part.content is not None for part in parts) else None,
+        _all_or_none([part.metadata for part in parts]),
     )
 
 
@@ -162,9 +168,9 @@ def changed(
     )
 
 
-def _all_or_none(names: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
-    given = [part for part in names if part is not None]
-    return tuple(chain.from_iterable(given)) if len(given) == len(names) else None
+def _all_or_none(parts: Sequence[tuple[T, ...] | None]) -> tuple[T, ...] | None:
+    given = [part for part in parts if part is not None]
+    return tuple(chain.from_iterable(given)) if len(given) == len(parts) else None
 
 
 def from_files(root: Path, names: Sequence[str], labels: Sequence[str]) -> LabelledImages:

@@ -67,8 +67,12 @@ class Splits:
     gallery_unseen: bool = False
 
 
-def load_splits(config: BuildConfig) -> Splits:
+def load_splits(config: BuildConfig, vectors: LabelledImages | None = None) -> Splits:
     """Load the data of ``config`` and divide it, the same way for the same seed.
+
+    Parameters
+    ----------
+    vectors : the data itself, where it is no images.
 
     Raises
     ------
@@ -77,7 +81,7 @@ def load_splits(config: BuildConfig) -> Splits:
     generator = np.random.default_rng([config.seed, 0])
     if config.dataset.labels == "none":
         return _of_views(config, generator)
-    learning, gallery, queries = _parts(config.dataset, generator)
+    learning, gallery, queries = _parts(config.dataset, generator, vectors)
     withheld = set(config.dataset.withheld_labels)
     unknown = withheld - set(gallery.labels)
     if unknown:
@@ -160,7 +164,7 @@ def _outliers(
 
 
 def _parts(
-    config: DatasetConfig, generator: np.random.Generator
+    config: DatasetConfig, generator: np.random.Generator, vectors: LabelledImages | None
 ) -> tuple[LabelledImages | None, LabelledImages, LabelledImages]:
     """Images to learn from, where they are not the gallery's own, then gallery and queries.
 
@@ -170,7 +174,10 @@ def _parts(
         return None, idx_dataset("FashionMNIST", "train"), idx_dataset("FashionMNIST", "t10k")
     if config.kind == "mnist":
         return None, idx_dataset("MNIST", "train"), idx_dataset("MNIST", "t10k")
-    if config.kind == "folder":
+    if config.kind == "vectors":
+        assert vectors is not None  # noqa: S101 - the caller has read them
+        source = vectors
+    elif config.kind == "folder":
         assert config.path is not None  # noqa: S101 - the configuration has checked it
         source = folder(config.path)
     else:

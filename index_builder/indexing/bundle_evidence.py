@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,7 @@ from index_builder.vectors.table import VectorTable, holds_vectors, open_table
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest
-from model_store.encoder.vector_input import VectorInput
-from model_store.errors import CalibrationError, DatasetError
+from model_store.errors import CalibrationError
 from model_store.images import ImageLimits
 from model_store.retriever import Retriever
 from model_store.threads import one_blas_thread
@@ -135,24 +134,21 @@ class _Room:
     ----------
     scratch : a directory to work in.
     storage : reads what does not lie on this machine.
+    tables : of vectors, by name: each is opened once.
     """
 
     evidence: Evidence
     encoder: StoredEncoder
     scratch: Path
     storage: Storage
+    tables: dict[str, VectorTable] = field(default_factory=dict)
 
     def source(self, name: str, items: Path | None) -> Source:
         """Open a source of what the encoder takes."""
         if self.encoder.metadata.takes_images:
             return open_source(name, storage=self.storage)
-        table = _table(name)
-        taken = self.encoder.metadata.input
-        if not isinstance(taken, VectorInput) or taken.sizes != table.sizes:
-            raise DatasetError(
-                f"{table.path.name} has {table.sizes} numbers of mean, variance and features; "
-                f"wanted {taken.sizes if isinstance(taken, VectorInput) else taken}."
-            )
+        table = self.tables.get(name) or _table(name)
+        table.require(self.encoder.metadata.input)
         return VectorSource(table, items)
 
 
@@ -230,14 +226,16 @@ def opened(root: Path) -> Iterator[Bundle]:
 def _room(encoder: Encoder, evidence: Evidence) -> Iterator[_Room]:
     """Prepare to read the evidence; an encoder remembers what it has embedded of it."""
     taken: Encoder = encoder
+    tables: dict[str, VectorTable] = {}
     if encoder.metadata.takes_images and holds_vectors(Path(evidence.queries)):
-        taken = PassedVectors(encoder, _table(evidence.queries))
+        table = tables[evidence.queries] = _table(evidence.queries)
+        taken = PassedVectors(encoder, table)
     with (
         TemporaryDirectory(prefix="vouch-queries-") as name,
         closing(VectorFile(Path(name) / "vectors.sqlite")) as known,
         closing(Storage()) as storage,
     ):
-        yield _Room(evidence, StoredEncoder(taken, known), Path(name), storage)
+        yield _Room(evidence, StoredEncoder(taken, known), Path(name), storage, tables)
 
 
 def _table(name: str) -> VectorTable:

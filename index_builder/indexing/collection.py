@@ -36,11 +36,14 @@ from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
 from index_builder.vectors.encoder_file import text_files
 from index_builder.vectors.store import VectorFile
+from index_builder.vectors.table import VECTOR_SUFFIXES
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration
 from model_store.encoder.contract import Encoder
+from model_store.encoder.onnx import OnnxEncoder
+from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ConfigError, DatasetError, SourceUnavailable, TooManyBadImages
 from model_store.gallery import IndexSettings, open_gallery
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, plan_index
@@ -95,6 +98,24 @@ class Indexing:
     promises: CalibrationConfig = DEFAULT_PROMISES
     limits: ImageLimits = DEFAULT_LIMITS
     storage: Storage = field(default_factory=Storage)
+
+    def opened(self) -> OnnxEncoder:
+        """Open the encoder.
+
+        Raises
+        ------
+        DatasetError : it does not take what the source holds.
+        """
+        encoder = open_encoder(self.encoder, self.provider)
+        taken = encoder.metadata.input
+        if isinstance(self.source, VectorSource):
+            self.source.table.require(taken)
+        elif isinstance(taken, VectorInput):
+            raise DatasetError(
+                f"The encoder takes vectors of {taken.made_by!r}, and the source holds images. "
+                f"Embed them there, and name the table: {', '.join(VECTOR_SUFFIXES)}."
+            )
+        return encoder
 
     def catalogued(self, path: Path, scratch: Path, others: OtherFormats) -> Catalogue:
         """Look through the source.
@@ -199,7 +220,7 @@ def index_collection(indexing: Indexing) -> Outcome:
     """
     _require_writable(indexing.bundles)
     with occupied(indexing.directory) as work, closing(indexing.storage):
-        opened = open_encoder(indexing.encoder, indexing.provider)
+        opened = indexing.opened()
         text_files(indexing.encoder, opened.fingerprint)  # sooner rather than when all is embedded
         with writing(f"the run directory {work.directory}"):
             work.begin(resume=indexing.resume)

@@ -16,7 +16,7 @@ from index_builder.indexing.blocks import BLOCK, Block, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collection import Indexing
 from index_builder.indexing.decoders import decoders_for
-from index_builder.indexing.embed import embed, open_encoder
+from index_builder.indexing.embed import embed
 from index_builder.indexing.fetching import Fetching
 from index_builder.vectors.encoder import batch_size
 from model_store.encoder.contract import Encoder
@@ -77,7 +77,7 @@ def inspect_collection(indexing: Indexing) -> DryRun:
         catalogue = indexing.catalogued(Path(scratch) / "catalogue.sqlite", Path(scratch), others)
         fetching = Fetching(indexing.storage, Path(scratch) / "fetched", indexing.limits)
         contents, sample = catalogue.contents, _sample(catalogue)
-        encoder = open_encoder(indexing.encoder, indexing.provider)
+        encoder = indexing.opened()
         indexing.require_feasible(catalogue, encoder.dim)
         decoders = decoders_for(encoder, 1, indexing.limits)
         try:

@@ -38,7 +38,9 @@ def build_gallery(
     labelled: bool = True,
     milvus_uri: str | None = None,
 ) -> None:
-    """Embed ``images`` and put the gallery's files into ``staging``, labels if ``labelled``.
+    """Embed ``images``, or vectors, and put the gallery's files into ``staging``.
+
+    Labels go there if ``labelled``.
 
     Parameters
     ----------
@@ -55,7 +57,7 @@ def build_gallery(
 
     def prepare(block: Block) -> PreparedBlock:
         first = block.number * BLOCK
-        return prepare_pixels(block, images.pixels, first, encoder.metadata.preprocessing)
+        return prepare_pixels(block, images.pixels, first, encoder.metadata.input)
 
     def encode(prepared: PreparedBlock) -> Embeddings:
         first = prepared.number * BLOCK
@@ -79,5 +81,6 @@ def build_gallery(
 
 
 def _entries(images: LabelledImages, *, labelled: bool) -> Iterator[Entry]:
-    for name, label in zip(images.ids, images.labels, strict=True):
-        yield Entry(name, _IN_MEMORY, label if labelled else None, {}, name)
+    known = images.metadata or ({},) * len(images)
+    for name, label, metadata in zip(images.ids, images.labels, known, strict=True):
+        yield Entry(name, _IN_MEMORY, label if labelled else None, metadata, name)

@@ -20,7 +20,7 @@ from index_builder.indexing.blocks import (
     Place,
     PreparedBlock,
 )
-from model_store.encoder.contract import Inputs
+from model_store.encoder.contract import EncoderInput, Inputs
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import CorruptImage, ImageError, ImageTooCostly, ImageTooLarge
 from model_store.images import (
@@ -75,11 +75,11 @@ def prepare_files(
 
 def prepare_pixels(
     block: Block,
-    read: Callable[[int, int | None], NDArray[np.uint8]],
+    read: Callable[[int, int | None], Inputs],
     first: int,
-    preprocessing: Preprocessing,
+    preprocessing: EncoderInput,
 ) -> PreparedBlock:
-    """Prepare images that somebody else decodes: see `LabelledImages.pixels`.
+    """Prepare images that somebody else decodes, or vectors: see `LabelledImages.pixels`.
 
     Parameters
     ----------
@@ -89,7 +89,9 @@ def prepare_pixels(
     def at(position: int) -> _Picture:
         pixels = read(position, preprocessing.smallest_side)
         sha256 = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
-        return _Picture(preprocessing(pixels), encode_thumbnail(pixels), sha256)
+        of_vectors = isinstance(preprocessing, VectorInput)
+        thumbnail = NO_THUMBNAIL if of_vectors else encode_thumbnail(pixels)
+        return _Picture(preprocessing(pixels), thumbnail, sha256)
 
     reads = [partial(at, first + place) for place in range(len(block.ids))]
     return _prepared(block, reads, preprocessing)
@@ -100,14 +102,23 @@ def prepare_vectors(block: Block, expected: VectorInput) -> PreparedBlock:
 
     def read(place: Place) -> _Picture:
         row = read_vector(place)
-        if not np.isfinite(row).all() or not row[: expected.dim].any():
-            raise CorruptImage(
-                "The vector has numbers that are not finite, or a mean of zeros, which points "
-                "nowhere."
-            )
+        require_direction(row, expected.dim)
         return _Picture(row, NO_THUMBNAIL, hashlib.sha256(row.tobytes()).hexdigest())
 
     return _prepared(block, [partial(read, place) for place in block.places], expected)
+
+
+def require_direction(row: NDArray[np.float32], dim: int) -> None:
+    """Refuse a row (n,) whose first ``dim`` numbers, its mean, point nowhere.
+
+    Raises
+    ------
+    CorruptImage
+    """
+    if not np.isfinite(row).all() or not row[:dim].any():
+        raise CorruptImage(
+            "The vector has numbers that are not finite, or a mean of zeros, which points nowhere."
+        )
 
 
 def read_vector(place: Place) -> NDArray[np.float32]:
@@ -129,7 +140,7 @@ def failed_block(block: Block, failure: Failure, preprocessing: Preprocessing) -
 def _prepared(
     block: Block,
     reads: Sequence[Callable[[], _Picture]],
-    expected: Preprocessing | VectorInput,
+    expected: EncoderInput,
 ) -> PreparedBlock:
     """Every image has its place, whatever becomes of the others."""
     images = np.zeros((len(block.ids), *expected.shape), dtype=expected.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from index_builder.networks.torchvision_trunk import freeze_batch_norm
 from index_builder.networks.trunk import Trunk
 from index_builder.vectors.images import ImageVectors
-from model_store.images import Preprocessing
+from model_store.encoder.contract import EncoderInput
 
 
 class MetricEncoder(nn.Module):
@@ -50,8 +50,8 @@ class MetricEncoder(nn.Module):
         self.last_layer = nn.Linear(trunk.n_features, embedding_dim)
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        """The steps from an upright RGB image to the input."""
+    def preprocessing(self) -> EncoderInput:
+        """The steps from an upright RGB image to the input; or the vectors that it takes."""
         return self.trunk.preprocessing
 
     def train(self, mode: bool = True) -> MetricEncoder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -58,7 +59,7 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
             yield torch.from_numpy(stored)
         return
     preprocessing = encoder.preprocessing
-    size = max(1, _PIXELS // (preprocessing.height * preprocessing.width))
+    size = max(1, _PIXELS // math.prod(preprocessing.shape[:2]))
     known = _REMEMBERED.of(trunk_fingerprint(encoder))
     n_kept = _REMEMBERED_BYTES // (4 * encoder.trunk.n_features)
     starts = range(0, len(images), size)
@@ -90,8 +91,7 @@ def trunk_fingerprint(encoder: MetricEncoder) -> str:
 def _computed(encoder: MetricEncoder, images: Tensor) -> Tensor:
     if encoder.pixel_mean.is_cuda:
         return encoder.features(images)
-    height, width = images.shape[1:3]
-    parts = torch.split(images, max(1, _PIXELS_AT_ONCE // (height * width)))
+    parts = torch.split(images, max(1, _PIXELS_AT_ONCE // math.prod(images.shape[1:3])))
     return torch.cat([encoder.features(part) for part in parts])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from index_builder.networks.encoder import MetricEncoder
 from index_builder.networks.trunk import Trunk
 from index_builder.vectors.encoder_file import find_encoder
-from model_store.encoder.contract import INPUT_NAME, OUTPUT_NAMES
+from model_store.encoder.contract import OUTPUT_NAMES
 from model_store.encoder.onnx import OnnxEncoder, open_graph
 
 _FEATURES = OUTPUT_NAMES[2]
@@ -28,7 +28,8 @@ class GraphTrunk(Trunk):
 
     Attributes
     ----------
-    graph : from pixels to features, uint8 (B, H, W, 3) to (B, F).
+    graph : from pixels to features, uint8 (B, H, W, 3) to (B, F); or from the vectors that the
+        encoder takes, float32 (B, n).
 
     Raises
     ------
@@ -39,10 +40,11 @@ class GraphTrunk(Trunk):
         super().__init__()
         path = find_encoder(place)
         encoder = OnnxEncoder(path, "cpu", threads=1)
-        self.preprocessing = encoder.metadata.preprocessing
+        self.preprocessing = encoder.metadata.input
+        self._input = encoder.metadata.input_name
         self.n_features = encoder.n_features
         self.graph: onnx.ModelProto = onnx.utils.Extractor(onnx.load(path)).extract_model(
-            [INPUT_NAME], [_FEATURES]
+            [self._input], [_FEATURES]
         )
         content = self.graph.SerializeToString(deterministic=True)
         self._fingerprint = hashlib.sha256(content).hexdigest()
@@ -54,7 +56,7 @@ class GraphTrunk(Trunk):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (B, F) of ``images`` (B, H, W, 3) uint8: the graph standardises them itself."""
-        (found,) = self._session.run([_FEATURES], {INPUT_NAME: images.cpu().numpy()})
+        (found,) = self._session.run([_FEATURES], {self._input: images.cpu().numpy()})
         return torch.from_numpy(found)
 
 

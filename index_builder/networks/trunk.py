@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 from torch import Tensor, nn
 
-from model_store.images import Preprocessing
+from model_store.encoder.contract import EncoderInput
 
 
 class Trunk(nn.Module):
@@ -14,11 +14,11 @@ class Trunk(nn.Module):
 
     Attributes
     ----------
-    preprocessing : how an upright RGB image becomes its input.
+    preprocessing : how an upright RGB image becomes its input; or the vectors that are its input.
     n_features : F.
     """
 
-    preprocessing: Preprocessing
+    preprocessing: EncoderInput
     n_features: int
 
     @abstractmethod

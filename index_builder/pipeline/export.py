@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import onnx.utils
 import torch
-from numpy.typing import NDArray
 from onnxscript import optimizer
 from torch import Tensor, nn
 from torch.onnx.errors import UnsupportedOperatorError
@@ -30,7 +29,13 @@ from index_builder.vectors.halves import (
     OnnxTrunk,
     head_metadata,
 )
-from model_store.encoder.contract import INPUT_NAME, METADATA_KEY, OUTPUT_NAMES, EncoderMetadata
+from model_store.encoder.contract import (
+    INPUT_NAME,
+    METADATA_KEY,
+    OUTPUT_NAMES,
+    EncoderMetadata,
+    Inputs,
+)
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ParityError
 from model_store.files import replacing
@@ -51,7 +56,7 @@ def export_encoder(
     encoder: nn.Module,
     path: Path,
     metadata: EncoderMetadata,
-    images: NDArray[np.uint8],
+    images: Inputs,
 ) -> float:
     """Write ``encoder`` as ONNX to ``path`` and return its largest relative difference from torch.
 
@@ -59,7 +64,7 @@ def export_encoder(
     ----------
     encoder : images (B, H, W, 3) uint8 to embedding mean, embedding variance and features, such as
         those of `index_builder.posteriors.encoders`.
-    images : at least 5 real ones, (n, H, W, 3) uint8, on which parity is measured.
+    images : at least 5 real ones, (n, H, W, 3) uint8, or vectors, on which parity is measured.
 
     Raises
     ------
@@ -80,9 +85,7 @@ def export_encoder(
     return max(differences.values())
 
 
-def export_trunk(
-    encoder: MetricEncoder, path: Path, metadata: str, images: NDArray[np.uint8]
-) -> None:
+def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inputs) -> None:
     """Write the trunk of ``encoder`` as ONNX to ``path``: images to features.
 
     Parameters
@@ -110,7 +113,7 @@ def export_trunk(
     staged.rename(path)
 
 
-def export_head(encoder: Path, trunk: Path, path: Path, images: NDArray[np.uint8]) -> bool:
+def export_head(encoder: Path, trunk: Path, path: Path, images: Inputs) -> bool:
     """Write what the exported ``encoder`` makes of features to ``path``, and return whether.
 
     It is not where the encoder's graph has no such part, or where an image's embedding by way of
@@ -120,9 +123,9 @@ def export_head(encoder: Path, trunk: Path, path: Path, images: NDArray[np.uint8
     file = onnx.utils.Extractor(onnx.load(encoder)).extract_model(
         [FEATURES], list(OUTPUT_NAMES[:2])
     )
-    if any(INPUT_NAME in node.input for node in file.graph.node):
-        return False  # an embedding is made of more than the features
     served = OnnxEncoder(encoder, "cpu", threads=1)
+    if any(served.metadata.input_name in node.input for node in file.graph.node):
+        return False  # an embedding is made of more than the features
     metadata = head_metadata(served.fingerprint, trunk.read_bytes())
     onnx.helper.set_model_props(file, {HEAD_KEY: metadata})
     staged = path.with_suffix(".partial")
@@ -139,7 +142,7 @@ def export_head(encoder: Path, trunk: Path, path: Path, images: NDArray[np.uint8
     return same
 
 
-def _graph(encoder: nn.Module, images: NDArray[np.uint8]) -> onnx.ModelProto:
+def _graph(encoder: nn.Module, images: Inputs) -> onnx.ModelProto:
     """Return the graph of a whole encoder."""
     two = torch.from_numpy(images[:2])
     if isinstance(encoder, ProbabilisticEncoder) and isinstance(encoder.encoder, GraphTrunkEncoder):
@@ -199,9 +202,7 @@ def traced(
     return file
 
 
-def parity(
-    encoder: nn.Module, exported: OnnxEncoder, images: NDArray[np.uint8]
-) -> dict[str, float]:
+def parity(encoder: nn.Module, exported: OnnxEncoder, images: Inputs) -> dict[str, float]:
     """Compare the file with torch: each output's largest difference over its largest value."""
     worst = dict.fromkeys(OUTPUT_NAMES, 0.0)
     for size in PARITY_BATCHES:

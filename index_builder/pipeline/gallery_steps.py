@@ -19,6 +19,7 @@ from index_builder.datasets import Splits, load_splits
 from index_builder.indexing.bundle_manifest import describe
 from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.from_images import build_gallery
+from index_builder.indexing.sources import open_vectors
 from index_builder.pipeline.run import Run, write_json
 from index_builder.pipeline.sample_queries import write_samples
 from index_builder.vectors.encoder import StoredEncoder
@@ -111,7 +112,8 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
     """The staged parts → a bundle in ``bundles``, which becomes the current one there."""
     report = run.require(run.staging / EVALUATION_FILE, "evaluate")
     retriever = open_parts(run.staging, "cpu", milvus=milvus_access())
-    samples = write_samples(run.staging, splits_of(config))
+    of_images = retriever.encoder.metadata.takes_images
+    samples = write_samples(run.staging, splits_of(config)) if of_images else ()
     metrics = json.loads(report.read_text(encoding="utf-8"))
     index = index_description(run.staging)
     manifest = describe(retriever, index, config.name, config.description, metrics, samples)
@@ -121,7 +123,11 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
 @lru_cache(maxsize=1)
 def splits_of(config: BuildConfig) -> Splits:
     """The data of a build: the steps of one process share it, since a folder is slow to check."""
-    return load_splits(config)
+    if config.dataset.kind != "vectors":
+        return load_splits(config)
+    assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
+    table = open_vectors(config.dataset.path, config.dataset.items)
+    return load_splits(config, table.labelled_vectors())
 
 
 def _exported(run: Run) -> StoredEncoder:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import onnx
 from onnx import compose, helper, version_converter
 
-from model_store.encoder.contract import INPUT_NAME, OUTPUT_NAMES
+from model_store.encoder.contract import OUTPUT_NAMES
 
 _FEATURES = OUTPUT_NAMES[2]
 
 
 def joined(trunk: onnx.ModelProto, head: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph of ``trunk``, pixels to features, followed by that of ``head``.
+    """Return the graph of ``trunk``, its input to features, followed by that of ``head``.
 
     Its features are those of the trunk, to the last bit, and its operators of the trunk's version.
 
@@ -20,7 +20,7 @@ def joined(trunk: onnx.ModelProto, head: onnx.ModelProto) -> onnx.ModelProto:
     head : from features to embedding mean and variance, of an operator version that is not newer.
     """
     # A trunk that was cut out of an encoder may compute its features from an embedding mean.
-    trunk = _prefixed(trunk, "trunk/", {INPUT_NAME, _FEATURES})
+    trunk = _prefixed(trunk, "trunk/", {trunk.graph.input[0].name, _FEATURES})
     if operator_version(head) < operator_version(trunk):
         head = version_converter.convert_version(head, operator_version(trunk))
     head = _prefixed(head, "head/", set(OUTPUT_NAMES))

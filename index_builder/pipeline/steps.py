@@ -53,6 +53,7 @@ from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
 from index_builder.vectors.store import VectorFile
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
 from model_store.encoder.contract import EncoderMetadata
+from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ConfigError, DatasetError
 
 __all__ = [
@@ -124,6 +125,7 @@ def _train_alone(config: EncoderConfig, splits: Splits, run: Run, group: Group) 
     _require_enough(images)
     generator = torch.Generator().manual_seed(config.seed)
     encoder = build_encoder(config.network, generator)
+    _require_input(encoder, images)
     labels = torch.from_numpy(images.label_codes())
     if config.network.weights is not None:
         load_pretrained(encoder, config.network)
@@ -244,6 +246,17 @@ def _require_enough(images: LabelledImages) -> None:
             f"{N_PARITY_IMAGES} or more, and a label with {MIN_POSITIVES}. Add images; or, where "
             'each is a thing of its own, give --no-labels (dataset.labels = "none").'
         )
+
+
+def _require_input(encoder: MetricEncoder, images: LabelledImages) -> None:
+    """Refuse images where the encoder takes vectors, and vectors that are none of its own."""
+    expected, shape = encoder.preprocessing, images.pixels(0).shape
+    wanted = "images"
+    if isinstance(expected, VectorInput):
+        wanted = f"vectors of {expected.made_by!r}, {expected.shape[0]:,} numbers each"
+    if len(shape) != len(expected.shape) or (len(shape) == 1 and shape != expected.shape):
+        found = "images" if len(shape) == 3 else f"vectors of {shape[0]:,} numbers"
+        raise DatasetError(f"The encoder takes {wanted}; the data are {found}.")
 
 
 def _require_views(config: EncoderConfig, objective: Objective, splits: Splits) -> None:

@@ -11,7 +11,7 @@ from index_builder.networks import MetricEncoder
 from index_builder.networks.small_cnn import SmallCNN
 from index_builder.posteriors.dropout import DropoutPosterior
 from index_builder.posteriors.stored import Posterior
-from model_store.images import Preprocessing
+from model_store.encoder.contract import EncoderInput
 
 
 class ProbabilisticEncoder(nn.Module):
@@ -23,8 +23,8 @@ class ProbabilisticEncoder(nn.Module):
         self.posterior = posterior
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        """The steps from an upright RGB image to the input."""
+    def preprocessing(self) -> EncoderInput:
+        """The steps from an upright RGB image to the input; or the vectors that it takes."""
         return self.encoder.preprocessing
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:

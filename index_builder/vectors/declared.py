@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from index_builder.output import writing
 from model_store.encoder.contract import METADATA_KEY, OUTPUT_NAMES, VECTORS_NAME, EncoderMetadata
 from model_store.encoder.vector_input import VectorInput
 from model_store.files import replacing
@@ -24,6 +25,10 @@ def write_declared_encoder(path: Path, vectors: VectorInput) -> None:
     """Write an encoder that takes ``vectors`` and gives mean, variance and features of them.
 
     A variance that the vectors do not have is zero; features that they do not have are the mean.
+
+    Raises
+    ------
+    OutputError : there is no room, or nothing may be written there.
     """
     sizes = vectors.sizes
     given = [name for name, size in zip(OUTPUT_NAMES, sizes, strict=True) if size]
@@ -50,6 +55,7 @@ def write_declared_encoder(path: Path, vectors: VectorInput) -> None:
     )
     posterior = "given" if vectors.with_variance else "deterministic"
     helper.set_model_props(model, {METADATA_KEY: EncoderMetadata(vectors, posterior).to_json()})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        onnx.save(model, partial)
+    with writing(f"the encoder in {path.parent}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as partial:
+            onnx.save(model, partial)

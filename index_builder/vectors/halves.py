@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from index_builder.vectors.images import CPU_BATCH, ImageVectors, libraries, versions
 from index_builder.vectors.store import Vector, VectorFile
-from model_store.encoder.contract import INPUT_NAME, OUTPUT_NAMES, Embeddings
+from model_store.encoder.contract import (
+    OUTPUT_NAMES,
+    Embeddings,
+    EncoderInput,
+    Inputs,
+    input_fields,
+    read_input,
+)
 from model_store.encoder.onnx import open_graph
-from model_store.images import Preprocessing
 
 TRUNK_KEY = "vouch.trunk"
-"""Metadata of a trunk's file: the fingerprint of what it was made of, and its preprocessing."""
+"""Metadata of a trunk's file: the fingerprint of what it was made of, and what it takes."""
 
 HEAD_KEY = "vouch.head"
 """Metadata of a head's file: the fingerprints of the encoder and the trunk that it belongs to."""
@@ -30,10 +33,10 @@ HEAD_KEY = "vouch.head"
 FEATURES = OUTPUT_NAMES[2]
 
 
-def trunk_metadata(made_of: str, preprocessing: Preprocessing) -> str:
+def trunk_metadata(made_of: str, preprocessing: EncoderInput) -> str:
     """Return what the file of a trunk says of itself."""
     made_of += " " + versions(("torch", "onnx", "onnxscript"))
-    return json.dumps({"made_of": made_of, "preprocessing": asdict(preprocessing)}, sort_keys=True)
+    return json.dumps({"made_of": made_of, **input_fields(preprocessing)}, sort_keys=True)
 
 
 def head_metadata(encoder_fingerprint: str, trunk: bytes) -> str:
@@ -52,13 +55,14 @@ class OnnxTrunk:
         self.metadata = self._session.get_modelmeta().custom_metadata_map.get(TRUNK_KEY, "")
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        """The preprocessing from an upright RGB image to the trunk's input."""
-        return Preprocessing(**json.loads(self.metadata)["preprocessing"])
+    def preprocessing(self) -> EncoderInput:
+        """The preprocessing from an upright RGB image to the trunk's input; or the vectors."""
+        return read_input(json.loads(self.metadata))
 
-    def features(self, images: NDArray[np.uint8]) -> Vector:
+    def features(self, images: Inputs) -> Vector:
         """Features (B, F) of ``images`` (B, H, W, 3) uint8."""
-        found: Vector = self._session.run([FEATURES], {INPUT_NAME: images})[0]
+        given = {self._session.get_inputs()[0].name: images}
+        found: Vector = self._session.run([FEATURES], given)[0]
         return found
 
     def vectors(self, known: VectorFile | None) -> ImageVectors:

@@ -19,8 +19,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
 from index_builder.progress import track
 from index_builder.vectors.store import Vector, VectorFile
-from model_store.encoder.vector_input import VectorInput
-from model_store.images import Preprocessing
+from model_store.encoder.contract import EncoderInput
 from model_store.installation import installed_versions
 from model_store.processors import usable_processors
 
@@ -55,7 +54,7 @@ class ImageVectors:
 
     compute: Compute
     maker: str
-    preprocessing: Preprocessing | VectorInput
+    preprocessing: EncoderInput
     batch: int
     known: VectorFile | None = None
 

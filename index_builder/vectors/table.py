@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.vectors.store import Vector
+from model_store.encoder.contract import EncoderInput
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import DatasetError
 from model_store.installation import how_to_install
@@ -59,6 +60,24 @@ class VectorTable:
         """Return what an encoder of that name makes."""
         dim, n_variance, n_features = self.sizes
         return VectorInput(made_by, dim, n_variance > 0, n_features or None)
+
+    def require(self, taken: EncoderInput) -> None:
+        """Refuse the table where an encoder does not take its rows.
+
+        Raises
+        ------
+        DatasetError
+        """
+        if not isinstance(taken, VectorInput):
+            raise DatasetError(
+                f"{self.path.name} holds vectors, and the encoder takes images. Say what made the "
+                "vectors: --encoder-name NAME, in place of --encoder."
+            )
+        if taken.sizes != self.sizes:
+            raise DatasetError(
+                f"{self.path.name} has {self.sizes} numbers of mean, variance and features; the "
+                f"encoder of {taken.made_by!r} takes {taken.sizes}."
+            )
 
     def rows(self) -> Iterator[tuple[Vector, list[Fields] | None]]:
         """Give rows (n, sum of sizes) as `VectorInput` wants them, and what else is known of each.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -32,6 +32,9 @@ Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]
 (ftfy), read HTML's names of characters and join white space; `lower` makes small letters of it,
 and `canonicalize` leaves out punctuation as well."""
 
+EncoderInput = Preprocessing | VectorInput
+"""The steps from an upright RGB image to an encoder's input; or the vectors that it takes."""
+
 Inputs = NDArray[Any]
 """Images (B, H, W, 3) uint8; or vectors (B, n) float32, for an encoder that takes vectors."""
 
@@ -46,7 +49,7 @@ class EncoderMetadata:
     posterior : name of the distribution behind the variance, e.g. ``laplace_fixed_euclidean``.
     """
 
-    input: Preprocessing | VectorInput
+    input: EncoderInput
     posterior: str
 
     @property
@@ -76,8 +79,7 @@ class EncoderMetadata:
 
     def fields(self) -> dict[str, Any]:
         """The metadata as JSON has it."""
-        kind = "preprocessing" if self.takes_images else "vectors"
-        return {kind: asdict(self.input), "posterior": self.posterior}
+        return {**input_fields(self.input), "posterior": self.posterior}
 
     def to_json(self) -> str:
         """Serialise for the ONNX file's metadata."""
@@ -87,9 +89,20 @@ class EncoderMetadata:
     def from_json(cls, text: str) -> EncoderMetadata:
         """Read what `to_json` wrote."""
         fields = json.loads(text)
-        if "vectors" in fields:
-            return cls(VectorInput(**fields["vectors"]), fields["posterior"])
-        return cls(Preprocessing(**fields["preprocessing"]), fields["posterior"])
+        return cls(read_input(fields), fields["posterior"])
+
+
+def input_fields(expected: EncoderInput) -> dict[str, Any]:
+    """Return an encoder's input as JSON has it."""
+    kind = "preprocessing" if isinstance(expected, Preprocessing) else "vectors"
+    return {kind: asdict(expected)}
+
+
+def read_input(fields: Mapping[str, Any]) -> EncoderInput:
+    """Read what `input_fields` returned, among other fields."""
+    if "vectors" in fields:
+        return VectorInput(**fields["vectors"])
+    return Preprocessing(**fields["preprocessing"])
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,11 @@ class VectorInput:
         return np.dtype(np.float32)
 
     @property
+    def n_bytes(self) -> int:
+        """Bytes of a row."""
+        return 4 * sum(self.sizes)
+
+    @property
     def smallest_side(self) -> None:
         """Nothing is decoded, at no fraction of its size."""
 

@@ -53,11 +53,16 @@ Numbers = Annotated[
 
 
 class VectorFields(BaseModel):
-    """A query as the gallery's encoder has embedded it, elsewhere."""
+    """A query as the gallery's encoder has embedded it, elsewhere.
+
+    Of a gallery that was made of vectors, one as those were; its encoder adds what it has learned.
+    """
 
     mean: Numbers = Field(description="Of the embedding: `direction` of `embed`, or a raw vector.")
     variance: Numbers | None = Field(
-        None, description="Of the embedding, in squared units of `mean`; left out: zero."
+        None,
+        description="Of the embedding, in squared units of `mean`; left out: zero. Refused where "
+        "the gallery was made of vectors without any.",
     )
     features: Numbers | None = Field(
         None,

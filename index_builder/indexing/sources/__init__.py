@@ -18,8 +18,13 @@ Each gives its entries in an order of its own that is always the same, and looks
     opening     which of them a path or a URL is
 """
 
-from index_builder.indexing.sources.opening import name_of, open_source, open_vectors
+from index_builder.indexing.sources.opening import (
+    is_of_vectors,
+    name_of,
+    open_source,
+    open_vectors,
+)
 from index_builder.indexing.sources.source import Source
 from index_builder.indexing.sources.vectors import VectorSource
 
-__all__ = ["Source", "VectorSource", "name_of", "open_source", "open_vectors"]
+__all__ = ["Source", "VectorSource", "is_of_vectors", "name_of", "open_source", "open_vectors"]

@@ -76,6 +76,12 @@ def open_source(
     return _open_file(path, places_in(root or path.parent), labelled=labelled)
 
 
+def is_of_vectors(path: Path) -> bool:
+    """Return whether a file is a table of vectors, and has no images in it."""
+    is_parquet = _ends_with(path.name, (PARQUET_SUFFIX,)) and path.is_file()
+    return holds_vectors(path) and not (is_parquet and holds_images(path))
+
+
 def open_vectors(path: Path, items: Path | None, *, labelled: bool = True) -> VectorSource:
     """The vectors in the table at ``path``.
 

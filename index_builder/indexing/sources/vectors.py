@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
+
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.images import Pixels
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry, Place
+from index_builder.indexing.prepare import require_direction
 from index_builder.indexing.sources.manifest import Line, entry_of, lines_of, without_label
+from index_builder.progress import console
 from index_builder.vectors.table import VectorTable
-from model_store.errors import DatasetError
+from model_store.errors import CorruptImage, DatasetError
 
 ROWS_FILE = "vectors.f32"
 
@@ -63,6 +71,60 @@ class VectorSource:
                 f"({number:,}). Give one line a row, in the same order."
             )
 
+    def labelled_vectors(self) -> LabelledImages:
+        """Return the rows with their labels, to learn from; equal rows share a group.
+
+        A row that points nowhere is left out, and named.
+
+        Raises
+        ------
+        DatasetError : see `entries`; or an item has no label, or the id of another one.
+        """
+        with TemporaryDirectory(prefix="vouch-vectors-") as name:
+            entries = list(self.entries(Path(name), OtherFormats()))
+            rows = np.fromfile(Path(name) / ROWS_FILE, "<f4").reshape(len(entries), -1)
+        self._require_names(entries)
+        sound = []
+        for number, entry in enumerate(entries):
+            try:
+                require_direction(rows[number], self.table.sizes[0])
+            except CorruptImage as error:
+                console.print(f"left out: {entry.id}: {error}", markup=False, soft_wrap=True)
+            else:
+                sound.append(number)
+        kept = [entries[number] for number in sound]
+
+        def read(row: int, _smallest_side: int | None) -> Pixels:
+            found: Pixels = rows[row]
+            return found
+
+        sources = tuple(entry.source or "" for entry in kept)
+        return LabelledImages(
+            tuple(entry.id for entry in kept),
+            tuple(str(entry.label) for entry in kept),
+            read,
+            np.array(sound, np.int64),
+            _groups(kept, rows[sound]),
+            sources if any(sources) else None,
+            metadata=tuple(entry.metadata for entry in kept),
+        )
+
+    def _require_names(self, entries: list[Entry]) -> None:
+        named: dict[str, str] = {}
+        for entry in entries:
+            if entry.label is None:
+                raise DatasetError(
+                    f"{entry.origin}: there is no label, and what belongs together is what is "
+                    "learned. Give each item its label, or leave it out and index it afterwards "
+                    "with the encoder that is made here."
+                )
+            if entry.id in named:
+                raise DatasetError(
+                    f"{entry.id!r} stands for two items: {named[entry.id]}, and {entry.origin}. "
+                    "Give each an id of its own."
+                )
+            named[entry.id] = entry.origin
+
     def _next(self, lines: Iterator[Line], number: int) -> Line:
         line = next(lines, None)
         if line is None:
@@ -72,3 +134,10 @@ class VectorSource:
                 "Give one line a row, in the same order."
             )
         return line
+
+
+def _groups(entries: list[Entry], rows: Pixels) -> tuple[str, ...] | None:
+    """Return names of what belongs together; None where nobody says, and no rows are equal."""
+    digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in rows]
+    names = tuple(entry.group or digest for entry, digest in zip(entries, digests, strict=True))
+    return names if len(set(names)) < len(names) else None
