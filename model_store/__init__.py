@@ -28,6 +28,7 @@ algebra of uncertain distances, `errors` the whole error family.
     matches         ranked neighbours with their probabilities
     verdicts        the words of answers
     deadline        work for nobody is given up
+    half_precision  rows of numbers that are kept small
     threads         threads of arithmetic
     processors      processors that may be used
     installation    the installed distribution and its extras

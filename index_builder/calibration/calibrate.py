@@ -12,11 +12,13 @@ from index_builder.calibration.fit import fit_calibration
 from index_builder.calibration.hidden_labels import LabelFolds, fit_label_folds
 from index_builder.calibration.leave_one_out import (
     ENOUGH,
+    PutItems,
     group_numbers,
     leave_one_out_queries,
     out_of_fold_signals,
     rows_of_groups,
 )
+from index_builder.calibration.lists import items_alike, list_length
 from index_builder.calibration.pictures import MeasuredPictures
 from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries, LeaveOneOut
 from index_builder.calibration.retrieval import (
@@ -43,16 +45,12 @@ the features of a large gallery do not fit into memory."""
 N_CORRUPTED = 1_000
 """Calibration queries that are spoilt to learn what that looks like."""
 
-PARTS = 4
-"""A list is at most this part of the gallery, where labels are hidden: of a gallery whose label is
-hidden the same number of items would reach further out than it does in service."""
-
-LEAST_LISTED = 10
-"""Items of a list that votes are counted in, however small the gallery."""
-
 
 PlainItems = tuple[NDArray[np.int64], LabelledImages, Embeddings]
 """Places (n,) among matched queries, and the n items of which these queries are views."""
+
+SpoiltQueries = tuple[LabelledImages, NDArray[np.int64]]
+"""Spoilt queries (n,), and their places among the matched ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +109,12 @@ class RetrievalSetup:
             list_length(gallery, n_hidden, hide_labels=hide_labels),
         )
 
+    @classmethod
+    def known(cls, encoder: Encoder, gallery: Gallery, detector: OutlierDetector) -> RetrievalSetup:
+        """Take the detector of an earlier calibration, and hide nothing."""
+        n = min(N_CANDIDATES, gallery.n_items)
+        return cls(encoder, gallery, detector, label_means(gallery), None, None, n)
+
     @property
     def calibrated(self) -> CalibratedGallery:
         """The gallery as its calibration describes it."""
@@ -134,6 +138,7 @@ def calibration_queries(
     unseen: bool = False,
     plain: PlainItems | None = None,
     seen: Seen | None = None,
+    of_spoilt: SpoiltQueries | None = None,
 ) -> CalibrationQueries:
     """Ask a gallery everything that the decision layer learns from.
 
@@ -147,9 +152,10 @@ def calibration_queries(
     plain : of views, the pictures that they are of: absent queries once they are hidden. What
         somebody photographs resembles other items as they do; a view, cut and turned, less.
     seen : told of each matched query that had to be decoded.
+    of_spoilt : spoilt queries; None to spoil some of the matched ones.
     """
     matched, folds = queries.matched, setup.label_folds
-    chosen = np.random.default_rng(seed).permutation(len(matched))[:N_CORRUPTED]
+    corrupted_ones, corrupted_of = of_spoilt or spoilt_queries(setup.encoder, matched, seed)
     clusters = group_numbers(matched)
     if folds is None:
         of_matched = setup.observe(matched, seen)
@@ -172,8 +178,8 @@ def calibration_queries(
         absent=absent,
         absent_of=absent_of,
         are_views=are_views,
-        corrupted=setup.observe(spoilt(setup.encoder, matched, seed).subset(chosen)),
-        corrupted_of=chosen,
+        corrupted=setup.observe(corrupted_ones),
+        corrupted_of=corrupted_of,
         outliers=None if queries.outliers is None else setup.observe(queries.outliers),
         clusters=clusters,
         sources=matched.sources,
@@ -186,6 +192,12 @@ def spoilt(encoder: Encoder, images: LabelledImages, seed: int) -> LabelledImage
     """The same images, or vectors, spoilt as such can be."""
     spoil = corrupted if encoder.metadata.takes_images else corrupted_vectors
     return spoil(images, seed)
+
+
+def spoilt_queries(encoder: Encoder, matched: LabelledImages, seed: int) -> SpoiltQueries:
+    """Spoil some of the matched queries."""
+    chosen = np.random.default_rng(seed).permutation(len(matched))[:N_CORRUPTED]
+    return spoilt(encoder, matched, seed).subset(chosen), chosen
 
 
 def _observe_hidden(
@@ -212,52 +224,6 @@ def plain_items(
     places = np.array([n for n, name in enumerate(matched.ids) if name in row_of], dtype=np.int64)
     rows = np.array([row_of[matched.ids[place]] for place in places], dtype=np.int64)
     return places, images.subset(rows), embeddings.at(rows)
-
-
-def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
-    """Return numbers (n_items,) that items share which show the same thing; None where none do.
-
-    A view of a picture whose copy, or near-duplicate, stays in the gallery is no absent query.
-
-    Parameters
-    ----------
-    images : of the gallery, with groups where somebody knows them.
-    """
-    if images.groups is None or len(set(images.groups)) == len(images):
-        return None
-    numbers = np.arange(gallery.n_items)
-    row_of = {item.id: row for row, item in enumerate(gallery.items(numbers))}
-    first: dict[str, int] = {}
-    for name, group in zip(images.ids, images.groups, strict=True):
-        numbers[row_of[name]] = first.setdefault(group, row_of[name])
-    return numbers
-
-
-def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
-    """Return the items of every list: so many that a query whose label is hidden finds as many.
-
-    Parameters
-    ----------
-    n_hidden : items that are hidden from a query for other reasons.
-    """
-    n_candidates = N_CANDIDATES
-    if hide_labels:
-        n_hidden = max(n_hidden, largest_hidden(gallery))
-        n_candidates = min(n_candidates, max(gallery.n_items // PARTS, LEAST_LISTED))
-    return min(n_candidates, gallery.n_items - n_hidden)
-
-
-def largest_hidden(gallery: Gallery) -> int:
-    """Return the size of the largest label that is at most half of the gallery.
-
-    Lists are so much shorter than the gallery. A larger label would leave next to nothing of them:
-    its queries are no stand-ins for absent ones.
-    """
-    if not gallery.labels:
-        return 1
-    codes = gallery.label_codes(np.arange(gallery.n_items))
-    counts = np.bincount(codes[codes >= 0])
-    return int(counts[counts <= gallery.n_items // 2].max(initial=0))
 
 
 def calibrate_gallery(
@@ -287,9 +253,47 @@ def calibrate_gallery(
     ------
     CalibrationError : too few queries, or too few images.
     """
+    pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
+    setup, observed = observe_gallery(
+        encoder,
+        gallery,
+        images,
+        queries,
+        seed,
+        are_views=are_views,
+        unseen=unseen,
+        enough=enough,
+        seen=None if are_views else pictures.look_at,  # of a view nobody knows what was decoded
+    )
+    limits = pictures.limits(queries.matched)
+    return fit_calibration(setup.calibrated, observed, config, seed, limits)
+
+
+def observe_gallery(
+    encoder: Encoder,
+    gallery: Gallery,
+    images: LabelledImages,
+    queries: QuerySet,
+    seed: int,
+    *,
+    are_views: bool,
+    unseen: bool,
+    enough: int = ENOUGH,
+    seen: Seen | None = None,
+    of_spoilt: SpoiltQueries | None = None,
+    was_put: NDArray[np.bool_] | None = None,
+) -> tuple[RetrievalSetup, CalibrationQueries]:
+    """Ask the gallery everything; see `calibrate_gallery` and `calibration_queries`.
+
+    Parameters
+    ----------
+    was_put : which of the images were put into the gallery since the queries were held out; they
+        are queries too, each hidden from its own list.
+    """
     embeddings = embed_with_features(encoder, images, "features of the gallery")
     matched = queries.matched
-    left_out = leave_one_out_queries(images, len(matched), enough if unseen else 0)
+    put = None if was_put is None else PutItems.of(gallery, images, was_put, len(matched))
+    left_out = leave_one_out_queries(images, len(matched), enough if unseen else 0, put)
     hidden = rows_of_groups(gallery, images)[left_out] if len(left_out) else None
     setup = RetrievalSetup.of(
         encoder,
@@ -300,7 +304,6 @@ def calibrate_gallery(
         hide_labels=len(queries.withheld) == 0,
         n_hidden=0 if hidden is None else hidden.shape[1],
     )
-    pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
     observed = calibration_queries(
         setup,
         queries,
@@ -308,13 +311,14 @@ def calibrate_gallery(
         are_views=are_views,
         unseen=unseen,
         plain=plain_items(matched, images, embeddings) if are_views else None,
-        seen=None if are_views else pictures.look_at,  # of a view nobody knows what was decoded
+        seen=seen,
+        of_spoilt=of_spoilt,
     )
     if hidden is not None:
         observed = _with_gallery_images(
             observed, setup, matched, images, embeddings, left_out, hidden, seed
         )
-    return fit_calibration(setup.calibrated, observed, config, seed, pictures.limits(matched))
+    return setup, observed
 
 
 def calibrate_with_queries(
@@ -336,8 +340,7 @@ def calibrate_with_queries(
     ------
     CalibrationError : too few queries of either kind.
     """
-    n = min(N_CANDIDATES, gallery.n_items)
-    setup = RetrievalSetup(encoder, gallery, detector, label_means(gallery), None, None, n)
+    setup = RetrievalSetup.known(encoder, gallery, detector)
     pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
     observed = calibration_queries(setup, queries, seed, seen=pictures.look_at)
     limits = pictures.limits(queries.matched)
@@ -381,5 +384,7 @@ def _with_gallery_images(
     return replace(
         observed,
         clusters=clusters[: len(matched)],
-        leave_one_out=LeaveOneOut(found, absent, absent_of, clusters[len(matched) :], some.sources),
+        leave_one_out=LeaveOneOut(
+            found, absent, absent_of, clusters[len(matched) :], some.sources, rows
+        ),
     )

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.calibrate import N_CORRUPTED, list_length
+from index_builder.calibration.calibrate import N_CORRUPTED
 from index_builder.calibration.detector import fit_detector
 from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
 from index_builder.calibration.hidden_labels import fit_label_folds
 from index_builder.calibration.leave_one_out import out_of_fold_signals
+from index_builder.calibration.lists import list_length
 from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries
 from index_builder.calibration.retrieval import (
     Named,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,45 @@ nearly as good as one that knows all, and one that knows the image itself would 
 zero."""
 
 
+@dataclass(frozen=True, slots=True)
+class PutItems:
+    """Items among the gallery images that were put since the queries were held out.
+
+    Attributes
+    ----------
+    places : (m,) of them among the images.
+    n_queries : so many of them are to be queries, as speak for them in a stream like the gallery.
+    """
+
+    places: NDArray[np.int64]
+    n_queries: int
+
+    @classmethod
+    def of(
+        cls, gallery: Gallery, images: LabelledImages, was_put: NDArray[np.bool_], n_held_out: int
+    ) -> PutItems:
+        """Choose those whose label another item of the gallery has.
+
+        Parameters
+        ----------
+        images : of the gallery, in random order.
+        was_put : (N,) which of them were put.
+        n_held_out : matched queries, which speak for the others.
+        """
+        codes = gallery.label_codes(np.arange(gallery.n_items))
+        counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
+        several = {gallery.labels[code] for code in np.flatnonzero(counts > 1).tolist()}
+        known = np.array([label in several for label in images.labels], dtype=bool)
+        share = float(was_put.mean()) if len(images) else 0.0
+        n_queries = round(n_held_out * share / max(1 - share, 0.5 / max(len(images), 1)))
+        return cls(np.flatnonzero(was_put & known), n_queries)
+
+
 def leave_one_out_queries(
-    images: LabelledImages, n_held_out: int, enough: int = ENOUGH
+    images: LabelledImages,
+    n_held_out: int,
+    enough: int = ENOUGH,
+    put: PutItems | None = None,
 ) -> NDArray[np.int64]:
     """Choose as many gallery images as there are held-out queries too few.
 
@@ -33,6 +71,7 @@ def leave_one_out_queries(
     images : of the gallery, in random order; the encoder learned nothing from them.
     n_held_out : matched queries that were held out.
     enough : matched queries to have in all.
+    put : items that no held-out query speaks for, and which therefore are queries first.
 
     Returns
     -------
@@ -44,7 +83,11 @@ def leave_one_out_queries(
     of_label, _ = np.unique(np.stack([codes, groups]), axis=1)
     groups_of_label = np.bincount(of_label, minlength=int(codes.max(initial=0)) + 1)
     paired = np.flatnonzero(groups_of_label[codes] > 1)
-    return paired[: max(enough - n_held_out, 0)]
+    if put is None:
+        return paired[: max(enough - n_held_out, 0)]
+    of_put = put.places[: put.n_queries]
+    others = np.setdiff1d(paired, put.places)  # in their order, which is random
+    return np.concatenate([of_put, others[: max(enough - n_held_out - len(of_put), 0)]])
 
 
 def rows_of_groups(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64]:
@@ -70,11 +113,12 @@ def group_numbers(*collections: LabelledImages) -> NDArray[np.int64]:
 
     Images of one group, as its owner names it, and exact copies share a number.
     """
-    keys = [key for images in collections for key in _group_keys(images)]
+    keys = [key for images in collections for key in group_keys(images)]
     return np.unique(np.array(keys), return_inverse=True)[1].astype(np.int64)
 
 
-def _group_keys(images: LabelledImages) -> list[str]:
+def group_keys(images: LabelledImages) -> list[str]:
+    """Name the group of each image; that of an image without one is its content."""
     if images.groups is not None:
         return [f"group {group}" for group in images.groups]
     return [

@@ -83,6 +83,7 @@ class LeaveOneOut:
     absent, absent_of : as in `CalibrationQueries`; None where no labels are hidden.
     clusters : of the matched, numbered as those of the held-out queries are.
     sources : as in `CalibrationQueries`.
+    places : of the matched among the images of the gallery that were at hand.
     """
 
     matched: RetrievedQueries
@@ -90,6 +91,7 @@ class LeaveOneOut:
     absent_of: Integers | None
     clusters: Integers
     sources: Names | None
+    places: Integers
 
 
 @dataclass(frozen=True, slots=True)

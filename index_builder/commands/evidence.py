@@ -88,14 +88,21 @@ def calibrate_command(options: CalibrateOptions) -> None:
     """Fit the decision layer: of a configuration, as a step; or of a bundle, to one's own queries.
 
     The bundle may come from anywhere. What is published is a new one with the same gallery, its
-    live changes taken in; promises that are not named stay as they were.
+    live changes taken in; promises that are not named stay as they were. With BUNDLES alone it is
+    fitted again, to the gallery as it is by now, from the queries that the bundle keeps.
     """
     promises = {name: getattr(options, name) for name in PROMISES}
     named = {name: value for name, value in promises.items() if value is not None}
     if options.captions is not None:
         _calibrate_texts(options, options.captions, named)
         return
-    others = (options.items, options.gallery, options.gallery_items, *named)
+    evidence = (options.queries, options.items, options.gallery, options.gallery_items)
+    if options.bundles is not None and not any((*evidence, options.config, options.feedback)):
+        from index_builder.indexing.recalibrate import recalibrate_bundle  # noqa: PLC0415 - slow
+
+        print(recalibrate_bundle(options.bundles, named))
+        return
+    others = (*evidence[1:], *named)
     if _of_configuration(options.bundles, options.queries, options.config, others):
         step_of("calibrate_step")(*opened_run(str(options.config), options.run), options.feedback)
         return
@@ -169,7 +176,8 @@ def _of_configuration(
     if given == (True, True, False):
         return False
     raise ConfigError(
-        "Give either BUNDLES and --queries, or --config, whose file says everything else."
+        "Give either BUNDLES, with --queries or without, or --config, whose file says everything "
+        "else."
     )
 
 

@@ -78,7 +78,10 @@ def delete_command(
 
 
 def compact_command(directory: Root) -> None:
-    """Make a new current bundle of the current one and its changes; services change over to it."""
+    """Make a new current bundle of the current one and its changes; services change over to it.
+
+    Its calibration is fitted again to the gallery as it is, from queries that the bundle keeps.
+    """
     from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
     from index_builder.configuration.signing import signing_key  # noqa: PLC0415
     from model_store.bundles.bundle import open_bundle  # noqa: PLC0415
@@ -89,7 +92,12 @@ def compact_command(directory: Root) -> None:
     if live.snapshot().version == live.log.start():
         print(f"{bundle.directory.name} has no changes")
         return
-    with Compaction(directory, bundle.manifest, live, signing_key()) as compaction:
+    calibrate, before = None, bundle.retriever.calibration
+    if before is not None and bundle.retriever.stale is not None:
+        from index_builder.indexing.recalibrate import calibration_of  # noqa: PLC0415 - slow
+
+        calibrate = calibration_of(before, {})
+    with Compaction(directory, bundle.manifest, live, signing_key(), calibrate) as compaction:
         prepared = compaction.prepare()
         compaction.switch()
     print(prepared)
@@ -126,7 +134,7 @@ def _upsert(
     embedded = retriever.encoder.encode(retriever.prepare(decoded)[None])
     thumbnail = Thumbnail(*encode_thumbnail(decoded.pixels))
     item = NewItem(item_id, label, metadata, thumbnail)
-    return Upsert(item, Vector(embedded.mean[0], embedded.variance[0]))
+    return Upsert(item, Vector(embedded.mean[0], embedded.variance[0], embedded.features[0]))
 
 
 def _metadata(text: str) -> dict[str, object]:

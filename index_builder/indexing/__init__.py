@@ -14,8 +14,9 @@ not in it, `bundle_manifest` what the bundle says of itself; `workdir` is the di
 this lies in, `embed_catalogue` fills it, within the `tolerance`, and `collection` is the way in: a
 collection to a bundle. `holding_out` keeps images back as queries, `calibrate` calibrates with
 them; `own_queries` reads those that somebody brings, and `bundle_evidence` calibrates and measures
-a bundle with them; `captions` reads texts, and `text_evidence` calibrates with them; `truth` says
-what an item that they name is called. `fetching` brings images that lie in a bucket or on the web,
+a bundle with them; `recalibrate` does so again with those that the bundle keeps; `captions` reads
+texts, and `text_evidence` calibrates with them; `truth` says what an item that they name is called.
+`fetching` brings images that lie in a bucket or on the web,
 for the decoders and no longer; `local_copy` makes a folder of such a source, for builds that read
 it again and again. `dry_run` looks and embeds nothing. `from_images` indexes the images of a
 training configuration through the same rooms.

@@ -17,6 +17,7 @@ from index_builder.calibration.calibrate import (
     calibrate_with_queries,
 )
 from index_builder.calibration.evaluate import evaluate
+from index_builder.calibration.kept_queries import keep
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.signing import signing_key
@@ -38,6 +39,7 @@ from model_store.retriever import Retriever
 from model_store.threads import one_blas_thread
 
 if TYPE_CHECKING:
+    from index_builder.datasets import LabelledImages
     from index_builder.datasets.splits import QuerySet
     from index_builder.indexing.sources import Source
     from model_store.bundles.bundle import Bundle
@@ -91,7 +93,7 @@ def calibrate_bundle(
         config = _config(before, promises)
 
         def calibrate(gallery: Gallery, staging: Path, manifest: Manifest) -> Manifest:
-            fitted = _fitted(room, gallery, before, config, seed)
+            fitted = _fitted(room, gallery, before, config, seed, staging)
             fitted.save(staging)
             (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of what was promised before
             return replace(manifest, calibration=summarise(fitted), metrics=None)
@@ -158,17 +160,25 @@ def _fitted(
     before: Calibration | None,
     config: CalibrationConfig,
     seed: int,
+    staging: Path,
 ) -> Calibration:
-    """Fit a calibration, from the gallery's own images where they are named."""
+    """Fit a calibration, from the gallery's own images where they are named, and keep its queries.
+
+    Parameters
+    ----------
+    staging : the directory of the bundle to be.
+    """
     queries, named = _queries(room, gallery), room.evidence.gallery
     if named is not None:
         source = room.source(named, room.evidence.gallery_items)
         images = read_gallery(source, room.encoder, gallery, room.scratch, _LIMITS, room.storage)
         order = np.random.default_rng(seed).permutation(len(images))[:N_DETECTOR_IMAGES]
+        images = images.subset(order)
+        _keep(room, images, queries, gallery, staging, seed)
         return calibrate_gallery(
             room.encoder,
             gallery,
-            images.subset(order),
+            images,
             queries,
             config,
             seed,
@@ -186,7 +196,28 @@ def _fitted(
             "the gallery (no item, no label), as will come; or name what the gallery was made of "
             "(--gallery), so that matches can be hidden from their own queries."
         )
+    _keep(room, queries.matched.subset([]), queries, gallery, staging, seed)
     return calibrate_with_queries(room.encoder, gallery, before.detector, queries, config, seed)
+
+
+def _keep(
+    room: _Room,
+    images: LabelledImages,
+    queries: QuerySet,
+    gallery: Gallery,
+    staging: Path,
+    seed: int,
+) -> None:
+    keep(
+        staging,
+        room.encoder,
+        images,
+        queries,
+        gallery.n_items,
+        seed,
+        are_views=False,
+        unseen=False,
+    )
 
 
 def _config(before: Calibration | None, promises: Mapping[str, float]) -> CalibrationConfig:

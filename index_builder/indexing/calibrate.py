@@ -17,6 +17,7 @@ import numpy as np
 
 from index_builder.calibration import MIN_QUERIES
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
+from index_builder.calibration.kept_queries import keep
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
@@ -94,7 +95,7 @@ def calibrate_collection(
     labelled: bool,
     read: ReadAgain = read_again,
 ) -> Calibration:
-    """Calibrate the gallery that was just assembled in ``work``.
+    """Calibrate the gallery that was just assembled in ``work``, whose bundle keeps the queries.
 
     Nothing is assumed to have been learned from the collection's images by the encoder.
 
@@ -119,16 +120,22 @@ def calibrate_collection(
         else:
             again = int(np.random.default_rng(seed).integers(2**32))
             matched = views(images.subset(range(min(N_QUERIES, len(images)))), again)
-    return calibrate_gallery(
-        encoder,
-        gallery,
-        images,
-        QuerySet(matched, matched.subset([]), None),
-        config,
-        seed,
-        are_views=not labelled,
-        unseen=labelled,
+    queries = QuerySet(matched, matched.subset([]), None)
+    are_views, unseen = not labelled, labelled
+    calibration = calibrate_gallery(
+        encoder, gallery, images, queries, config, seed, are_views=are_views, unseen=unseen
     )
+    keep(
+        work.bundle,
+        encoder,
+        images,
+        queries,
+        gallery.n_items,
+        seed,
+        are_views=are_views,
+        unseen=unseen,
+    )
+    return calibration
 
 
 def _some_of_the_gallery(

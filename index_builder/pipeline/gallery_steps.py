@@ -12,6 +12,7 @@ import numpy as np
 from index_builder.calibration import corrected_by_feedback
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.calibration.evaluate import evaluate
+from index_builder.calibration.kept_queries import keep
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.signing import signing_key
@@ -79,16 +80,28 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
     gallery = _indexed(run)
     splits = splits_of(config)
     order = np.random.default_rng(config.seed).permutation(len(splits.gallery))
+    images = splits.gallery.subset(order[:N_DETECTOR_IMAGES])
+    views, unseen = not splits.labelled, splits.gallery_unseen
     with one_blas_thread():  # the sums of one thread are the same on every machine
         calibration = calibrate_gallery(
             encoder,
             gallery,
-            splits.gallery.subset(order[:N_DETECTOR_IMAGES]),
+            images,
             splits.calibration,
             config.calibration,
             config.seed,
-            are_views=not splits.labelled,
-            unseen=splits.gallery_unseen,
+            are_views=views,
+            unseen=unseen,
+        )
+        keep(
+            run.staging,
+            encoder,
+            images,
+            splits.calibration,
+            gallery.n_items,
+            config.seed,
+            are_views=views,
+            unseen=unseen,
         )
     if feedback is not None:
         calibration = corrected_by_feedback(calibration, FeedbackLog(feedback))

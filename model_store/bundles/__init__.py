@@ -7,6 +7,7 @@
     publish       staged files → a bundle
     bundle        a bundle, opened
     signatures    who published a bundle
+    item_features  features of a sample of a gallery's items
     changes       the place of a live gallery's log
     compaction    bundle and log → a new bundle
     intact        whether the files are still those that were opened

@@ -34,6 +34,7 @@ from model_store.bundles.directory import (
     is_bundle_id,
     require_current,
 )
+from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import Manifest, content_files
 from model_store.bundles.publish import seal, with_digests
 from model_store.decision import Calibration, label_means
@@ -43,7 +44,6 @@ from model_store.errors import GallerySuperseded, StorageBusy
 from model_store.files import flush, lock_between_processes
 from model_store.gallery import (
     FaissGallery,
-    Gallery,
     GallerySnapshot,
     IndexSettings,
     LiveGallery,
@@ -57,7 +57,7 @@ from model_store.gallery.live.sqlite import of_the_system
 _N_FREE_BYTES = 2**20
 """With less than that a disk is full, whatever a library says that could not write."""
 
-Calibrate = Callable[[Gallery, Path, Manifest], Manifest]
+Calibrate = Callable[[FaissGallery, Path, Manifest], Manifest]
 """Calibrates a gallery: writes to the directory of its bundle, and says so in the manifest."""
 
 LOCK_FILE = ".compacting"
@@ -221,6 +221,9 @@ def _write(
         kept = Calibration.load(staging, kind)
         if kept is not None:  # labels may have other codes, and lie elsewhere
             replace(kept, means=label_means(gallery)).save(staging, kind)
+    known = ItemFeatures.load(staging)
+    if known is not None:
+        known.updated(snapshot).save(staging)
     if calibrate is not None:
         manifest = calibrate(gallery, staging, manifest)
     said = {

@@ -9,6 +9,7 @@
       text_encoder.onnx … with tokenizer.json: texts in (absent: no queries in words)
       gallery.faiss …     index, directions, norms, variances, labels, items
       calibration.json …  the fitted decision layer (absent: nothing is calibrated)
+      calibration_queries.npz, item_features.npz  what that can be fitted again to
       text_calibration.json …  the same for queries in words
       samples/            query images a visitor can try
       evaluation.json     how the bundle did on queries it has never seen

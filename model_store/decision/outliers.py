@@ -20,6 +20,11 @@ OUTLIER_SIGNALS = (
 )
 """The last axis of `OutlierDetector.signals`, in order."""
 
+MOST_FEATURES = 2500
+"""Features beyond which adjacent ones are averaged. On Fashion-MNIST the means of four of 9,216
+tell spoilt images apart better than all (AUROC 0.94 for 0.92), and another world as well (0.996;
+one seed). Those of twelve do worse."""
+
 _TINY = 1e-12
 """Keeps the logarithm of a distance or variance that is exactly zero finite."""
 
@@ -225,6 +230,11 @@ class OutlierFusion:
     def _log_weights(self) -> NDArray[np.float64]:
         log_weights: NDArray[np.float64] = np.log(np.maximum(self.weights, np.finfo(float).tiny))
         return log_weights
+
+
+def averaging(n_features: int) -> int:
+    """Return how many adjacent features are averaged, so that at most `MOST_FEATURES` are left."""
+    return -(-n_features // MOST_FEATURES)
 
 
 def averaged_features(features: NDArray[np.float32], k: int) -> NDArray[np.float32]:

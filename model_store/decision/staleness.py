@@ -15,6 +15,7 @@ def search_settings(gallery: Gallery) -> dict[str, Any]:
         "index": gallery.index_type,
         "n_items": gallery.n_items,
         "n_candidates": N_CANDIDATES,
+        "n_changed": gallery.n_changed,
     }
 
 
@@ -25,18 +26,20 @@ and by, no single one of many does; index and candidates must be what they were.
 
 def staleness(calibration: Calibration, gallery: Gallery) -> str | None:
     """Why the calibration does not hold for the gallery; None where it does."""
-    settings, calibrated = search_settings(gallery), dict(calibration.search)
+    settings, calibrated = search_settings(gallery), {"n_changed": 0, **calibration.search}
     n_calibrated = int(calibrated["n_items"])
-    built = settings | {"n_items": n_calibrated}
-    if calibrated != built or abs(gallery.n_items - n_calibrated) > gallery.n_changed:
+    n_changed = gallery.n_changed - int(calibrated["n_changed"])
+    built = settings | {name: calibrated[name] for name in ("n_items", "n_changed")}
+    if calibrated != built or abs(gallery.n_items - n_calibrated) > n_changed:
         return (
             f"Calibrated with the search settings {calibrated}, searched with {settings}. Run "
-            "`vouch-build calibrate` again."
+            "`vouch-build calibrate BUNDLES`."
         )
-    if gallery.n_changed > TOLERATED_CHANGES * n_calibrated:
+    if n_changed > TOLERATED_CHANGES * n_calibrated:
         return (
-            f"{gallery.n_changed} items have been added, replaced or removed since the gallery was "
-            f"calibrated with {n_calibrated}; up to {TOLERATED_CHANGES:.0%} are tolerated. Build "
-            "and calibrate it again."
+            f"{n_changed} items have been added, replaced or removed since the gallery was "
+            f"calibrated with {n_calibrated}; up to {TOLERATED_CHANGES:.0%} are tolerated. Run "
+            "`vouch-build calibrate BUNDLES`, which fits it again without an image, unless the "
+            "service does so by itself."
         )
     return None

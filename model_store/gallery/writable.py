@@ -25,10 +25,13 @@ class Vector:
     Attributes
     ----------
     mean, variance : (D,) float32.
+    features : (F,) float32, kept so that the item can be a calibration query; None where nobody
+        knows them.
     """
 
     mean: NDArray[np.float32]
     variance: NDArray[np.float32]
+    features: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

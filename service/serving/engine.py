@@ -248,7 +248,8 @@ class SearchEngine:
         embeddings = await self._batcher.encode(prepared.pixels)
         if prepared.thumbnail is None:
             raise InternalError("The decoder made no thumbnail.")
-        return Vector(embeddings.mean[0], embeddings.variance[0]), prepared.thumbnail
+        vector = Vector(embeddings.mean[0], embeddings.variance[0], embeddings.features[0])
+        return vector, prepared.thumbnail
 
     async def known(self, query_id: str) -> CacheEntry:
         """Return the cached entry of a query, or raise `QueryNotFound`."""

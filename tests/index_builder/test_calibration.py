@@ -267,7 +267,7 @@ def test_gallery_images_help_probabilities_and_leave_p_values_alone() -> None:
         corrupted=alien(60, 22, by=0.2),
         corrupted_of=np.arange(60),
     )
-    more = LeaveOneOut(world(800, 23), None, None, np.arange(60, 860), None)
+    more = LeaveOneOut(world(800, 23), None, None, np.arange(60, 860), None, np.arange(800))
     unseen = world(2000, 25)
     fits = [calibrated(few), calibrated(replace(few, leave_one_out=more))]
     briers = [np.mean((of_first(one, unseen) - unseen.matches[:, 0]) ** 2) for one in fits]

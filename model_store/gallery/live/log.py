@@ -150,6 +150,10 @@ class ChangesFile:
         for sequence in sequences:
             yield self._there(partial(rows.upsert_at, sequence=sequence))
 
+    def features(self, sequences: Sequence[int]) -> dict[int, bytes]:
+        """The features of what was written at ``sequences``, as far as known; see `HalfRows`."""
+        return self._read(partial(rows.features_at, sequences=sequences), {})
+
     def receipt(self, retry: Retry) -> Receipt | None:
         """Return the receipt of a request that was carried out, else None.
 
@@ -313,7 +317,9 @@ class Transaction:
 
     def truncate(self, sequence: int) -> None:
         """Take out the changes up to a sequence number, which are kept elsewhere now."""
-        self._connection.execute("DELETE FROM changes WHERE sequence <= ?", (sequence,))
+        for table in ("changes", "features"):
+            statement = f"DELETE FROM {table} WHERE sequence <= ?"  # noqa: S608
+            self._connection.execute(statement, (sequence,))
         self._connection.execute("UPDATE meta SET value = ? WHERE key = 'start'", (str(sequence),))
 
     def receipt(self, retry: Retry) -> Receipt | None:
@@ -329,6 +335,9 @@ class Transaction:
         row = rows.row_of(sequence, write)
         marks = ",".join("?" * len(row))
         self._connection.execute(f"INSERT INTO changes VALUES ({marks})", row)  # noqa: S608
+        features = rows.features_row(sequence, write)
+        if features is not None:
+            self._connection.execute("INSERT INTO features VALUES (?, ?, ?)", features)
         self.reached = sequence
         if isinstance(write, Delete):
             return Change(sequence, write.id, None, None)

@@ -22,6 +22,7 @@ from model_store.gallery.filters.grammar import Field
 from model_store.gallery.filters.sql import Source, column_of, metadata_json
 from model_store.gallery.protocol import Item, NewItem, Thumbnail
 from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert, Vector
+from model_store.half_precision import HalfRows
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -44,12 +45,19 @@ SCHEMA = (
   at REAL NOT NULL,
   checksum BLOB NOT NULL
 ) WITHOUT ROWID""",
+    # Of changes whose features are known; logs of earlier releases lack the table.
+    """CREATE TABLE IF NOT EXISTS features (
+  sequence INTEGER PRIMARY KEY,
+  features BLOB NOT NULL,
+  checksum BLOB NOT NULL
+)""",
 )
 
 Row = tuple[Any, ...]
 
 _FLOATS = np.dtype("<f4")
 _CHECKSUM_BYTES = 16
+_ASKED_TOGETHER = 500
 _ITEM, _VECTOR, _PICTURE = range(3)
 _WHOLE = "sequence, id, label, metadata, media_type, thumbnail, mean, variance, checksums"
 
@@ -118,6 +126,29 @@ def row_of(sequence: int, write: Upsert | Delete) -> Row:
             vector.variance.astype(_FLOATS).tobytes(),
         )
     return *values, b"".join(_checksum(sequence, *part) for part in enumerate(_parts(values)))
+
+
+def features_row(sequence: int, write: Upsert | Delete) -> Row | None:
+    """Return the row that keeps the features of a write, `HalfRows`; None where it has none."""
+    if isinstance(write, Delete) or write.vector.features is None:
+        return None
+    (content,) = HalfRows.of(write.vector.features[None]).to_bytes()
+    return sequence, content, _digest(b"features", str(sequence), content)
+
+
+def features_at(connection: sqlite3.Connection, sequences: Sequence[int]) -> dict[int, bytes]:
+    """Return the features that were written at ``sequences``, as far as they are known."""
+    if not _keeps_features(connection):
+        return {}
+    found = {}
+    for start in range(0, len(sequences), _ASKED_TOGETHER):
+        some = sequences[start : start + _ASKED_TOGETHER]
+        marks = ",".join("?" * len(some))
+        query = f"SELECT * FROM features WHERE sequence IN ({marks})"  # noqa: S608
+        for row in fetched(connection, query, some):
+            _verify_features(row)
+            found[int(row[0])] = bytes(row[1])
+    return found
 
 
 def changes_after(connection: sqlite3.Connection, sequence: int) -> list[Change]:
@@ -227,13 +258,19 @@ def verify_all(connection: sqlite3.Connection) -> None:
         _verify_row(row)
     for row in connection.execute("SELECT key, request, outcome, at, checksum FROM outcomes"):
         _verify_outcome(row)
+    if _keeps_features(connection):
+        for row in connection.execute("SELECT * FROM features"):
+            _verify_features(row)
 
 
 def copy_rows(
     connection: sqlite3.Connection, target: sqlite3.Connection, after: int, since: float
 ) -> None:
-    """Copy changes after a sequence number, and outcomes after a moment."""
-    for table, column, bound in (("changes", "sequence", after), ("outcomes", "at", since)):
+    """Copy changes after a sequence number, with their features, and outcomes after a moment."""
+    tables = [("changes", "sequence", after), ("outcomes", "at", since)]
+    if _keeps_features(connection):
+        tables.append(("features", "sequence", after))
+    for table, column, bound in tables:
         query = f"SELECT * FROM {table} WHERE {column} > ?"  # noqa: S608
         rows = fetched(connection, query, [bound])
         if rows:
@@ -264,6 +301,17 @@ def _verify_outcome(row: Row) -> None:
     *values, checksum = row
     if checksum != _digest(b"outcome", *map(str, values)):
         raise LogDamaged("what came of a request differs from its checksum")
+
+
+def _verify_features(row: Row) -> None:
+    sequence, content, checksum = row
+    if checksum != _digest(b"features", str(sequence), content):
+        raise LogDamaged(f"the features of change {sequence} differ from their checksum")
+
+
+def _keeps_features(connection: sqlite3.Connection) -> bool:
+    query = "SELECT 1 FROM sqlite_master WHERE name = 'features'"
+    return bool(fetched(connection, query))
 
 
 def _require_next(found: int, wanted: int) -> None:

@@ -256,6 +256,21 @@ class GallerySnapshot:
             return self._base.thumbnail(item_id)
         return self._log.thumbnail(int(self._appended.sequences[row - self._base.n_rows]))
 
+    def appended_ids(self) -> list[str]:
+        """The ids of the items that were put since the base was made and are still there."""
+        return self._appended_by_id[0]
+
+    def put_features(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """The features of items that were put since, as far as known; see `HalfRows`."""
+        places = [self.row(item_id) - self._base.n_rows for item_id in ids]
+        sequences = self._appended.sequences[places].tolist() if ids else []
+        found = self._log.features(sequences)
+        return {
+            item_id: found[sequence]
+            for item_id, sequence in zip(ids, sequences, strict=True)
+            if sequence in found
+        }
+
     def parts(self) -> Iterator[tuple[Embeddings, list[NewItem]]]:
         """Everything there is by id, as `write_faiss_parts` takes it."""
         after = None

@@ -1,0 +1,269 @@
+"""Calibration queries as arrays, kept in the bundle: it can be calibrated again without an image.
+
+What is kept of a query is what the encoder made of it, in half precision, and what it shows. The
+items that belong to it are in `model_store.bundles.item_features`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.calibration.calibrate import spoilt_queries
+from index_builder.calibration.leave_one_out import group_keys
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.images import Pixels
+from index_builder.datasets.splits import QuerySet
+from index_builder.vectors.encoder import embed_with_features
+from model_store.bundles.item_features import (
+    MOST_ITEMS,
+    ItemFeatures,
+    packed_names,
+    unpacked_names,
+)
+from model_store.decision.outliers import averaged_features, averaging
+from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs
+from model_store.encoder.vector_input import VectorInput
+from model_store.half_precision import HalfRows
+from model_store.processors import PROVIDERS
+
+KEPT_QUERIES_FILE = "calibration_queries.npz"
+
+MOST_QUERIES = 2_000
+"""Queries of a kind that are kept, at random; more would teach little."""
+
+_KINDS = ("matched", "withheld", "corrupted", "outliers")
+_PARTS = ("mean", "variance", "features")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """B queries of one kind.
+
+    Attributes
+    ----------
+    labels, groups, sources : (B,), as in `LabelledImages`.
+    mean, variance, features : of their embeddings, (B, D), (B, D) and (B, F); of many features
+        averages of adjacent ones.
+    """
+
+    ids: tuple[str, ...]
+    labels: tuple[str, ...]
+    groups: tuple[str, ...]
+    sources: tuple[str, ...] | None
+    mean: HalfRows
+    variance: HalfRows
+    features: HalfRows
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(cls, images: LabelledImages, embeddings: Embeddings) -> Kept:
+        """Keep what is known of ``images``."""
+        features = averaged_features(embeddings.features, averaging(embeddings.features.shape[1]))
+        return cls(
+            images.ids,
+            images.labels,
+            tuple(group_keys(images)),
+            images.sources,
+            HalfRows.of(embeddings.mean),
+            HalfRows.of(embeddings.variance),
+            HalfRows.of(features),
+        )
+
+    def embeddings(self) -> Embeddings:
+        """Return what the encoder made of the queries, as far as it is kept."""
+        return Embeddings(self.mean.whole(), self.variance.whole(), self.features.whole())
+
+    def images(self) -> LabelledImages:
+        """Return the queries as images whose pixels are their embeddings; see `KeptVectors`."""
+        return as_vectors(self.ids, self.labels, self.groups, self.sources, self.embeddings())
+
+
+@dataclass(frozen=True, slots=True)
+class KeptQueries:
+    """Everything but the gallery that a calibration was fitted to.
+
+    Attributes
+    ----------
+    matched, withheld, corrupted, outliers : queries by kind, see `CalibrationQueries`.
+    corrupted_of : places of the corrupted among the matched ones.
+    are_views, unseen : see `calibrate_gallery`.
+    seed : of the calibration.
+    """
+
+    matched: Kept
+    withheld: Kept
+    corrupted: Kept
+    outliers: Kept
+    corrupted_of: NDArray[np.int64]
+    are_views: bool
+    unseen: bool
+    seed: int
+
+    def save(self, directory: Path) -> None:
+        """Write to ``directory``."""
+        arrays: dict[str, NDArray[Any]] = dict(_arrays(self))
+        settings = [self.are_views, self.unseen, self.seed]
+        np.savez(
+            directory / KEPT_QUERIES_FILE,
+            settings=np.array(settings, np.int64),
+            corrupted_of=self.corrupted_of,
+            **arrays,  # type: ignore[arg-type] # numpy's stub
+        )
+
+    @classmethod
+    def load(cls, directory: Path) -> KeptQueries | None:
+        """Read what `save` wrote; None where ``directory`` has none."""
+        path = directory / KEPT_QUERIES_FILE
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as arrays:
+            are_views, unseen, seed = arrays["settings"].tolist()
+            kinds = {}
+            for kind in _KINDS:
+                ids, labels, groups, *sources = unpacked_names(arrays[f"{kind}.names"])
+                parts = [
+                    HalfRows(arrays[f"{kind}.{part}"], arrays[f"{kind}.{part}.scales"])
+                    for part in _PARTS
+                ]
+                known = None if sources[0] is None else tuple(sources[0])
+                kinds[kind] = Kept(tuple(ids), tuple(labels), tuple(groups), known, *parts)
+            return cls(
+                **kinds,
+                corrupted_of=arrays["corrupted_of"],
+                are_views=bool(are_views),
+                unseen=bool(unseen),
+                seed=seed,
+            )
+
+
+def _arrays(kept: KeptQueries) -> Iterator[tuple[str, NDArray[Any]]]:
+    for kind in _KINDS:
+        queries: Kept = getattr(kept, kind)
+        names = [queries.ids, queries.labels, queries.groups, queries.sources]
+        yield f"{kind}.names", packed_names(names)
+        for part in _PARTS:
+            rows: HalfRows = getattr(queries, part)
+            yield f"{kind}.{part}", rows.values
+            yield f"{kind}.{part}.scales", rows.scales
+
+
+def keep(
+    directory: Path,
+    encoder: Encoder,
+    images: LabelledImages,
+    queries: QuerySet,
+    gallery_size: int,
+    seed: int,
+    *,
+    are_views: bool,
+    unseen: bool,
+) -> None:
+    """Write what a calibration is fitted to into the ``directory`` of its bundle.
+
+    Parameters
+    ----------
+    encoder : a `StoredEncoder` embeds nothing again that it was fitted to.
+    images : of the gallery, in random order; none where nobody has them.
+    gallery_size : items of the gallery.
+    seed, are_views, unseen : of the calibration, see `calibrate_gallery`.
+    """
+    corrupted, corrupted_of = spoilt_queries(encoder, queries.matched, seed)
+    order = np.random.default_rng(seed).permutation(len(queries.matched))[:MOST_QUERIES]
+    place = {number: row for row, number in enumerate(order.tolist())}
+    rows = np.array([n for n, of in enumerate(corrupted_of.tolist()) if of in place], np.int64)
+    outliers = queries.matched.subset([]) if queries.outliers is None else queries.outliers
+
+    def kept(some: LabelledImages) -> Kept:
+        if len(some) > MOST_QUERIES:
+            chosen = np.random.default_rng(seed).permutation(len(some))[:MOST_QUERIES]
+            some = some.subset(np.sort(chosen))
+        return Kept.of(some, _embedded(encoder, some))
+
+    KeptQueries(
+        kept(queries.matched.subset(order)),
+        kept(queries.withheld),
+        kept(corrupted.subset(rows)),
+        kept(outliers),
+        np.array([place[of] for of in corrupted_of[rows].tolist()], np.int64),
+        are_views,
+        unseen,
+        seed,
+    ).save(directory)
+    if len(images):
+        kept_items(encoder, images, gallery_size).save(directory)
+
+
+def kept_items(encoder: Encoder, images: LabelledImages, gallery_size: int) -> ItemFeatures:
+    """Return the features of a sample of the gallery.
+
+    Parameters
+    ----------
+    images : of the gallery, in random order.
+    gallery_size : items of the gallery.
+    """
+    images = images.subset(range(min(len(images), MOST_ITEMS)))
+    features = _embedded(encoder, images).features
+    return ItemFeatures(
+        images.ids,
+        tuple(group_keys(images)),
+        HalfRows.of(averaged_features(features, averaging(features.shape[1]))),
+        np.zeros(len(images), dtype=bool),
+        len(images) / gallery_size,
+    )
+
+
+def _embedded(encoder: Encoder, images: LabelledImages) -> Embeddings:
+    if len(images):
+        return embed_with_features(encoder, images, "kept for later")
+    nothing = np.empty((0, encoder.dim), dtype=np.float32)
+    return Embeddings(nothing, nothing, np.empty((0, encoder.n_features), dtype=np.float32))
+
+
+class KeptVectors:
+    """An encoder whose images are embeddings already, see `as_vectors`.
+
+    Parameters
+    ----------
+    fingerprint : of the encoder that made them.
+    dim, n_features : D and F.
+    """
+
+    def __init__(self, fingerprint: str, dim: int, n_features: int) -> None:
+        self.fingerprint = fingerprint
+        self.provider, self.placement = PROVIDERS["cpu"], None
+        self.dim, self.n_features = dim, n_features
+        vectors = VectorInput("kept", dim, with_variance=True, n_features=n_features)
+        self.metadata = EncoderMetadata(vectors, "kept")
+
+    def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:  # noqa: ARG002
+        """Take rows (B, 2 D + F) apart."""
+        parts = np.split(images, [self.dim, 2 * self.dim], axis=1)
+        return Embeddings(*map(np.ascontiguousarray, parts))
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def as_vectors(
+    ids: tuple[str, ...],
+    labels: tuple[str, ...],
+    groups: tuple[str, ...],
+    sources: tuple[str, ...] | None,
+    embeddings: Embeddings,
+) -> LabelledImages:
+    """Return embeddings as images that `KeptVectors` embeds: each a row (2 D + F,)."""
+    rows = np.hstack([embeddings.mean, embeddings.variance, embeddings.features])
+
+    def read(row: int, _smallest_side: int | None) -> Pixels:
+        vector: Pixels = rows[row]
+        return vector
+
+    return LabelledImages(ids, labels, read, np.arange(len(ids)), groups, sources)

@@ -1,0 +1,101 @@
+"""Calibrating a bundle again from what it keeps, as its gallery is by then; no image is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again
+from index_builder.calibration.kept_queries import KEPT_QUERIES_FILE
+from index_builder.configuration.build import CalibrationConfig, parse_promises
+from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.signing import signing_key
+from index_builder.indexing.bundle_manifest import summarise
+from index_builder.progress import console
+from model_store.bundles.bundle import open_bundle
+from model_store.bundles.compaction import Calibrate, Compaction
+from model_store.bundles.manifest import EVALUATION_FILE, Manifest
+from model_store.errors import CalibrationError
+from model_store.threads import one_blas_thread
+
+if TYPE_CHECKING:
+    from model_store.decision import Calibration
+    from model_store.gallery import FaissGallery
+
+
+def recalibrate_bundle(root: Path, promises: Mapping[str, float]) -> Path:
+    """Fit the calibration of the current bundle of ``root`` again, and publish it.
+
+    Changes of the gallery since are taken in, and those that come meanwhile go along.
+
+    Parameters
+    ----------
+    promises : what answers shall promise, by the names of `CalibrationConfig`; the rest is as it
+        was.
+
+    Raises
+    ------
+    ConfigError : a promise is out of range.
+    CalibrationError : the bundle is not calibrated, or keeps too little; or what was fitted
+        foretold the queries worse than the calibration that there is.
+    WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
+    """
+    bundle = open_bundle(root, "cpu", 1, milvus=milvus_access())
+    bundle.retriever.encoder.close()
+    before, live = bundle.retriever.calibration, bundle.require_log()
+    if before is None or not (bundle.directory / KEPT_QUERIES_FILE).exists():
+        raise CalibrationError(NOTHING_KEPT)
+    calibrate = calibration_of(before, promises, must=True)
+    with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
+        prepared = compaction.prepare()
+        compaction.switch()
+    return prepared
+
+
+def calibration_of(
+    before: Calibration, promises: Mapping[str, float], *, must: bool = False
+) -> Calibrate:
+    """Return what a compaction calibrates with.
+
+    Parameters
+    ----------
+    before : the calibration until now.
+    promises : see `recalibrate_bundle`.
+    must : whether to refuse, or else to leave the calibration as it was, where the bundle keeps too
+        little, or a new one foretells the queries worse.
+    """
+    fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}
+    config = parse_promises({**fields, **promises})
+
+    def calibrate(gallery: FaissGallery, staging: Path, manifest: Manifest) -> Manifest:
+        try:
+            with one_blas_thread():  # sums of one thread are the same on every machine
+                refit = fit_again(staging, gallery, before, config)
+            _require_as_good(refit)
+        except CalibrationError as error:
+            if must:
+                raise
+            console.print(f"The calibration stays as it was. {error}", markup=False)
+            return manifest
+        refit.calibration.save(staging)
+        (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of what was promised before
+        console.print(
+            f"calibrated again, with {refit.calibration.n_queries:,} queries and "
+            f"{refit.calibration.report['n_leave_one_out']:,} items left out of their own lists; "
+            f"log loss {refit.loss_after:.4f}, before {refit.loss_before:.4f}"
+        )
+        return replace(manifest, calibration=summarise(refit.calibration), metrics=None)
+
+    return calibrate
+
+
+def _require_as_good(refit: Refit) -> None:
+    if not refit.foretells_as_well:
+        raise CalibrationError(
+            f"Fitted again, the calibration would foretell its queries worse (log loss "
+            f"{refit.loss_after:.4f}, until now {refit.loss_before:.4f}), and is not published. "
+            "Calibrate with queries such as are asked today: `vouch-build calibrate BUNDLES "
+            "--queries FILE`."
+        )

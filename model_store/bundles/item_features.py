@@ -1,0 +1,147 @@
+"""The features of a random sample of a gallery's items, kept in its bundle.
+
+A gallery itself has no features. With those of a sample the outlier detector can be fitted again,
+and items that were put into the live gallery can be calibration queries, each left out of its own
+list: no image is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.decision.outliers import averaged_features, averaging
+from model_store.errors import ItemNotFound
+from model_store.gallery import GallerySnapshot
+from model_store.half_precision import HalfRows
+
+ITEM_FEATURES_FILE = "item_features.npz"
+
+MOST_ITEMS = 4_000
+"""Items of the sample; of 1,280 features it takes 10 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemFeatures:
+    """The features of n items.
+
+    Attributes
+    ----------
+    ids, groups : (n,) of the items; items of one group show one object.
+    features : (n, F), of more than `MOST_FEATURES` averages of adjacent ones.
+    was_put : (n,) whether the item came since the calibration queries were chosen.
+    share : of the gallery's items that the sample was drawn with.
+    """
+
+    ids: tuple[str, ...]
+    groups: tuple[str, ...]
+    features: HalfRows
+    was_put: NDArray[np.bool_]
+    share: float
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def at(self, rows: NDArray[np.int64]) -> ItemFeatures:
+        """Return some of the items."""
+        return replace(
+            self,
+            ids=tuple(self.ids[row] for row in rows),
+            groups=tuple(self.groups[row] for row in rows),
+            features=self.features.at(rows),
+            was_put=self.was_put[rows],
+        )
+
+    def updated(self, snapshot: GallerySnapshot) -> ItemFeatures:
+        """Return a sample of the gallery as it is now, with what was put into it since its base.
+
+        Items are drawn by a hash of their id: the same changes give the same sample.
+        """
+        put = set(snapshot.appended_ids())
+        rows = [
+            row
+            for row, item_id in enumerate(self.ids)
+            if item_id not in put and _is_held(snapshot, item_id)
+        ]
+        kept = self.at(np.array(rows, dtype=np.int64))
+        drawn = [item_id for item_id in sorted(put) if _draw(item_id, "put") < self.share]
+        found = snapshot.put_features(drawn)
+        if found:
+            whole = HalfRows.from_bytes(list(found.values())).whole()
+            features = averaged_features(whole, averaging(whole.shape[1]))
+            kept = ItemFeatures(
+                kept.ids + tuple(found),
+                kept.groups + tuple(f"item {item_id}" for item_id in found),
+                HalfRows.concatenate([kept.features, HalfRows.of(features)]),
+                np.concatenate([kept.was_put, np.ones(len(found), dtype=bool)]),
+                kept.share,
+            )
+        return kept.thinned()
+
+    def thinned(self) -> ItemFeatures:
+        """Return at most `MOST_ITEMS` of them, or a few more."""
+        rate = MOST_ITEMS / max(len(self), 1)
+        if rate >= 1:
+            return self
+        salt = f"{len(self)}"
+        rows = [row for row, name in enumerate(self.ids) if _draw(name, salt) < rate]
+        return replace(self.at(np.array(rows, dtype=np.int64)), share=self.share * rate)
+
+    def save(self, directory: Path) -> None:
+        """Write to ``directory``."""
+        np.savez(
+            directory / ITEM_FEATURES_FILE,
+            names=packed_names([self.ids, self.groups]),
+            values=self.features.values,
+            scales=self.features.scales,
+            was_put=self.was_put,
+            share=np.array(self.share),
+        )
+
+    @classmethod
+    def load(cls, directory: Path) -> ItemFeatures | None:
+        """Read what `save` wrote; None where ``directory`` has none."""
+        path = directory / ITEM_FEATURES_FILE
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as arrays:
+            ids, groups = unpacked_names(arrays["names"])
+            return cls(
+                tuple(ids),
+                tuple(groups),
+                HalfRows(arrays["values"], arrays["scales"]),
+                arrays["was_put"],
+                float(arrays["share"]),
+            )
+
+
+def packed_names(lists: Sequence[Sequence[str] | None]) -> NDArray[np.uint8]:
+    """Return lists of texts as an array of bytes, for files that hold arrays alone."""
+    text = json.dumps([None if one is None else list(one) for one in lists], ensure_ascii=False)
+    return np.frombuffer(text.encode(errors="surrogatepass"), np.uint8)
+
+
+def unpacked_names(packed: NDArray[np.uint8]) -> list[list[str]]:
+    """Return what `packed_names` was given."""
+    names: list[list[str]] = json.loads(packed.tobytes().decode(errors="surrogatepass"))
+    return names
+
+
+def _is_held(snapshot: GallerySnapshot, item_id: str) -> bool:
+    try:
+        snapshot.row(item_id)
+    except ItemNotFound:
+        return False
+    return True
+
+
+def _draw(item_id: str, salt: str) -> float:
+    """Return a number in [0, 1) that depends on the id alone."""
+    content = f"{salt} {item_id}".encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64

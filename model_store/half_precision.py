@@ -1,0 +1,69 @@
+"""Rows of numbers kept in half precision, each with a scale of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_HALF, _SCALE = np.dtype("<f2"), np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRows:
+    """Rows x of numbers as x / s in half precision, with s the row's largest magnitude.
+
+    A number is off by at most 2⁻¹¹ of itself, or 2⁻²⁵ s.
+
+    Attributes
+    ----------
+    values : (n, k) float16, within ±1.
+    scales : (n,) float32.
+    """
+
+    values: NDArray[np.float16]
+    scales: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.scales)
+
+    @classmethod
+    def of(cls, rows: NDArray[np.float32]) -> HalfRows:
+        """Round ``rows`` (n, k)."""
+        scales = np.abs(rows).max(axis=1, initial=0).astype(_SCALE)
+        divisors = np.where(scales > 0, scales, 1).astype(np.float32)
+        return cls((rows / divisors[:, None]).astype(_HALF), scales)
+
+    def whole(self) -> NDArray[np.float32]:
+        """Return the rows (n, k)."""
+        rows: NDArray[np.float32] = self.values.astype(np.float32) * self.scales[:, None]
+        return rows
+
+    def at(self, rows: NDArray[np.integer[Any]]) -> HalfRows:
+        """Return some of the rows."""
+        return HalfRows(self.values[rows], self.scales[rows])
+
+    def to_bytes(self) -> list[bytes]:
+        """Return each row as bytes: its scale, then its numbers."""
+        return [
+            scale.tobytes() + row.tobytes()
+            for scale, row in zip(self.scales, self.values, strict=True)
+        ]
+
+    @classmethod
+    def from_bytes(cls, rows: Sequence[bytes]) -> HalfRows:
+        """Read what `to_bytes` wrote of one or more rows of one length."""
+        scales = [np.frombuffer(row[: _SCALE.itemsize], _SCALE) for row in rows]
+        values = [np.frombuffer(row[_SCALE.itemsize :], _HALF) for row in rows]
+        return cls(np.stack(values), np.concatenate(scales))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[HalfRows]) -> HalfRows:
+        """Return the rows of all ``parts``, one after the other."""
+        return cls(
+            np.concatenate([part.values for part in parts]),
+            np.concatenate([part.scales for part in parts]),
+        )
