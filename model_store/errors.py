@@ -35,6 +35,7 @@ nothing that a client of the service may not see.
     │   ├── ItemNotFound
     │   ├── SampleNotFound
     │   ├── QueryNotFound        the query is not, or no longer, known
+    │   ├── DecisionNotFound     no such decision was made on the gallery
     │   └── PathNotFound
     ├── MethodNotAllowed         the path exists, the method does not
     ├── FeedbackNotKept          nowhere to keep it, or nothing calibrated that it could refine
@@ -199,6 +200,10 @@ class SampleNotFound(NotFound):
 
 class QueryNotFound(NotFound):
     """The query is not, or no longer, known."""
+
+
+class DecisionNotFound(NotFound):
+    """No such decision was made on the gallery."""
 
 
 class FeedbackNotKept(VouchError):

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from model_store.bundles.bundle import Bundle, open_bundle
-from model_store.feedback import FeedbackLog
+from model_store.feedback import AnsweredQueries, FeedbackLog
 from model_store.installation import installed_version
 from model_store.threads import one_blas_thread
 from service.access.access import Access, open_access
@@ -36,6 +36,7 @@ from service.observability.metrics import Telemetry
 from service.observability.records import Tracing
 from service.serving.engine import SearchEngine
 from service.serving.metrics import GalleryMetrics
+from service.serving.recalibration import Recalibration, installed_command
 from service.serving.registry import Galleries, OpenBundle
 from service.serving.resources import EngineResources
 from service.serving.writer import ItemWriter
@@ -148,6 +149,19 @@ def _open_tracing(endpoint: str | None) -> Tracing | None:
     return OtlpTracing(endpoint)
 
 
+def _answered(settings: Settings) -> AnsweredQueries | None:
+    """Return what keeps answered queries, where their owner chose to keep them."""
+    if settings.feedback is None or not settings.query_retention_s:
+        return None
+    return AnsweredQueries(settings.feedback, settings.query_retention_s)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancel a task that never ends, and wait until it has let go of everything."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def _set_up(
     stack: AsyncExitStack,
     settings: Settings,
@@ -185,6 +199,7 @@ async def _set_up(
         settings.pad_batches,
         feedback,
         settings.audit_share,
+        _answered(settings),
     )
     galleries = Galleries(
         open_more,
@@ -201,7 +216,9 @@ async def _set_up(
     metrics = GalleryMetrics(galleries, cache)
     telemetry.registry.register(metrics)
     stack.callback(telemetry.registry.unregister, metrics)
-    watching = asyncio.create_task(galleries.watch())
-    stack.callback(watching.cancel)
+    command = installed_command() if settings.recalibrates else ()
+    again = Recalibration(command, settings.canary_period_s, settings.signing_key)
+    for watching in (galleries.watch(), again.watch(galleries.engines)):
+        stack.push_async_callback(_ended, asyncio.create_task(watching))
     writer = ItemWriter(galleries, telemetry)
     return State(galleries, writer, cache, telemetry, feedback, decoder.sandbox, settings)

@@ -172,6 +172,11 @@ class Settings(BaseSettings):
         description="Items put into a gallery after which it is compacted into a new bundle; 0: "
         "only when asked to.",
     )
+    recalibrate: bool = Field(
+        True,
+        description="Whether a calibration that went stale with its gallery is fitted again from "
+        "what its bundle keeps, by a process of vouch-build where that is installed.",
+    )
     keep_bundles: int = Field(
         KEPT_BUNDLES,
         ge=1,
@@ -214,6 +219,12 @@ class Settings(BaseSettings):
     )
     feedback: Path | None = Field(
         None, description="File that keeps what users say of matches; left out: none is kept."
+    )
+    query_retention_s: int = Field(
+        0,
+        ge=0,
+        description="Seconds for which an answered query can be decided on, where feedback is "
+        "kept: its embedding is kept in that file, no image; 0: as long as it is cached.",
     )
     audit_share: float = Field(
         0.05,
@@ -281,6 +292,11 @@ class Settings(BaseSettings):
     def compacts_after(self) -> int:
         """`compact_after`; 0 where a compacted bundle needs a signature and could have none."""
         return 0 if self.bundle_keys and self.signing_key is None else self.compact_after
+
+    @property
+    def recalibrates(self) -> bool:
+        """`recalibrate`; false where a new bundle needs a signature and could have none."""
+        return self.recalibrate and not (self.bundle_keys and self.signing_key is None)
 
     @property
     def image_limits(self) -> ImageLimits:

@@ -22,8 +22,12 @@ MIN_OF_EACH = 10
 
 N_FOLDS = 5
 
-_PRIOR_STD = np.array([0.5, 1.0])
-"""Standard deviations of the prior of log slope and intercept, around no correction at all."""
+MIN_DRAWN = 30
+"""Pairs drawn at random from which on the others are taken for what they are: volunteered."""
+
+_PRIOR_STD = np.array([0.5, 1.0, 1.0])
+"""Standard deviations of the prior, around no correction at all: of log slope, intercept, and what
+the intercept of volunteered pairs has more."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -33,8 +37,10 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     """The calibration with its match probabilities corrected, and a report of it.
 
     Uncorrected log-odds are fitted to, so that feedback on corrected probabilities corrects
-    nothing twice. Where the correction does not foretell better what users say, cross-fitted by
-    query, nothing is corrected and the report says so.
+    nothing twice. Pairs that were drawn at random for review speak for all that is served; where
+    there are enough of them, others are taken as volunteered. Where the correction does not
+    foretell better what users say, cross-fitted by query, of the drawn pairs if there are enough,
+    nothing is corrected and the report says so.
 
     Raises
     ------
@@ -43,10 +49,11 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     said = log.pairs(calibration.match_fingerprint())
     n_confirmed = int(said.correct.sum())
     _require_enough(said, n_confirmed)
-    before = _log_loss(Recalibration()(said.log_odds), said.correct)
-    after = _log_loss(_cross_fitted(said), said.correct)
+    judged = said.drawn if _speak_for_the_stream(said) else np.ones(len(said.correct), dtype=bool)
+    before = _log_loss(Recalibration()(said.log_odds[judged]), said.correct[judged])
+    after = _log_loss(_cross_fitted(said)[judged], said.correct[judged])
     applied = after < before
-    fitted = fit_recalibration(said.log_odds, said.correct) if applied else Recalibration()
+    fitted = _fitted(said) if applied else Recalibration()
     if not applied:
         console.print(
             f"Feedback on {len(said.correct)} pairs corrects nothing: cross-fitted, probabilities "
@@ -55,6 +62,7 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     report = {
         "n": len(said.correct),
         "confirmed": n_confirmed,
+        "n_drawn": int(said.drawn.sum()),
         "n_others": said.n_others,
         "applied": bool(applied),
         "log_loss_before": before,
@@ -64,26 +72,47 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     return replace(calibration, feedback=fitted, report={**calibration.report, "feedback": report})
 
 
-def fit_recalibration(log_odds: Floats, correct: Bools) -> Recalibration:
+def fit_recalibration(
+    log_odds: Floats, correct: Bools, volunteered: Bools | None = None
+) -> Recalibration:
     """Slope and intercept on log-odds (Platt 1999), penalised towards no correction.
 
     Minimises the summed log loss plus ½ (log slope / 0.5)² + ½ (intercept / 1)²; a slope by its
     logarithm is positive.
+
+    Parameters
+    ----------
+    log_odds, correct : (n,) of pairs.
+    volunteered : (n,) pairs whose reviewers chose to speak, maybe because they are wrong. How often
+        such are spoken of moves their intercept alone (Prentice and Pyke 1979), so that they have
+        one more of their own, with the same prior, and the slope is that of all. None: all pairs
+        are such as are served.
     """
     sign = np.where(correct, 1.0, -1.0)
+    chosen = np.zeros(len(correct)) if volunteered is None else volunteered.astype(np.float64)
 
     def loss_and_gradient(parameters: Floats) -> tuple[float, Floats]:
-        slope, intercept = np.exp(parameters[0]), parameters[1]
-        margin = sign * (slope * log_odds + intercept)
+        slope = np.exp(parameters[0])
+        margin = sign * (slope * log_odds + parameters[1] + parameters[2] * chosen)
         pull = parameters / _PRIOR_STD**2
         by_margin = -sign * expit(-margin)
-        gradient = np.array([slope * (by_margin @ log_odds), by_margin.sum()]) + pull
-        return float(np.logaddexp(0, -margin).sum() + 0.5 * parameters @ pull), gradient
+        gradient = np.array([slope * (by_margin @ log_odds), by_margin.sum(), by_margin @ chosen])
+        return float(np.logaddexp(0, -margin).sum() + 0.5 * parameters @ pull), gradient + pull
 
-    log_slope, intercept = minimize(
-        loss_and_gradient, np.zeros(2), jac=True, method="L-BFGS-B"
+    log_slope, intercept, _ = minimize(
+        loss_and_gradient, np.zeros(3), jac=True, method="L-BFGS-B"
     ).x.tolist()
     return Recalibration(float(np.exp(log_slope)), intercept, len(correct))
+
+
+def _speak_for_the_stream(said: SaidPairs) -> bool:
+    """Return whether enough pairs were drawn at random to tell how others were chosen."""
+    return int(said.drawn.sum()) >= MIN_DRAWN
+
+
+def _fitted(said: SaidPairs) -> Recalibration:
+    volunteered = ~said.drawn if _speak_for_the_stream(said) else None
+    return fit_recalibration(said.log_odds, said.correct, volunteered)
 
 
 def _cross_fitted(said: SaidPairs) -> Floats:
@@ -91,8 +120,9 @@ def _cross_fitted(said: SaidPairs) -> Floats:
     from sklearn.model_selection import GroupKFold  # noqa: PLC0415 - slow
 
     probabilities = np.empty(len(said.correct))
+    volunteered = ~said.drawn if _speak_for_the_stream(said) else np.zeros_like(said.drawn)
     for kept, left_out in GroupKFold(N_FOLDS).split(said.log_odds, groups=said.queries):
-        fitted = fit_recalibration(said.log_odds[kept], said.correct[kept])
+        fitted = fit_recalibration(said.log_odds[kept], said.correct[kept], volunteered[kept])
         probabilities[left_out] = fitted(said.log_odds[left_out])
     return probabilities
 

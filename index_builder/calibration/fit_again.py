@@ -28,7 +28,8 @@ from index_builder.datasets.images import joined
 from index_builder.datasets.splits import QuerySet
 from model_store.bundles.item_features import ItemFeatures
 from model_store.decision import Calibration
-from model_store.decision.absent_share import prior_shift
+from model_store.decision.absent_share import prior_shift, shifted
+from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.logistic import choice_probabilities
 from model_store.decision.promises import LEAST_ABSENT_LABELS
 from model_store.encoder.contract import Embeddings
@@ -54,8 +55,8 @@ class Refit:
     Attributes
     ----------
     calibration : the new one.
-    loss_before, loss_after : mean log loss of "the first result is right" on matched queries, by
-        the calibration before and by fits that have not seen the query.
+    loss_before, loss_after : mean log loss of "the first result is right" on matched queries by
+        the calibration before and by the new one, see `_compared`.
     standard_error : of their difference.
     """
 
@@ -66,10 +67,7 @@ class Refit:
 
     @property
     def foretells_as_well(self) -> bool:
-        """True if the new one is not worse by more than the standard error of the difference.
-
-        The one before has seen most of these queries, the new one none.
-        """
+        """True if the new one is not worse by more than the standard error of the difference."""
         return self.loss_after - self.loss_before <= self.standard_error
 
 
@@ -98,7 +96,7 @@ def fit_again(
     before = replace(before, detector=replace(before.detector, n_averaged=1))
     queries, of_spoilt = _queries(kept, items, gallery)
     if items is None:
-        images = queries.matched.subset([])
+        images, was_put = queries.matched.subset([]), np.empty(0, dtype=bool)
         setup = RetrievalSetup.known(encoder, gallery, before.detector)
         observed = calibration_queries(setup, queries, kept.seed, of_spoilt=of_spoilt)
     else:
@@ -115,9 +113,7 @@ def fit_again(
             was_put=was_put,
         )
     fitted = fit_calibration(setup.calibrated, observed, config, kept.seed, before.quality_limits)
-    refit = _compared(
-        fitted, before, observed, _embeddings(encoder, queries.matched, images, observed)
-    )
+    refit = _compared(fitted, before, encoder, observed, queries.matched, images, was_put)
     detector = replace(fitted.detector, n_averaged=n_averaged)
     return replace(refit, calibration=replace(fitted, detector=detector))
 
@@ -166,7 +162,8 @@ def _items(
     items: ItemFeatures, gallery: FaissGallery, seed: int
 ) -> tuple[LabelledImages, NDArray[np.bool_]]:
     """Return the items whose features are known, in random order, and which of them were put."""
-    items = items.at(np.random.default_rng(seed).permutation(len(items)))
+    if items.was_put.any():  # they stand at the end
+        items = items.at(np.random.default_rng(seed).permutation(len(items)))
     rows = np.array([gallery.row(item_id) for item_id in items.ids], dtype=np.int64)
     of_gallery, features = gallery.embeddings(rows), items.features.whole()
     known = gallery.items(rows)
@@ -177,33 +174,41 @@ def _items(
     return images.subset(named), items.was_put[named]
 
 
-def _embeddings(
-    encoder: KeptVectors,
-    matched: LabelledImages,
-    images: LabelledImages,
-    queries: CalibrationQueries,
-) -> Embeddings:
-    """Return the embeddings of the matched queries, then of items left out of their own lists."""
+def _put_queries(queries: CalibrationQueries, was_put: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the places, among the items left out of their own lists, of those that were put."""
     left_out = queries.leave_one_out
-    some = images.subset([] if left_out is None else left_out.places)
-    rows = [part.pixels(row) for part in (matched, some) for row in range(len(part))]
-    return encoder.encode(np.stack(rows))
+    if left_out is None:
+        return np.empty(0, dtype=np.int64)
+    return np.flatnonzero(was_put[left_out.places])
 
 
 def _compared(
-    fitted: Calibration, before: Calibration, queries: CalibrationQueries, embeddings: Embeddings
+    fitted: Calibration,
+    before: Calibration,
+    encoder: KeptVectors,
+    queries: CalibrationQueries,
+    matched: LabelledImages,
+    items: LabelledImages,
+    was_put: NDArray[np.bool_],
 ) -> Refit:
-    """Compare two calibrations on the queries that have a match."""
-    parts = [queries.matched]
-    if queries.leave_one_out is not None:
-        parts.append(queries.leave_one_out.matched)
-    observed = RetrievedQueries.concatenate(parts)
-    evidence = fitted.evidence
-    present = ~evidence.absent
-    correct = evidence.correct[present]
-    after = _log_loss(evidence.first_probabilities[present], correct)
-    shift = prior_shift(before.assumed_absent, fitted.assumed_absent)
-    old = _log_loss(_first_probabilities(before, observed, embeddings, shift), correct)
+    """Compare two calibrations on queries that have a match.
+
+    Both were fitted to the held-out ones, and are as optimistic there. Items that were put only the
+    new one knows: of these it is judged by fits that have not seen them.
+    """
+    held_out, evidence = queries.matched, fitted.evidence
+    of_held_out = _embeddings(encoder, matched)
+    after = _losses(fitted, held_out, of_held_out)
+    old = _losses(before, held_out, of_held_out)
+    put = _put_queries(queries, was_put)
+    if len(put):
+        assert queries.leave_one_out is not None  # noqa: S101 - or nothing was put
+        left_out, rows = queries.leave_one_out, len(held_out) + put
+        first, none = evidence.first_probabilities[rows], evidence.no_match_probabilities[rows]
+        first = shifted(first, none, prior_shift(fitted.assumed_absent, DEFAULT_ABSENT))
+        after = np.concatenate([after, _log_loss(first, evidence.correct[rows])])
+        of_put = _embeddings(encoder, items.subset(left_out.places[put]))
+        old = np.concatenate([old, _losses(before, left_out.matched.at(put), of_put)])
     difference = after - old
     return Refit(
         fitted,
@@ -213,18 +218,19 @@ def _compared(
     )
 
 
-def _first_probabilities(
-    calibration: Calibration, observed: RetrievedQueries, embeddings: Embeddings, shift: float
-) -> Floats:
-    """Return the match probabilities (B,) of first results by a calibration of another gallery."""
+def _embeddings(encoder: KeptVectors, images: LabelledImages) -> Embeddings:
+    return encoder.encode(np.stack([images.pixels(row) for row in range(len(images))]))
+
+
+def _losses(calibration: Calibration, observed: RetrievedQueries, embeddings: Embeddings) -> Floats:
+    """Return log losses (B,) of "the first result is right", as a calibration serves it."""
     observed = observed.first(calibration.n_candidates)
-    scores = calibration.outlier_score(embeddings)
+    shift = prior_shift(calibration.assumed_absent, DEFAULT_ABSENT)
     first = np.empty(len(observed))
-    for row, score in enumerate(scores.tolist()):
+    for row, score in enumerate(calibration.outlier_score(embeddings).tolist()):
         _, values = observed.signals(row, score)
-        log_odds = calibration.match.log_odds(values) + shift
-        first[row] = calibration.feedback.of(choice_probabilities(log_odds)[:1])[0]
-    return first
+        first[row] = choice_probabilities(calibration.match.log_odds(values) + shift)[0]
+    return _log_loss(calibration.feedback.of(first), observed.matches[:, 0])
 
 
 def _log_loss(probabilities: Floats, correct: NDArray[np.bool_]) -> Floats:

@@ -177,6 +177,7 @@ def keep(
     """
     corrupted, corrupted_of = spoilt_queries(encoder, queries.matched, seed)
     order = np.random.default_rng(seed).permutation(len(queries.matched))[:MOST_QUERIES]
+    order = np.sort(order)  # all of them in their own order: fitted again they give the same
     place = {number: row for row, number in enumerate(order.tolist())}
     rows = np.array([n for n, of in enumerate(corrupted_of.tolist()) if of in place], np.int64)
     outliers = queries.matched.subset([]) if queries.outliers is None else queries.outliers

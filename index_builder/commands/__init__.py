@@ -11,6 +11,7 @@
     index_options  the options of index
     options_class  commands whose options are the fields of a class
     live           items, compact, backup, restore
+    feedback       feedback export, feedback import
     bundles        bundles, activate, rollback, doctor
     exchange       push, pull
     doctor         what doctor examines

@@ -11,6 +11,7 @@ from index_builder.commands import (
     encoder,
     evidence,
     exchange,
+    feedback,
     index,
     live,
     reproduce,
@@ -41,6 +42,7 @@ app.command("prune")(bundles.prune_command)
 app.command("doctor")(bundles.doctor_command)
 app.add_typer(live.app, name="items")
 app.command("compact")(live.compact_command)
+app.add_typer(feedback.app, name="feedback")
 app.command("backup")(live.backup_command)
 app.command("restore")(live.restore_command)
 app.command("push")(exchange.push_command)

@@ -77,8 +77,8 @@ class CalibrateOptions:
     feedback: Annotated[
         Path | None,
         typer.Option(
-            help="With --config or --captions: the file that the service kept feedback in; "
-            "corrects probabilities."
+            help="With BUNDLES alone, --config or --captions: the file that the service kept "
+            "feedback in; corrects probabilities."
         ),
     ] = None
 
@@ -97,17 +97,22 @@ def calibrate_command(options: CalibrateOptions) -> None:
         _calibrate_texts(options, options.captions, named)
         return
     evidence = (options.queries, options.items, options.gallery, options.gallery_items)
-    if options.bundles is not None and not any((*evidence, options.config, options.feedback)):
-        from index_builder.indexing.recalibrate import recalibrate_bundle  # noqa: PLC0415 - slow
+    if options.bundles is not None and not any((*evidence, options.config)):
+        from index_builder.indexing import recalibrate  # noqa: PLC0415 - slow
 
-        print(recalibrate_bundle(options.bundles, named))
+        if options.feedback is None:
+            print(recalibrate.recalibrate_bundle(options.bundles, named))
+        elif named:
+            raise ConfigError("--feedback corrects probabilities; give promises without it.")
+        else:
+            print(recalibrate.correct_bundle(options.bundles, options.feedback))
         return
     others = (*evidence[1:], *named)
     if _of_configuration(options.bundles, options.queries, options.config, others):
         step_of("calibrate_step")(*opened_run(str(options.config), options.run), options.feedback)
         return
     if options.feedback is not None:
-        raise ConfigError("--feedback is for --config. A served bundle learns from it by itself.")
+        raise ConfigError("--feedback corrects what was calibrated: give it without --queries.")
     assert options.bundles is not None  # noqa: S101 - or it is of a configuration
     found = _evidence(options.queries, options.items, options.gallery, options.gallery_items)
     print(_module().calibrate_bundle(options.bundles, found, named))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from index_builder.calibration.feedback import corrected_by_feedback
 from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again
 from index_builder.calibration.kept_queries import KEPT_QUERIES_FILE
 from index_builder.configuration.build import CalibrationConfig, parse_promises
@@ -17,11 +18,12 @@ from index_builder.progress import console
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.compaction import Calibrate, Compaction
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest
-from model_store.errors import CalibrationError
+from model_store.decision import Calibration
+from model_store.errors import CalibrationError, ConfigError
+from model_store.feedback import FeedbackLog
 from model_store.threads import one_blas_thread
 
 if TYPE_CHECKING:
-    from model_store.decision import Calibration
     from model_store.gallery import FaissGallery
 
 
@@ -48,6 +50,51 @@ def recalibrate_bundle(root: Path, promises: Mapping[str, float]) -> Path:
     if before is None or not (bundle.directory / KEPT_QUERIES_FILE).exists():
         raise CalibrationError(NOTHING_KEPT)
     calibrate = calibration_of(before, promises, must=True)
+    with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
+        prepared = compaction.prepare()
+        compaction.switch()
+    return prepared
+
+
+def correct_bundle(root: Path, feedback: Path) -> Path:
+    """Correct the match probabilities of the current bundle by decisions, and publish it.
+
+    `vouch-build rollback` goes back to the one before.
+
+    Raises
+    ------
+    CalibrationError : too little was said of its probabilities; or the correction would foretell
+        what is said no better, and nothing is published.
+    ConfigError : there is no such file.
+    WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
+    """
+    if not feedback.exists():
+        raise ConfigError(
+            f"There is no feedback in {feedback}. Name the file that the service was started with "
+            "(VOUCH_FEEDBACK)."
+        )
+    bundle = open_bundle(root, "cpu", 1, milvus=milvus_access())
+    bundle.retriever.encoder.close()
+    live = bundle.require_log()
+
+    def calibrate(_: FaissGallery, staging: Path, manifest: Manifest) -> Manifest:
+        before = Calibration.load(staging)
+        if before is None:
+            raise CalibrationError(
+                "The bundle is not calibrated: there are no probabilities to correct."
+            )
+        corrected = corrected_by_feedback(before, FeedbackLog(feedback))
+        report = corrected.report["feedback"]
+        if not report["applied"]:
+            raise CalibrationError(
+                "Decisions correct nothing: of those left out, the probabilities would foretell "
+                f"none better (log loss {report['log_loss_after']:.4f}, as they are "
+                f"{report['log_loss_before']:.4f}). Nothing is published."
+            )
+        corrected.save(staging)
+        (staging / EVALUATION_FILE).unlink(missing_ok=True)
+        return replace(manifest, calibration=summarise(corrected), metrics=None)
+
     with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
         prepared = compaction.prepare()
         compaction.switch()

@@ -16,8 +16,14 @@ and, for tools of others, each of which needs that tool's library::
     words         answers in plain words
 """
 
-from service.client.client import MAX_ATTEMPTS, MAX_WAIT_S, Image, VouchClient
-from service.client.contract import DecisionOptions, ListOptions, SearchOptions, VouchProblem
+from service.client.client import MAX_ATTEMPTS, MAX_WAIT_S, VouchClient
+from service.client.contract import (
+    DecisionOptions,
+    Image,
+    ListOptions,
+    SearchOptions,
+    VouchProblem,
+)
 
 __all__ = [
     "MAX_ATTEMPTS",

@@ -12,15 +12,11 @@ service's web framework nor a model is needed: ``pip install '.[client]'`` in a 
 
 from __future__ import annotations
 
-import io
 import json
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeVar, Unpack
-from urllib.parse import quote
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx2
 from pydantic import BaseModel, ValidationError
@@ -29,19 +25,19 @@ from model_store.verdicts import Order
 from service import schemas
 from service.client.contract import (
     DecisionOptions,
-    Filter,
+    Fields,
+    Image,
     ListOptions,
     SearchOptions,
+    fields_of,
+    image_file,
     not_vouch,
+    path_of,
     problem_of,
+    sent_again,
 )
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
-
-Image = Path | bytes | BinaryIO
-"""An image file: where it is, what it holds, or opened for reading bytes."""
-
-Fields = Mapping[str, str | int | float]
 
 MAX_ATTEMPTS = 3
 MAX_WAIT_S = 10.0
@@ -97,13 +93,13 @@ class VouchClient:
 
     def gallery(self, gallery: str) -> schemas.GalleryDetail:
         """One gallery: its size, encoder, calibration, measured quality, and samples to try."""
-        return self._get(_path(gallery), schemas.GalleryDetail)
+        return self._get(path_of(gallery), schemas.GalleryDetail)
 
     def labels(self, gallery: str, page_size: int = 1000) -> Iterator[str]:
         """All labels of a gallery by name, fetched page by page as they are asked for."""
         options: dict[str, str | int] = {"limit": page_size}
         while True:
-            page = self._get(_path(gallery, "labels"), schemas.LabelList, options)
+            page = self._get(path_of(gallery, "labels"), schemas.LabelList, options)
             yield from page.labels
             if page.next_after is None:
                 return
@@ -124,9 +120,9 @@ class VouchClient:
         ------
         VouchProblem : such as ``corrupt_image``, or an option out of range.
         """
-        path = _path(gallery, "search")
-        files = [("image", _file(image))]
-        return self._upload(path, schemas.SearchAnswer, _options(**options), files)
+        path = path_of(gallery, "search")
+        files = [("image", image_file(image))]
+        return self._upload(path, schemas.SearchAnswer, fields_of(**options), files)
 
     def search_vector(
         self, gallery: str, query: schemas.VectorFields, **options: Unpack[SearchOptions]
@@ -138,7 +134,7 @@ class VouchClient:
         VouchProblem : such as ``invalid_vector``.
         """
         body = query.model_dump(exclude_none=True) | {**options}
-        return self._post(_path(gallery, "search", "vector"), schemas.SearchAnswer, body)
+        return self._post(path_of(gallery, "search", "vector"), schemas.SearchAnswer, body)
 
     def search_text(
         self, gallery: str, text: str, **options: Unpack[SearchOptions]
@@ -149,7 +145,7 @@ class VouchClient:
         ------
         VouchProblem : such as ``text_unavailable``.
         """
-        path = _path(gallery, "search", "text")
+        path = path_of(gallery, "search", "text")
         return self._post(path, schemas.SearchAnswer, {"text": text, **options})
 
     def decide(
@@ -167,13 +163,13 @@ class VouchClient:
         """
         body = query.model_dump(exclude_none=True) | {**options}
         body["neighbours"] = [one.model_dump(exclude_none=True) for one in neighbours]
-        return self._post(_path(gallery, "decide"), schemas.DecisionAnswer, body)
+        return self._post(path_of(gallery, "decide"), schemas.DecisionAnswer, body)
 
     def search_next(self, answer: schemas.SearchAnswer) -> schemas.SearchAnswer | None:
         """The results after those of ``answer``; None where there are no more."""
         if answer.next_cursor is None:
             return None
-        path = _path(answer.gallery, "search", "next")
+        path = path_of(answer.gallery, "search", "next")
         return self._get(path, schemas.SearchAnswer, {"cursor": answer.next_cursor})
 
     def search_batch(
@@ -183,29 +179,29 @@ class VouchClient:
         **options: Unpack[SearchOptions],
     ) -> list[schemas.BatchItem]:
         """An answer or a problem for each image, in their order; a bad image harms no other."""
-        files = [("images", _file(image)) for image in images]
-        path = _path(gallery, "search", "batch")
-        return self._upload(path, schemas.BatchAnswer, _options(**options), files).items
+        files = [("images", image_file(image)) for image in images]
+        path = path_of(gallery, "search", "batch")
+        return self._upload(path, schemas.BatchAnswer, fields_of(**options), files).items
 
     def assess(
         self, gallery: str, image: Image, *, alpha: float | None = None
     ) -> schemas.AssessmentAnswer:
         """Assess the quality, uncertainty and outlier test of an image, without searching."""
-        path, options = _path(gallery, "assess"), _options(alpha=alpha)
-        return self._upload(path, schemas.AssessmentAnswer, options, [("image", _file(image))])
+        path, options = path_of(gallery, "assess"), fields_of(alpha=alpha)
+        return self._upload(path, schemas.AssessmentAnswer, options, [("image", image_file(image))])
 
     def embed(
         self, gallery: str, image: Image, *, alpha: float | None = None
     ) -> schemas.EmbeddingAnswer:
         """An image's embedding, as a distribution."""
-        path, options = _path(gallery, "embed"), _options(alpha=alpha)
-        return self._upload(path, schemas.EmbeddingAnswer, options, [("image", _file(image))])
+        path, options = path_of(gallery, "embed"), fields_of(alpha=alpha)
+        return self._upload(path, schemas.EmbeddingAnswer, options, [("image", image_file(image))])
 
     def items(self, gallery: str, page_size: int = 100) -> Iterator[schemas.ItemDetail]:
         """All items of a gallery by id, fetched page by page as they are asked for."""
         options: dict[str, str | int] = {"limit": page_size}
         while True:
-            page = self._get(_path(gallery, "items"), schemas.ItemList, options)
+            page = self._get(path_of(gallery, "items"), schemas.ItemList, options)
             yield from page.items
             if page.next_cursor is None:
                 return
@@ -213,7 +209,7 @@ class VouchClient:
 
     def item(self, gallery: str, item_id: str) -> schemas.ItemDetail:
         """One item."""
-        return self._get(_path(gallery, "items", item_id), schemas.ItemDetail)
+        return self._get(path_of(gallery, "items", item_id), schemas.ItemDetail)
 
     def similar(
         self,
@@ -222,8 +218,8 @@ class VouchClient:
         **options: Unpack[ListOptions],
     ) -> schemas.SimilarAnswer:
         """List the items most similar to an item of the gallery, without the item itself."""
-        path = _path(gallery, "items", item_id, "similar")
-        return self._get(path, schemas.SimilarAnswer, _options(**options))
+        path = path_of(gallery, "items", item_id, "similar")
+        return self._get(path, schemas.SimilarAnswer, fields_of(**options))
 
     def put_item(
         self,
@@ -244,9 +240,9 @@ class VouchClient:
         fields = {"metadata": json.dumps(dict(metadata or {}))}
         if label is not None:
             fields["label"] = label
-        path, files = _path(gallery, "items", item_id), [("image", _file(image))]
+        path, files = path_of(gallery, "items", item_id), [("image", image_file(image))]
         request = self._http.build_request(
-            "PUT", path, data=fields, files=files, headers=_sent_again(idempotency_key)
+            "PUT", path, data=fields, files=files, headers=sent_again(idempotency_key)
         )
         return self._ask(request, schemas.ItemWritten)
 
@@ -262,10 +258,10 @@ class VouchClient:
         entries = [{"id": item_id, "label": label} for item_id, _ in items]
         request = self._http.build_request(
             "POST",
-            _path(gallery, "items"),
+            path_of(gallery, "items"),
             data={"items": json.dumps(entries)},
-            files=[("images", _file(image)) for _, image in items],
-            headers=_sent_again(idempotency_key),
+            files=[("images", image_file(image)) for _, image in items],
+            headers=sent_again(idempotency_key),
         )
         return self._ask(request, schemas.BatchWritten).items
 
@@ -274,13 +270,13 @@ class VouchClient:
     ) -> schemas.ItemWritten:
         """Delete an item from a gallery."""
         request = self._http.build_request(
-            "DELETE", _path(gallery, "items", item_id), headers=_sent_again(idempotency_key)
+            "DELETE", path_of(gallery, "items", item_id), headers=sent_again(idempotency_key)
         )
         return self._ask(request, schemas.ItemWritten)
 
     def compact(self, gallery: str) -> schemas.Activation:
         """Have a new bundle made of the one that is served and its changes, and served."""
-        request = self._http.build_request("POST", _path(gallery, "compact"))
+        request = self._http.build_request("POST", path_of(gallery, "compact"))
         return self._ask(request, schemas.Activation)
 
     def feedback(
@@ -292,8 +288,40 @@ class VouchClient:
         what is asked about: please say so whether it is right or wrong.
         """
         said = schemas.FeedbackRequest(query_id=answer.query.id, item_id=item_id, correct=correct)
-        path = _path(answer.gallery, "feedback")
+        path = path_of(answer.gallery, "feedback")
         return self._post(path, schemas.FeedbackAnswer, said.model_dump())
+
+    def decide_query(
+        self,
+        gallery: str,
+        query_id: str,
+        decision: schemas.DecisionKind,
+        item_id: str | None = None,
+        *,
+        reviewer: str | None = None,
+        comment: str | None = None,
+    ) -> schemas.FeedbackAnswer:
+        """Decide on an earlier query, for as long as the service remembers it.
+
+        Parameters
+        ----------
+        query_id : `query.id` of its answer.
+        item_id : of the item that is right, wrong, or what the query shows.
+        """
+        said = schemas.FeedbackRequest(
+            query_id=query_id,
+            decision=decision,
+            item_id=item_id,
+            reviewer=reviewer,
+            comment=comment,
+        )
+        body = said.model_dump(exclude_none=True)
+        return self._post(path_of(gallery, "feedback"), schemas.FeedbackAnswer, body)
+
+    def undo_decision(self, gallery: str, number: int) -> schemas.Decision:
+        """Take a decision back."""
+        request = self._http.build_request("DELETE", path_of(gallery, "feedback", str(number)))
+        return self._ask(request, schemas.Decision)
 
     def calibration(self, gallery: str, *, order: Order | None = None) -> schemas.CalibrationReport:
         """Fetch the calibration report: the evidence behind probabilities and thresholds.
@@ -302,8 +330,8 @@ class VouchClient:
         ----------
         order : of the lists whose first results it describes; None for the gallery's own.
         """
-        path = _path(gallery, "calibration")
-        return self._get(path, schemas.CalibrationReport, _options(order=order))
+        path = path_of(gallery, "calibration")
+        return self._get(path, schemas.CalibrationReport, fields_of(order=order))
 
     def operating_point(
         self,
@@ -323,8 +351,8 @@ class VouchClient:
         source : where the queries come from; None for anywhere.
         order : of the lists whose first results are spoken of; None for the gallery's own.
         """
-        path = _path(gallery, "calibration", "operating-points")
-        options = _options(
+        path = path_of(gallery, "calibration", "operating-points")
+        options = fields_of(
             max_error=max_error, expected_absent=expected_absent, source=source, order=order
         )
         return self._get(path, schemas.OperatingPointAnswer, options).point
@@ -360,33 +388,3 @@ class VouchClient:
             return answer.model_validate_json(response.content)
         except ValidationError:
             raise not_vouch(response) from None
-
-
-def _sent_again(key: str | None) -> dict[str, str]:
-    """The header of a request that may be sent again, by this client among others."""
-    return {"Idempotency-Key": key or uuid.uuid4().hex}
-
-
-def _file(image: Image) -> tuple[str, bytes]:
-    """Name and bytes; the name is for people only."""
-    if isinstance(image, Path):
-        return image.name, image.read_bytes()
-    if isinstance(image, bytes):
-        return "image", image
-    opened: object = image  # whatever its type promises
-    if isinstance(opened, io.TextIOBase):
-        raise TypeError(f"{image} is opened for reading text, wanted: open(…, 'rb')")
-    return Path(str(getattr(image, "name", "image"))).name, image.read()
-
-
-def _options(**named: str | float | Filter | None) -> Fields:
-    """Return the options that were given as the fields of a form or query, with filters as JSON."""
-    return {
-        name: json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else value
-        for name, value in named.items()
-        if value is not None
-    }
-
-
-def _path(*parts: str) -> str:
-    return "/".join(["/v1/galleries", *(quote(part, safe="") for part in parts)])

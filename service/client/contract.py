@@ -1,9 +1,14 @@
-"""The options that `VouchClient` takes, and the problems that it raises."""
+"""What `VouchClient` takes, how it is sent, and the problems that it raises."""
 
 from __future__ import annotations
 
+import io
+import json
+import uuid
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, TypedDict
+from urllib.parse import quote
 
 import httpx2
 from pydantic import ValidationError
@@ -13,6 +18,12 @@ from service import schemas
 
 Filter = Mapping[str, Any]
 """A condition on the items to find, for example ``{"label": "shoe", "year": {"gte": 2000}}``."""
+
+
+Image = Path | bytes | BinaryIO
+"""An image file: where it is, what it holds, or opened for reading bytes."""
+
+Fields = Mapping[str, str | int | float]
 
 
 class ListOptions(TypedDict, total=False):
@@ -116,3 +127,34 @@ def _retry_after(response: httpx2.Response) -> float | None:
     """Seconds; None for a date, which the service does not send."""
     said = response.headers.get("retry-after", "")
     return float(said) if said.isdigit() else None
+
+
+def sent_again(key: str | None) -> dict[str, str]:
+    """The header of a request that may be sent again, by this client among others."""
+    return {"Idempotency-Key": key or uuid.uuid4().hex}
+
+
+def image_file(image: Image) -> tuple[str, bytes]:
+    """Name and bytes; the name is for people only."""
+    if isinstance(image, Path):
+        return image.name, image.read_bytes()
+    if isinstance(image, bytes):
+        return "image", image
+    opened: object = image  # whatever its type promises
+    if isinstance(opened, io.TextIOBase):
+        raise TypeError(f"{image} is opened for reading text, wanted: open(…, 'rb')")
+    return Path(str(getattr(image, "name", "image"))).name, image.read()
+
+
+def fields_of(**named: str | float | Filter | None) -> Fields:
+    """Return the options that were given as the fields of a form or query, with filters as JSON."""
+    return {
+        name: json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else value
+        for name, value in named.items()
+        if value is not None
+    }
+
+
+def path_of(*parts: str) -> str:
+    """Return the path of a gallery, or of something in it."""
+    return "/".join(["/v1/galleries", *(quote(part, safe="") for part in parts)])

@@ -25,6 +25,9 @@ from service.schemas.bundles import (
 )
 from service.schemas.changes import BatchItemWritten, BatchWritten, ItemWritten
 from service.schemas.feedback import (
+    Decision,
+    DecisionKind,
+    DecisionList,
     ErrorsOverTime,
     FeedbackAnswer,
     FeedbackCorrection,
@@ -104,7 +107,10 @@ __all__ = [
     "CalibrationState",
     "CalibrationStatus",
     "DecidedNeighbour",
+    "Decision",
     "DecisionAnswer",
+    "DecisionKind",
+    "DecisionList",
     "DecisionRequest",
     "EmbeddingAnswer",
     "EncoderState",

@@ -2,29 +2,88 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from datetime import datetime
+from typing import Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item", "new"]
 
 
 class FeedbackRequest(BaseModel):
-    """A user's judgement whether an item is a true match of an earlier query."""
+    """A reviewer's decision on an earlier query; with `correct`, short for one on an item found."""
 
     query_id: str = Field(pattern="^[0-9a-f]{64}$", description="`query.id` of an answer.")
-    item_id: str = Field(min_length=1, max_length=4096)
-    correct: bool = Field(description="Confirmed, or rejected.")
+    decision: DecisionKind | None = Field(
+        None,
+        description="`this_item`, `not_this_item`: of an item that the query found; "
+        "`none_of_these`: nothing in the gallery matches; `that_item`: it is this item, found or "
+        "not; `new`: nothing matches, and it ought to be in the gallery.",
+    )
+    item_id: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="Of the item; left out with `none_of_these` and `new`.",
+    )
+    correct: bool | None = Field(
+        None, description="In place of `decision`: true for `this_item`, false for `not_this_item`."
+    )
+    reviewer: str | None = Field(None, min_length=1, max_length=200, description="Who decides.")
+    comment: str | None = Field(None, min_length=1, max_length=2000)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.decision is None) == (self.correct is None):
+            raise ValueError("give `decision`, or `correct` in its place")
+        if (self.item_id is None) != (self.decision in {"none_of_these", "new"}):
+            raise ValueError("give `item_id`, but not with `none_of_these` or `new`")
+        return self
+
+    @property
+    def decided(self) -> DecisionKind:
+        """The decision, however it was given."""
+        if self.decision is not None:
+            return self.decision
+        return "this_item" if self.correct else "not_this_item"
 
 
 class FeedbackAnswer(BaseModel):
     """The feedback that was stored, for checking probabilities and for the next calibration."""
 
+    number: int = Field(description="Of the decision: `DELETE …/feedback/{number}` takes it back.")
     query_id: str
-    item_id: str
-    correct: bool
-    rank: int
-    match_probability: float = Field(description="What was served for the pair.")
+    decision: DecisionKind
+    item_id: str | None
+    correct: bool | None = Field(description="Of the item; null where none was named.")
+    rank: int | None = Field(description="Of the item; null where it was not found.")
+    match_probability: float | None = Field(description="What was served for the pair.")
     audited: bool = Field(
-        description="Whether the pair was drawn at random for review, and counts in "
+        description="Whether a pair it speaks of was drawn at random for review, and counts in "
         "`errors_over_time` of `GET …/calibration`."
     )
+
+
+class Decision(BaseModel):
+    """A decision that is kept."""
+
+    number: int
+    query_id: str
+    decision: DecisionKind
+    item_id: str | None
+    label: str | None = Field(description="Of the item, as it was when it was decided.")
+    reviewer: str | None
+    comment: str | None
+    bundle: str = Field(description="What answered.")
+    decided_at: datetime
+    undone_at: datetime | None = Field(description="When it was taken back; null: it holds.")
+
+
+class DecisionList(BaseModel):
+    """Decisions on a gallery, in the order in which they were made."""
+
+    decisions: list[Decision]
+    next_after: int | None = Field(description="To go on with, as `after`; null: these are all.")
 
 
 class FeedbackSummary(BaseModel):
@@ -65,6 +124,7 @@ class FeedbackCorrection(BaseModel):
 
     n: int = Field(description="Pairs that users had spoken of.")
     confirmed: int
+    n_drawn: int = Field(0, description="Of the pairs, those drawn at random for review.")
     n_others: int = Field(description="Further pairs, served with other probabilities: left aside.")
     applied: bool = Field(
         description="Whether the correction foretells what users say better than none, "

@@ -10,7 +10,9 @@
     writer            live writes
     following         what a replica may answer with: `CURRENT`, followed
     current_bundle    what an activation did, and having `CURRENT` say so
+    recalibration     stale calibrations, fitted again by another process
     health            canaries
+    retained          embeddings of answered queries, to be decided on later
     watch             drift, errors and shares over time, kept across restarts
     drift             the drift test of a served stream
     audit             the random choice of answers that ask for feedback

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import math
+import sqlite3
 import time
 from collections.abc import Callable
 from contextvars import copy_context
@@ -17,7 +18,7 @@ import numpy as np
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.intact import BundleFiles
 from model_store.bundles.secret import secret_of
-from model_store.encoder.contract import Inputs, QueryKind
+from model_store.encoder.contract import Embeddings, Inputs, QueryKind
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import InternalError, QueryNotFound
 from model_store.gallery import Thumbnail, Vector
@@ -35,6 +36,7 @@ from service.encoding.single_flight import SingleFlight
 from service.schemas import QueryImage, QueryText
 from service.serving.queries import Encoded, text_id, vector_id
 from service.serving.resources import EngineResources
+from service.serving.retained import RetainedQueries
 from service.serving.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,9 @@ class SearchEngine:
         self.watches = {
             kind: Watch(bundle, resources.feedback, resources.audit_share, kind) for kind in kinds
         }
+        self.retained = RetainedQueries(
+            bundle.name, bundle.retriever.encoder.fingerprint, resources.answered
+        )
         self.secret = secret_of(bundle.root, bundle.manifest)
         self.files = BundleFiles(bundle.directory, bundle.manifest)
         self.changed_file: str | None = None
@@ -137,6 +142,11 @@ class SearchEngine:
         """Write what was seen of queries, and hear of reviews."""
         for watch in self.watches.values():
             await watch.keep()
+        try:
+            await self.retained.keep()
+        except (sqlite3.Error, OSError) as error:
+            fields = {"gallery": self.bundle.name, "reason": str(error)}
+            logger.error("queries not retained", extra={"fields": fields})  # noqa: TRY400
 
     async def catch_up(self) -> None:
         """Find what any process has written to the gallery until now; microseconds if nothing.
@@ -252,9 +262,13 @@ class SearchEngine:
         return vector, prepared.thumbnail
 
     async def known(self, query_id: str) -> CacheEntry:
-        """Return the cached entry of a query, or raise `QueryNotFound`."""
+        """Return the entry of a query that is cached or retained, or raise `QueryNotFound`."""
         entry = await self._remembered(self._key(query_id))
         if entry is None:
+            embeddings = await self.retained.find(query_id)
+            if embeddings is not None:
+                found = await self.compute(lambda: self._retriever.predictives(embeddings))
+                return CacheEntry(None, found[0])
             raise QueryNotFound(
                 f"No query {query_id[:12]}… is known; they are remembered for a while only. Search "
                 "with the image again, and send the id of that answer."
@@ -277,9 +291,9 @@ class SearchEngine:
         started = time.perf_counter()
         expected = self._retriever.encoder.metadata.input
         if isinstance(expected, VectorInput):
-            predictive = await self._embed(np.ones(expected.shape, expected.dtype))
+            _, predictive = await self._embed(np.ones(expected.shape, expected.dtype))
         else:
-            predictive = await self._embed((await self.decode(EMPTY_PICTURE)).pixels)
+            _, predictive = await self._embed((await self.decode(EMPTY_PICTURE)).pixels)
         await self.compute(lambda: self._retriever.find(predictive, limit=1))
         self.canary_at = time.monotonic()
         self.canary_s = time.perf_counter() - started
@@ -330,7 +344,8 @@ class SearchEngine:
         started = time.perf_counter()
         prepared = prepared or await self.decode(data)
         decoded = time.perf_counter()
-        predictive = await self._embed(prepared.pixels)
+        embeddings, predictive = await self._embed(prepared.pixels)
+        self.retained.note(query_id, embeddings)
         seconds = {"decode": decoded - started, "encode": time.perf_counter() - decoded}
         image = QueryImage(
             format=prepared.format,
@@ -342,7 +357,8 @@ class SearchEngine:
         await self._cache.put(self._key(query_id), entry)
         return Encoded(query_id, entry.image, predictive, "miss", seconds)
 
-    async def _embed(self, image: Inputs) -> Predictive:
-        """Predictive distribution of one picture at the encoder's input size."""
+    async def _embed(self, image: Inputs) -> tuple[Embeddings, Predictive]:
+        """Embedding and predictive distribution of one picture at the encoder's input size."""
         embeddings = await self._batcher.encode(image)
-        return (await self.compute(lambda: self._retriever.predictives(embeddings)))[0]
+        found = await self.compute(lambda: self._retriever.predictives(embeddings))
+        return embeddings, found[0]

@@ -10,7 +10,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.decision import Terms, assess
 from model_store.encoder.contract import QueryKind
 from model_store.errors import FeedbackNotKept, InternalError, ItemNotFound
-from model_store.feedback import Feedback
+from model_store.feedback import Decided, Pair, moment
 from model_store.images.quality import quality_hints
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever
@@ -24,6 +24,7 @@ from service.serving.queries import (
     DecidedList,
     Embedded,
     Encoded,
+    Said,
     SearchParameters,
     SearchResult,
     SimilarItems,
@@ -185,36 +186,35 @@ class Lease:
             self._retriever.alpha if alpha is None else alpha,
         )
 
-    async def feedback(self, query_id: str, item_id: str, *, correct: bool) -> Feedback:
-        """Return a user's feedback on an item that a query found, with the probability served then.
+    async def review(self, said: Said) -> Decided:
+        """Return a decision on a query, with what was served for the items that it speaks of.
 
         Raises
         ------
         FeedbackNotKept : the gallery is not calibrated.
-        QueryNotFound : the query has left the cache, or never was in it.
-        ItemNotFound : the gallery has no such item, or the query did not find it.
+        QueryNotFound : the query is not known any more, or never was.
+        ItemNotFound : the gallery has no such item; or the query did not find it, which is asked
+            of an item that is confirmed or rejected.
         """
         retriever = self._retriever
         if all(retriever.for_kind(kind).calibration is None for kind in self.engine.watches):
             raise _not_calibrated(self.bundle)  # whatever the query was
-        entry = await self.engine.known(query_id)
+        entry = await self.engine.known(said.query_id)
         lease = self.for_kind(entry.predictive.kind)
-        calibration = lease.bundle.retriever.calibration
-        if calibration is None:
+        if lease.bundle.retriever.calibration is None:
             raise _not_calibrated(self.bundle)
-        rank, probability, log_odds = await self.engine.compute(
-            lambda: lease._served(entry.predictive, item_id)
-        )
-        return Feedback(
+        label, pairs = await self.engine.compute(lambda: lease._said_of(entry.predictive, said))
+        return Decided(
             gallery=self.bundle.name,
             bundle=lease.watch.key,
-            query_id=query_id,
-            item_id=item_id,
-            correct=correct,
-            rank=rank,
-            match_probability=probability,
-            match_log_odds=log_odds,
-            match_fingerprint=calibration.match_fingerprint(),
+            query_id=said.query_id,
+            decision=said.decision,
+            item_id=said.item_id,
+            label=label,
+            reviewer=said.reviewer,
+            comment=said.comment,
+            pairs=pairs,
+            decided_at=moment(),
         )
 
     async def again(self, query_id: str, parameters: SearchParameters) -> SearchResult:
@@ -294,17 +294,47 @@ class Lease:
             order=parameters.order,
         )
 
-    def _served(self, predictive: Predictive, item_id: str) -> tuple[int, float, float]:
-        """Rank, match probability and its uncorrected log-odds of an item a query found."""
-        self._retriever.gallery.item(item_id)  # says so where there is none
+    def _said_of(self, predictive: Predictive, said: Said) -> tuple[str | None, tuple[Pair, ...]]:
+        """Return the label of the item that a decision names, and the pairs that it speaks of.
+
+        Where it is another item than the first, or none, the first is no match.
+        """
+        retriever, item_id = self._retriever, said.item_id
+        item = None if item_id is None else retriever.gallery.item(item_id)
         answer = self._find(predictive, self._with_share(SearchParameters(N_CANDIDATES))[0])
-        uncorrected = answer.decision.match_log_odds
-        for place, match in enumerate(answer.matches):
-            if match.item.id != item_id or match.match_probability is None or uncorrected is None:
-                continue
-            return match.rank, match.match_probability, float(uncorrected[place])
-        raise ItemNotFound(
-            f"The query did not find item {item_id!r} among its nearest {N_CANDIDATES}."
+        listed = {match.item.id: place for place, match in enumerate(answer.matches)}
+        if item is not None and said.decision != "that_item" and item.id not in listed:
+            raise ItemNotFound(
+                f"The query did not find item {item.id!r} among its nearest {N_CANDIDATES}. If it "
+                "is what the query shows, decide `that_item`."
+            )
+        words = {}
+        if item is None or said.decision == "that_item":
+            first = answer.matches[0].item
+            same = item is not None and item.label is not None and first.label == item.label
+            words[first.id] = same
+        if item is not None and item.id in listed:
+            words[item.id] = said.decision != "not_this_item"
+        pairs = tuple(
+            pair
+            for item_id, correct in words.items()
+            if (pair := self._pair(answer, listed[item_id], correct=correct)) is not None
+        )
+        return None if item is None else item.label, pairs
+
+    def _pair(self, answer: Answer, place: int, *, correct: bool) -> Pair | None:
+        """Return what was served for an item of a list; None where it had no probability."""
+        match, uncorrected = answer.matches[place], answer.decision.match_log_odds
+        calibration = self._retriever.calibration
+        if match.match_probability is None or uncorrected is None or calibration is None:
+            return None
+        return Pair(
+            match.item.id,
+            correct,
+            match.rank,
+            match.match_probability,
+            float(uncorrected[place]),
+            calibration.match_fingerprint(),
         )
 
 

@@ -14,6 +14,7 @@ from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Assessment, FilterMeans
 from model_store.errors import ItemNotFound
+from model_store.feedback import DecisionKind
 from model_store.gallery import Filter, Gallery, Item
 from model_store.images.quality import QualityHint
 from model_store.predictive import Predictive
@@ -51,6 +52,17 @@ class SearchParameters:
     source: str | None = None
     filter_means: FilterMeans = "show"
     order: Order | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a reviewer says of a query; see `Decided`."""
+
+    query_id: str
+    decision: DecisionKind
+    item_id: str | None = None
+    reviewer: str | None = None
+    comment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

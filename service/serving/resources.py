@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from model_store.feedback import FeedbackLog
+from model_store.feedback import AnsweredQueries, FeedbackLog
 from service.decoding.decoder import Decoder
 from service.encoding.cache import Cache
 from service.fair_share import FairShare
@@ -28,6 +28,7 @@ class EngineResources:
     pad_batches : see `MicroBatcher`.
     feedback : keeps users' feedback, and the state of drift tests.
     audit_share : share of matches to draw for review, where feedback is kept.
+    answered : keeps what was made of queries; None where they are remembered as long as cached.
     """
 
     cache: Cache
@@ -40,3 +41,4 @@ class EngineResources:
     pad_batches: bool = False
     feedback: FeedbackLog | None = None
     audit_share: float = 0.0
+    answered: AnsweredQueries | None = None

@@ -99,7 +99,8 @@ def start(bundle: Bundle) -> Iterator[StartClient]:
 
     def start_one(*bundles: Bundle, **settings: Any) -> TestClient:
         # Decoders in processes are tried in tests of their own: starting them takes a second.
-        app = create_app(Settings(**{"decoders": 0, **settings}), bundles or [bundle])
+        given = {"decoders": 0, "recalibrate": False, **settings}
+        app = create_app(Settings(**given), bundles or [bundle])
         # A failure of the service is to be seen as a client sees it.
         client = LocalClient(app, raise_server_exceptions=False)
         started.append(client.__enter__())

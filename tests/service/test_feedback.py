@@ -195,3 +195,100 @@ def test_without_a_file_or_a_calibration_none_is_kept(
         assert response.status_code == 409
         assert reason in response.json()["detail"]
     assert not log.exists()
+
+
+def decide(client: TestClient, answer: dict[str, Any], decision: str, **more: Any) -> Any:
+    said = {"query_id": answer["query"]["id"], "decision": decision, **more}
+    return client.post("/v1/galleries/digits/feedback", json=said)
+
+
+def pairs(log: Path) -> dict[str, bool]:
+    with sqlite3.connect(log) as connection:
+        found = connection.execute("SELECT item_id, correct FROM feedback").fetchall()
+    return {item_id: bool(correct) for item_id, correct in found}
+
+
+def test_none_of_these_and_new_say_that_the_first_is_no_match(
+    client: TestClient, digit: bytes, log: Path
+) -> None:
+    answer = search(client, digit).json()
+    first = answer["results"][0]["id"]
+    for decision in ("none_of_these", "new"):
+        kept = decide(client, answer, decision, reviewer="ann", comment="a blur").json()
+        assert (kept["item_id"], kept["rank"], kept["correct"]) == (None, None, None)
+        assert pairs(log) == {first: False}
+    listed = client.get("/v1/galleries/digits/feedback?limit=1").json()
+    (one,) = listed["decisions"]
+    assert (one["decision"], one["reviewer"], one["comment"]) == ("none_of_these", "ann", "a blur")
+    (two,) = client.get(
+        "/v1/galleries/digits/feedback", params={"after": listed["next_after"]}
+    ).json()["decisions"]
+    assert (two["decision"], two["number"]) == ("new", one["number"] + 1)
+    undone = client.delete(f"/v1/galleries/digits/feedback/{one['number']}").json()
+    assert undone["undone_at"] is not None
+    assert pairs(log) == {first: False}  # the other still says so
+    client.delete(f"/v1/galleries/digits/feedback/{two['number']}")
+    assert pairs(log) == {}
+    assert summary(client) is None
+
+
+def test_that_item_may_be_any_item(
+    client: TestClient, digit: bytes, bundle: Bundle, log: Path
+) -> None:
+    """One that the query did not find has no probability to be compared with; the first is wrong.
+
+    Where the first shows the same thing, it is right.
+    """
+    answer = search(client, digit, limit=100).json()
+    first = answer["results"][0]
+    gallery = bundle.retriever.gallery
+    far = gallery.items(gallery.candidates(_far_from(bundle, digit)[None], 1).rows[0])[0]
+    assert far.label != first["label"]
+    kept = decide(client, answer, "that_item", item_id=far.id).json()
+    assert (kept["correct"], kept["rank"], kept["match_probability"]) == (True, None, None)
+    assert pairs(log) == {first["id"]: False}
+    same = next(one for one in answer["results"][1:] if one["label"] == first["label"])
+    kept = decide(client, answer, "that_item", item_id=same["id"]).json()
+    assert (kept["rank"], kept["match_probability"]) == (same["rank"], same["match_probability"])
+    assert pairs(log) == {first["id"]: True, same["id"]: True}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"decision": "new", "item_id": "x"},
+        {"decision": "this_item"},
+        {"decision": "this_item", "item_id": "x", "correct": True},
+        {"item_id": "x"},
+        {"decision": "maybe", "item_id": "x"},
+        {"decision": "new", "reviewer": ""},
+        {"decision": "new", "comment": "x" * 2001},
+    ],
+)
+def test_a_decision_that_says_too_little_or_too_much_is_refused(
+    client: TestClient, said: dict[str, Any]
+) -> None:
+    response = client.post("/v1/galleries/digits/feedback", json={"query_id": "0" * 64, **said})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
+
+
+def test_a_query_can_be_decided_on_for_as_long_as_its_owner_keeps_it(
+    start: StartClient, digit: bytes, log: Path
+) -> None:
+    """Nothing is cached, and the service is another one by then."""
+    first = start(feedback=log, query_retention_s=3600, cache_bytes=0)
+    answer = search(first, digit, limit=3).json()
+    kept = decide(first, answer, "this_item", item_id=answer["results"][0]["id"])
+    assert kept.status_code == 200  # it waits to be written
+    first.__exit__(None, None, None)
+    again = start(feedback=log, query_retention_s=3600, cache_bytes=0)
+    found = decide(again, answer, "not_this_item", item_id=answer["results"][2]["id"]).json()
+    served = answer["results"][2]
+    assert found["rank"] == 3
+    assert found["match_probability"] == pytest.approx(served["match_probability"], abs=0.01)
+    forgetful = start(feedback=log, cache_bytes=0)
+    refused = decide(forgetful, answer, "none_of_these")
+    assert (refused.status_code, refused.json()["code"]) == (404, "query_not_found")
+    with sqlite3.connect(log) as connection:
+        held = connection.execute("SELECT * FROM answered").fetchone()
+    assert digit not in held  # numbers, and no image

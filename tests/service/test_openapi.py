@@ -88,7 +88,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 31
+    assert len(names) == len(set(names)) == 33
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -278,6 +278,16 @@ REQUESTS: dict[tuple[str, str], Ask] = {
         "/v1/galleries/digits/feedback", content=b"{}", headers={"Content-Type": "text/plain"}
     ),
     ("give_feedback", "422"): lambda client: feedback(client, "digits", correct="perhaps"),
+    ("list_feedback", "200"): lambda client: client.get("/v1/galleries/digits/feedback"),
+    ("list_feedback", "404"): lambda client: client.get("/v1/galleries/none/feedback"),
+    ("list_feedback", "409"): lambda client: client.get("/v1/galleries/digits/feedback"),
+    ("list_feedback", "422"): lambda client: client.get("/v1/galleries/digits/feedback?limit=0"),
+    ("undo_feedback", "200"): lambda client: client.delete(
+        f"/v1/galleries/digits/feedback/{feedback(client, 'digits').json()['number']}"
+    ),
+    ("undo_feedback", "404"): lambda client: client.delete("/v1/galleries/digits/feedback/999"),
+    ("undo_feedback", "409"): lambda client: client.delete("/v1/galleries/digits/feedback/1"),
+    ("undo_feedback", "422"): lambda client: client.delete("/v1/galleries/digits/feedback/x"),
     ("get_item", "200"): lambda client: client.get(f"/v1/galleries/digits/items/{an_item(client)}"),
     ("get_item", "404"): lambda client: client.get("/v1/galleries/digits/items/none"),
     ("get_thumbnail", "200"): lambda client: client.get(
@@ -341,7 +351,7 @@ TRIED_ELSEWHERE = {
 """In test_galleries.py, test_answers.py, test_changes.py and test_texts.py: they want another state
 of the service, or another gallery."""
 
-IDS = {"gallery": "digits", "item_id": 1, "sample_id": 1, "bundle_id": 1}
+IDS = {"gallery": "digits", "item_id": 1, "sample_id": 1, "bundle_id": 1, "number": 1}
 
 IN_A_CROWD = {"503", "504"}
 """What any request that computes may be answered when there are too many."""
@@ -409,7 +419,7 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
         named = {name for name, refusal in refusals if refusal == status}
         assert named == {name for name, _ in REQUESTS} - open_to_all
     more = {"give_feedback", "activate_bundle", "rollback_bundle", "compact_gallery"}
-    more |= {"put_item", "put_items", "delete_item"}
+    more |= {"put_item", "put_items", "delete_item", "list_feedback", "undo_feedback"}
     assert {name for name, refusal in refusals if refusal == "403"} == more
 
 
@@ -524,6 +534,8 @@ def test_it_says_which_scope_is_needed_and_whether_a_key_is(
             continue
         scope = {
             "give_feedback": "write",
+            "list_feedback": "write",
+            "undo_feedback": "write",
             "put_item": "write",
             "put_items": "write",
             "delete_item": "write",

@@ -72,6 +72,7 @@ STATUSES = {
     "PathNotFound": 404,
     "MethodNotAllowed": 405,
     "QueryNotFound": 404,
+    "DecisionNotFound": 404,
     "FeedbackNotKept": 409,
     "KeysError": 500,
     "KeysRequired": 500,

@@ -14,7 +14,7 @@
 
 from service.http.answers.bundles import activation, bundle_list, bundle_state
 from service.http.answers.changes import batch_written, item_written
-from service.http.answers.feedback import feedback_answer
+from service.http.answers.feedback import decision, decision_list, feedback_answer
 from service.http.answers.galleries import (
     calibration_report,
     gallery_detail,
@@ -40,7 +40,9 @@ __all__ = [
     "bundle_list",
     "bundle_state",
     "calibration_report",
+    "decision",
     "decision_answer",
+    "decision_list",
     "embedding_answer",
     "feedback_answer",
     "gallery_detail",

@@ -1,18 +1,49 @@
-"""Answers to feedback."""
+"""Answers to feedback, and the list of decisions."""
 
 from __future__ import annotations
 
-from model_store.feedback import Feedback
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from model_store.feedback import Decided
 from service import schemas
 
 
-def feedback_answer(feedback: Feedback, *, audited: bool) -> schemas.FeedbackAnswer:
-    """Describe the feedback that was stored."""
+def feedback_answer(kept: Decided, *, audited: bool) -> schemas.FeedbackAnswer:
+    """Describe the decision that was stored."""
+    pair = next((pair for pair in kept.pairs if pair.item_id == kept.item_id), None)
     return schemas.FeedbackAnswer(
-        query_id=feedback.query_id,
-        item_id=feedback.item_id,
-        correct=feedback.correct,
-        rank=feedback.rank,
-        match_probability=feedback.match_probability,
+        number=kept.number,
+        query_id=kept.query_id,
+        decision=kept.decision,
+        item_id=kept.item_id,
+        correct=None if kept.item_id is None else kept.decision != "not_this_item",
+        rank=None if pair is None else pair.rank,
+        match_probability=None if pair is None else pair.match_probability,
         audited=audited,
+    )
+
+
+def decision_list(found: Sequence[Decided], limit: int) -> schemas.DecisionList:
+    """Describe at most ``limit`` decisions; one more says that there are more."""
+    shown = found[:limit]
+    more = len(found) > limit
+    return schemas.DecisionList(
+        decisions=[decision(one) for one in shown], next_after=shown[-1].number if more else None
+    )
+
+
+def decision(kept: Decided) -> schemas.Decision:
+    """Describe a decision."""
+    return schemas.Decision(
+        number=kept.number,
+        query_id=kept.query_id,
+        decision=kept.decision,
+        item_id=kept.item_id,
+        label=kept.label,
+        reviewer=kept.reviewer,
+        comment=kept.comment,
+        bundle=kept.bundle,
+        decided_at=datetime.fromtimestamp(kept.decided_at, UTC),
+        undone_at=None if kept.undone_at is None else datetime.fromtimestamp(kept.undone_at, UTC),
     )

@@ -1,10 +1,13 @@
-"""The path that takes users' feedback on matches."""
+"""The paths of decisions on queries."""
 
 from __future__ import annotations
 
-from fastapi import Depends
+from typing import Annotated
+
+from fastapi import Depends, Query
 
 from model_store.errors import (
+    DecisionNotFound,
     FeedbackNotKept,
     GalleryNotFound,
     ImageTooLarge,
@@ -13,12 +16,16 @@ from model_store.errors import (
     QueryNotFound,
     UnsupportedMediaType,
 )
+from model_store.feedback import FeedbackLog
 from service import schemas
 from service.access.access import requires
 from service.http import answers
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
+from service.http.state import State
+from service.serving.lease import Lease
+from service.serving.queries import Said
 
 router = gallery_router("feedback")
 
@@ -40,20 +47,65 @@ router = gallery_router("feedback")
 async def give_feedback(
     lease: LeaseOf, state: StateOf, said: schemas.FeedbackRequest
 ) -> schemas.FeedbackAnswer:
-    """Confirm or reject a match; of each pair of query and item the last word is kept.
+    """Decide on a query: it is this item, not this item, none of these, that item, or new.
 
-    `GET …/calibration` compares what was served with what users say of it. What is said of answers
-    that ask for it (`audit`) tells how often a match is wrong.
+    On return it is on the disk. Of each pair of query and item the last word counts, every decision
+    is kept. `GET …/calibration` compares what was served with what users say of it. What is said of
+    answers that ask for it (`audit`) tells how often a match is wrong. A query is known for as long
+    as it is cached, or for `VOUCH_QUERY_RETENTION_S`.
     """
-    kept = state.feedback
-    if kept is None:
+    kept = _require_kept(state)
+    decided = await lease.review(
+        Said(said.query_id, said.decided, said.item_id, said.reviewer, said.comment)
+    )
+    written = await lease.engine.compute(lambda: kept.decide(decided))
+    await _hear(lease)
+    asked = await lease.engine.compute(
+        lambda: [kept.asked(written.bundle, written.query_id, p.item_id) for p in written.pairs]
+    )
+    return answers.feedback_answer(written, audited=any(asked))
+
+
+@router.get(
+    "/{gallery}/feedback",
+    operation_id="list_feedback",
+    responses=responses(GalleryNotFound, FeedbackNotKept, InvalidRequest),
+    dependencies=[Depends(requires("write"))],
+)
+async def list_feedback(
+    lease: LeaseOf,
+    state: StateOf,
+    after: Annotated[int, Query(ge=0, description="`next_after` of the page before.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> schemas.DecisionList:
+    """The decisions on a gallery, oldest first, those that were taken back among them."""
+    kept, name = _require_kept(state), lease.bundle.name
+    found = await lease.engine.compute(lambda: kept.decided(name, after, limit + 1))
+    return answers.decision_list(found, limit)
+
+
+@router.delete(
+    "/{gallery}/feedback/{number}",
+    operation_id="undo_feedback",
+    responses=responses(GalleryNotFound, DecisionNotFound, FeedbackNotKept, InvalidRequest),
+    dependencies=[Depends(requires("write"))],
+)
+async def undo_feedback(lease: LeaseOf, state: StateOf, number: int) -> schemas.Decision:
+    """Take a decision back; what was said before it counts again. It stays in the list."""
+    kept, name = _require_kept(state), lease.bundle.name
+    undone = await lease.engine.compute(lambda: kept.undo(name, number))
+    await _hear(lease)
+    return answers.decision(undone)
+
+
+async def _hear(lease: Lease) -> None:
+    for watch in lease.engine.watches.values():
+        await watch.hear()
+
+
+def _require_kept(state: State) -> FeedbackLog:
+    if state.feedback is None:
         raise FeedbackNotKept(
             "This service keeps no feedback. Its operator names a file in VOUCH_FEEDBACK."
         )
-    feedback = await lease.feedback(said.query_id, said.item_id, correct=said.correct)
-    await lease.engine.compute(lambda: kept.record(feedback))
-    for watch in lease.engine.watches.values():
-        await watch.hear()
-    pair = feedback.bundle, feedback.query_id, feedback.item_id
-    audited = await lease.engine.compute(lambda: kept.asked(*pair))
-    return answers.feedback_answer(feedback, audited=audited)
+    return state.feedback

@@ -6,11 +6,14 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from model_store.feedback import decisions
+from model_store.feedback.decisions import Decided
 
 _FEEDBACK = """
 CREATE TABLE IF NOT EXISTS feedback (
@@ -38,6 +41,11 @@ CREATE TABLE IF NOT EXISTS audits (
   PRIMARY KEY (bundle, query_id, item_id)
 ) WITHOUT ROWID
 """
+
+_DRAWN = (
+    "EXISTS (SELECT 1 FROM audits WHERE audits.bundle = feedback.bundle AND audits.query_id = "
+    "feedback.query_id AND audits.item_id = feedback.item_id)"
+)
 
 _FITTED_TO = {"match_log_odds": "REAL", "match_fingerprint": "TEXT"}
 _ADDED = _FITTED_TO | {"first_received_at": "REAL"}
@@ -79,12 +87,14 @@ class SaidPairs:
     log_odds : (n,) uncorrected.
     correct : (n,) whether users confirmed the pair.
     queries : (n,) number of the query that the pair belongs to.
+    drawn : (n,) whether the pair was drawn at random for review; who speaks of another chose to.
     n_others : pairs that were stored with probabilities of another origin.
     """
 
     log_odds: NDArray[np.float64]
     correct: NDArray[np.bool_]
     queries: NDArray[np.int64]
+    drawn: NDArray[np.bool_]
     n_others: int
 
 
@@ -130,27 +140,77 @@ class FeedbackLog:
         """Keep it: durable once this returns."""
         now = time.time()
         with self._opened() as connection:
-            connection.execute(
-                "INSERT INTO feedback (gallery, bundle, query_id, item_id, correct, "
-                "rank, match_probability, received_at, match_log_odds, match_fingerprint, "
-                "first_received_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT DO UPDATE SET correct = excluded.correct, rank = excluded.rank, "
-                "match_probability = excluded.match_probability, "
-                "received_at = excluded.received_at, match_log_odds = excluded.match_log_odds, "
-                "match_fingerprint = excluded.match_fingerprint",
-                (
-                    feedback.gallery,
-                    feedback.bundle,
-                    feedback.query_id,
-                    feedback.item_id,
-                    feedback.correct,
-                    feedback.rank,
-                    feedback.match_probability,
-                    now,
-                    feedback.match_log_odds,
-                    feedback.match_fingerprint,
-                    now,
+            _record(connection, feedback, now)
+
+    def decide(self, decided: Decided) -> Decided:
+        """Keep a decision and what it says of pairs: durable once this returns, with its number."""
+        with self._opened() as connection:
+            kept = decisions.add(connection, decided)
+            self._say(connection, kept)
+        return kept
+
+    def undo(self, gallery: str, number: int) -> Decided:
+        """Take a decision back: of the pairs that it spoke of, the word before it counts again.
+
+        Raises
+        ------
+        DecisionNotFound
+        """
+        with self._opened() as connection:
+            decided = decisions.find(connection, gallery, number)
+            if decided.undone_at is not None:
+                return decided
+            undone = decisions.undo(connection, decided, decisions.moment())
+            for pair in decided.pairs:
+                connection.execute(
+                    "DELETE FROM feedback WHERE bundle = ? AND query_id = ? AND item_id = ?",
+                    (decided.bundle, decided.query_id, pair.item_id),
+                )
+            of_query = {"bundle": decided.bundle, "query_id": decided.query_id}
+            for other in decisions.listed(connection, of_query):
+                if other.undone_at is None:
+                    self._say(connection, other)
+        return undone
+
+    def decided(self, gallery: str, after: int = 0, limit: int = -1) -> list[Decided]:
+        """Return the decisions on a gallery after a number, by number; −1 for all of them."""
+        if not self.path.exists():
+            return []
+        with self._opened() as connection:
+            return decisions.listed(connection, {"gallery": gallery}, after, limit)
+
+    def bring(self, decided: Iterable[Decided]) -> int:
+        """Take in decisions from elsewhere, all or none; those that are here already count once.
+
+        Returns
+        -------
+        How many are new.
+        """
+        n_new = 0
+        with self._opened() as connection:
+            known = {replace(one, number=0) for one in decisions.listed(connection, {})}
+            for one in decided:
+                if replace(one, number=0) in known:
+                    continue
+                known.add(replace(one, number=0))
+                kept = decisions.add(connection, one)
+                n_new += 1
+                if kept.undone_at is None:
+                    self._say(connection, kept)
+        return n_new
+
+    @staticmethod
+    def _say(connection: sqlite3.Connection, decided: Decided) -> None:
+        for pair in decided.pairs:
+            _record(
+                connection,
+                Feedback(
+                    decided.gallery,
+                    decided.bundle,
+                    decided.query_id,
+                    **asdict(pair),
                 ),
+                decided.decided_at,
             )
 
     def summary(self, bundle: str) -> FeedbackSummary | None:
@@ -205,6 +265,7 @@ class FeedbackLog:
         with closing(sqlite3.connect(self.path)) as connection, connection:
             connection.execute(_FEEDBACK)
             connection.execute(_AUDITS)
+            connection.execute(decisions.SCHEMA)
             for column in _ADDED.keys() - _columns(connection):
                 connection.execute(f"ALTER TABLE feedback ADD COLUMN {column} {_ADDED[column]}")
             yield connection
@@ -217,8 +278,10 @@ class FeedbackLog:
         with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as connection:
             columns = _columns(connection)
             if _FITTED_TO.keys() <= columns:
+                audits = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'audits'")
+                drawn = _DRAWN if audits.fetchone() else "0"
                 rows = connection.execute(
-                    "SELECT query_id, item_id, match_log_odds, correct FROM feedback "
+                    f"SELECT query_id, item_id, match_log_odds, correct, {drawn} FROM feedback "  # noqa: S608
                     "WHERE match_fingerprint = ? ORDER BY received_at",
                     (match_fingerprint,),
                 ).fetchall()
@@ -226,11 +289,42 @@ class FeedbackLog:
                 rows = []
             count = "SELECT COUNT(*) FROM feedback" if columns else "SELECT 0"
             (n_all,) = connection.execute(count).fetchone()
-        last = {(query, item): (log_odds, correct) for query, item, log_odds, correct in rows}
-        said = np.array(list(last.values()), dtype=np.float64).reshape(-1, 2)
+        last = {(query, item): said for query, item, *said in rows}
+        said = np.array(list(last.values()), dtype=np.float64).reshape(-1, 3)
         queries = np.unique([query for query, _ in last], return_inverse=True)[1]
-        return SaidPairs(said[:, 0], said[:, 1] == 1, queries.astype(np.int64), n_all - len(rows))
+        return SaidPairs(
+            said[:, 0],
+            said[:, 1] == 1,
+            queries.astype(np.int64),
+            said[:, 2] == 1,
+            n_all - len(rows),
+        )
 
 
 def _columns(connection: sqlite3.Connection) -> set[str]:
     return {row[1] for row in connection.execute("PRAGMA table_info(feedback)")}
+
+
+def _record(connection: sqlite3.Connection, feedback: Feedback, now: float) -> None:
+    connection.execute(
+        "INSERT INTO feedback (gallery, bundle, query_id, item_id, correct, "
+        "rank, match_probability, received_at, match_log_odds, match_fingerprint, "
+        "first_received_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET correct = excluded.correct, rank = excluded.rank, "
+        "match_probability = excluded.match_probability, "
+        "received_at = excluded.received_at, match_log_odds = excluded.match_log_odds, "
+        "match_fingerprint = excluded.match_fingerprint",
+        (
+            feedback.gallery,
+            feedback.bundle,
+            feedback.query_id,
+            feedback.item_id,
+            feedback.correct,
+            feedback.rank,
+            feedback.match_probability,
+            now,
+            feedback.match_log_odds,
+            feedback.match_fingerprint,
+            now,
+        ),
+    )

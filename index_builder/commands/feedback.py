@@ -1,0 +1,54 @@
+"""``vouch-build feedback``: decisions of reviewers out of the service's file, and into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from index_builder.output import writing
+from model_store.errors import ConfigError
+from model_store.feedback import FeedbackLog
+from model_store.feedback.exchange import from_csv, from_jsonl, to_csv, to_jsonl
+
+Kept = Annotated[Path, typer.Argument(help="The file that the service keeps (VOUCH_FEEDBACK).")]
+
+app = typer.Typer(help="Export and import the decisions of reviewers.", no_args_is_help=True)
+
+
+@app.command("export")
+def export_command(
+    kept: Kept,
+    out: Annotated[Path, typer.Argument(help="A file to write, .csv or .jsonl.")],
+    gallery: Annotated[str, typer.Option(help="The name of the gallery.")],
+) -> None:
+    """Write all decisions on a gallery, oldest first, those that were taken back among them."""
+    write = {".csv": to_csv, ".jsonl": to_jsonl}[_suffix(out)]
+    if not kept.exists():
+        raise ConfigError(f"There is no feedback in {kept}. Name what VOUCH_FEEDBACK names.")
+    found = FeedbackLog(kept).decided(gallery)
+    with writing(str(out)):
+        out.write_text(write(found), encoding="utf-8")
+    print(f"{len(found)} decisions written")
+
+
+@app.command("import")
+def import_command(
+    kept: Kept, file: Annotated[Path, typer.Argument(help="Decisions, .csv or .jsonl.")]
+) -> None:
+    """Take in decisions, all of them or, if a line is bad, none; each counts once."""
+    read = {".csv": from_csv, ".jsonl": from_jsonl}[_suffix(file)]
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}.") from error
+    decided = read(text)
+    print(f"{FeedbackLog(kept).bring(decided)} of {len(decided)} decisions are new")
+
+
+def _suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in {".csv", ".jsonl"}:
+        raise ConfigError(f"{path.name} is neither .csv nor .jsonl, which decisions are kept as.")
+    return suffix

@@ -1,0 +1,169 @@
+"""What reviewers decided of queries: one entry after another, none of which is ever changed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
+
+from model_store.errors import DecisionNotFound
+
+DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item", "new"]
+DECISIONS: tuple[DecisionKind, ...] = get_args(DecisionKind)
+"""``this_item`` and ``not_this_item`` confirm and reject an item that was found;
+``none_of_these``: nothing in the gallery matches; ``that_item``: it is an item of the gallery,
+found or not; ``new``: nothing matches, and what it shows ought to be in the gallery."""
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS decisions (
+  number INTEGER PRIMARY KEY AUTOINCREMENT,
+  gallery TEXT NOT NULL,
+  bundle TEXT NOT NULL,
+  query_id TEXT NOT NULL,
+  decision TEXT NOT NULL,
+  item_id TEXT,
+  label TEXT,
+  reviewer TEXT,
+  comment TEXT,
+  decided_at REAL NOT NULL,
+  pairs TEXT NOT NULL,
+  undone_at REAL
+)
+"""
+
+_COLUMNS = (
+    "number, gallery, bundle, query_id, decision, item_id, label, reviewer, comment, decided_at, "
+    "pairs, undone_at"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A pair of a query and an item as it was served, and what a decision says of it.
+
+    Attributes
+    ----------
+    item_id : the item.
+    correct : whether it is a true match.
+    rank, match_probability, match_log_odds, match_fingerprint : see `Feedback`.
+    """
+
+    item_id: str
+    correct: bool
+    rank: int
+    match_probability: float
+    match_log_odds: float
+    match_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision on a query.
+
+    Attributes
+    ----------
+    gallery, bundle : what answered.
+    query_id : of the answer.
+    decision : see `DECISIONS`.
+    item_id, label : of the item that it names, if it names one; the label as it was then.
+    reviewer, comment : whoever decided, in their words.
+    pairs : of the items that were found, those of which it says something.
+    decided_at : seconds since 1970.
+    number : counts the decisions; 0 as long as it is not kept.
+    undone_at : when it was taken back; None while it holds.
+    """
+
+    gallery: str
+    bundle: str
+    query_id: str
+    decision: DecisionKind
+    item_id: str | None
+    label: str | None
+    reviewer: str | None
+    comment: str | None
+    pairs: tuple[Pair, ...]
+    decided_at: float
+    number: int = 0
+    undone_at: float | None = None
+
+    def row(self) -> tuple[Any, ...]:
+        """Return the columns of the table but the first."""
+        pairs = json.dumps([asdict(pair) for pair in self.pairs])
+        return (
+            self.gallery,
+            self.bundle,
+            self.query_id,
+            self.decision,
+            self.item_id,
+            self.label,
+            self.reviewer,
+            self.comment,
+            self.decided_at,
+            pairs,
+            self.undone_at,
+        )
+
+    @classmethod
+    def of_row(cls, row: Sequence[Any]) -> Decided:
+        """Read a row of the table."""
+        fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
+        pairs = tuple(Pair(**pair) for pair in json.loads(fields.pop("pairs")))
+        return cls(pairs=pairs, **fields)
+
+
+def moment() -> float:
+    """Return the time in seconds since 1970, to microseconds, as every form of it can be read."""
+    return datetime.now(UTC).timestamp()
+
+
+def add(connection: sqlite3.Connection, decided: Decided) -> Decided:
+    """Append a decision; returns it with its number."""
+    marks = ",".join("?" * len(decided.row()))
+    names = _COLUMNS.partition(", ")[2]
+    cursor = connection.execute(
+        f"INSERT INTO decisions ({names}) VALUES ({marks})",  # noqa: S608
+        decided.row(),
+    )
+    return replace(decided, number=int(cursor.lastrowid or 0))
+
+
+def find(connection: sqlite3.Connection, gallery: str, number: int) -> Decided:
+    """Return a decision of a gallery, or raise `DecisionNotFound`."""
+    row = connection.execute(
+        f"SELECT {_COLUMNS} FROM decisions WHERE gallery = ? AND number = ?",  # noqa: S608
+        (gallery, number),
+    ).fetchone()
+    if row is None:
+        raise DecisionNotFound(
+            f"No decision {number} on the gallery {gallery!r} is kept. `GET …/feedback` lists them."
+        )
+    return Decided.of_row(row)
+
+
+def undo(connection: sqlite3.Connection, decided: Decided, now: float) -> Decided:
+    """Take a decision back; it stays in the list."""
+    connection.execute("UPDATE decisions SET undone_at = ? WHERE number = ?", (now, decided.number))
+    return replace(decided, undone_at=now)
+
+
+def listed(
+    connection: sqlite3.Connection, where: Mapping[str, Any], after: int = 0, limit: int = -1
+) -> list[Decided]:
+    """Return decisions by their number.
+
+    Parameters
+    ----------
+    where : values of columns, such as ``gallery``.
+    after : the number that they follow.
+    limit : so many at most; −1 for all.
+    """
+    conditions = " AND ".join(f"{name} = ?" for name in where) or "1"
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM decisions WHERE {conditions} AND number > ? "  # noqa: S608
+        "ORDER BY number LIMIT ?",
+        (*where.values(), after, limit),
+    )
+    return [Decided.of_row(row) for row in rows]

@@ -1,0 +1,126 @@
+"""Decisions as CSV, for people and spreadsheets, and as JSONL, for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from model_store.errors import ConfigError
+from model_store.feedback.decisions import DECISIONS, Decided, Pair, moment
+
+FIELDS = (
+    "gallery",
+    "bundle",
+    "query_id",
+    "decision",
+    "item_id",
+    "label",
+    "reviewer",
+    "comment",
+    "decided_at",
+    "undone_at",
+    "pairs",
+)
+"""Columns. Times are as of RFC 3339; ``pairs`` is JSON: what was served of the items named."""
+
+_NEEDED = ("gallery", "bundle", "query_id", "decision")
+
+
+def to_jsonl(decided: Iterable[Decided]) -> str:
+    """Return decisions, one JSON object a line."""
+    return "".join(json.dumps(_fields(one), ensure_ascii=False) + "\n" for one in decided)
+
+
+def to_csv(decided: Iterable[Decided]) -> str:
+    """Return decisions as a table with a head."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    for one in decided:
+        fields = _fields(one)
+        writer.writerow({**fields, "pairs": json.dumps(fields["pairs"])})
+    return text.getvalue()
+
+
+def from_jsonl(text: str) -> list[Decided]:
+    """Read what `to_jsonl` wrote, or somebody else did.
+
+    Raises
+    ------
+    ConfigError : a line is not a decision; it is named.
+    """
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return [_read(number, _json(number, line)) for number, line in lines]
+
+
+def from_csv(text: str) -> list[Decided]:
+    """Read what `to_csv` wrote, or a spreadsheet did.
+
+    Raises
+    ------
+    ConfigError : a line is not a decision; it is named.
+    """
+    found = []
+    reader = csv.DictReader(io.StringIO(text))
+    for row in reader:
+        number = reader.line_num
+        fields: dict[str, Any] = {name: value or None for name, value in row.items() if name}
+        fields["pairs"] = _json(number, fields.get("pairs") or "[]")
+        found.append(_read(number, fields))
+    return found
+
+
+def _fields(decided: Decided) -> dict[str, Any]:
+    fields = asdict(decided)
+    for name in ("decided_at", "undone_at"):
+        at = fields[name]
+        fields[name] = None if at is None else datetime.fromtimestamp(at, UTC).isoformat()
+    return {name: fields[name] for name in FIELDS}
+
+
+def _json(number: int, text: str) -> Any:  # noqa: ANN401 - whatever it holds
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"Line {number} is not JSON: {error}.") from None
+
+
+def _read(number: int, fields: Mapping[str, Any]) -> Decided:
+    if not isinstance(fields, dict):
+        raise ConfigError(f"Line {number} is not a decision, wanted an object with {FIELDS}.")
+    missing = [name for name in _NEEDED if not isinstance(fields.get(name), str)]
+    if missing or fields["decision"] not in DECISIONS:
+        raise ConfigError(
+            f"Line {number} is not a decision: wanted texts for {_NEEDED}, and one of {DECISIONS} "
+            f"as the decision, not {fields.get('decision')!r}."
+        )
+    unknown = sorted(fields.keys() - {*FIELDS})
+    if unknown:
+        raise ConfigError(f"Line {number} has unknown fields {unknown}; known are {FIELDS}.")
+    try:
+        pairs = tuple(Pair(**pair) for pair in fields.get("pairs") or ())
+        at, undone_at = (_time(fields.get(name)) for name in ("decided_at", "undone_at"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"Line {number} cannot be read: {error}.") from None
+    return Decided(
+        gallery=fields["gallery"],
+        bundle=fields["bundle"],
+        query_id=fields["query_id"],
+        decision=fields["decision"],
+        item_id=fields.get("item_id"),
+        label=fields.get("label"),
+        reviewer=fields.get("reviewer"),
+        comment=fields.get("comment"),
+        pairs=pairs,
+        decided_at=moment() if at is None else at,
+        undone_at=undone_at,
+    )
+
+
+def _time(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,112 @@
+"""Calibrations that have gone stale with their gallery are fitted again, by a process of its own.
+
+Fitting is the index builder's work, which the service does not import: `vouch-build calibrate
+BUNDLES` is started where it is installed. What it publishes, the service changes over to as to any
+other bundle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_store.bundles.item_features import ITEM_FEATURES_FILE
+from service.serving.engine import SearchEngine
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 3600.0
+"""After which a bundle whose calibration could not be fitted again is tried once more."""
+
+_SAID_BYTES = 2000
+"""Of what a process said at last that are logged."""
+
+
+def installed_command() -> tuple[str, ...]:
+    """Return what calibrates a directory of bundles; nothing where it is not installed."""
+    needed = ("index_builder", "sklearn", "typer")
+    if any(importlib.util.find_spec(name) is None for name in needed):
+        return ()
+    return sys.executable, "-m", "index_builder", "calibrate"
+
+
+@dataclass(slots=True)
+class _Attempt:
+    bundle_id: str
+    at: float
+
+
+class Recalibration:
+    """Starts one process at a time, for the first gallery that needs it.
+
+    Parameters
+    ----------
+    command : takes the directory of bundles as its last argument; empty: nothing is started.
+    period_s : between looks.
+    signing_key : file of the key that new bundles are signed with.
+    """
+
+    def __init__(
+        self, command: Sequence[str], period_s: float, signing_key: Path | None = None
+    ) -> None:
+        self._command = tuple(command)
+        self._period_s = period_s
+        self._signing_key = signing_key
+        self._attempts: dict[str, _Attempt] = {}
+
+    async def watch(self, engines: Callable[[], Sequence[SearchEngine]]) -> None:
+        """Look at every engine, for ever."""
+        while True:
+            await asyncio.sleep(self._period_s)
+            for engine in engines():
+                await self.look(engine)
+
+    async def look(self, engine: SearchEngine) -> bool | None:
+        """Calibrate again what has gone stale; whether it could be, None where there is no need."""
+        bundle = engine.bundle
+        root, name = bundle.root, bundle.name
+        if not self._command or root is None or bundle.retriever.stale is None:
+            return None
+        if not (bundle.directory / ITEM_FEATURES_FILE).exists():
+            return None
+        last = self._attempts.get(name)
+        now = time.monotonic()
+        if last and last.bundle_id == bundle.manifest.id and now - last.at < RETRY_S:
+            return None
+        self._attempts[name] = _Attempt(bundle.manifest.id, now)
+        code, said = await self._run(root)
+        fields = {"gallery": name, "bundle": bundle.manifest.id, "seconds": time.monotonic() - now}
+        if code == 0:
+            logger.info("calibrated again", extra={"fields": fields})
+        else:
+            fields["reason"] = said
+            logger.error("not calibrated again", extra={"fields": fields})
+        return code == 0
+
+    async def _run(self, root: Path) -> tuple[int, str]:
+        """Run the command to its end; its exit status, and the end of what it said."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if self._signing_key is not None:
+            environment["VOUCH_SIGNING_KEY"] = str(self._signing_key)
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            str(root),
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            _, said = await process.communicate()
+        except BaseException:  # the service ends
+            process.kill()
+            await process.wait()
+            raise
+        return int(process.returncode or 0), said.decode(errors="replace")[-_SAID_BYTES:]

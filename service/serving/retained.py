@@ -1,0 +1,60 @@
+"""The embeddings of answered queries, so that they can be decided on after they left the cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from model_store.encoder.contract import Embeddings
+from model_store.feedback import AnsweredQueries, AnsweredQuery
+from model_store.half_precision import HalfRows
+
+MOST_WAITING = 10_000
+"""Queries that wait to be written at most; the oldest are given up."""
+
+
+class RetainedQueries:
+    """What the encoder made of the queries of one gallery; written every few seconds.
+
+    What a crash loses are the queries since; what was decided of them is not lost.
+
+    Parameters
+    ----------
+    gallery, encoder : name of the gallery, and fingerprint of its encoder.
+    kept : the queries of all galleries; None where none are to be kept.
+    """
+
+    def __init__(self, gallery: str, encoder: str, kept: AnsweredQueries | None) -> None:
+        self._gallery, self._encoder, self._kept = gallery, encoder, kept
+        self._waiting: OrderedDict[str, AnsweredQuery] = OrderedDict()
+        self._writing = asyncio.Lock()
+
+    def note(self, query_id: str, embeddings: Embeddings) -> None:
+        """Keep a query of which the encoder made ``embeddings``, of one image."""
+        if self._kept is None:
+            return
+        parts = (embeddings.mean, embeddings.variance, embeddings.features)
+        rows = (HalfRows.of(part).to_bytes()[0] for part in parts)
+        self._waiting[query_id] = AnsweredQuery(query_id, *rows)
+        while len(self._waiting) > MOST_WAITING:
+            self._waiting.popitem(last=False)
+
+    async def find(self, query_id: str) -> Embeddings | None:
+        """Return what the encoder made of a query, to rounding; None where it is not kept."""
+        if self._kept is None:
+            return None
+        found = self._waiting.get(query_id)
+        if found is None:
+            found = await asyncio.to_thread(self._kept.find, self._gallery, self._encoder, query_id)
+        return None if found is None else Embeddings(*(part.whole() for part in found.rows()))
+
+    async def keep(self) -> None:
+        """Write what waits; forget what has been kept for long enough."""
+        if self._kept is None:
+            return
+        async with self._writing:
+            queries = list(self._waiting.values())
+            await asyncio.to_thread(self._kept.add, self._gallery, self._encoder, queries)
+            for one in queries:
+                if self._waiting.get(one.query_id) is one:
+                    del self._waiting[one.query_id]

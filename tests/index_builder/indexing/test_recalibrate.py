@@ -1,0 +1,255 @@
+"""A bundle is calibrated again from what it keeps, after its gallery has changed."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_builder.calibration.calibrate import calibrate_gallery
+from index_builder.calibration.fit_again import Refit, fit_again
+from index_builder.calibration.kept_queries import (
+    KEPT_QUERIES_FILE,
+    KeptVectors,
+    as_vectors,
+    keep,
+)
+from index_builder.configuration.build import CalibrationConfig
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.splits import QuerySet
+from index_builder.indexing.recalibrate import calibration_of
+from model_store.bundles.changes import open_live
+from model_store.bundles.compaction import Compaction
+from model_store.bundles.directory import current_id
+from model_store.bundles.item_features import ItemFeatures
+from model_store.bundles.manifest import Manifest, read_manifest
+from model_store.bundles.publish import publish
+from model_store.decision import Calibration
+from model_store.decision.staleness import staleness
+from model_store.encoder.contract import Embeddings
+from model_store.errors import CalibrationError
+from model_store.gallery import (
+    Delete,
+    FaissGallery,
+    LiveGallery,
+    NewItem,
+    Thumbnail,
+    Upsert,
+    Vector,
+    write_faiss_gallery,
+)
+
+DIM, N_FEATURES, N_LABELS, N_EACH = 8, 24, 14, 12
+N_NEW = 4
+"""Labels that come later."""
+
+PICTURE = Thumbnail(b"-", "image/png")
+ENCODER = KeptVectors("e" * 64, DIM, N_FEATURES)
+GENERATOR = np.random.default_rng(0)
+CENTRES = GENERATOR.standard_normal((N_LABELS + N_NEW, DIM))
+CENTRES /= np.linalg.norm(CENTRES, axis=1, keepdims=True)
+PROJECTION = GENERATOR.standard_normal((DIM, N_FEATURES))
+
+
+def drawn(labels: np.ndarray, seed: int) -> Embeddings:
+    generator = np.random.default_rng(seed)
+    mean = CENTRES[labels] + 0.28 * generator.standard_normal((len(labels), DIM))
+    noise = 0.3 * generator.standard_normal((len(labels), N_FEATURES))
+    variance = generator.uniform(0.001, 0.01, mean.shape)
+    parts = mean, variance, mean @ PROJECTION + noise
+    return Embeddings(*(part.astype(np.float32) for part in parts))
+
+
+def images(prefix: str, labels: np.ndarray, embeddings: Embeddings) -> LabelledImages:
+    ids = tuple(f"{prefix}-{number:04d}" for number in range(len(labels)))
+    names = tuple(f"label {label}" for label in labels.tolist())
+    return as_vectors(ids, names, ids, None, embeddings)
+
+
+OF_ITEMS = np.repeat(np.arange(N_LABELS), N_EACH)
+OF_QUERIES = np.repeat(np.arange(N_LABELS), 6)
+ITEMS, QUERIES = drawn(OF_ITEMS, 1), drawn(OF_QUERIES, 2)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of bundles with a calibrated gallery that keeps its queries."""
+    root = tmp_path_factory.mktemp("kept")
+    staging = root / "staging"
+    staging.mkdir()
+    gallery_images = images("item", OF_ITEMS, ITEMS)
+    items = [
+        NewItem(name, label, {}, PICTURE)
+        for name, label in zip(gallery_images.ids, gallery_images.labels, strict=True)
+    ]
+    write_faiss_gallery(staging, ITEMS, items, ENCODER.fingerprint)
+    asked = images("query", OF_QUERIES, QUERIES)
+    queries = QuerySet(asked, asked.subset([]), None)
+    order = np.random.default_rng(0).permutation(len(OF_ITEMS))
+    gallery, some = FaissGallery(staging), gallery_images.subset(order)
+    config = CalibrationConfig(max_error=0.1)
+    fitted = calibrate_gallery(
+        ENCODER, gallery, some, queries, config, 0, are_views=False, unseen=True
+    )
+    fitted.save(staging)
+    keep(staging, ENCODER, some, queries, gallery.n_items, 0, are_views=False, unseen=True)
+    (staging / "encoder.onnx").write_bytes(b"no network")
+    manifest = Manifest(
+        gallery={"name": "g", "description": "", "n_items": gallery.n_items},
+        encoder={"fingerprint": ENCODER.fingerprint},
+        calibration=None,
+        metrics=None,
+        samples=(),
+        library_versions={},
+    )
+    return publish(staging, manifest, root / "bundles", keep=False).parent
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "bundles"))
+
+
+def opened(root: Path) -> LiveGallery:
+    return open_live(root, root / str(current_id(root)))
+
+
+def calibration(directory: Path) -> Calibration:
+    found = Calibration.load(directory)
+    assert found is not None
+    return found
+
+
+def put(labels: np.ndarray, seed: int, prefix: str = "put") -> list[Upsert]:
+    embeddings = drawn(labels, seed)
+    return [
+        Upsert(
+            NewItem(f"{prefix}-{number:04d}", f"label {label}", {}, PICTURE),
+            Vector(
+                embeddings.mean[number], embeddings.variance[number], embeddings.features[number]
+            ),
+        )
+        for number, label in enumerate(labels.tolist())
+    ]
+
+
+def compacted(root: Path, *, calibrated: bool) -> Path:
+    live = opened(root)
+    directory = root / str(current_id(root))
+    calibrate = calibration_of(calibration(directory), {}, must=True) if calibrated else None
+    with Compaction(root, read_manifest(directory), live, None, calibrate) as compaction:
+        prepared = compaction.prepare()
+        compaction.switch()
+    live.close()
+    return prepared
+
+
+def test_fitted_again_to_the_same_gallery_it_says_the_same(root: Path) -> None:
+    directory = root / str(current_id(root))
+    before = calibration(directory)
+    config = CalibrationConfig(max_error=0.1)
+    refit = fit_again(directory, FaissGallery(directory), before, config)
+    assert refit.foretells_as_well
+    again = refit.calibration
+    assert again.n_queries == before.n_queries == len(OF_QUERIES)
+    np.testing.assert_allclose(
+        again.evidence.first_probabilities, before.evidence.first_probabilities, atol=0.02
+    )
+    assert again.detector.n_averaged == before.detector.n_averaged
+
+
+def test_half_of_the_items_replaced_and_new_labels_put_end_its_staleness(root: Path) -> None:
+    """No image is read: there is none. The new items are queries left out of their own lists."""
+    live = opened(root)
+    gone = [Delete(f"item-{number:04d}") for number in range(0, len(OF_ITEMS), 2)]
+    new = np.concatenate([OF_ITEMS[::2], N_LABELS + np.repeat(np.arange(N_NEW), N_EACH)])
+    live.commit([*put(new, 3), *gone])
+    before = calibration(root / str(current_id(root)))
+    assert "calibrate BUNDLES" in str(staleness(before, live.snapshot()))
+    live.close()
+    directory = compacted(root, calibrated=True)
+    after = calibration(directory)
+    assert staleness(after, FaissGallery(directory)) is None
+    report = after.report
+    assert report["n_matched"] == len(OF_QUERIES)
+    assert report["n_leave_one_out"] > len(OF_QUERIES)
+    manifest = read_manifest(directory)
+    assert manifest.calibration is not None
+    assert manifest.calibration["report"]["n_leave_one_out"] == report["n_leave_one_out"]
+    kept = ItemFeatures.load(directory)
+    assert kept is not None
+    assert kept.was_put.sum() == len(new)
+    # Later changes count from here on.
+    live = opened(root)
+    live.commit(put(np.array([0, 1]), 4, "late"))
+    assert staleness(after, live.snapshot()) is None
+    live.close()
+
+
+def test_compacted_first_and_calibrated_later_is_the_same(root: Path, tmp_path: Path) -> None:
+    """As a service compacts, which cannot fit anything: what is needed goes along."""
+    other = Path(shutil.copytree(root, tmp_path / "other"))
+    gone = [Delete(f"item-{number:04d}") for number in range(40)]
+    for place in (root, other):
+        live = opened(place)
+        live.commit([*put(OF_ITEMS[:60], 5), *gone])
+        live.close()
+    at_once = calibration(compacted(root, calibrated=True))
+    compacted(other, calibrated=False)
+    later = calibration(compacted(other, calibrated=True))
+    np.testing.assert_allclose(
+        at_once.evidence.first_probabilities, later.evidence.first_probabilities, atol=1e-3
+    )
+    assert at_once.search == later.search
+
+
+def test_queries_whose_label_has_gone_have_no_match_any_more(root: Path) -> None:
+    live = opened(root)
+    live.commit([Delete(f"item-{number:04d}") for number in range(5 * N_EACH)])
+    live.close()
+    after = calibration(compacted(root, calibrated=True))
+    assert after.report["n_matched"] == (N_LABELS - 5) * 6
+
+
+def test_an_item_that_was_replaced_is_known_by_what_it_shows_now(root: Path) -> None:
+    live = opened(root)
+    (write,) = put(np.array([5]), 6)
+    replaced = Upsert(replace(write.item, id="item-0000"), write.vector)
+    live.commit([replaced])
+    kept = ItemFeatures.load(root / str(current_id(root)))
+    assert kept is not None
+    updated = kept.updated(live.snapshot())
+    place = updated.ids.index("item-0000")
+    assert updated.was_put[place]
+    features = write.vector.features
+    assert features is not None
+    np.testing.assert_allclose(updated.features.whole()[place], features, atol=0.01)
+    live.close()
+
+
+def test_a_worse_one_is_not_published(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = root / str(current_id(root))
+    before = calibration(directory)
+
+    def worse(*_: object) -> Refit:
+        return Refit(before, loss_before=0.2, loss_after=0.3, standard_error=0.05)
+
+    monkeypatch.setattr("index_builder.indexing.recalibrate.fit_again", worse)
+    gallery, manifest = FaissGallery(directory), read_manifest(directory)
+    with pytest.raises(CalibrationError, match=r"worse \(log loss 0\.3000, until now 0\.2000\)"):
+        calibration_of(before, {}, must=True)(gallery, directory, manifest)
+    assert calibration_of(before, {})(gallery, directory, manifest) is manifest
+    assert "stays as it was" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_bundle_that_keeps_nothing_says_what_to_do(root: Path) -> None:
+    directory = root / str(current_id(root))
+    before = calibration(directory)
+    (directory / KEPT_QUERIES_FILE).unlink()
+    with pytest.raises(CalibrationError, match="calibrate BUNDLES --queries FILE"):
+        fit_again(directory, FaissGallery(directory), before, CalibrationConfig())
