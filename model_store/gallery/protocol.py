@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.encoder.contract import Embeddings
+from model_store.gallery.filters.facets import Facet
 from model_store.gallery.filters.grammar import Filter
 from model_store.gallery.index.allowed import Allowed
 from model_store.verdicts import Plan
@@ -142,6 +143,12 @@ class Gallery(Protocol):
 
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass a filter, as `candidates` takes them."""
+
+    def facets(self, most: int) -> list[Facet]:
+        """The fields that the gallery was built with an index of, with ``most`` values each.
+
+        They are counted as it was built; what was written since is not. None where none is known.
+        """
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

@@ -34,11 +34,14 @@ from service.schemas.feedback import (
     FeedbackRequest,
     FeedbackSummary,
 )
-from service.schemas.filters import Explanation
+from service.schemas.filters import Explanation, FilterText
 from service.schemas.galleries import (
     AbsentState,
     CalibrationReport,
     EncoderState,
+    Facet,
+    FacetList,
+    FacetValue,
     GalleryDetail,
     GalleryList,
     GalleryName,
@@ -116,11 +119,15 @@ __all__ = [
     "EncoderState",
     "ErrorsOverTime",
     "Explanation",
+    "Facet",
+    "FacetList",
+    "FacetValue",
     "FeedbackAnswer",
     "FeedbackCorrection",
     "FeedbackRequest",
     "FeedbackSummary",
     "FieldError",
+    "FilterText",
     "GalleryDetail",
     "GalleryList",
     "GalleryName",

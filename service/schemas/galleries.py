@@ -214,6 +214,40 @@ class GalleryDetail(BaseModel):
     )
 
 
+class FacetValue(BaseModel):
+    """A value of a field."""
+
+    value: str | int | float | bool
+    n_items: int = Field(description="That have it.")
+
+
+class Facet(BaseModel):
+    """A field of a gallery's items, and what it holds."""
+
+    field: str = Field(description="Its name in a filter.")
+    comparison: Literal["eq", "has"] = Field(
+        description="By which a filter finds a value: `has` where the items have lists."
+    )
+    n_items: int = Field(description="That have a value.")
+    n_values: int = Field(description="Distinct ones.")
+    least: float | None = Field(description="Of the numbers; null where there are none.")
+    greatest: float | None = Field(description="Of the numbers; null where there are none.")
+    values: list[FacetValue] = Field(
+        description="The most frequent ones; none where no two items agree."
+    )
+
+
+class FacetList(BaseModel):
+    """The fields that a gallery can be filtered by at once."""
+
+    gallery: str
+    bundle_id: str
+    facets: list[Facet] = Field(
+        description="The fields that the bundle has an index of, counted as it was built: without "
+        "what was written since."
+    )
+
+
 class LabelList(BaseModel):
     """A page of a gallery's labels."""
 

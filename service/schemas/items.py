@@ -22,5 +22,8 @@ class ItemList(BaseModel):
     gallery: str
     bundle_id: str
     n_items: int = Field(description="Of the whole gallery.")
+    n_passing: int | None = Field(
+        description="Of them, those that pass the filter; null without one."
+    )
     items: list[ItemDetail] = Field(description="By id.")
     next_cursor: str | None = Field(description="For the next page; null on the last.")

@@ -15,7 +15,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.decision import Assessment, FilterMeans
 from model_store.errors import ItemNotFound
 from model_store.feedback import DecisionKind
-from model_store.gallery import Filter, Gallery, Item
+from model_store.gallery import Allowed, Filter, Gallery, Item
 from model_store.images.quality import QualityHint
 from model_store.predictive import Predictive
 from model_store.search import EVERYTHING, Diversity
@@ -167,22 +167,48 @@ class Page:
     Attributes
     ----------
     last : row of the last of them, where more come after it.
+    n_passing : items that pass the filter; None without one.
     """
 
     items: list[Item]
     last: int | None
+    n_passing: int | None = None
 
 
-def page_of(bundle: Bundle, after: int | None, limit: int) -> Page:
-    """At most ``limit`` items by id, from the one after the row ``after`` on."""
+_MOST_LOOKED_AT = 4_096
+"""Rows that are looked at together for some that pass a filter: a live gallery orders them."""
+
+
+def page_of(bundle: Bundle, after: int | None, limit: int, where: Filter | None = None) -> Page:
+    """At most ``limit`` items by id, from the one after the row ``after`` on.
+
+    Parameters
+    ----------
+    where : filter that they pass; None for all.
+    """
     gallery = bundle.retriever.gallery
     if after is not None and after >= gallery.n_rows and bundle.live is not None:
         gallery = bundle.live.refresh()  # another replica was asked first, and is ahead
     if after is not None and after >= gallery.n_rows:
         return Page([], None)
-    rows = gallery.page(after, limit + 1)  # one more, to see whether there is one
+    allowed = None if where is None else gallery.matching(where)
+    rows = _rows_of(gallery, after, limit + 1, allowed)  # one more, to see whether there is one
     shown = rows[:limit]
-    return Page(gallery.items(shown), int(shown[-1]) if len(rows) > limit else None)
+    last = int(shown[-1]) if len(rows) > limit else None
+    return Page(gallery.items(shown), last, None if allowed is None else len(allowed.rows()))
+
+
+def _rows_of(
+    gallery: Gallery, after: int | None, limit: int, allowed: Allowed | None
+) -> NDArray[np.int64]:
+    """At most ``limit`` of the ``allowed`` rows by id, from the one after the row ``after`` on."""
+    if allowed is None:
+        return gallery.page(after, limit)
+    found, n = np.array([], dtype=np.int64), limit
+    while len(found) < limit and (rows := gallery.page(after, n)).size:
+        found = np.append(found, rows[allowed.at(rows)])
+        after, n = int(rows[-1]), min(2 * n, _MOST_LOOKED_AT)
+    return found[:limit]
 
 
 def vector_id(query: VectorQuery) -> str:

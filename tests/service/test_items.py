@@ -64,6 +64,25 @@ class TestTheList:
             page = client.get("/v1/galleries/odd/items", params={"limit": limit}).json()
             assert (page["next_cursor"] is not None) is more
 
+    @pytest.mark.parametrize("limit", [2, 100])
+    def test_only_items_that_pass_a_filter_are_listed(
+        self, client: TestClient, bundle: Bundle, limit: int
+    ) -> None:
+        gallery = bundle.retriever.gallery
+        items = gallery.items(np.arange(gallery.n_items))
+        facets = client.get("/v1/galleries/digits/facets?limit=2").json()["facets"]
+        assert [facet["field"] for facet in facets] == ["label"]
+        for value in facets[0]["values"]:
+            wanted = [item.id for item in items if item.label == value["value"]]
+            where = json.dumps({"label": value["value"], "id": {"lt": "digit-2"}})
+            narrow = [one for one in wanted if one < "digit-2"]
+            found = pages(client, limit=limit, filter=where)
+            assert [item["id"] for page in found for item in page["items"]] == narrow
+            assert {page["n_passing"] for page in found} == {len(narrow)}
+            assert value["n_items"] == len(wanted)
+        refused = client.get(ITEMS, params={"filter": '{"label": {"near": 1}}'})
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_filter")
+
 
 class TestACursor:
     @pytest.fixture
@@ -349,7 +368,7 @@ def test_numbers_that_json_has_no_word_for_are_null(
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
-    paths = ["/items", "/items/plain", "/items/plain/similar", ""]
+    paths = ["/items", "/items/plain", "/items/plain/similar", "/facets", ""]
     responses = [client.get(f"/v1/galleries/odd{path}") for path in paths]
     responses.append(search(client, digit, "odd"))
     for response in responses:

@@ -13,6 +13,7 @@ from model_store.errors import BundleMismatch
 from model_store.gallery.files.fields import COLUMNS_FILE, FIELDS_FILE, ITEMS_FILE
 from model_store.gallery.files.items import Items
 from model_store.gallery.files.variances import NORMS_FILE, SCALES_FILE, VARIANCES_FILE, Variances
+from model_store.gallery.filters.facets import Facet
 from model_store.gallery.filters.grammar import Filter
 from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.build import REPORT_FILE, IndexReport
@@ -97,6 +98,10 @@ class FaissGallery:
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass a filter, as `candidates` takes them."""
         return self._items.matching(part)
+
+    def facets(self, most: int) -> list[Facet]:
+        """The fields that the gallery was built with an index of; see `Gallery.facets`."""
+        return self._items.fields.facets(most)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

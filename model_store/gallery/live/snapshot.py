@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import FaissGallery, similarities_of
+from model_store.gallery.filters.facets import Facet
 from model_store.gallery.filters.grammar import Filter
 from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.live.allowed import RowsOfAll, RowsOfBase
@@ -164,6 +165,10 @@ class GallerySnapshot:
         """Return the rows that pass a filter, as `candidates` takes them."""
         since = self._columns.matching(part, self._appended.sequences)
         return RowsOfAll(self._base.matching(part), since, self._removed)
+
+    def facets(self, most: int) -> list[Facet]:
+        """The fields that the gallery was built with an index of; see `Gallery.facets`."""
+        return self._base.facets(most)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

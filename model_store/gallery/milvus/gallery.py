@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import similarities_of
+from model_store.gallery.filters.facets import Facet
 from model_store.gallery.filters.grammar import Filter
 from model_store.gallery.index.allowed import Allowed, MaskedRows
 from model_store.gallery.index.recall import FETCHED
@@ -215,6 +216,10 @@ class MilvusGallery:
             end = min(start + _ROWS_AT_ONCE, self.n_rows)
             mask[self._rows.within(start, end, expression)] = True
         return _Matching(mask, expression)
+
+    def facets(self, most: int) -> list[Facet]:  # noqa: ARG002 - as `Gallery` has it
+        """None: Milvus counts no values."""
+        return []
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

@@ -17,6 +17,7 @@ from service.http.answers.changes import batch_written, item_written
 from service.http.answers.feedback import decision, decision_list, feedback_answer
 from service.http.answers.galleries import (
     calibration_report,
+    facet_list,
     gallery_detail,
     gallery_list,
     label_list,
@@ -44,6 +45,7 @@ __all__ = [
     "decision_answer",
     "decision_list",
     "embedding_answer",
+    "facet_list",
     "feedback_answer",
     "gallery_detail",
     "gallery_list",

@@ -78,6 +78,30 @@ def _text_state(lease: Lease) -> schemas.TextState | None:
     )
 
 
+def facet_list(bundle: Bundle, most: int) -> schemas.FacetList:
+    """Describe the fields of the items, with at most ``most`` values each."""
+    return schemas.FacetList(
+        gallery=bundle.name,
+        bundle_id=bundle.manifest.id,
+        facets=[
+            schemas.Facet(
+                field=facet.field,
+                comparison=facet.comparison,
+                n_items=facet.n_items,
+                n_values=facet.n_values,
+                least=facet.least,
+                greatest=facet.greatest,
+                values=[
+                    schemas.FacetValue(value=value, n_items=n_items)
+                    for value, n_items in facet.values
+                    if value is not None
+                ],
+            )
+            for facet in bundle.retriever.gallery.facets(most)
+        ],
+    )
+
+
 def label_list(lease: Lease, after: str | None, limit: int) -> schemas.LabelList:
     """Return at most ``limit`` labels by name, from the one after ``after`` on."""
     bundle = lease.bundle

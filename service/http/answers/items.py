@@ -33,6 +33,7 @@ def item_list(lease: Lease, page: Page) -> schemas.ItemList:
         gallery=bundle.name,
         bundle_id=bundle.manifest.id,
         n_items=bundle.retriever.gallery.n_items,
+        n_passing=page.n_passing,
         items=[item_detail(bundle, item) for item in page.items],
         next_cursor=None if cursor is None else write(cursor, lease.engine.secret),
     )

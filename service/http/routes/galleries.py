@@ -43,6 +43,15 @@ async def get_gallery(lease: LeaseOf, state: StateOf) -> schemas.GalleryDetail:
     )
 
 
+@router.get("/{gallery}/facets", operation_id="list_facets", responses=responses(GalleryNotFound))
+async def list_facets(
+    lease: LeaseOf,
+    limit: Annotated[int, Query(ge=1, le=100, description="Values of a field.")] = 20,
+) -> schemas.FacetList:
+    """List the fields that items can be filtered by at once, with their most frequent values."""
+    return await lease.engine.compute(lambda: answers.facet_list(lease.bundle, limit))
+
+
 @router.get("/{gallery}/labels", operation_id="list_labels", responses=responses(GalleryNotFound))
 async def list_labels(
     lease: LeaseOf,

@@ -16,6 +16,8 @@ from model_store.errors import (
     OutdatedCursor,
     SampleNotFound,
 )
+from model_store.gallery import read_filter
+from model_store.gallery.filters.grammar import MAX_BYTES
 from service import schemas
 from service.http import answers, cursors
 from service.http.problems import responses
@@ -34,7 +36,7 @@ router = gallery_router("items")
 @router.get(
     "/{gallery}/items",
     operation_id="list_items",
-    responses=responses(GalleryNotFound, InvalidCursor, OutdatedCursor),
+    responses=responses(GalleryNotFound, InvalidCursor, OutdatedCursor, InvalidFilter),
 )
 async def list_items(
     lease: LeaseOf,
@@ -42,6 +44,14 @@ async def list_items(
     cursor: Annotated[
         str | None,
         Query(max_length=cursors.MAX_ITEMS_LENGTH, description="`next_cursor` of the page before."),
+    ] = None,
+    where: Annotated[
+        schemas.FilterText,
+        Query(
+            alias="filter",
+            max_length=MAX_BYTES,
+            description="Which items to list, as in a search; the same on each page.",
+        ),
     ] = None,
 ) -> schemas.ItemList:
     """The gallery's items by id, page by page; cursors are of one bundle, and taken for an hour.
@@ -54,7 +64,8 @@ async def list_items(
         after = cursors.read(
             cursor, cursors.ItemsCursor, lease.bundle.manifest.id, lease.engine.secret
         ).after
-    page = await lease.engine.compute(lambda: page_of(lease.bundle, after, limit))
+    passes = None if where is None else read_filter(where)
+    page = await lease.engine.compute(lambda: page_of(lease.bundle, after, limit, passes))
     return answers.item_list(lease, page)
 
 

@@ -1,0 +1,77 @@
+"""What fields hold, read off their indexes, is what counting every item gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from model_store.gallery import FaissGallery, IndexSettings, NewItem, write_faiss_gallery
+from model_store.gallery.filters.facets import Facet
+from tests.laws.gallery_laws import random_embeddings
+from tests.support.filters_in_words import PICTURE
+
+COLOURS = ("red", "green", "blue", "rød")
+MANY = 2**53 + 1  # no float64 is as exact
+METADATA: list[dict[str, Any]] = [
+    {
+        "colour": COLOURS[row % 7 % 4],
+        "price": row / 4 if row % 3 else MANY,
+        "sold": row % 5 == 0,
+        "tags": [COLOURS[row % 4], COLOURS[row % 3]],
+        "maker": {"name": "Ono" if row % 2 else None},
+        "file": f"{row}.png",
+    }
+    | ({"mixed": row} if row < 10 else {"mixed": [1, "a"]})
+    for row in range(60)
+]
+LABELS = [None if row % 6 == 0 else f"label {row % 3}" for row in range(60)]
+
+
+@pytest.fixture(scope="module")
+def facets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Facet]:
+    directory = tmp_path_factory.mktemp("gallery")
+    items = [
+        NewItem(f"item {row:04d}", label, metadata, PICTURE)
+        for row, (label, metadata) in enumerate(zip(LABELS, METADATA, strict=True))
+    ]
+    write_faiss_gallery(directory, random_embeddings(60, 4, 0), items, "e", IndexSettings())
+    return {facet.field: facet for facet in FaissGallery(directory).facets(3)}
+
+
+def test_values_are_counted_and_the_most_frequent_come_first(facets: dict[str, Facet]) -> None:
+    expected = Counter(one["colour"] for one in METADATA)
+    colour = facets["colour"]
+    assert (colour.comparison, colour.n_items, colour.n_values) == ("eq", 60, 4)
+    in_order = sorted(expected.items(), key=lambda pair: (-pair[1], pair[0]))
+    assert list(colour.values) == in_order[:3]
+    assert facets["sold"].values == ((False, 48), (True, 12))
+    labels = Counter(label for label in LABELS if label is not None)
+    assert dict(facets["label"].values) == labels
+    assert facets["label"].n_items == 50
+
+
+def test_numbers_have_a_range_and_keep_every_digit(facets: dict[str, Facet]) -> None:
+    price = facets["price"]
+    assert (price.least, price.greatest) == (0.25, float(MANY))
+    assert price.values[0] == (MANY, 20)
+    assert facets["colour"].least is None
+
+
+def test_of_lists_it_is_their_parts_that_count(facets: dict[str, Facet]) -> None:
+    tags = facets["tags"]
+    held = Counter(tag for one in METADATA for tag in set(one["tags"]))
+    assert (tags.comparison, tags.n_items, tags.n_values) == ("has", 60, 3 + 1)
+    assert dict(tags.values) == dict(held.most_common(3))
+    assert facets["mixed"].comparison == "has"  # as most items have it
+
+
+def test_an_object_has_facets_of_its_own_and_null_is_no_value(facets: dict[str, Facet]) -> None:
+    assert facets["maker.name"].values == (("Ono", 30),)
+
+
+def test_what_is_another_in_each_item_has_no_values_to_choose_by(facets: dict[str, Facet]) -> None:
+    assert facets["file"].values == ()
+    assert facets["file"].n_values == 60
+    assert "id" not in facets
