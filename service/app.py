@@ -13,6 +13,7 @@ from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp
 
 from model_store.bundles.bundle import Bundle, open_bundle
@@ -87,7 +88,7 @@ def create_api(
         api.include_router(router)
     add_problem_handlers(api)
     api.openapi = lambda: document(api)  # type: ignore[method-assign] # FastAPI's own way to do it
-    api.mount("/page", StaticFiles(directory=PAGE), name="page")
+    api.mount("/page", GZipMiddleware(StaticFiles(directory=PAGE)), name="page")
 
     @api.get("/", include_in_schema=False)
     async def page() -> FileResponse:

@@ -272,8 +272,8 @@ class Settings(BaseSettings):
     )
     image_origins: tuple[Origin, ...] = Field(
         (),
-        description="Web origins that the page may load `image_url` of items' metadata from, as "
-        "JSON, to show more than previews.",
+        description="Web origins that the page may load `image_url` of items' metadata from, to "
+        "show more than previews, and pictures of dropped links, as JSON.",
     )
     record_urls: dict[str, RecordUrl] = Field(
         {},

@@ -41,13 +41,16 @@ def content_security_policy(
 
     Parameters
     ----------
-    image_origins : where else pictures may come from.
+    image_origins : where else pictures may come from, to be shown or, by a dropped link, searched
+        with.
     frame_ancestors : whose pages may show this one in a frame.
     """
     images = " ".join(("'self'", "blob:", "data:", *image_origins))
+    fetched = " ".join(("'self'", "data:", *image_origins))
     frames = " ".join(frame_ancestors) or "'none'"
     return (
-        f"default-src 'self'; img-src {images}; style-src 'self'; script-src 'self'; "
+        f"default-src 'self'; img-src {images}; connect-src {fetched}; style-src 'self'; "
+        "script-src 'self'; "
         "object-src 'none'; base-uri 'none'; form-action 'none'; "
         f"frame-ancestors {frames}"
     )

@@ -1,8 +1,9 @@
 // The parts of one answer, from the verdict down to the raw JSON.
 
-import { key, review } from "./api.js";
+import { address, key, review } from "./api.js";
 import { el, glyph, picture, svg } from "./elements.js";
 import { t } from "./language.js";
+import { said } from "./service_texts.js";
 import {
   NBSP, QUERIES, VERDICTS, absentSentence, brief, count, fixed, isNumber, outlierSentence, percent,
   uncertaintySentence,
@@ -47,9 +48,9 @@ export function answerParts(served, question, tools) {
       el("span.note", { role: "status", "data-testid": "decision" })),
     auditPart(answer),
     calibration.status === "stale"
-      ? el("p.warning", {}, el("b", {}, t`Out of date. `), calibration.reason) : "",
+      ? el("p.warning", {}, el("b", {}, t`Out of date. `), said(calibration.reason)) : "",
     withheldPart(answer),
-    ...query.image.warnings.map((text) => el("p.warning", {}, el("b", {}, t`Note. `), text)),
+    ...query.image.warnings.map((text) => el("p.warning", {}, el("b", {}, t`Note. `), said(text))),
     el("div.evidence", {}, uncertaintyPart(query.uncertainty, calibration.n_queries),
       outlierPart(query.ood, calibration.n_queries), nothingPart(answer, verdict)),
     calibration.status !== "missing" ? el("p.footnote", {},
@@ -78,7 +79,7 @@ function verdictPanel(answer, { word, says }, preview) {
 function withheldPart({ reason, bundle: { calibration } }) {
   if (!reason || reason === calibration.reason) return "";
   return el("p.warning", { "data-testid": "withheld" },
-    el("b", {}, t`A match is not vouched for. `), reason);
+    el("b", {}, t`A match is not vouched for. `), said(reason));
 }
 
 /** Asks for a review of an answer that was drawn at random. */
@@ -147,7 +148,7 @@ function nothingPart({ no_match_probability: nothing, absent }, { withholds }) {
 function setPart({ result_set: chosen }, { withholds }) {
   if (!chosen || withholds) return "";
   if (!chosen.promised_for.length) {
-    return el("p.note", { "data-testid": "set" }, chosen.reason);
+    return el("p.note", { "data-testid": "set" }, said(chosen.reason));
   }
   const names = chosen.items.slice(0, SHOWN_OF_SET).map(({ id, label }) => `“${brief(label ?? id)}”`);
   const more = chosen.items.length - names.length;
@@ -155,7 +156,7 @@ function setPart({ result_set: chosen }, { withholds }) {
     t`If the gallery has a match, then with probability ${percent(chosen.coverage)} `,
     chosen.items.length === 1 ? t`it is ` : t`one of these is: `,
     el("b", {}, names.join(", ")), more ? t` and ${more} more.` : ".",
-    chosen.promised ? "" : t` Not for every label: ${chosen.reason}`);
+    chosen.promised ? "" : t` Not for every label: ${said(chosen.reason)}`);
 }
 
 const CHOICES = { // what may be asked of a list, as options of the search
@@ -225,9 +226,9 @@ function neighbour(item, { verdict, withholds, look }) {
 function curlCommand(gallery, { name, sampleUrl }) {
   const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const curl = key.get() ? 'curl -s -H "Authorization: Bearer $VOUCH_KEY"' : "curl -s";
-  const target = shell(`${location.origin}/v1/galleries/${encodeURIComponent(gallery)}/search`);
+  const target = shell(address(`/v1/galleries/${encodeURIComponent(gallery)}/search`));
   if (sampleUrl) {
-    const source = shell(new URL(sampleUrl, location.origin).href);
+    const source = shell(address(sampleUrl));
     return `${curl} ${source} |\n  ${curl} -F 'image=@-;filename=sample' ${target}`;
   }
   const quoted = name.replaceAll("\\", "\\\\").replaceAll('"', '\\"');

@@ -4,10 +4,28 @@ import { t } from "./language.js";
 
 const KEY = "vouch-key"; // in sessionStorage: this tab alone, and only while it is open
 
+let service = location.origin;
+let connected = false;
+
+/** Ask the service at `url` from now on. A document asks one: its keys and its decisions belong
+ * to that. */
+export function connect(url) {
+  const { href } = new URL(url, document.baseURI);
+  if (connected && href !== service) {
+    throw new Error(`This document asks ${service} already; it cannot ask ${href} too.`);
+  }
+  [service, connected] = [href, true];
+}
+
+/** The whole address of what the service calls `path`. */
+export const address = (path) => new URL(path, service).href;
+
+let kept = null; // where the browser keeps nothing, such as in a frame
+
 export const key = {
-  get: () => sessionStorage.getItem(KEY),
-  set: (text) => sessionStorage.setItem(KEY, text),
-  forget: () => sessionStorage.removeItem(KEY),
+  get: () => { try { return sessionStorage.getItem(KEY); } catch { return kept; } },
+  set: (text) => { try { sessionStorage.setItem(KEY, text); } catch { kept = text; } },
+  forget: () => { try { sessionStorage.removeItem(KEY); } catch { kept = null; } },
 };
 
 export class Problem extends Error {
@@ -30,7 +48,7 @@ export async function ask(url, options = {}) {
   const headers = { ...options.headers, ...(sent && { Authorization: `Bearer ${sent}` }) };
   let response;
   try {
-    response = await fetch(url, { ...options, headers });
+    response = await fetch(address(url), { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem({
@@ -73,7 +91,7 @@ export function review({ gallery, query }, item, correct) {
 /** Let `image` show what lies at `url`. An <img> sends no key, so it is given what was fetched. */
 export async function load(image, url) {
   if (!key.get() || url.startsWith("blob:")) {
-    image.src = url;
+    image.src = address(url);
     return;
   }
   const fetched = await ask(url).then((response) => response.blob()).catch(() => null);

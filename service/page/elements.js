@@ -25,6 +25,21 @@ export function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
+/** Open a dialog in a part of the page; closed, it is gone, and `closed` is called. */
+export function openDialog(dialog, within, closed = () => {}) {
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    closed();
+  });
+  within.append(dialog);
+  dialog.showModal();
+}
+
+/** The beginning of a dialog: what it is about, what else there is to press, and its end. */
+export const dialogHeader = (title, ...more) => el("header", {}, title, more, el("button.close", {
+  type: "button", onclick: ({ target }) => target.closest("dialog").close(), "aria-label": t`Close`,
+}, "×"));
+
 export const glyph = (name) =>
   svg("svg", { class: "glyph", "aria-hidden": "true" }, svg("use", { href: `#glyph-${name}` }));
 

@@ -1,20 +1,30 @@
 // The language that the page speaks. Texts stand where they are used, in English; another language
 // is a table from these texts to its own.
 
-import { GERMAN } from "./german.js";
 import { remember, remembered } from "./memory.js";
+import { wanted } from "./wanted.js";
 
-const TABLES = { en: {}, de: GERMAN };
 const CHOSEN = "vouch-language"; // the visitor's own choice
 
 export const LANGUAGES = { en: "English", de: "Deutsch" };
 
+// Of each language but English: the page's texts, and the sentences that the service says.
+const TABLES = {
+  en: () => [{}, {}],
+  de: () => Promise.all([
+    import("./german.js").then(({ GERMAN }) => GERMAN),
+    import("./service_german.js").then(({ SERVICE_GERMAN }) => SERVICE_GERMAN),
+  ]),
+};
+
 const known = (tag) => tag?.slice(0, 2).toLowerCase() in TABLES;
 
-export const language = [remembered(CHOSEN), ...navigator.languages, "en"]
+export const language = [wanted.language, remembered(CHOSEN), ...navigator.languages, "en"]
   .find(known).slice(0, 2).toLowerCase();
 
-const table = TABLES[language];
+const [table, sentences] = await TABLES[language]();
+
+export { sentences };
 
 /** Speak another language from the next page on, that is, now. */
 export function speak(chosen) {
@@ -30,10 +40,11 @@ export function t(parts, ...values) {
   return values.length ? words.replace(/\{(\d)\}/g, (_, i) => values[i]) : words;
 }
 
-/** Put the document's own texts, of elements marked data-t, into the visitor's language. */
-export function translateDocument() {
-  document.documentElement.lang = language;
-  for (const node of document.querySelectorAll("[data-t]")) {
+/** Put the texts of elements marked data-t, in a document or a part of it, into the visitor's
+ * language. */
+export function translate(root) {
+  for (const node of root.querySelectorAll("[data-t]")) {
     node.textContent = t([node.textContent]);
+    node.removeAttribute("data-t"); // it is done
   }
 }

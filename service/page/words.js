@@ -1,6 +1,7 @@
 // What Vouch's numbers mean, in plain words.
 
 import { language, t } from "./language.js";
+import { said } from "./service_texts.js";
 
 export const NBSP = "\u00a0";
 
@@ -141,7 +142,7 @@ export function estimateSentence({ estimated, interval, is_hint: isHint, used })
 
 export function outlierSentence({ p_value: p, alpha, flag, reason }, nQueries) {
   if (!isNumber(p)) return t`Not tested: the gallery is not calibrated.`;
-  if (reason) return reason;
+  if (reason) return said(reason);
   const many = Math.round(1000 * p);
   const bound = p * (nQueries + 1) < 1.5 ? t`at most ` : ""; // stranger than all of them
   const strange = many < 1 ? t`fewer than 1 looks`

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -12,11 +14,12 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.end_to_end.page_texts import texts
 from tests.end_to_end.processes import TIMEOUT_S
-from tests.end_to_end.shown_page import FILES, GALLERY, Shown, result
+from tests.end_to_end.shown_page import ANSWER, FILES, GALLERY, Shown, result
 from tests.end_to_end.test_page_believing import REPORT
 
 pytestmark = pytest.mark.browser
 
+ROOT = FILES.parents[1]
 AXE = Axe()
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
@@ -152,14 +155,116 @@ def test_axe_sees_what_is_wrong(shown: Shown) -> None:
     assert [one.split(":")[0] for one in complaints(shown.page)] == ["image-alt"]
 
 
-def german() -> dict[str, str]:
-    """The table, which is JSON between its braces."""
-    script = (FILES / "german.js").read_text(encoding="utf-8")
+def german(name: str = "german.js") -> dict[str, str]:
+    """The table, which is JSON between its braces but for comments."""
+    script = re.sub(r"(?m)^\s*//.*$", "", (FILES / name).read_text(encoding="utf-8"))
     table = script[script.index("{\n") : script.rindex("}") + 1]
     return dict(json.loads(table.replace(",\n}", "\n}")))
 
 
+FROM_ELSEWHERE = {
+    "The image is animated or has several pages; only the first was used.",
+    *("one item", "2 to 5 items", "more than 5 items"),
+}
+"""Texts that stand among others which reach nobody."""
+
 FROM_THE_API = {"low", "medium", "high", "valid", "stale", "missing"}
+
+
+SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these stand
+    "model_store/images/quality.py": {"_REASONS"},
+    "model_store/images/colours.py": {"TURNED", "_steps"},
+    "model_store/decision/promises.py": {
+        *("_absence_shortfall", "_error_shortfall", "_rate_shortfall"),
+        *("_whom", "_too_few_withheld", "_why_absence_is_unknown"),
+    },
+    "model_store/decision/result_sets.py": {"_why_not"},
+    "model_store/decision/verdict.py": {"SETS_UNDER_A_FILTER"},
+    "service/serving/drift.py": {"DRIFTED"},
+    "service/http/answers/search.py": {"_why_none_is_flagged"},
+}
+
+
+def sentences_of(path: str, places: set[str]) -> Iterator[str]:
+    """Texts of a module within functions and values of these names, as a table names them."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        match node:
+            case ast.FunctionDef(name=name) if name in places:
+                statements: list[ast.stmt | ast.expr] = [
+                    *node.body[bool(ast.get_docstring(node)) :]
+                ]
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in places:
+                statements = [value]
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if (
+                name in places
+            ):
+                statements = [value]
+            case _:
+                continue
+        for statement in statements:
+            yield from _texts_in(statement)
+
+
+def _texts_in(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
+        numbers = itertools.count()
+        yield "".join(f"{{{next(numbers)}}}" if part is None else str(part) for part in parts)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _texts_in(child)
+
+
+def test_what_the_service_says_has_its_german_word_for_word() -> None:
+    table = german("service_german.js")
+    said = {text for path, places in SPEAKERS.items() for text in sentences_of(path, places)}
+    sentences = {text for text in said if " " in text}
+    assert len(sentences) >= 20
+    assert sentences - set(table) == set()
+    titles = {
+        (ast.get_docstring(node) or "").split("\n", 1)[0].rstrip(".")
+        for node in ast.parse((ROOT / "model_store/errors.py").read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    }
+    known = sentences | titles | FROM_ELSEWHERE
+    assert set(table) - known == set()
+
+
+def test_a_reason_of_the_service_is_said_in_german(browser: Browser) -> None:
+    shown = Shown(browser, locale="de-DE")
+    reason = (
+        "An error of at most 0.05 among matches cannot be promised: there are 12 calibration "
+        "queries with a match whose first item is its label's only one, about 90 would do."
+    )
+    german_reason = (
+        "Höchstens 0.05 Fehler unter Treffern lassen sich nicht versprechen: Es gibt 12 Anfragen "
+        "zur Kalibrierung mit Treffer, deren erstes Objekt das einzige seines Labels ist, etwa 90 "
+        "würden reichen."
+    )
+    unpromised = {
+        **(ANSWER["result_set"] or {}),
+        "promised": False,
+        "promised_for": [],
+        "reason": "A coverage of 0.95 needs 59 independent calibration queries with a match; "
+        "there are 12.",
+    }
+    image = {**ANSWER["query"]["image"], "warnings": ["Transparent areas were laid on white."]}
+    query = {**ANSWER["query"], "image": image}
+    shown.ask(verdict="ambiguous", reason=reason, result_set=unpromised, query=query)
+    expect(shown.found("withheld")).to_contain_text(german_reason)
+    expect(shown.found("set")).to_have_text(
+        "Eine Abdeckung von 0.95 braucht 59 unabhängige Anfragen zur Kalibrierung mit Treffer; "
+        "es gibt 12."
+    )
+    expect(shown.found("result")).to_contain_text("Hinweis. Durchsichtiges wurde auf Weiß gelegt.")
+    shown.status = 503
+    busy = "As many requests as are taken at once are being worked on"
+    shown.ask(title=busy, detail="Wait.", code="overloaded", request_id="r-1")
+    expect(shown.found("problem").locator("h2")).to_have_text("Der Dienst ist ausgelastet")
+    expect(shown.found("problem").locator("p").first).to_have_attribute("lang", "en")
+    shown.page.close()
 
 
 def test_every_text_has_its_german_with_the_same_values() -> None:

@@ -276,24 +276,52 @@ def test_a_picture_that_cannot_be_shown_says_so(shown: Shown) -> None:
     expect(shown.found("neighbour").first.locator(".unseen")).to_have_text("no preview")
 
 
-@pytest.mark.parametrize(
-    ("way", "event"),
-    [
-        ("dropped", "new DragEvent('drop', { dataTransfer: link })"),
-        ("pasted", "new ClipboardEvent('paste', { clipboardData: link })"),
-    ],
-)
-def test_a_link_is_no_image(shown: Shown, way: str, event: str) -> None:
-    shown.open()
+WAYS = {
+    "dropped": "new DragEvent('drop', { dataTransfer: held })",
+    "pasted": "new ClipboardEvent('paste', { clipboardData: held })",
+}
+
+
+def bring(shown: Shown, way: str, kind: str, text: str) -> None:
+    """Drop or paste something that is no file."""
     shown.page.evaluate(
-        "() => { const link = new DataTransfer();"
-        "link.setData('text/uri-list', 'http://vouch.test/shoe.png');"
-        f"dispatchEvent({event}); }}"
+        "([kind, text]) => { const held = new DataTransfer();"
+        f"held.setData(kind, text); dispatchEvent({WAYS[way]}); }}",
+        [kind, text],
     )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_picture_at_a_link_is_searched_with(shown: Shown, way: str) -> None:
+    shown.page.route(
+        "https://shop.example/**",
+        lambda route: route.fulfill(
+            body=PICTURE, content_type="image/png", headers={"Access-Control-Allow-Origin": "*"}
+        ),
+    )
+    shown.open()
+    links = {
+        "text/uri-list": "# of a shop\r\nhttps://shop.example/boot.png?large",
+        "text/html": '<a href="/"><img src="https://shop.example/boot.png"></a>',
+    }
+    for kind, text in links.items():
+        with shown.page.expect_response("**/search"):
+            bring(shown, way, kind, text)
+        expect(shown.found("verdict")).to_be_visible()
+    sent = [body for _, path, body in shown.asked if path.endswith("/search")]
+    assert [b'filename="boot.png"' in body for body in sent] == [True, True]
+
+
+def test_a_link_that_may_not_be_fetched_says_what_to_do(shown: Shown) -> None:
+    shown.page.route("https://shop.example/**", lambda route: route.fulfill(body=PICTURE))
+    shown.open()
+    bring(shown, "dropped", "text/uri-list", "https://shop.example/boot.png")  # no CORS header
     problem = shown.found("problem")
-    expect(problem.locator("h2")).to_have_text(f"There is no image in what was {way}")
+    expect(problem.locator("h2")).to_have_text("The link could not be fetched")
     expect(problem.locator(".remedy")).to_contain_text("Save the image first")
     expect(problem.locator(".ids")).to_have_count(0)
+    bring(shown, "pasted", "text/plain", "javascript:alert(1)")
+    expect(problem.locator("h2")).to_have_text("There is no image in what was pasted")
 
 
 def test_while_a_file_hovers_the_page_says_that_it_may_be_let_go(shown: Shown) -> None:
@@ -305,7 +333,7 @@ def test_while_a_file_hovers_the_page_says_that_it_may_be_let_go(shown: Shown) -
             const dataTransfer = new DataTransfer();
             dataTransfer.items.add(new File([], "shoe.png", { type: "image/png" }));
             dispatchEvent(new DragEvent("dragover", { dataTransfer }));
-            const hovers = () => document.body.classList.contains("dragging");
+            const hovers = () => document.querySelector("main").classList.contains("dragging");
             return new Promise((tell) => setTimeout(() => tell(hovers()), 100));
         }"""
     )

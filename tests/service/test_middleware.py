@@ -106,6 +106,7 @@ def test_pictures_and_frames_of_other_origins_are_a_setting(start: StartClient) 
     client = start(image_origins=("https://images.example",), frame_ancestors=(SHOP,))
     policy = directives(client.get("/"))
     assert policy["img-src"] == ["'self'", "blob:", "data:", "https://images.example"]
+    assert policy["connect-src"] == ["'self'", "data:", "https://images.example"]
     assert policy["frame-ancestors"] == [SHOP]
     assert policy["script-src"] == ["'self'"]
 

@@ -3,6 +3,7 @@
 import { askJson } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
+import { said } from "../service_texts.js";
 
 /** What speaks against searching with an image: sentences, none where nothing does. Whatever goes
  * wrong is left to the search to tell. */
@@ -12,7 +13,7 @@ export async function adviceOn(gallery, blob, name, signal) {
   const url = `/v1/galleries/${encodeURIComponent(gallery)}/assess`;
   try {
     const { quality, query } = await askJson(url, { method: "POST", body, signal });
-    const hints = quality.hints.map(({ advice }) => advice);
+    const hints = quality.hints.map(({ advice }) => said(advice));
     return query.ood.flag ? [...hints, t`It is not the kind of image that this gallery knows.`] : hints;
   } catch (error) {
     if (error.name === "AbortError") throw error;

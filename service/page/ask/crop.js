@@ -1,6 +1,6 @@
 // Cropping and turning a picture before it is searched with; the file itself stays as it is.
 
-import { el } from "../elements.js";
+import { el, openDialog } from "../elements.js";
 import { t } from "../language.js";
 
 const SHOWN = 1000; // pixels of the longer side on the screen
@@ -57,10 +57,10 @@ function cut(image, { turns, part }) {
   return new Promise((done) => canvas.toBlob(done, small ? "image/png" : "image/jpeg", 0.95));
 }
 
-/** Let a person crop and turn the picture in `blob`. The part as a file; `blob` itself where all
+/** Let a person crop and turn the picture in `blob`, in a dialog `within` the page. The part as a file; `blob` itself where all
  * of it is wanted; null where nothing is to be searched with. Throws what the browser says of a
  * file that it cannot show. */
-export async function crop(blob) {
+export async function crop(blob, within) {
   const image = await createImageBitmap(blob);
   const steps = [{ turns: 0, part: WHOLE }];
   const now = () => steps.at(-1);
@@ -115,16 +115,14 @@ export async function crop(blob) {
         button(t`One step back`, back), button(t`Whole picture`, whole),
         button(t`Search with this`, () => { wanted = true; dialog.close(); }, "button.primary"),
         button(t`Cancel`, () => dialog.close())));
-    dialog.addEventListener("close", async () => {
-      dialog.remove();
+    const closed = async () => {
       const { turns, part } = now();
       const all = turns === 0 && part.w === 1 && part.h === 1;
       resolve(!wanted ? null : all ? blob : await cut(image, now()));
       image.close();
-    });
-    document.body.append(dialog);
+    };
     redraw();
-    dialog.showModal();
+    openDialog(dialog, within, closed);
     box.focus();
   });
 }

@@ -4,6 +4,7 @@ import { verdictOf } from "../answer.js";
 import { askJson, searchWith } from "../api.js";
 import { el, glyph, picture } from "../elements.js";
 import { t } from "../language.js";
+import { said } from "../service_texts.js";
 import { flush, onDecision } from "../look/decisions.js";
 import { look } from "../look/looking.js";
 import { brief, count, decisionSentence, fixed, percent } from "../words.js";
@@ -25,15 +26,15 @@ const STATES = {
 };
 
 /** Search with all `files` in `gallery`, and show in `place` what comes of it. `refused` is told a
- * problem that concerns all of them, such as a missing key. What it answers can be stopped. */
-export function runBatch(files, gallery, place, { refused }) {
+ * problem that concerns all of them, such as a missing key; dialogs open `within` a part of the page. What it answers can be stopped. */
+export function runBatch(files, gallery, place, { refused, within }) {
   const entries = files.slice(0, MOST).map((blob) => ({
     name: blob.name || "pasted", blob, preview: URL.createObjectURL(blob), answer: null,
     problem: null, said: new Map(), decision: null,
   }));
   const stopping = new AbortController();
   const view = batchView(entries, gallery, place, {
-    stop: () => stopping.abort(), tooMany: files.length > MOST ? files.length : 0,
+    within, stop: () => stopping.abort(), tooMany: files.length > MOST ? files.length : 0,
   });
   const queue = [...entries];
 
@@ -79,7 +80,7 @@ async function patiently(task, signal) {
   }
 }
 
-function batchView(entries, gallery, place, { stop, tooMany }) {
+function batchView(entries, gallery, place, { stop, tooMany, within }) {
   const state = { budget: 0.01, threshold: null, promise: "", accepted: new Set(), shown: 0, ended: false };
   const progress = el("progress", { max: entries.length, value: 0, "aria-label": t`Searched` });
   const sentence = el("p.budget-sentence", { role: "status", "data-testid": "budget-sentence" });
@@ -117,7 +118,7 @@ function batchView(entries, gallery, place, { stop, tooMany }) {
     let round = needing();
     const after = (entry) => round.slice(round.indexOf(entry) + 1).find(({ decision }) => !decision);
     look(first, gallery, {
-      next: (entry) => {
+      within, next: (entry) => {
         const following = after(entry);
         if (following) return following;
         round = needing(); // of what has been answered meanwhile
@@ -151,7 +152,7 @@ function batchView(entries, gallery, place, { stop, tooMany }) {
     const left = needing().length;
     const stale = entries.find(({ answer }) => answer?.bundle.calibration.status === "stale");
     outdated.textContent = stale
-      ? t`Since then the calibration is out of date, and what was asked meanwhile is not accepted unseen. ${stale.answer.bundle.calibration.reason}` : "";
+      ? t`Since then the calibration is out of date, and what was asked meanwhile is not accepted unseen. ${said(stale.answer.bundle.calibration.reason)}` : "";
     outdated.hidden = !stale;
     progress.value = searched;
     progress.hidden = stopper.hidden = state.ended;
@@ -162,7 +163,7 @@ function batchView(entries, gallery, place, { stop, tooMany }) {
     through.textContent = t`Go through ${count(left)}`;
     through.disabled = left === 0;
     for (const [entry, { update }] of rows) update(stateOf(entry, accepted));
-    if (!body.contains(document.activeElement)) { // a row that moves loses the focus
+    if (!body.matches(":focus-within")) { // a row that moves loses the focus
       const wanted = order().map((entry) => rows.get(entry).element);
       if (wanted.some((one, i) => body.children[i] !== one)) body.replaceChildren(...wanted);
     }

@@ -1,26 +1,21 @@
 // How far a gallery may be believed: what its calibration measured, and a line drawn elsewhere.
 
-import { el } from "../elements.js";
+import { dialogHeader, el, openDialog } from "../elements.js";
 import { t } from "../language.js";
 import { QUERIES, absentSentence, count, fixed, isNumber, percent } from "../words.js";
 import { reliability, riskAndCoverage } from "./diagrams.js";
 
 /** Show what `report` (of `GET …/calibration`) says of `gallery`. `line` is the probability from
  * which the visitor wants a match, null for the gallery's own; `moved` is told another one. */
-export function believe(gallery, report, { line, moved }) {
+export function believe(gallery, report, { line, moved, within }) {
   const dialog = el("dialog.believe", {
     "aria-labelledby": "believe-title", "data-testid": "believe",
   },
-  el("header", {}, el("h2", { id: "believe-title" }, t`How far can it be believed?`),
-    el("button.close", {
-      type: "button", onclick: () => dialog.close(), "aria-label": t`Close`,
-    }, "×")),
+  dialogHeader(el("h2", { id: "believe-title" }, t`How far can it be believed?`)),
   report.status === "missing"
     ? el("p", {}, t`This gallery has not been calibrated: there is nothing to believe yet.`)
     : [origin(report), lineParts(report, line, moved), reliabilityPart(report), rest(report)]);
-  dialog.addEventListener("close", () => dialog.remove());
-  document.body.append(dialog);
-  dialog.showModal();
+  openDialog(dialog, within);
 }
 
 function origin({ status, n_queries: n, queries, absent }) {

@@ -1,8 +1,9 @@
 // Looking through a gallery, or through the items like one of them, however many there are.
 
 import { askJson } from "../api.js";
-import { el, picture } from "../elements.js";
+import { dialogHeader, el, openDialog, picture } from "../elements.js";
 import { t } from "../language.js";
+import { filterBar } from "../filters/bar.js";
 import { facts, recordUrl } from "../look/facts.js";
 import { brief, count } from "../words.js";
 
@@ -10,21 +11,24 @@ const CELL = { width: 124, height: 164 }; // pixels
 const BEYOND = 3; // rows that are drawn above and below what is seen
 const AHEAD = 200; // items that are fetched before they are scrolled to
 
-/** Open the gallery's items, by id. */
-export function browse(gallery) {
+/** Open the gallery's items, by id, in a dialog `within` the page. */
+export function browse(gallery, within) {
   const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items`;
   const status = el("p.status", { role: "status", "data-testid": "browse-status" });
   const about = el("div.about", { "data-testid": "browse-about" });
   const all = el("button", { type: "button", hidden: true, onclick: () => openAll() }, t`All items`);
+  let filter = null;
+  const filters = filterBar(gallery.name, (wanted) => {
+    filter = wanted;
+    openAll();
+  });
   const grid = windowed((item, place) => el("button.cell", {
-    type: "button", title: item.id, "data-place": place, onclick: () => choose(item),
+    type: "button", title: item.id, "data-place": place,
+    onclick: ({ currentTarget }) => choose(item, currentTarget),
   }, picture(item.thumbnail_url, "", true), el("span", { dir: "auto" }, brief(item.label ?? item.id))));
-  const dialog = el("dialog.browse", { "aria-labelledby": "browse-title", "data-testid": "browse" },
-    el("header", {}, el("h2", { id: "browse-title", dir: "auto" }, gallery.name), all,
-      el("button.close", {
-        type: "button", onclick: () => dialog.close(), "aria-label": t`Close`,
-      }, "×")),
-    status, grid.element, about);
+  const dialog = el("dialog.browse.whole", { "aria-labelledby": "browse-title", "data-testid": "browse" },
+    dialogHeader(el("h2", { id: "browse-title", dir: "auto" }, gallery.name), all),
+    filters, status, grid.element, about);
 
   const failed = (error) => { status.textContent = error.problem?.detail ?? String(error); };
 
@@ -32,38 +36,62 @@ export function browse(gallery) {
     all.hidden = true;
     about.replaceChildren();
     let cursor = null;
+    const wanted = filter;
     grid.show(async () => {
-      const query = new URLSearchParams({ limit: 100, ...(cursor !== null && { cursor }) });
+      const query = new URLSearchParams({
+        limit: 100, ...(wanted !== null && { filter: wanted }), ...(cursor !== null && { cursor }),
+      });
       const page = await askJson(`${base}?${query}`);
       cursor = page.next_cursor;
-      return { items: page.items, total: page.n_items, ended: cursor === null };
+      return { items: page.items, total: page.n_passing ?? page.n_items, ended: cursor === null };
     }, (n, total) => { status.textContent = t`${count(n)} of ${count(total)} items, by id`; }, failed);
   }
 
+  const addressOf = (item) => `${base}/${item.id.split("/").map(encodeURIComponent).join("/")}`;
+
   function openSimilar(item) {
     all.hidden = false;
-    const path = item.id.split("/").map(encodeURIComponent).join("/");
     grid.show(async () => {
-      const { results } = await askJson(`${base}/${path}/similar?limit=100`);
+      const query = new URLSearchParams({ limit: 100, ...(filter !== null && { filter }) });
+      const { results } = await askJson(`${addressOf(item)}/similar?${query}`);
       return { items: results, total: results.length, ended: true };
     }, (n) => {
       status.textContent = t`${n} items like “${brief(item.label ?? item.id)}”, without probabilities.`;
     }, failed);
   }
 
-  function choose(item) {
+  function choose(item, cell) {
     const record = recordUrl(gallery.record_url, item);
     about.replaceChildren(facts(item, true),
       el("button", { type: "button", onclick: () => openSimilar(item) }, t`Items like this one`),
-      record ? el("a", { href: record, target: "_blank", rel: "noreferrer" }, t`Open the record`) : "");
+      record ? el("a", { href: record, target: "_blank", rel: "noreferrer" }, t`Open the record`) : "",
+      deleting(item, cell));
   }
 
-  dialog.addEventListener("close", () => {
-    grid.end();
-    dialog.remove();
-  });
-  document.body.append(dialog);
-  dialog.showModal();
+  /** A button that takes an item out of the gallery when it is pressed twice. */
+  function deleting(item, cell) {
+    const button = el("button.quiet", { type: "button", "data-testid": "delete" }, t`Delete it`);
+    button.onclick = async () => {
+      if (!button.classList.replace("quiet", "danger")) {
+        button.disabled = true;
+        try {
+          await askJson(addressOf(item), { method: "DELETE" });
+          status.textContent = t`“${brief(item.id)}” is no longer in the gallery.`;
+          cell.disabled = true;
+          about.replaceChildren();
+          grid.element.focus();
+        } catch (error) {
+          failed(error);
+          button.remove(); // whoever may not now may not in a moment
+        }
+        return;
+      }
+      button.textContent = t`Press again: it cannot be taken back`;
+    };
+    return button;
+  }
+
+  openDialog(dialog, within, grid.end);
   openAll();
 }
 
@@ -89,7 +117,7 @@ function windowed(cellOf) {
     space.style.height = `${Math.ceil(items.length / across) * CELL.height}px`;
     for (const [place, cell] of cells) {
       const kept = place >= begin && place < end;
-      if (kept || cell === document.activeElement) continue; // whoever is there is not pulled away
+      if (kept || cell.matches(":focus")) continue; // whoever is there is not pulled away
       cell.remove();
       cells.delete(place);
     }

@@ -69,9 +69,9 @@ export function decidingBar({ act, gallery, view, list, tell, added }) {
   };
 }
 
-/** Look for items by a part of their label, or by their id. */
+/** Look for items by a part of their label, or by how their id begins. */
 function findForm({ gallery, view, list, tell }) {
-  const input = el("input", { type: "search", id: "find-item", required: true, maxLength: 300 });
+  const input = el("input", { type: "search", id: "find-item", required: true, maxLength: 100 });
   const submit = async (event) => {
     event.preventDefault();
     const text = input.value.trim();
@@ -83,14 +83,14 @@ function findForm({ gallery, view, list, tell }) {
         list(items);
         tell(t`${items.length} items, most similar first.`);
       } else {
-        tell(t`No item has “${text}” in its label, or as its id.`);
+        tell(t`No item has “${text}” in its label, or an id that begins with it.`);
       }
     } catch (error) {
       tell(error.problem?.detail ?? String(error));
     }
   };
   return el("form.small", { onsubmit: submit, "data-testid": "find-form" },
-    el("label", { htmlFor: "find-item" }, t`Part of a label, or an id`), input,
+    el("label", { htmlFor: "find-item" }, t`Part of a label, or how an id begins`), input,
     el("button", { type: "submit" }, t`Find`));
 }
 

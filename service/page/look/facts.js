@@ -1,5 +1,6 @@
 // What is known of an item: its numbers, all its metadata, and where its record is.
 
+import { address } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
 import { fixed, isNumber, percent } from "../words.js";
@@ -36,10 +37,11 @@ export function recordUrl(template, item) {
 }
 
 /** Where a picture of the item lies that is larger than its preview; null where none is known.
- * The page may fetch from its own origin, and from those that the service names. */
+ * The page may show what lies with the service, or at origins that the service names. */
 export function originalUrl(item, origins) {
   const given = item.metadata?.image_url;
   if (typeof given !== "string") return null;
-  const url = URL.canParse(given, location.href) ? new URL(given, location.href) : null;
-  return url && [location.origin, ...origins].includes(url.origin) ? url.href : null;
+  const own = address("/");
+  const url = URL.canParse(given, own) ? new URL(given, own) : null;
+  return url && [new URL(own).origin, ...origins].includes(url.origin) ? url.href : null;
 }

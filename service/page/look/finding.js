@@ -3,7 +3,8 @@
 import { askJson } from "../api.js";
 
 const MOST_PAGES = 10; // of a thousand labels: a part of a label is looked for among these
-const MOST_BYTES = 1200; // of a filter
+const MOST_BYTES = 1400; // of a filter
+const LAST = "\u{10ffff}"; // no character comes after it
 
 const known = new Map(); // gallery → its labels by name
 
@@ -23,17 +24,19 @@ async function labelsOf(gallery) {
   return labels;
 }
 
-/** A filter for items whose label has `text` in it, in any case, or whose id it is. */
+const sizeOf = (value) => new TextEncoder().encode(JSON.stringify(value)).length;
+
+/** A filter for items whose label has `text` in it, in any case, or whose id begins with it. */
 export async function labelsLike(gallery, text) {
   const part = text.toLowerCase();
+  const ids = { id: { gte: text, lt: text + LAST } };
   const labels = [];
-  let bytes = 0;
+  let bytes = sizeOf(ids);
   for (const label of await labelsOf(gallery)) {
     if (!label.toLowerCase().includes(part)) continue;
-    bytes += new TextEncoder().encode(JSON.stringify(label)).length + 2;
+    bytes += sizeOf(label) + 2;
     if (bytes > MOST_BYTES) break;
     labels.push(label);
   }
-  const wanted = [{ id: text }, ...(labels.length ? [{ label: { in: labels } }] : [])];
-  return wanted.length > 1 ? { or: wanted } : wanted[0];
+  return labels.length ? { or: [ids, { label: { in: labels } }] } : ids;
 }

@@ -2,7 +2,7 @@
 
 import { verdictOf } from "../answer.js";
 import { askJson } from "../api.js";
-import { el } from "../elements.js";
+import { dialogHeader, el, openDialog } from "../elements.js";
 import { t } from "../language.js";
 import { brief, decisionSentence } from "../words.js";
 import { decidingBar } from "./deciding.js";
@@ -18,9 +18,10 @@ const MODES = { beside: () => t`Side by side`, flicker: () => t`In turns`, overl
 
 /** Look at the results of `entry`, from the one at `place` on. An entry is a photograph with its
  * `answer`, `preview`, `blob`, `name`, what has been `said` of it and the `decision` on it.
- * `next(entry)` gives the entry to go on with after a decision, or null: the dialog closes. */
+ * `next(entry)` gives the entry to go on with after a decision, or null: the dialog, which opens
+ * `within` a part of the page, closes. */
 export function look(entry, gallery, options = {}) {
-  const { place = 0, items = entry.answer.results, next = () => null, closed = () => {} } = options;
+  const { place = 0, items = entry.answer.results, next = () => null, closed = () => {}, within } = options;
   const view = { entry, items, place };
   const title = el("h2", { id: "look-title", dir: "auto" });
   const status = el("p.status", { role: "status", "data-testid": "look-status" });
@@ -29,11 +30,8 @@ export function look(entry, gallery, options = {}) {
   const about = el("div.about");
   const bar = decidingBar({ act, gallery, view, list, tell, added });
   const tools = toolbar(pair, seen, step);
-  const dialog = el("dialog.look", { "data-testid": "look", "aria-labelledby": "look-title" },
-    el("header", {}, title, el("button.close", {
-      type: "button", onclick: () => dialog.close(), "aria-label": t`Close`,
-    }, "×")),
-    tools.element, pair.element, about, bar.element, status);
+  const dialog = el("dialog.look.whole", { "data-testid": "look", "aria-labelledby": "look-title" },
+    dialogHeader(title), tools.element, pair.element, about, bar.element, status);
 
   function tell(text) {
     status.textContent = text;
@@ -129,15 +127,12 @@ export function look(entry, gallery, options = {}) {
   }
 
   dialog.addEventListener("keydown", (event) => keys(event, { pair, step, act, tools, bar }));
-  dialog.addEventListener("close", () => {
+  openDialog(dialog, within, () => {
     pair.stop();
     bar.end();
     flush();
-    dialog.remove();
     closed();
   });
-  document.body.append(dialog);
-  dialog.showModal();
   pair.showQuestion(entry.preview, t`Your image`);
   show();
   bar.focus();
@@ -189,7 +184,7 @@ function toolbar(pair, seen, step) {
 function keys(event, { pair, step, act, tools, bar }) {
   const typing = event.target.matches("input:not([type=radio]):not([type=range]), select");
   if (typing || event.ctrlKey && event.key !== "z" || event.metaKey || event.altKey) return;
-  const onward = document.documentElement.dir === "rtl" ? -1 : 1;
+  const onward = event.target.matches(":dir(rtl)") ? -1 : 1;
   const arrow = (x, y) => () => (pair.zoomed() ? pair.move(-PAN * x, -PAN * y) : x && step(onward * x));
   const wanted = {
     ArrowRight: arrow(1, 0), ArrowLeft: arrow(-1, 0), ArrowUp: arrow(0, -1), ArrowDown: arrow(0, 1),

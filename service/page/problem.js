@@ -1,0 +1,49 @@
+// What went wrong, and what can be done about it.
+
+import { key } from "./api.js";
+import { el } from "./elements.js";
+import { language, t } from "./language.js";
+import { said } from "./service_texts.js";
+import { REMEDIES } from "./words.js";
+
+/** A problem, with a button where `retry` may help. */
+export function problemPanel(problem, retryAfter, retry) {
+  const { status, detail, code, request_id: requestId } = problem;
+  const wait = Number(retryAfter) > 0 ? t`Wait ${retryAfter} s, then try again.` : null;
+  const canRetry = retry && ([0, 200, 408, 429].includes(status) || status >= 500);
+  const remedy = problem.remedy ?? wait ?? REMEDIES[code] ?? REMEDIES[status] ??
+    (status >= 500 && t`Not your image’s fault. If it lasts, tell whoever runs the service.`);
+  const ids = [status > 0 && `HTTP ${status}`, code, requestId && t`request ${requestId}`];
+  const idLine = ids.filter(Boolean).join(" · ");
+  return el("div.problem", { "data-testid": "problem" },
+    el("h2", {}, said(problem.title)),
+    // What stays in the service's own words is read aloud in its language.
+    detail && el("p", { lang: said(detail) === detail ? "en" : language }, said(detail)),
+    remedy && el("p.remedy", {}, remedy),
+    canRetry && el("button", { type: "button", onclick: retry }, t`Try again`),
+    idLine && el("p.ids", {}, idLine));
+}
+
+/** A form that asks for a key; `use` is given it. */
+export function keyForm({ detail }, use) {
+  const wasRefused = key.get() !== null;
+  key.forget();
+  const input = el("input", {
+    type: "password", id: "key-input", autocomplete: "off", spellcheck: false,
+    required: true, pattern: "\\s*[!-~]+\\s*", title: t`Letters, digits and signs of ASCII`,
+    "data-testid": "key-input",
+  });
+  const form = el("form.problem", {
+    "data-testid": "key-form",
+    onsubmit: (event) => {
+      event.preventDefault();
+      use(input.value.trim());
+    },
+  },
+  el("h2", {}, wasRefused ? t`That key is not accepted` : t`This service asks for a key`),
+  wasRefused && el("p", {}, said(`${detail.split(". ")[0]}.`)), // then how programs send one
+  el("p.remedy", {}, el("label", { htmlFor: "key-input" }, t`API key`)),
+  el("p.key", {}, input, el("button", { type: "submit" }, t`Use it`)),
+  el("p.ids", {}, t`Kept in this tab alone, until you close it.`));
+  return { form, input };
+}

@@ -1,0 +1,373 @@
+// A search and its answer, in the page or in an element of somebody else's page: asks the public
+// API, one question at a time, and shows what it answers.
+
+import { answerParts, byLine, verdictOf } from "./answer.js";
+import { Problem, ask, askJson, key, searchWith } from "./api.js";
+import { adviceOn, advicePanel } from "./ask/advice.js";
+import { takeFiles, withoutImage } from "./ask/files.js";
+import { el, glyph } from "./elements.js";
+import { filterBar } from "./filters/bar.js";
+import { galleryParts, sampleList } from "./gallery.js";
+import { t, translate } from "./language.js";
+import { keyForm, problemPanel } from "./problem.js";
+import { VERDICTS, count, decisionSentence } from "./words.js";
+
+const BUSY_AFTER = 150; // ms: a faster answer replaces the last one without a flicker
+
+const galleryUrl = (name) => `/v1/galleries/${encodeURIComponent(name)}`;
+
+export class Search {
+  /** `root` is the document, or the shadow root, that holds what `index.html` has in `main`. `told`
+   * is told what happens: `titled(words)`, `picked(gallery)`, `answered(answer)`,
+   * `decided(decision)`. `name` is the gallery to begin with, `only` whether there is no other.
+   * Files are taken that are dropped on `target`, or pasted there. */
+  constructor(root, { name = null, only = false, target = window, told = {} } = {}) {
+    Object.assign(this, {
+      told, name, only, $: (id) => root.getElementById(id), part: root.querySelector(".vouch"),
+      gallery: null, report: null, line: null, // `line`: the visitor's own, null for the gallery's
+      options: {}, query: null, answer: null, retry: null, running: null, looking: null,
+    });
+    translate(root);
+    this.$("legend-list").replaceChildren(...Object.entries(VERDICTS).map(([verdict, words]) =>
+      el("div", { "data-verdict": verdict },
+        el("dt", {}, glyph(verdict), words.word), el("dd", {}, words.legend))));
+    this.$("to-batch").onclick = () => { this.clear(); this.showBatch(true); };
+    this.$("cancel").onclick = () => {
+      this.running?.abort();
+      this.running = null;
+      this.announce(t`Cancelled.`);
+    };
+    this.$("gallery-picker").onchange = ({ target: { value } }) => {
+      this.told.picked?.(value);
+      this.open(t`Opening ${value}`);
+    };
+    this.release = takeFiles(this.$, target, this.part, (files, link, how) => this.take(files, link, how));
+    this.open(t`Looking up the galleries`);
+  }
+
+  /** Let go of everything: the element has left its page. */
+  end() {
+    this.running?.abort();
+    this.batch?.stop();
+    this.release();
+    if (this.query) URL.revokeObjectURL(this.query.preview);
+  }
+
+  // Asking.
+
+  /** Run `task`, the only one at a time; what it throws is shown, and can be tried again. */
+  async attempt(words, task) {
+    this.running?.abort();
+    const running = (this.running = new AbortController());
+    const stopBusy = this.showBusy(words);
+    this.retry = () => this.attempt(words, task);
+    try {
+      await task(running.signal);
+    } catch (error) {
+      if (running.signal.aborted) return;
+      if (!(error instanceof Problem)) console.error(error);
+      this.showProblem(error instanceof Problem ? error : new Problem({
+        title: t`This page could not show the answer`, detail: String(error),
+      }));
+    } finally {
+      if (this.running === running) {
+        this.running = null;
+        stopBusy();
+      }
+    }
+  }
+
+  /** Open the gallery that is picked; before that, fill the picker. */
+  async openGallery(signal) {
+    const picker = this.$("gallery-picker");
+    if (!picker.options.length) {
+      const served = (await askJson("/v1/galleries", { signal })).galleries;
+      const galleries = this.only ? served.filter(({ name }) => name === this.name) : served;
+      if (!galleries.length) {
+        throw new Problem(served.length ? {
+          title: t`There is no gallery “${this.name}”`, detail: "",
+        } : {
+          title: t`No gallery is served yet`,
+          detail: t`The service runs, but it has nothing to search in.`,
+          remedy: t`Build a bundle with vouch-build, start the service with it, and reload.`,
+        });
+      }
+      picker.append(...galleries.map(({ name, n_items: n }) =>
+        el("option", { value: name }, t`${name} (${count(n)} items)`)));
+      picker.closest(".picker").hidden = galleries.length < 2;
+      picker.value = (galleries.find(({ name }) => name === this.name) ?? galleries[0]).name;
+    }
+    const url = galleryUrl(picker.value);
+    const [gallery, report] = await Promise.all(
+      [url, `${url}/calibration`].map((one) => askJson(one, { signal })));
+    const { filter: _, ...options } = this.options; // its fields are another gallery's
+    Object.assign(this, { report, line: null, options });
+    this.gallery = { ...gallery, queries: report.queries, keeps: report.errors_over_time != null };
+    this.showGallery();
+  }
+
+  /** Open the picked gallery; a question that stands is asked there too. */
+  open(words) {
+    this.gallery = null;
+    this.attempt(words, async (signal) => {
+      await this.openGallery(signal);
+      if (this.query) await this.search(signal);
+    });
+  }
+
+  async search(signal) {
+    if (!this.gallery) await this.openGallery(signal);
+    const { blob, name, unchecked } = this.query;
+    if (unchecked) {
+      const advice = await adviceOn(this.gallery.name, blob, name, signal);
+      if (advice.length) return this.showAdvice(advice);
+    }
+    const started = performance.now();
+    this.answer = await searchWith(this.gallery.name, blob, name, this.options, signal);
+    this.roundTrip = performance.now() - started;
+    this.showAnswer();
+    this.told.answered?.(this.answer);
+  }
+
+  searching() {
+    return this.gallery ? t`Searching ${count(this.gallery.n_items)} items` : t`Searching`;
+  }
+
+  /** Search with an image. What a person brings is looked at first, unless that was done. */
+  ask(blob, name, { sampleUrl = null, unchecked = false, original = blob } = {}) {
+    if (this.query) URL.revokeObjectURL(this.query.preview);
+    const preview = URL.createObjectURL(blob);
+    this.query = { blob, name, sampleUrl, unchecked, original, preview };
+    this.attempt(this.searching(), (signal) => this.search(signal));
+  }
+
+  askSample({ id, image_url: url }) {
+    this.attempt(t`Fetching the sample`, async (signal) => {
+      const response = await ask(url, { signal });
+      this.ask(await response.blob(), `sample-${id}`, { sampleUrl: url });
+    });
+  }
+
+  /** Search with the image at a link, where its site lets a page of another one read it. */
+  askLink(link) {
+    this.attempt(t`Fetching the picture`, async (signal) => {
+      const blob = await fetch(link, { signal, credentials: "omit", referrerPolicy: "no-referrer" })
+        .then((response) => (response.ok ? response.blob() : null), () => null);
+      if (signal.aborted) return;
+      if (!blob?.type.startsWith("image/")) {
+        throw new Problem({
+          title: t`The link could not be fetched`,
+          detail: t`There is no picture at it, or its site lets no other page read it.`,
+          remedy: t`Save the image first, then drop or choose the file.`,
+        });
+      }
+      this.ask(blob, link.split(/[?#]/)[0].split("/").at(-1) || "link", { unchecked: true });
+    });
+  }
+
+  /** Search with many photographs, one after another. */
+  async askMany(files) {
+    const { runBatch } = await import("./batch/batch.js");
+    this.attempt(t`Opening the batch`, async (signal) => {
+      if (!this.gallery) await this.openGallery(signal);
+      this.batch?.stop();
+      this.clear();
+      this.showBatch(true);
+      this.bringIntoView();
+      this.batch = runBatch(files, this.gallery, this.$("batch-place"), {
+        refused: (problem) => this.showProblem(problem), within: this.part,
+      });
+    });
+  }
+
+  /** Ask the same question with another option; null leaves it out. */
+  choose(name, value) {
+    const { [name]: _, ...others } = this.options;
+    this.options = value === null ? others : { ...others, [name]: value };
+    if (this.query) this.attempt(this.searching(), (signal) => this.search(signal));
+  }
+
+  /** Take what was chosen, pasted or dropped: files, or else a link. */
+  take(files, link, how) {
+    const images = files.filter(({ type }) => type.startsWith("image/"));
+    if (images.length > 1) return this.askMany(images);
+    const file = images[0] ?? files[0];
+    if (file) {
+      const name = file.name || "pasted";
+      if (this.$("crop-first").checked) return this.edit(file, name);
+      return this.ask(file, name, { unchecked: true });
+    }
+    if (link) return this.askLink(link);
+    this.showProblem(withoutImage(how));
+  }
+
+  /** Crop or turn an image, then search with the part. The image itself stays to go back to. */
+  async edit(original, name) {
+    const { crop } = await import("./ask/crop.js");
+    // What cannot be shown is sent as it is: the service says why it refuses it.
+    const part = await crop(original, this.part).catch(() => original);
+    if (part) this.ask(part, name, { original });
+  }
+
+  // Showing.
+
+  announce(text) {
+    this.$("announcer").textContent = text;
+  }
+
+  clear() {
+    this.$("problem-slot").replaceChildren();
+    this.$("result").hidden = true;
+    this.$("result").replaceChildren();
+    this.showBatch(false);
+    this.told.titled?.(null);
+  }
+
+  /** Show the batch, or hide it behind a button while one photograph is asked about. */
+  showBatch(visible) {
+    this.$("batch-place").hidden = !visible;
+    this.$("to-batch").hidden = visible || !this.$("batch-place").hasChildNodes();
+  }
+
+  /** Show that work is under way, and for how long; return what ends it. */
+  showBusy(words) {
+    const { $ } = this;
+    const started = performance.now();
+    const tell = () => {
+      const seconds = Math.floor((performance.now() - started) / 1000);
+      $("busy-text").textContent = words + (seconds < 2 ? "…" : t`, ${seconds} s so far`);
+    };
+    $("result").setAttribute("aria-busy", "true");
+    const shown = setTimeout(() => {
+      this.clear();
+      $("busy").hidden = false;
+      if (this.query) this.bringIntoView();
+      this.announce(`${words}.`);
+    }, BUSY_AFTER);
+    const ticking = setInterval(tell, 500);
+    tell();
+    const stop = () => {
+      clearTimeout(shown);
+      clearInterval(ticking);
+      $("busy").hidden = true;
+      $("result").removeAttribute("aria-busy");
+      $("legend").hidden = $("result").hasChildNodes() || $("problem-slot").hasChildNodes() ||
+        !$("batch-place").hidden;
+    };
+    this.running.signal.addEventListener("abort", stop);
+    return stop;
+  }
+
+  /** Show a panel in place of an answer. */
+  showPanel(panel, title = null) {
+    this.clear();
+    this.$("problem-slot").replaceChildren(panel);
+    this.told.titled?.(title);
+    this.bringIntoView();
+  }
+
+  showProblem({ problem, retryAfter }) {
+    if (problem.status !== 401) {
+      this.showPanel(problemPanel(problem, retryAfter, this.retry), t`Problem`);
+      return;
+    }
+    const { form, input } = keyForm(problem, (text) => {
+      key.set(text);
+      this.clear();
+      this.retry();
+    });
+    this.showPanel(form, t`Key wanted`);
+    input.focus({ preventScroll: true });
+  }
+
+  showAdvice(sentences) {
+    const { blob, original, name } = this.query;
+    this.showPanel(advicePanel(sentences, {
+      anyway: () => this.ask(blob, name, { original }),
+      edit: () => this.edit(original, name),
+      again: () => this.$("file-input").click(),
+    }));
+  }
+
+  showGallery() {
+    const { samples = [] } = this.gallery;
+    this.$("gallery-about").replaceChildren(...galleryParts(this.gallery, this.report, {
+      report: () => this.openReport(), items: () => this.openItems(),
+    }));
+    this.$("filters").replaceChildren(filterBar(this.gallery.name, (filter) =>
+      this.choose("filter", filter)));
+    this.$("sample-list").replaceChildren(...sampleList(samples, (sample) => this.askSample(sample)));
+    this.$("samples").hidden = !samples.length;
+  }
+
+  showAnswer() {
+    const { answer, roundTrip, line, gallery, options, query } = this;
+    const shown = byLine(answer, line);
+    const { word, says } = verdictOf(shown);
+    this.clear();
+    this.$("result").replaceChildren(...answerParts(answer, query, {
+      queries: gallery.queries, roundTrip, line, options,
+      look: (place, items) => this.look(place, items),
+      more: (cursor) =>
+        askJson(`${galleryUrl(gallery.name)}/search/next?${new URLSearchParams({ cursor })}`),
+      choose: (name, value) => this.choose(name, value),
+      edit: () => this.edit(query.original, query.name),
+    }));
+    this.$("result").dataset.verdict = shown.verdict;
+    this.looking ??= this.importLooking(); // while the answer is read
+    this.$("result").hidden = false;
+    this.announce(`${word}. ${says(shown)}`);
+    this.told.titled?.(word);
+    this.bringIntoView();
+  }
+
+  /** Show what the calibration measured, and let the visitor move the line. */
+  async openReport() {
+    const { believe } = await import("./believe/believing.js");
+    const moved = (line) => {
+      this.line = line;
+      if (this.$("result").hasChildNodes() && this.answer) this.showAnswer();
+    };
+    believe(this.gallery, this.report, { line: this.line, moved, within: this.part });
+  }
+
+  async openItems() {
+    const { browse } = await import("./browse/browsing.js");
+    browse(this.gallery, this.part);
+  }
+
+  async importLooking() {
+    const module = await import("./look/looking.js");
+    const end = module.onDecision((decision) => {
+      if (decision.entry === this.query?.entry) this.showDecision(decision.entry);
+      this.told.decided?.(decision);
+    });
+    const { release } = this;
+    this.release = () => { end(); release(); };
+    return module;
+  }
+
+  /** Look closely at a result of the answer, and decide. */
+  async look(place, items = this.answer.results) {
+    const { answer, gallery, query } = this;
+    const { look } = await this.looking;
+    const entry = (query.entry ??= { ...query, answer, said: new Map(), decision: null });
+    look(entry, gallery, {
+      place, items, within: this.part, closed: () => this.showDecision(entry),
+    });
+  }
+
+  /** Say below the verdict what was decided. */
+  showDecision({ decision }) {
+    const slot = this.$("result").querySelector("[data-testid=decision]");
+    const failed = decision?.problem ? ` ${decision.problem}` : "";
+    if (slot) slot.textContent = decision ? decisionSentence(decision) + failed : "";
+  }
+
+  bringIntoView() {
+    const { top } = this.$("answer").getBoundingClientRect();
+    if (top >= 0 && top < innerHeight / 2) return;
+    const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    this.$("answer").scrollIntoView({ behavior: calm ? "auto" : "smooth" });
+  }
+}

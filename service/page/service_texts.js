@@ -1,0 +1,19 @@
+// What the service says, in the visitor's language. It says it in English sentences, which the table
+// of a language has with {0}, {1} for the values in them; one that the table lacks stays as it is.
+
+import { sentences } from "./language.js";
+
+/** A pattern of a sentence, and which value each of its groups is. */
+function pattern(sentence) {
+  const literal = (text) => text.replace(/[.*+?^$()|[\]\\{}]/g, "\\$&");
+  return new RegExp(sentence.split(/\{\d\}/).map(literal).join("([^]*?)") +
+    (sentence.endsWith(".") ? "(?=\\s|$)" : ""), "g"); // a point in a number ends nothing
+}
+
+// The longest first: a short one may be a part of it.
+const patterns = Object.entries(sentences).sort(([a], [b]) => b.length - a.length)
+  .map(([sentence, own]) => [pattern(sentence), own]);
+
+/** A text of the service in the visitor's language. */
+export const said = (text) => patterns.reduce((all, [wanted, own]) =>
+  all.replace(wanted, (_, ...values) => own.replace(/\{(\d)\}/g, (__, i) => values[i])), text);
