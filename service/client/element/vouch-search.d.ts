@@ -1,0 +1,33 @@
+/** `<vouch-search service="https://vouch.example" gallery="shoes" lang="de">` */
+export class VouchSearch extends HTMLElement {
+  /** The answer that is shown, as `POST …/search` gave it; null where there is none. */
+  readonly answer: Record<string, unknown> | null;
+  /** Resolves once the element can be asked. */
+  readonly ready: Promise<void>;
+  /** The API key that is sent; set it before the element is put into the page. */
+  set key(text: string);
+  /** Search with a picture, as if the visitor had chosen it. */
+  search(picture: Blob): Promise<void>;
+}
+
+/** What a person has decided of a photograph. */
+export interface VouchDecision {
+  kind: "is" | "wrong" | "none" | "new";
+  item: { id: string; label: string | null } | null;
+  reviewer: string;
+  /** ISO 8601. */
+  at: string;
+  /** `kept`: the service keeps no feedback. */
+  state: "waiting" | "sent" | "failed" | "kept";
+  answer: Record<string, unknown>;
+}
+
+declare global {
+  interface HTMLElementTagNameMap {
+    "vouch-search": VouchSearch;
+  }
+  interface HTMLElementEventMap {
+    "vouch-answer": CustomEvent<Record<string, unknown>>;
+    "vouch-decision": CustomEvent<VouchDecision>;
+  }
+}

@@ -1,0 +1,94 @@
+// <vouch-search>: the search of Vouch's page, in a page of one's own.
+//
+// What it shows, says and does is the page's: its scripts, styles and document lie in service/page
+// and are bundled with this file.
+
+import ask from "../../page/ask/ask.css";
+import batch from "../../page/batch/batch.css";
+import believe from "../../page/believe/believe.css";
+import browse from "../../page/browse/browse.css";
+import filters from "../../page/filters/filters.css";
+import page from "../../page/index.html";
+import look from "../../page/look/look.css";
+import styles from "../../page/page.css";
+import { wanted } from "../../page/wanted.js";
+
+let sheet; // shared by all elements; a policy against inline styles allows it
+
+function styleSheet() {
+  if (!sheet) {
+    sheet = new CSSStyleSheet();
+    sheet.replaceSync([styles, ask, batch, believe, browse, filters, look].join("\n"));
+  }
+  return sheet;
+}
+
+/** What the page has in its main part. Its title is a heading of the second order here. */
+function parts() {
+  const source = new DOMParser().parseFromString(page, "text/html");
+  const part = document.createElement("div");
+  part.className = "vouch";
+  part.append(...source.querySelector(".vouch").childNodes);
+  const title = document.createElement("h2");
+  const heading = part.querySelector("h1");
+  title.id = heading.id;
+  title.dataset.t = "";
+  title.append(...heading.childNodes);
+  heading.replaceWith(title);
+  part.querySelector("noscript")?.remove();
+  return part;
+}
+
+export class VouchSearch extends HTMLElement {
+  #search = null;
+  #key = null;
+
+  /** The answer that is shown; null where there is none. */
+  get answer() {
+    return this.#search?.answer ?? null;
+  }
+
+  /** The API key that is sent, where the service wants one; else the visitor is asked for it. */
+  set key(text) {
+    this.#key = text;
+  }
+
+  /** Search with a picture, a Blob or File. */
+  async search(picture) {
+    await this.ready;
+    this.#search.take([picture], null, "chosen");
+  }
+
+  connectedCallback() {
+    this.ready = this.#start();
+  }
+
+  disconnectedCallback() {
+    this.#search?.end();
+    this.#search = null;
+  }
+
+  async #start() {
+    wanted.language ??= this.lang || null; // which the scripts read when they are loaded
+    const [{ Search }, { connect, key }] = await Promise.all(
+      [import("../../page/search.js"), import("../../page/api.js")]);
+    if (!this.isConnected || this.#search) return;
+    const root = this.shadowRoot ?? this.attachShadow({ mode: "open" });
+    root.adoptedStyleSheets = [styleSheet()];
+    root.replaceChildren(parts());
+    connect(this.getAttribute("service") ?? location.origin);
+    if (this.#key !== null) key.set(this.#key);
+    const name = this.getAttribute("gallery");
+    const tell = (type) => (detail) => this.dispatchEvent(new CustomEvent(type, { detail }));
+    this.#search = new Search(root, {
+      name, only: name !== null, target: this,
+      told: {
+        answered: tell("vouch-answer"),
+        decided: ({ kind, item, reviewer, at, state, entry: { answer } }) =>
+          tell("vouch-decision")({ kind, item, reviewer, at, state, answer }),
+      },
+    });
+  }
+}
+
+customElements.define("vouch-search", VouchSearch);

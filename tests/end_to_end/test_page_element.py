@@ -1,0 +1,115 @@
+"""The page's search as an element of somebody else's page: built by npm, in real Chromium."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.end_to_end.processes import Service
+from tests.end_to_end.test_page_accessible import complaints
+from tests.end_to_end.test_typescript_client import run
+
+pytestmark = pytest.mark.browser
+
+PACKAGE = Path(__file__).parents[2] / "service" / "client" / "element"
+SHOP = "http://shop.test"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as npm packs it, from a copy of what it is made of."""
+    for tool in ("node", "npm"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"there is no {tool} here (https://nodejs.org, 20 or later)")
+    sources = tmp_path_factory.mktemp("element") / "service"
+    shutil.copytree(PACKAGE.parents[1] / "page", sources / "page")
+    place = sources / "client" / "element"
+    shutil.copytree(PACKAGE, place, ignore=shutil.ignore_patterns("node_modules", "dist"))
+    run(["npm", "ci", "--prefer-offline", "--no-audit", "--no-fund", "--ignore-scripts"], place)
+    [packed] = json.loads(run(["npm", "pack", "--json", "--silent"], place))
+    shutil.unpack_archive(place / packed["filename"], place / "unpacked")
+    return place / "unpacked" / "package"
+
+
+@pytest.fixture
+def shop(browser: Browser, built: Path, digits_bundle: Path, tmp_path: Path) -> Iterator[Page]:
+    """The example page, whose element asks a real service of another origin."""
+    expect.set_options(timeout=20_000)
+    with Service(
+        digits_bundle, tmp_path / "log", {"VOUCH_CORS_ORIGINS": json.dumps([SHOP])}
+    ) as service:
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, locale="en-GB")
+        page.set_default_timeout(20_000)
+
+        def reply(route: Route) -> None:
+            path = route.request.url.removeprefix(SHOP).strip("/")
+            if path != "example/index.html":
+                route.fulfill(path=built / path)
+                return
+            text = (built / path).read_text(encoding="utf-8")
+            base = str(service.http.base_url).rstrip("/")
+            route.fulfill(
+                body=text.replace("http://127.0.0.1:8080", base),
+                content_type="text/html",
+                # What a careful shop allows: no inline style, no script but its own.
+                headers={
+                    "Content-Security-Policy": "default-src 'self'; "
+                    f"connect-src {base}; img-src {base} blob:"
+                },
+            )
+
+        page.route(f"{SHOP}/**", reply)
+        page.goto(f"{SHOP}/example/index.html")
+        yield page
+        page.close()
+
+
+def test_it_searches_compares_decides_and_tells_its_page(
+    shop: Page, belonging: list[bytes]
+) -> None:
+    wrong: list[str] = []
+    shop.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    shop.on("pageerror", lambda error: wrong.append(str(error)))
+    expect(shop.get_by_test_id("sample")).not_to_have_count(0)
+    shop.evaluate(
+        """bytes => document.querySelector("vouch-search").search(
+            new File([new Uint8Array(bytes)], "digit.png", { type: "image/png" }))""",
+        list(belonging[0]),
+    )
+    shop.get_by_role("button", name="Search anyway").click()  # eight pixels are few
+    expect(shop.get_by_test_id("verdict")).to_be_visible()
+    expect(shop.locator("#heard")).to_contain_text(re.compile("We have it|The answer was"))
+    picture = shop.get_by_test_id("neighbour").first.locator("img")
+    shop.wait_for_function("image => image.naturalWidth > 0", arg=picture.element_handle())
+    # The page's own styles stay outside.
+    button = shop.get_by_test_id("look")
+    expect(button).to_have_css("text-transform", "none")
+    expect(shop.get_by_role("heading", name="Found one like it?")).to_have_css(
+        "color", "rgb(122, 31, 92)"
+    )
+    button.click()
+    expect(shop.get_by_role("dialog")).to_be_visible()
+    shop.keyboard.press("y")
+    expect(shop.locator("#heard")).to_contain_text("Somebody decided: is, digit-")
+    shop.get_by_test_id("open-browse").click()
+    expect(shop.get_by_test_id("browse-status")).to_contain_text("items, by id")
+    shop.keyboard.press("Escape")
+    shop.get_by_test_id("edit").click()
+    expect(shop.get_by_test_id("crop")).to_be_visible()
+    shop.keyboard.press("Escape")
+    assert complaints(shop) == []
+    assert wrong == []
+    # A narrow place in a wide page is laid out as a phone is.
+    shop.locator("vouch-search").evaluate("node => { node.style.width = '340px'; }")
+    assert shop.locator("vouch-search").evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    # An element that is moved to another place begins anew.
+    shop.locator("vouch-search").evaluate("node => document.body.append(node)")
+    expect(shop.get_by_test_id("verdict")).to_have_count(0)
+    expect(shop.get_by_test_id("sample")).not_to_have_count(0)
+    assert wrong == []
