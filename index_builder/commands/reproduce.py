@@ -10,11 +10,20 @@ import typer
 
 
 def reproduce_command(
-    protocol: Annotated[str, typer.Option(help="Of the literature: fashion-mnist, cub-200, …")],
+    protocol: Annotated[
+        str,
+        typer.Option(
+            help="Of the literature: fashion-mnist, cub-200, …; objectives compares them all, "
+            "stereo measures learned matching."
+        ),
+    ],
     methods: Annotated[str, typer.Option(help="Names with commas between them, or all.")] = "all",
     objective: Annotated[
         str | None,
-        typer.Option(help="That trains the encoder: supcon, el_nivmf, … [default: contrastive]"),
+        typer.Option(
+            help="That trains the encoder: supcon, el_nivmf, … [default: contrastive]. Of "
+            "--protocol objectives names with commas between them. [default: all]"
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, 2, …")] = 5,
     epochs: Annotated[

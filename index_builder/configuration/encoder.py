@@ -32,6 +32,7 @@ class NetworkConfig(Section):
         "resnet50",
         "mobilenet_v2",
         "mobilenet_v3_large",
+        "googlenet",
         "vit_b_16",
         "onnx",
     ] = Field(
@@ -66,6 +67,11 @@ class NetworkConfig(Section):
     )
     embedding_dim: int = Field(128, ge=2)
     dropout: float = Field(0.0, ge=0, lt=1, description="On the features, while training.")
+    feature_norm: bool = Field(
+        False,
+        description="One more batch normalisation, without parameters, of the features; a "
+        "pretrained trunk's own stay as they were.",
+    )
     dropout_inside: bool = Field(
         False, description="The same share between the convolutions of small_cnn as well."
     )
@@ -87,9 +93,16 @@ class NetworkConfig(Section):
                     "trunk = 'onnx' is frozen and brings its weights: drop `weights`, `frozen` and "
                     "last_layer = 'loaded'"
                 )
+            if self.feature_norm:
+                raise ValueError("trunk = 'onnx' stays as it is: drop `feature_norm`")
             if self.pooling != "average" or self.input_size != PHOTOGRAPH:
                 raise ValueError("trunk = 'onnx' has both itself: drop `pooling` and `input_size`")
             return self
+        if self.feature_norm and (self.frozen or self.dropout_inside):
+            raise ValueError(
+                "`feature_norm` learns from the features of each batch: drop `frozen` and "
+                "`dropout_inside`"
+            )
         if self.weights is None and (self.frozen or self.last_layer == "loaded"):
             raise ValueError("`frozen` and last_layer = 'loaded' need `weights`")
         if self.trunk in {"small_cnn", "colour_cnn", "vit_b_16"} and self.pooling != "average":

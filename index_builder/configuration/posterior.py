@@ -182,6 +182,29 @@ class EmbeddingNormConfig(Section):
         return self.method
 
 
+class LossPredictionConfig(Section):
+    """An uncertainty that is trained to say how badly an image will be found."""
+
+    method: Literal["loss_prediction"]
+    form: Literal["ranking", "squared"] = Field(
+        "ranking",
+        description="ranking: the head orders images by their loss, as pretrained visual "
+        "uncertainties do. squared: it predicts the loss itself.",
+    )
+    epochs: int = Field(5, ge=1, description="Of the head, over the training images.")
+    learning_rate: float = Field(1e-3, gt=0)
+    temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
+        "validation",
+        description="By which a predicted loss is multiplied to be a variance. validation: chosen "
+        "as that of embedding_norm.",
+    )
+
+    @property
+    def name(self) -> str:
+        """The name of the posterior in served answers."""
+        return f"{self.method}_{self.form}"
+
+
 class FaceEmbeddingConfig(Section):
     """Probabilistic face embeddings: variances learned for an encoder that stays as it is."""
 
@@ -208,7 +231,9 @@ class HedgedInstanceConfig(Section):
         return self.method
 
 
-POST_HOC = frozenset({"laplace", "embedding_norm", "deterministic", "mc_dropout", "pfe"})
+POST_HOC = frozenset(
+    {"laplace", "embedding_norm", "loss_prediction", "deterministic", "mc_dropout", "pfe"}
+)
 """Methods whose encoder is trained with `training.objective` alone, once; the rest comes after."""
 
 OF_ANY_OBJECTIVE = POST_HOC | {"ensemble"}
@@ -230,6 +255,7 @@ PosteriorConfig = Annotated[
     | Annotated[MonteCarloDropoutConfig, Tag("mc_dropout")]
     | Annotated[EnsembleConfig, Tag("ensemble")]
     | Annotated[EmbeddingNormConfig, Tag("embedding_norm")]
+    | Annotated[LossPredictionConfig, Tag("loss_prediction")]
     | Annotated[FaceEmbeddingConfig, Tag("pfe")]
     | Annotated[HedgedInstanceConfig, Tag("hib")],
     Discriminator(_method),

@@ -11,6 +11,7 @@
     dropout              Monte Carlo dropout
     ensemble             a deep ensemble
     embedding_norm       the length of the embedding as its concentration
+    loss_prediction      how badly an image will be found, predicted
     deterministic        no posterior
     votes                held-out images that choose a prior or a temperature
 

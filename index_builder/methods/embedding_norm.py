@@ -11,7 +11,7 @@ from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import EmbeddingNormConfig
 from index_builder.datasets import Splits
 from index_builder.methods.method import Method, Report, Trained
-from index_builder.methods.votes import votes
+from index_builder.methods.votes import chosen_temperature, votes
 from index_builder.posteriors import EmbeddingNormPosterior
 
 TEMPERATURES = np.logspace(-3, 3, 25)
@@ -39,11 +39,7 @@ class EmbeddingNorm(Method):
         if not len(splits.validation):
             return posterior, _report(1.0)
         criterion = votes(trained.encoder, posterior, splits, config.seed)
-        # The widest first: of equally good ones the data do not ask for less.
-        candidates = sorted(TEMPERATURES.tolist(), reverse=True)
-        values = [criterion(posterior.at(candidate)) for candidate in candidates]
-        chosen = candidates[int(np.argmax(values))]
-        search = {"candidates": candidates, "criterion": values}
+        chosen, search = chosen_temperature(posterior, TEMPERATURES, criterion)
         return posterior.at(chosen), {**_report(chosen), "temperature_search": search}
 
 

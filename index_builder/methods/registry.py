@@ -14,6 +14,7 @@ from index_builder.methods.ensemble import Ensemble
 from index_builder.methods.face_embeddings import FaceEmbeddings
 from index_builder.methods.hedged_instance import HedgedInstance
 from index_builder.methods.laplace import OnlineLaplace, PostHocLaplace
+from index_builder.methods.loss_prediction import LossPredictor
 from index_builder.methods.method import Method
 
 METHODS: Mapping[str, Callable[[Any], Method]] = {
@@ -24,6 +25,7 @@ METHODS: Mapping[str, Callable[[Any], Method]] = {
     "mc_dropout": MonteCarloDropout,
     "ensemble": Ensemble,
     "embedding_norm": EmbeddingNorm,
+    "loss_prediction": LossPredictor,
     "pfe": FaceEmbeddings,
     "hib": HedgedInstance,
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from index_builder.datasets import LabelledImages, Splits
@@ -18,6 +21,25 @@ N_VALIDATION = 1_000
 
 N_VOTERS = 10_000
 """Training images among which their neighbours are looked for, likewise."""
+
+
+class Tempered(Posterior, Protocol):
+    """A posterior with a temperature."""
+
+    def at(self, temperature: float) -> Posterior:
+        """Return the same at another temperature."""
+
+
+def chosen_temperature(
+    posterior: Tempered, candidates: NDArray[np.float64], criterion: Criterion
+) -> tuple[float, dict[str, Any]]:
+    """Return the temperature of the largest criterion, and the search as JSON values.
+
+    The widest comes first: of equally good ones the data do not ask for less.
+    """
+    ordered = sorted(candidates.tolist(), reverse=True)
+    values = [criterion(posterior.at(candidate)) for candidate in ordered]
+    return ordered[int(np.argmax(values))], {"candidates": ordered, "criterion": values}
 
 
 def votes(encoder: MetricEncoder, posterior: Posterior, splits: Splits, seed: int) -> Criterion:

@@ -6,7 +6,7 @@
 `separation`       two kinds told apart by a number: AUROC, AUPRC, FPR at 95 %
 `selective`        answering only when sure: sparsification, AUSC, AURC, AUGRC
 `open_set`         gallery and strangers at once: detection and identification, OSCR
-`structure`        the embedding itself: NMI, feature and cluster diversity
+`structure`        the embedding itself: NMI, entropy, feature and cluster diversity
 `charts`           curves as paths and ticks of an SVG
 =================  ==============================================================================
 
@@ -35,6 +35,7 @@ from index_builder.metrics.separation import auprc, auroc, error_auroc, fpr_at_t
 from index_builder.metrics.structure import (
     cluster_diversity,
     feature_diversity,
+    mean_nn_entropy,
     normalised_mutual_information,
 )
 
@@ -57,6 +58,7 @@ __all__ = [
     "fpr_at_tpr",
     "map_at_k",
     "map_at_r",
+    "mean_nn_entropy",
     "normalised_mutual_information",
     "open_set_classification_rate",
     "recall_at_k",

@@ -40,6 +40,7 @@ def build_encoder(config: NetworkConfig, generator: torch.Generator) -> MetricEn
             config.embedding_dim,
             pretrained=config.weights is not None,
             frozen=config.frozen,
+            feature_norm=config.feature_norm,
         )
 
 

@@ -21,6 +21,8 @@ class MetricEncoder(nn.Module):
     trunk : computes φ: features (B, F) of images (B, 3, H, W), standardised.
     pretrained : batch normalisation keeps the statistics it was pretrained with.
     frozen : the whole trunk stays as it is, while the last layer learns.
+    feature_norm : normalise the features over batches, without parameters: the one more batch
+        normalisation of Boudiaf et al. 2020, sec. 5.3, whose statistics are learned.
 
     Attributes
     ----------
@@ -38,6 +40,7 @@ class MetricEncoder(nn.Module):
         *,
         pretrained: bool = False,
         frozen: bool = False,
+        feature_norm: bool = False,
     ) -> None:
         super().__init__()
         self.trunk = trunk.requires_grad_(not frozen)
@@ -47,6 +50,9 @@ class MetricEncoder(nn.Module):
         self._mixed_precision = False
         self.register_buffer("pixel_mean", torch.zeros(3, 1, 1))
         self.register_buffer("pixel_std", torch.ones(3, 1, 1))
+        self.feature_norm: nn.Module = nn.Identity()
+        if feature_norm:
+            self.feature_norm = nn.BatchNorm1d(trunk.n_features, affine=False)
         self.last_layer = nn.Linear(trunk.n_features, embedding_dim)
 
     @property
@@ -85,7 +91,8 @@ class MetricEncoder(nn.Module):
         mixed = self.training and self._mixed_precision
         with torch.autocast(place.type, torch.bfloat16, enabled=mixed):
             features: Tensor = self.trunk(self.standardised(images.to(place)))
-        return features.float().to(images.device)
+        normalised: Tensor = self.feature_norm(features.float().to(images.device))
+        return normalised
 
     def standardised(self, images: Tensor) -> Tensor:
         """Convert ``images`` (B, H, W, 3) uint8 to the trunk's input (B, 3, H, W)."""

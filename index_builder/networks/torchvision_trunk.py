@@ -15,7 +15,9 @@ from index_builder.networks.trunk import Trunk
 from model_store.errors import WeightsError
 from model_store.images import Preprocessing
 
-TorchvisionName = Literal["resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large", "vit_b_16"]
+TorchvisionName = Literal[
+    "resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large", "googlenet", "vit_b_16"
+]
 PoolingName = Literal["average", "gem"]
 
 _N_FEATURES: Mapping[TorchvisionName, int] = {
@@ -23,13 +25,19 @@ _N_FEATURES: Mapping[TorchvisionName, int] = {
     "resnet50": 2048,
     "mobilenet_v2": 1280,
     "mobilenet_v3_large": 960,
+    "googlenet": 1024,
     "vit_b_16": 768,
 }
+_OPTIONS: Mapping[TorchvisionName, Mapping[str, bool]] = {
+    "googlenet": {"aux_logits": False, "init_weights": False}
+}
+"""Of torchvision's constructors. GoogLeNet is Inception with batch normalisation there."""
+
 _POOLINGS: Mapping[PoolingName, Callable[[], nn.Module]] = {
     "average": AveragePooling,
     "gem": GeneralisedMeanPooling,
 }
-CLASSIFIERS = ("fc.", "classifier.", "heads.")
+CLASSIFIERS = ("fc.", "classifier.", "heads.", "aux1.", "aux2.")
 """Prefixes of the parameters of torchvision's classifiers, which a trunk does not use."""
 
 
@@ -56,7 +64,9 @@ class TorchvisionTrunk(Trunk):
         self.preprocessing = Preprocessing(input_size, input_size, decoding="reduced")
         self.name: TorchvisionName = name
         self.n_features = _N_FEATURES[name]
-        options = {"image_size": input_size} if name == "vit_b_16" else {}
+        options = _OPTIONS.get(name, {}) | (
+            {"image_size": input_size} if name == "vit_b_16" else {}
+        )
         backbone = models.get_model(name, weights=None, **options)
         self.backbone: nn.Module
         self.pooling: nn.Module
@@ -108,7 +118,7 @@ def feature_map(backbone: nn.Module) -> nn.Module:
     convolutional = [
         (name, part)
         for name, part in backbone.named_children()
-        if name not in {"avgpool", "fc", "classifier"}
+        if part is not None and name not in {"avgpool", "dropout", "fc", "classifier"}
     ]
     return nn.Sequential(OrderedDict(convolutional))
 

@@ -61,7 +61,7 @@ def load_weights(trunk: str, source: str) -> PretrainedWeights:
     """
     names = list(models.get_model_weights(trunk).__members__)
     if source in names:
-        return PretrainedWeights(_download(trunk, source), *imagenet_normalisation())
+        return PretrainedWeights(_download(trunk, source), *_normalisation(trunk))
     path = Path(source).expanduser()
     if not path.is_file():
         raise WeightsError(
@@ -69,14 +69,14 @@ def load_weights(trunk: str, source: str) -> PretrainedWeights:
         )
     try:
         if path.suffix == ".safetensors":
-            return PretrainedWeights(load_file(path), *imagenet_normalisation())
+            return PretrainedWeights(load_file(path), *_normalisation(trunk))
         if path.suffix in {".pth", ".pt"}:
-            return PretrainedWeights(_state_dict(path), *imagenet_normalisation())
+            return PretrainedWeights(_state_dict(path), *_normalisation(trunk))
         if path.suffix == ".npz" and _is_quantised(path):
             half = torch.full((3,), 0.5)
             return PretrainedWeights(_dequantised(path), half, half)
         if path.suffix == ".npz":
-            return PretrainedWeights(_arrays(path), *imagenet_normalisation())
+            return PretrainedWeights(_arrays(path), *_normalisation(trunk))
     except (
         OSError,
         ValueError,
@@ -89,6 +89,15 @@ def load_weights(trunk: str, source: str) -> PretrainedWeights:
     ) as error:
         raise WeightsError(f"{path} cannot be read: {error}") from error
     raise WeightsError(f"{path} is no .safetensors, .pth, .pt or .npz file.")
+
+
+def _normalisation(trunk: str) -> tuple[Tensor, Tensor]:
+    """Mean and deviation (3,) of pixels that torchvision's weights of ``trunk`` expect.
+
+    Those of GoogLeNet come from TensorFlow; torchvision changes its inputs back (transform_input).
+    """
+    half = torch.full((3,), 0.5)
+    return (half, half) if trunk == "googlenet" else imagenet_normalisation()
 
 
 def needs_tensorflow_padding(source: str | None) -> bool:

@@ -24,11 +24,13 @@ Those that a posterior brings with it::
     triplets             triplets worth training on
     mutual_likelihood    probabilistic face embeddings
     hedged_instance      hedged instance embeddings
+    loss_prediction      how badly an image will be found
 """
 
 from index_builder.objectives.bayesian_triplet import BayesianTripletLoss
 from index_builder.objectives.contrastive import ContrastiveLoss, contrastive_loss
 from index_builder.objectives.hedged_instance import HedgedInstanceLoss
+from index_builder.objectives.loss_prediction import LossPrediction
 from index_builder.objectives.mutual_likelihood import MutualLikelihoodLoss
 from index_builder.objectives.objective import Objective
 from index_builder.objectives.online_laplace import OnlineLaplaceLoss
@@ -38,6 +40,7 @@ __all__ = [
     "BayesianTripletLoss",
     "ContrastiveLoss",
     "HedgedInstanceLoss",
+    "LossPrediction",
     "MutualLikelihoodLoss",
     "Objective",
     "OnlineLaplaceLoss",

@@ -7,6 +7,7 @@ The map, from what is asked to what answers it:
 `variance_head`        `VarianceHeadPosterior`: the variance read off the features instead
 `uncertainty_module`   `UncertaintyModulePosterior`: the same of PFE and HIB
 `embedding_norm`       `EmbeddingNormPosterior`: the length of the embedding as its concentration
+`predicted_loss`       `PredictedLossPosterior`: how badly an image will be found, as its variance
 `point`                `PointPosterior`: no posterior, the deterministic baseline
 `dropout`              `DropoutPosterior`: Monte Carlo dropout, the last layer's in closed form
 `ensemble`             `fit_ensemble`: encoders trained apart, brought into one space
@@ -48,6 +49,7 @@ from index_builder.posteriors.laplace.validation import (
     temper_by_validation,
 )
 from index_builder.posteriors.point import PointPosterior
+from index_builder.posteriors.predicted_loss import LossHead, PredictedLossPosterior
 from index_builder.posteriors.stored import Posterior, load_posterior
 from index_builder.posteriors.uncertainty_module import (
     UncertaintyModule,
@@ -70,11 +72,13 @@ __all__ = [
     "LaplaceFit",
     "LaplacePosterior",
     "LastLayerPosterior",
+    "LossHead",
     "MinibatchPlan",
     "OnlineLaplace",
     "PartialTraces",
     "PointPosterior",
     "Posterior",
+    "PredictedLossPosterior",
     "PriorScale",
     "ProbabilisticEncoder",
     "Split",

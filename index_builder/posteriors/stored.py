@@ -21,6 +21,10 @@ from index_builder.posteriors.laplace.kronecker_posterior import (
 )
 from index_builder.posteriors.laplace.last_layer import LAST_LAYER_FORMAT, LastLayerPosterior
 from index_builder.posteriors.point import POINT_FORMAT, PointPosterior
+from index_builder.posteriors.predicted_loss import (
+    PREDICTED_LOSS_FORMAT,
+    PredictedLossPosterior,
+)
 from index_builder.posteriors.uncertainty_module import (
     UNCERTAINTY_MODULE_FORMAT,
     UncertaintyModulePosterior,
@@ -44,6 +48,7 @@ FORMATS: Mapping[str, Callable[[dict[str, Tensor]], Posterior]] = {
     VARIANCE_HEAD_FORMAT: VarianceHeadPosterior.from_state,
     UNCERTAINTY_MODULE_FORMAT: UncertaintyModulePosterior.from_state,
     EMBEDDING_NORM_FORMAT: lambda tensors: EmbeddingNormPosterior(**tensors),
+    PREDICTED_LOSS_FORMAT: PredictedLossPosterior.from_state,
     POINT_FORMAT: lambda tensors: PointPosterior(**tensors),
     DROPOUT_FORMAT: lambda tensors: DropoutPosterior(**tensors),
     ENSEMBLE_FORMAT: lambda tensors: EnsemblePosterior(**tensors),

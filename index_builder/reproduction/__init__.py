@@ -10,6 +10,8 @@
 `decision`         the decision layer, fitted to the development task and judged on the test
 `metrics`          metrics and curves of plain arrays
 `pictures`         queries to look at
+`comparison`       all objectives × what is known of uncertainty, on small data sets
+`stereo`           dense stereo matching by a learned embedding of patches
 `resources`        wall time and peak memory
 `summary`          cells → report.json, and tables in text
 `page`             report.json → one page with everything in it

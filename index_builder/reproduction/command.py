@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from index_builder.pipeline.run import write_json
 from index_builder.reproduction.cells import Plan, methods_named, run_cells
+from index_builder.reproduction.comparison.command import compare_objectives
 from index_builder.reproduction.page import write_page
 from index_builder.reproduction.protocols import protocol_config
+from index_builder.reproduction.stereo.command import measure_stereo
 from index_builder.reproduction.summary import markdown, report_of
 from model_store.errors import BuildError
+
+COMPARISONS: Mapping[str, Callable[..., str]] = {
+    "objectives": compare_objectives,
+    "stereo": measure_stereo,
+}
+"""What ``--protocol`` names beside `PROTOCOLS`: each has a table of its own."""
 
 
 def reproduce(
@@ -30,6 +39,10 @@ def reproduce(
 ) -> str:
     """Measure every method × seed that is not yet, and report all of them.
 
+    Parameters
+    ----------
+    protocol : of `PROTOCOLS`, or of `COMPARISONS`, which have no methods to choose from.
+
     Returns
     -------
     The tables, in Markdown; ``directory`` then has them as table.md, and report.json, report.html.
@@ -39,6 +52,19 @@ def reproduce(
     BuildError : an unknown name, missing data, or measurements that failed; the others are kept
         and reported.
     """
+    if protocol in COMPARISONS:
+        if methods != "all" or jobs != 1:
+            raise BuildError(f"--protocol {protocol} has neither --methods nor --jobs: drop them.")
+        options = {
+            "epochs": epochs,
+            "data": data,
+            "weights": weights,
+            "device": device,
+            "precision": precision,
+            "allow_partial": allow_partial,
+            "download": download,
+        }
+        return COMPARISONS[protocol](objective, n_seeds, directory, **options)
     base = protocol_config(
         protocol,
         data=data,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from index_builder.training.loop import trunk_device
 from index_builder.vectors.encoder import embed_all
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.decision import OUTLIER_SIGNALS
-from model_store.encoder.contract import Embeddings
+from model_store.encoder.contract import Embeddings, Encoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.predictive import N_SAMPLES
 from model_store.sphere import spherical_variance, unit_direction
@@ -41,10 +41,48 @@ from model_store.sphere import spherical_variance, unit_direction
 Floats = NDArray[np.float64]
 Evaluation = dict[str, Any]
 
+Consensus = Callable[[RetrievalResults], tuple[Floats, NDArray[np.bool_]]]
+"""Confidence (B,) of what a query's samples agree on, and whether it is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Metrics of a test, and what they are of."""
+
+    metrics: Result
+    signals: Signals
+    results: RetrievalResults
+
 
 def evaluate_method(config: ProtocolConfig, run: Run, data: ProtocolData) -> Evaluation:
     """Metrics, curves and pictures of a method, by its own uncertainty alone."""
     encoder = OnnxEncoder(run.staging / ENCODER_FILE, threads=torch.get_num_threads())
+    found = measure_method(
+        encoder,
+        data,
+        config.seed,
+        lambda results: _consensus(config, run, results, encoder.fingerprint),
+    )
+    signals, results = found.signals, found.results
+    own = signals.uncertainties
+    shown = 1 - results.similarities[:, 0] if own is None else own
+    sure = 1 - shown if signals.confidences is None else signals.confidences
+    return {
+        "metrics": found.metrics,
+        "curves": curves(signals, results.correct),
+        "pictures": pictures(results, shown, sure),
+    }
+
+
+def measure_method(
+    encoder: Encoder, data: ProtocolData, seed: int, consensus: Consensus
+) -> Measured:
+    """Measure an encoder on the test, by its own uncertainty alone.
+
+    Parameters
+    ----------
+    consensus : what samples of all queries agree on, and whether it is right.
+    """
     results = search(encoder, data.test)
     outliers = {
         name: embed_all(encoder, kind.images, name) for name, kind in data.test_outliers.items()
@@ -58,7 +96,7 @@ def evaluate_method(config: ProtocolConfig, run: Run, data: ProtocolData) -> Eva
     uncertainties = {name: _spread(one) for name, one in outliers.items()}
     confidences, agreed = None, None
     if has_say and data.test.positions is None:  # samples vote for labels, and places are none
-        confidences, agreed = _consensus(config, run, results, encoder.fingerprint)
+        confidences, agreed = consensus(results)
     own = results.uncertainties
     first = next(iter(outliers))
     signals = Signals(
@@ -70,19 +108,13 @@ def evaluate_method(config: ProtocolConfig, run: Run, data: ProtocolData) -> Eva
         -own if has_say else results.similarities[:, 0],
         -uncertainties[first] if has_say else similarities[first],
     )
-    metrics = of_ranking(results, config.seed) | of_signals(signals, results.correct)
+    metrics = of_ranking(results, seed) | of_signals(signals, results.correct)
     metrics |= _of_similarity(results, similarities)
     if has_say:  # as the authors' code sorts: by the query's and its neighbour's
         summed = own + results.neighbour_uncertainties
         both = Signals(summed, None, {}, None, None, -summed, np.empty(0))
         metrics["ausc_with_neighbour"] = of_signals(both, results.correct)["ausc"]
-    shown = own if has_say else 1 - results.similarities[:, 0]
-    sure = 1 - shown if confidences is None else confidences
-    return {
-        "metrics": metrics,
-        "curves": curves(signals, results.correct),
-        "pictures": pictures(results, shown, sure),
-    }
+    return Measured(metrics, signals, results)
 
 
 def evaluate_decision(
@@ -95,6 +127,27 @@ def evaluate_decision(
     directory : for the galleries that are searched.
     """
     encoder = OnnxEncoder(run.staging / ENCODER_FILE, threads=torch.get_num_threads())
+    found = measure_decision(encoder, config, data, directory)
+    confidences = found.signals.confidences
+    assert confidences is not None  # noqa: S101 - the decision layer always has some
+    correct = found.signals.outcomes
+    assert correct is not None  # noqa: S101 - and knows whether they came true
+    return {
+        "metrics": found.metrics,
+        "curves": curves(found.signals, correct),
+        "pictures": pictures(found.results, 1 - confidences, confidences),
+    }
+
+
+def measure_decision(
+    encoder: Encoder, config: ProtocolConfig, data: ProtocolData, directory: Path
+) -> Measured:
+    """Measure the decision layer on the test, fitted to the development task first.
+
+    Parameters
+    ----------
+    directory : for the galleries that are searched.
+    """
     same = data.development.gallery is data.test.gallery
     development = world_of(
         encoder,
@@ -131,13 +184,7 @@ def evaluate_decision(
         metrics["error_auroc_of_likeliest"] = error_auroc(
             1 - ordinary.likeliest_probabilities, ordinary.likeliest_correct
         )
-    return {
-        "metrics": metrics,
-        "curves": curves(signals, correct),
-        "pictures": pictures(
-            results, 1 - ordinary.match_probabilities, ordinary.match_probabilities
-        ),
-    }
+    return Measured(metrics, signals, results)
 
 
 def _asking(world: World, data: ProtocolData) -> World:
@@ -150,14 +197,17 @@ def _spread(embeddings: Embeddings) -> Floats:
 
 
 def _of_similarity(results: RetrievalResults, outliers: dict[str, Floats]) -> Result:
-    """Measure the plain similarity of the first result as a signal, for comparison."""
+    """Measure the plain similarity of the first result as a signal, for comparison.
+
+    Cut off at 0 it is a confidence as well: one that nobody has calibrated.
+    """
     doubt = 1 - results.similarities[:, 0]
     doubts = {name: 1 - values for name, values in outliers.items()}
-    nobody = np.empty(0)
+    nobody, sure = np.empty(0), (1 - doubt).clip(0, 1)
     measured = of_signals(
-        Signals(doubt, doubt, doubts, None, None, -doubt, nobody), results.correct
+        Signals(doubt, doubt, doubts, sure, results.correct, -doubt, nobody), results.correct
     )
-    wanted = ("error_auroc", "ausc", "aurc", "ood_auroc", "ood_auprc")
+    wanted = ("error_auroc", "ausc", "aurc", "ood_auroc", "ood_auprc", "ece")
     return {f"similarity_{name}": measured[name] for name in wanted}
 
 

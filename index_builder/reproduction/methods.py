@@ -99,6 +99,14 @@ METHODS: Mapping[str, PaperMethod] = {
     "embedding_norm": PaperMethod(
         "length of the embedding as concentration", {"method": "embedding_norm"}, post_hoc=True
     ),
+    "loss_ranking": PaperMethod(
+        "pretrained visual uncertainties, losses ranked",
+        {"method": "loss_prediction"},
+        post_hoc=True,
+    ),
+    "loss_squared": PaperMethod(
+        "loss prediction", {"method": "loss_prediction", "form": "squared"}, post_hoc=True
+    ),
     "pfe": PaperMethod("probabilistic face embeddings", {"method": "pfe"}, post_hoc=True),
     "hib": PaperMethod("hedged instance embeddings", {"method": "hib"}),
     **{

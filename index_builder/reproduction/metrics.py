@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder import metrics
-from index_builder.reproduction.retrieval import RetrievalResults, full_matches, label_codes
+from index_builder.reproduction.retrieval import (
+    RetrievalResults,
+    euclidean_matches,
+    full_matches,
+    label_codes,
+)
 from model_store.sphere import unit_direction
 
 N_FULL = 1_000
@@ -29,6 +34,9 @@ N_BINS = 40
 """Number of bins of a histogram."""
 
 FALSE_ALARMS = (0.01, 0.1)
+
+RECALLS = (1, 2, 5, 10)
+"""Ranks k of R@k."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -70,8 +78,10 @@ def of_ranking(results: RetrievalResults, seed: int) -> Result:
     clusters = None
     if len(np.unique(codes)) <= MAX_CLUSTERS:
         clusters = metrics.normalised_mutual_information(vectors, codes, seed)
+    by_length = euclidean_matches(results, max(RECALLS))
     return {
-        **{f"recall_at_{k}": metrics.recall_at_k(results.matches, k) for k in (1, 2, 5, 10)},
+        **{f"recall_at_{k}": metrics.recall_at_k(results.matches, k) for k in RECALLS},
+        **{f"euclidean_recall_at_{k}": metrics.recall_at_k(by_length, k) for k in RECALLS},
         **{
             f"map_at_{k}": metrics.map_at_k(results.matches, results.n_relevant, k) for k in (5, 10)
         },
@@ -79,6 +89,7 @@ def of_ranking(results: RetrievalResults, seed: int) -> Result:
         "map_at_r": metrics.map_at_r(whole, relevant),
         "average_precision": metrics.average_precision(whole),
         "nmi": clusters,
+        "entropy": metrics.mean_nn_entropy(vectors),
         "feature_diversity": metrics.feature_diversity(vectors),
         "cluster_diversity": metrics.cluster_diversity(vectors, codes),
     }

@@ -95,13 +95,19 @@ def nearest(
     similarities, found = _search(queries, gallery, n)
     if own is None:
         return found.astype(np.int64), similarities.astype(np.float64)
-    kept = found != own[:, None]
-    kept[kept.all(axis=1), -1] = False  # among many equally near ones it need not be found
+    kept = _others(found, own)
     shape = (len(queries), n - 1)
     return (
         found[kept].reshape(shape).astype(np.int64),
         similarities[kept].reshape(shape).astype(np.float64),
     )
+
+
+def _others(found: Rows, own: Rows) -> NDArray[np.bool_]:
+    """Return a mask (B, n) of all but one of each row of ``found`` (B, n): the query's own."""
+    kept: NDArray[np.bool_] = found != own[:, None]
+    kept[kept.all(axis=1), -1] = False  # among many equally near ones it need not be found
+    return kept
 
 
 def _search(
@@ -131,6 +137,21 @@ def full_matches(results: RetrievalResults, rows: Rows) -> NDArray[np.bool_]:
         ranked = np.argsort(-similarities, axis=1, kind="stable")[:, :n]
         matches[start : start + len(chosen)] = results.task.matches(ranked, chosen)
     return matches
+
+
+def euclidean_matches(results: RetrievalResults, n: int) -> NDArray[np.bool_]:
+    """Rank by the Euclidean distance of embeddings as they are; a mask (B, n) of true matches.
+
+    What is served is ranked by direction alone; the difference is what lengths know.
+    """
+    own = results.task.own_rows()
+    index = faiss.IndexFlatL2(results.gallery.mean.shape[1])
+    index.add(np.ascontiguousarray(results.gallery.mean))
+    n = min(n + (own is not None), len(results.gallery.mean))
+    _, found = index.search(np.ascontiguousarray(results.queries.mean), n)
+    if own is not None:
+        found = found[_others(found, own)].reshape(len(found), n - 1)
+    return results.task.matches(found, np.arange(len(found)))
 
 
 def label_codes(task: Task) -> tuple[Rows, Rows]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from index_builder.vectors.images import CPU_BATCH, ImageVectors, libraries, versions
 from index_builder.vectors.store import Vector, VectorFile
@@ -71,12 +72,26 @@ class OnnxTrunk:
         return ImageVectors(self.features, maker, self.preprocessing, CPU_BATCH, known)
 
 
+class Trunk(Protocol):
+    """Images to features."""
+
+    def vectors(self, known: VectorFile | None) -> ImageVectors:
+        """Features of images, which ``known`` keeps."""
+
+
+class Head(Protocol):
+    """Features to embeddings."""
+
+    def embeddings(self, features: Vector) -> Embeddings:
+        """Embeddings of images with these ``features`` (B, F)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Halves:
     """The trunk of an encoder and the rest of it."""
 
-    trunk: OnnxTrunk
-    head: OnnxHead
+    trunk: Trunk
+    head: Head
 
     @classmethod
     def of(cls, trunk: Path, head: Path, encoder_fingerprint: str) -> Halves | None:

@@ -38,18 +38,23 @@ class VectorFile:
 
     Parameters
     ----------
-    path : of the file.
+    path : of the file; None keeps them in memory.
     most_bytes : of all vectors. Where they are too many, those of other makers go; what comes after
         the file is full of one maker's is not kept.
     """
 
-    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, path: Path | None, most_bytes: int = MOST_BYTES) -> None:
         self._path = path
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._connection = self._opened()
 
     def _opened(self) -> sqlite3.Connection:
+        if self._path is None:
+            connection = sqlite3.connect(":memory:", check_same_thread=False)
+            connection.execute(_SCHEMA)
+            self._n_bytes = 0
+            return connection
         with writing(f"the vectors in {self._path}"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if not _is_sound(self._path):

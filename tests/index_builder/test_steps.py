@@ -239,6 +239,7 @@ def test_help_names_every_step(tmp_path: Path) -> None:
             "bayesian_triplet_isotropic_von_mises_fisher",
         ),
         ({"method": "pfe", "epochs": 2}, "pfe"),
+        ({"method": "loss_prediction", "epochs": 2}, "loss_prediction_ranking"),
         ({"method": "hib"}, "hib"),
     ],
 )

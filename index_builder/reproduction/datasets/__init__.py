@@ -10,6 +10,7 @@ was wanted and where to get it; `Origin.allow_partial` takes less, and remembers
     small           MNIST's kin, CIFAR-10, SVHN, Chars74K
     omniglot        Omniglot
     fine_grained    CUB-200 and Cars-196
+    caltech         Caltech-101
     products        Stanford Online Products, In-Shop
     faces           Labeled Faces in the Wild
     street_level    Mapillary Street-Level Sequences

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 import zipfile
@@ -56,8 +57,11 @@ def _part(origin: Origin, name: str) -> LabelledImages:
         with Image.open(io.BytesIO(contents[row])) as image:
             return np.asarray(image.convert("RGB"))
 
+    def content(row: int) -> bytes:
+        return hashlib.sha256(contents[row]).digest()
+
     labels = tuple("/".join(name.split("/")[:2]) for name in names)
-    return LabelledImages(tuple(names), labels, read, np.arange(len(names)))
+    return LabelledImages(tuple(names), labels, read, np.arange(len(names)), content=content)
 
 
 def _files(place: Path) -> Iterator[tuple[str, bytes]]:

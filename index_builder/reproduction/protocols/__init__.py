@@ -4,6 +4,7 @@
 `protocol`         what a protocol is: training, validation, development, test, outliers
 `closed_sets`      Fashion-MNIST (two ways), CIFAR-10, digits: the test's labels were learned from
 `open_sets`        CUB, Cars, LFW, SOP, In-Shop, MSLS, Omniglot: they were not
+`compared`         small ones, to compare objectives on
 `published`        the authors' own figures
 `configuration`    the configuration of an encoder that a protocol trains
 `registry`         all of them by name, and the configuration of each

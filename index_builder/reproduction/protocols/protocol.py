@@ -157,9 +157,11 @@ def all_against_all(images: LabelledImages, positions: Positions | None = None) 
     return Task(images.subset(asking), images, leave_one_out=True, positions=positions)
 
 
-def held_out_task(images: LabelledImages, generator: np.random.Generator) -> Task:
+def held_out_task(
+    images: LabelledImages, generator: np.random.Generator, query_share: float = QUERY_SHARE
+) -> Task:
     """Divide held-out images into a gallery and queries of the same labels."""
-    gallery, queries = stratified(images, 1 - QUERY_SHARE, generator, at_least_one_left=True)
+    gallery, queries = stratified(images, 1 - query_share, generator, at_least_one_left=True)
     return Task(queries, gallery)
 
 

@@ -24,6 +24,11 @@ from index_builder.reproduction.protocols.closed_sets import (
     load_fashion_mnist_authors,
     load_fashion_mnist_small,
 )
+from index_builder.reproduction.protocols.compared import (
+    load_caltech,
+    load_fashion_mnist_tiny,
+    load_omniglot_small,
+)
 from index_builder.reproduction.protocols.configuration import ProtocolConfig, ProtocolDataset
 from index_builder.reproduction.protocols.open_sets import (
     load_cars,
@@ -41,6 +46,8 @@ _INTERIM = (
     "The papers' figures are interim results in the history of the authors' repository; they chose "
     "their checkpoints by the test images, which here choose nothing."
 )
+
+_OURS = "A protocol of our own, to compare objectives in minutes: no paper has it."
 
 EXPECTED_ABSENT = 0.001
 """Share of absent queries that probabilities are fitted for. In every protocol each query of the
@@ -96,7 +103,39 @@ PROTOCOLS: Mapping[str, Protocol] = {
         "A tenth of Fashion-MNIST / MNIST",
         load_fashion_mnist_small,
         _GREY,
-        notes=("A protocol of our own, to compare objectives in minutes: no paper has it.",),
+        notes=(_OURS,),
+    ),
+    "fashion-mnist-tiny": Protocol(
+        "1,000 of Fashion-MNIST / MNIST",
+        load_fashion_mnist_tiny,
+        {"training": {"epochs": 4, "images_per_label": 12}},
+        notes=(_OURS,),
+    ),
+    "omniglot-small": Protocol(
+        "Omniglot, 60 characters / 40 others",
+        load_omniglot_small,
+        {"training": {"epochs": 3, "labels_per_batch": 20, "images_per_label": 8}},
+        notes=(_OURS,),
+    ),
+    "caltech-101": Protocol(
+        "Caltech-101, other categories / Chars74K",
+        load_caltech,
+        {
+            "network": {
+                "trunk": "mobilenet_v2",
+                "weights": "IMAGENET1K_V1",
+                "frozen": True,
+                "last_layer": "whitening",
+                "input_size": 160,
+            },
+            "training": {
+                "epochs": 20,
+                "labels_per_batch": 15,
+                "images_per_label": 8,
+                "learning_rate": 1e-4,
+            },
+        },
+        notes=(_OURS, "The trunk stays as it is: a last layer is trained from the whitening."),
     ),
     "fashion-mnist-authors": Protocol(
         "Fashion-MNIST / MNIST, the authors' setting",
@@ -136,9 +175,15 @@ PROTOCOLS: Mapping[str, Protocol] = {
         ),
     ),
     "cub-200": Protocol(
-        "CUB-200-2011 / Cars-196", load_cub, _PHOTOGRAPHS, published.CUB200, (_INTERIM,)
+        "CUB-200-2011 / Cars-196",
+        load_cub,
+        _PHOTOGRAPHS,
+        {**published.CUB200, **published.RECORDS["cub-200"]},
+        (_INTERIM,),
     ),
-    "cars-196": Protocol("Cars-196 / CUB-200-2011", load_cars, _PHOTOGRAPHS),
+    "cars-196": Protocol(
+        "Cars-196 / CUB-200-2011", load_cars, _PHOTOGRAPHS, published.RECORDS["cars-196"]
+    ),
     "lfw": Protocol(
         "LFW / CUB-200-2011",
         load_lfw,
@@ -153,9 +198,14 @@ PROTOCOLS: Mapping[str, Protocol] = {
         ),
     ),
     "stanford-online-products": Protocol(
-        "Stanford Online Products", load_stanford_online_products, _PHOTOGRAPHS
+        "Stanford Online Products",
+        load_stanford_online_products,
+        _PHOTOGRAPHS,
+        published.RECORDS["stanford-online-products"],
     ),
-    "in-shop": Protocol("In-Shop Clothes Retrieval", load_in_shop, _PHOTOGRAPHS),
+    "in-shop": Protocol(
+        "In-Shop Clothes Retrieval", load_in_shop, _PHOTOGRAPHS, published.RECORDS["in-shop"]
+    ),
     "msls": Protocol(
         "Mapillary Street-Level Sequences",
         load_msls,

@@ -7,6 +7,7 @@ from scipy.stats import entropy
 from index_builder.metrics import (
     cluster_diversity,
     feature_diversity,
+    mean_nn_entropy,
     normalised_mutual_information,
 )
 
@@ -53,3 +54,19 @@ def test_cluster_diversity_is_the_variance_of_distances_within_labels() -> None:
 
 def test_single_items_have_no_diversity() -> None:
     assert cluster_diversity(np.eye(3), np.arange(3)) is None
+
+
+def test_the_entropy_by_all_distances_leaves_out_that_to_itself() -> None:
+    vectors = np.random.default_rng(0).normal(size=(6, 3))
+    logs = [
+        np.log(((a - b) ** 2).sum())
+        for i, a in enumerate(vectors)
+        for j, b in enumerate(vectors)
+        if i != j
+    ]
+    assert mean_nn_entropy(vectors) == pytest.approx(3 * np.sum(logs) / (6 * 5))
+    # Twice as large a normal distribution has log 2 more for each dimension, counted twice here.
+    assert mean_nn_entropy(2 * vectors) == pytest.approx(
+        mean_nn_entropy(vectors) + 2 * 3 * np.log(2)
+    )
+    assert mean_nn_entropy(np.ones((3, 2))) is None

@@ -92,3 +92,19 @@ def test_a_frozen_trunk_has_nothing_to_train(tmp_path: Path) -> None:
     encoder = build_encoder(frozen, torch.Generator().manual_seed(0))
     learned = [name for name, p in encoder.named_parameters() if p.requires_grad]
     assert learned == ["last_layer.weight", "last_layer.bias"]
+
+
+def test_one_more_batch_normalisation_learns_its_statistics_and_no_parameters() -> None:
+    fields = config_of("resnet18").model_dump() | {"feature_norm": True}
+    network = NetworkConfig.model_validate(fields)
+    encoder = build_encoder(network, torch.Generator().manual_seed(0))
+    plain = build_encoder(config_of("resnet18"), torch.Generator().manual_seed(0))
+    names = {name for name, _ in encoder.named_parameters()}
+    assert names == {name for name, _ in plain.named_parameters()}
+    images = torch.from_numpy(IMAGES)
+    encoder.train()
+    features = encoder.features(images)
+    torch.testing.assert_close(features.mean(0), torch.zeros(512), atol=1e-5, rtol=0)
+    before = encoder.eval().features(images)
+    assert not torch.allclose(before, features)  # in evaluation the statistics are those learned
+    torch.testing.assert_close(encoder.features(images[:2]), before[:2], atol=1e-4, rtol=1e-4)

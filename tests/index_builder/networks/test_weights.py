@@ -16,7 +16,7 @@ from torchvision import models
 
 from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks import MetricEncoder, build_encoder, load_pretrained, save_checkpoint
-from index_builder.networks.torchvision_trunk import TorchvisionTrunk
+from index_builder.networks.torchvision_trunk import TorchvisionTrunk, imagenet_normalisation
 from index_builder.networks.weights import load_weights
 from model_store.errors import WeightsError
 
@@ -251,3 +251,19 @@ def test_batch_statistics_stay_as_they_were_pretrained(
     fresh = build_encoder(NetworkConfig(trunk="resnet18", input_size=64), torch.Generator()).train()
     fresh.features(torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8))
     assert fresh.trunk.state_dict()["backbone.bn1.running_mean"].abs().max() > 0
+
+
+def test_googlenet_has_its_own_range_of_pixels_and_no_auxiliary_classifiers(tmp_path: Path) -> None:
+    """The features of torchvision's own, which takes ImageNet's normalisation and undoes it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        theirs = models.googlenet(aux_logits=True, init_weights=False, transform_input=True).eval()
+    torch.save(theirs.state_dict(), tmp_path / "w.pth")
+    encoder = built(tmp_path / "w.pth", trunk="googlenet").eval()
+    theirs.fc = torch.nn.Identity()
+    generator = np.random.default_rng(0)
+    images = torch.from_numpy(generator.integers(0, 256, (2, 64, 64, 3), dtype=np.uint8))
+    mean, std = imagenet_normalisation()
+    pixels = (images.permute(0, 3, 1, 2) / 255 - mean[:, None, None]) / std[:, None, None]
+    with torch.no_grad():
+        torch.testing.assert_close(encoder.features(images), theirs(pixels), atol=1e-4, rtol=1e-4)

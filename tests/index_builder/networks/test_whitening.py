@@ -31,6 +31,21 @@ def test_differences_within_labels_are_whitened_up_to_the_shrinkage() -> None:
     torch.testing.assert_close(weight @ shrunk @ weight.T, torch.eye(12, dtype=torch.float64))
 
 
+def test_it_is_the_mahalanobis_metric_in_closed_form() -> None:
+    """‖W(φ − φ')‖² = (φ − φ')ᵀ M (φ − φ') with M = WᵀW, the inverse covariance, shrunk."""
+    weight = whitening(FEATURES, LABELS, 12)
+    metric = weight.T @ weight
+    covariance = covariance_within(FEATURES)
+    shrunk = covariance + covariance.diagonal().mean() * torch.eye(12, dtype=torch.float64)
+    torch.testing.assert_close(metric, torch.linalg.inv(shrunk))
+    few = whitening(FEATURES, LABELS, 5)
+    assert torch.linalg.eigvalsh(few.T @ few).min() > -1e-12  # of fewer dimensions: no negative one
+    difference = FEATURES[0] - FEATURES[1]
+    torch.testing.assert_close(
+        (weight @ difference).square().sum(), difference @ metric @ difference
+    )
+
+
 def test_the_directions_kept_are_those_in_which_images_differ_most() -> None:
     whole = FEATURES @ whitening(FEATURES, LABELS, 12).T
     few = FEATURES @ whitening(FEATURES, LABELS, 5).T

@@ -1,0 +1,150 @@
+"""Data sets × seeds × objectives: each encoder is measured once, whatever interrupts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from index_builder.configuration.objective import OF_VIEWS
+from index_builder.objectives.registry import OBJECTIVES
+from index_builder.pipeline.run import Run, write_json
+from index_builder.progress import console
+from index_builder.reproduction.comparison.measure import PRIORS, Cell, measure_encoder
+from index_builder.reproduction.protocols import ProtocolConfig, protocol_config
+from model_store.errors import BuildError, ConfigError
+from model_store.files import replacing
+
+DATA_SETS = ("caltech-101", "fashion-mnist-tiny", "omniglot-small")
+"""Protocols, the quickest first."""
+
+OF_PRIORS = ("contrastive", "multi_similarity", "cross_entropy", "proxy_anchor")
+"""Objectives, one of each kind, on whose encoders the ways to choose a prior are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is to be measured.
+
+    Attributes
+    ----------
+    objectives : of `OBJECTIVES`.
+    seeds : of the training and of the held-out images.
+    directory : where everything goes.
+    options : of `protocol_config`, for every data set.
+    data_sets : of `PROTOCOLS`.
+    weights : of the pretrained trunk, instead of torchvision's.
+    """
+
+    objectives: Sequence[str]
+    seeds: Sequence[int]
+    directory: Path
+    options: Mapping[str, Any]
+    data_sets: Sequence[str] = DATA_SETS
+    weights: str | None = None
+
+    def config(self, data_set: str, objective: str, seed: int) -> ProtocolConfig:
+        """Configuration of an encoder."""
+        config = protocol_config(data_set, seed=seed, objective=objective, **self.options)
+        if config.network.frozen and self.weights is not None:
+            network = config.network.model_copy(update={"weights": self.weights})
+            return config.model_copy(update={"network": network})
+        return config
+
+    def cells(self) -> Iterator[tuple[str, str, int]]:
+        """Data set, objective and seed of every encoder; one seed of all objectives after another.
+
+        Views of an image need a trunk that is trained: one that is frozen sees each image once.
+        """
+        for data_set in self.data_sets:
+            frozen = self.config(data_set, "contrastive", 0).network.frozen
+            for seed in self.seeds:
+                for objective in self.objectives:
+                    if not (frozen and objective in OF_VIEWS):
+                        yield data_set, objective, seed
+
+    def path(self, data_set: str, objective: str, seed: int) -> Path:
+        """The file that a measured encoder leaves."""
+        return self.directory / "cells" / data_set / objective / f"seed-{seed}.json"
+
+
+def objectives_named(wanted: str | None) -> list[str]:
+    """Names of objectives from a comma-separated list; None for all.
+
+    Raises
+    ------
+    ConfigError : one that there is none of.
+    """
+    if wanted is None:
+        return list(OBJECTIVES)
+    chosen = [name.strip() for name in wanted.split(",") if name.strip()]
+    unknown = [name for name in chosen if name not in OBJECTIVES]
+    if unknown or not chosen:
+        raise ConfigError(
+            f"No objective {', '.join(unknown)!r}. There are: {', '.join(OBJECTIVES)}."
+        )
+    return [name for name in OBJECTIVES if name in chosen]
+
+
+def run_grid(grid: Grid) -> tuple[list[Cell], list[str]]:
+    """Measure what is not yet measured; one that cannot be harms no other.
+
+    Returns
+    -------
+    Every cell that there is now, each with its ``data_set``, and why others failed.
+
+    Raises
+    ------
+    ConfigError : the directory holds cells of other settings.
+    """
+    _require_same_settings(grid)
+    cells, failures = [], []
+    everything = list(grid.cells())
+    for number, (data_set, objective, seed) in enumerate(everything, start=1):
+        path = grid.path(data_set, objective, seed)
+        if not path.exists():
+            try:
+                _write(path, _measured(grid, data_set, objective, seed))
+            except BuildError as error:
+                failures.append(f"{data_set}, {objective}, seed {seed}: {error}")
+                continue
+            console.print(f"{data_set}, {objective}, seed {seed} ({number} of {len(everything)})")
+        cells.append(json.loads(path.read_text(encoding="utf-8")))
+    return cells, failures
+
+
+def _measured(grid: Grid, data_set: str, objective: str, seed: int) -> Cell:
+    quiet, console.quiet = console.quiet, True
+    try:
+        cell = measure_encoder(
+            grid.config(data_set, objective, seed),
+            Run(grid.directory / "run"),
+            Run(grid.directory / "trunks" / data_set),
+            PRIORS if objective in OF_PRIORS else {},
+        )
+    finally:
+        console.quiet = quiet
+    return {"data_set": data_set, **cell}
+
+
+def _require_same_settings(grid: Grid) -> None:
+    path = grid.directory / "settings.json"
+    settings = {
+        data_set: grid.config(data_set, "contrastive", 0).model_dump(mode="json")
+        for data_set in grid.data_sets
+    }
+    if not path.exists():
+        _write(path, settings)
+    elif json.loads(path.read_text(encoding="utf-8")) != settings:
+        raise ConfigError(
+            f"{grid.directory} holds measurements with other settings. Name another --out, or ask "
+            "for the settings that they were made with."
+        )
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as unfinished:
+        write_json(unfinished, content)

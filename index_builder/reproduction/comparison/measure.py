@@ -1,0 +1,170 @@
+"""One encoder of an objective: what is known of its uncertainty without a posterior and with."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.configuration.posterior import (
+    DeterministicConfig,
+    EmbeddingNormConfig,
+    LaplaceConfig,
+    PosteriorConfig,
+)
+from index_builder.datasets import Splits
+from index_builder.methods import Trained, method_of
+from index_builder.pipeline.checkpoints import trained_members
+from index_builder.pipeline.run import Run
+from index_builder.pipeline.steps import train_step
+from index_builder.posteriors.stored import Posterior
+from index_builder.reproduction.comparison.halves import TorchTrunk, searchable
+from index_builder.reproduction.evaluate import measure_decision, measure_method
+from index_builder.reproduction.metrics import Floats, Result
+from index_builder.reproduction.protocols import ProtocolConfig, ProtocolData, load_protocol
+from index_builder.reproduction.resources import machine
+from index_builder.reproduction.retrieval import RetrievalResults, consensus_of_queries
+from index_builder.vectors.encoder import StoredEncoder
+from index_builder.vectors.halves import OnnxTrunk
+from index_builder.vectors.store import VectorFile
+
+Cell = dict[str, Any]
+
+NORM, LAPLACE, DECISION = "embedding_norm", "laplace", "vouch"
+
+POSTERIORS: Mapping[str, PosteriorConfig] = {
+    NORM: EmbeddingNormConfig(method="embedding_norm"),
+    LAPLACE: LaplaceConfig(),
+}
+"""What every encoder is measured with; the second is what the decision layer stands on."""
+
+PRIORS: Mapping[str, LaplaceConfig] = {
+    "kronecker, prior by validation": LaplaceConfig(prior_chosen_by="validation"),
+    "diagonal, prior 1, temperature by validation": LaplaceConfig(
+        structure="diagonal", prior_precision=1.0
+    ),
+    "diagonal, prior by validation": LaplaceConfig(
+        structure="diagonal", prior_chosen_by="validation"
+    ),
+}
+"""Ways to choose the prior, beside the default: Kronecker-factored, relative to the curvature, with
+a temperature by validation."""
+
+
+def measure_encoder(
+    config: ProtocolConfig, run: Run, shared: Run, priors: Mapping[str, LaplaceConfig]
+) -> Cell:
+    """Train an encoder, lay every posterior over it, and measure each on the protocol's test.
+
+    Parameters
+    ----------
+    config : its posterior does not matter.
+    run : a directory of its own, removed afterwards.
+    shared : of the data set; a frozen trunk, and what it makes of images, are kept there.
+    priors : Laplace posteriors beside those of `POSTERIORS`, for the same encoder.
+    """
+    config = config.model_copy(update={"posterior": DeterministicConfig(method="deterministic")})
+    data = load_protocol(config)
+    splits = data.splits()
+    if config.network.frozen:
+        config = _on_shared_trunk(config, run, shared, splits)
+    clock = _Clock()
+    train_step(config, run, splits)
+    costs = {"training": clock.since_last()}
+    (trained,) = trained_members(config, run)
+    trunk = OnnxTrunk(run.trunk) if config.network.frozen else TorchTrunk(trained.encoder)
+    known = VectorFile(run.vectors if config.network.frozen else None)
+    trained.encoder.stored_features = trunk.vectors(known)
+    encoders, metrics = {}, {}
+    for name, settings in {**POSTERIORS, **priors}.items():
+        clock.since_last()
+        posterior = _fitted(config, settings, trained, splits)
+        costs[f"fit {name}"] = clock.since_last()
+        encoder = encoders[name] = searchable(trained.encoder, trunk, posterior, name, known)
+        metrics[name] = _measured(encoder, data, config.seed)
+    clock.since_last()
+    found = measure_decision(encoders[LAPLACE], config, data, run.directory / "galleries")
+    metrics[DECISION] = found.metrics
+    costs["decision"] = clock.since_last()
+    cell = {
+        "objective": config.training.objective.kind,
+        "seed": config.seed,
+        "metrics": {name: metrics[name] for name in (*POSTERIORS, DECISION)},
+        "priors": {name: metrics[name] for name in priors},
+        "costs": costs,
+        "sizes": _sizes(config, data),
+        "outliers": next(iter(data.test_outliers)),
+        "partial": dict(data.partial),
+        "machine": machine(),
+    }
+    known.close()
+    shutil.rmtree(run.directory)
+    return cell
+
+
+def _on_shared_trunk(
+    config: ProtocolConfig, run: Run, shared: Run, splits: Splits
+) -> ProtocolConfig:
+    """Let the run read the trunk, and what is known of images, that all runs of a seed share.
+
+    Returns
+    -------
+    The configuration of a run that begins at the whitening, which does not depend on an objective.
+    """
+    if not shared.checkpoint.exists():
+        untrained = config.training.model_copy(update={"epochs": 0})
+        train_step(config.model_copy(update={"training": untrained}), shared, splits)
+    run.directory.mkdir(parents=True, exist_ok=True)
+    for own, theirs in ((run.trunk, shared.trunk), (run.vectors, shared.vectors)):
+        own.unlink(missing_ok=True)
+        own.symlink_to(theirs.resolve())
+    whitened = {"weights": str(shared.checkpoint), "last_layer": "loaded"}
+    network = config.network.model_copy(update=whitened)
+    return config.model_copy(update={"network": network})
+
+
+def _fitted(
+    config: ProtocolConfig, settings: PosteriorConfig, trained: Trained, splits: Splits
+) -> Posterior:
+    config = config.model_copy(update={"posterior": settings})
+    posterior, _ = method_of(config).fit(config, [trained], splits)
+    return posterior
+
+
+def _measured(encoder: StoredEncoder, data: ProtocolData, seed: int) -> Result:
+    def consensus(results: RetrievalResults) -> tuple[Floats, NDArray[np.bool_]]:
+        return consensus_of_queries(results, encoder.fingerprint)
+
+    return measure_method(encoder, data, seed, consensus).metrics
+
+
+def _sizes(config: ProtocolConfig, data: ProtocolData) -> dict[str, int]:
+    """What was learned from, how long, and what was asked in what."""
+    return {
+        "training": len(data.training),
+        "training labels": len(set(data.training.labels)),
+        "epochs": config.training.epochs,
+        "validation": len(data.validation),
+        "development": len(data.development.queries),
+        "queries": len(data.test.queries),
+        "gallery": len(data.test.gallery),
+        "outliers": len(next(iter(data.test_outliers.values())).images),
+        "dimensions": config.network.embedding_dim,
+    }
+
+
+class _Clock:
+    """Seconds of the processor, which other work on the machine does not change much."""
+
+    def __init__(self) -> None:
+        self._last = time.process_time()
+
+    def since_last(self) -> float:
+        """Return the seconds since this was last asked."""
+        now = time.process_time()
+        passed, self._last = now - self._last, now
+        return passed

@@ -1,0 +1,236 @@
+"""Means over seeds: as JSON, in Markdown, and on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from index_builder.reproduction.comparison.measure import DECISION, LAPLACE, NORM, Cell
+from index_builder.reproduction.protocols import PROTOCOLS
+from index_builder.reproduction.summary import summarised
+
+Summary = dict[str, Any]
+
+BASELINE = "contrastive"
+"""The objective whose time to train is 1."""
+
+DEFAULT_PRIOR = "Kronecker-factored, prior by curvature, temperature by validation (default)"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of an encoder.
+
+    Attributes
+    ----------
+    larger_is_better : None where neither is.
+    of : its value in a cell, or None.
+    """
+
+    title: str
+    larger_is_better: bool | None
+    of: Callable[[Cell], float | None]
+
+
+def _metric(posterior: str, metric: str) -> Callable[[Cell], float | None]:
+    return lambda cell: cell["metrics"][posterior].get(metric)
+
+
+def _cost(stage: str) -> Callable[[Cell], float | None]:
+    return lambda cell: cell["costs"][stage]
+
+
+def _views(metric: str, *, larger_is_better: bool) -> tuple[Figure, ...]:
+    """The same metric of the plain similarity, the length, the posterior and the decision layer."""
+    return (
+        Figure("cosine", larger_is_better, _metric(LAPLACE, f"similarity_{metric}")),
+        Figure("length", larger_is_better, _metric(NORM, metric)),
+        Figure("Laplace", larger_is_better, _metric(LAPLACE, metric)),
+        Figure("decision", larger_is_better, _metric(DECISION, metric)),
+    )
+
+
+GROUPS: Mapping[str, tuple[Figure, ...]] = {
+    "finds": (
+        Figure("R@1", True, _metric(LAPLACE, "recall_at_1")),
+        Figure("R@1, Euclidean", True, _metric(LAPLACE, "euclidean_recall_at_1")),
+        Figure("mAP@R", True, _metric(LAPLACE, "map_at_r")),
+        Figure("NMI", True, _metric(LAPLACE, "nmi")),
+        Figure("R@1, by probability", True, _metric(DECISION, "recall_of_likeliest")),
+    ),
+    "errors, AUROC": _views("error_auroc", larger_is_better=True),
+    "outliers, AUROC": _views("ood_auroc", larger_is_better=True),
+    "ECE": _views("ece", larger_is_better=False),
+    "costs, s": (
+        Figure("training", False, _cost("training")),
+        Figure("length", False, _cost(f"fit {NORM}")),
+        Figure("Laplace", False, _cost(f"fit {LAPLACE}")),
+        Figure("decision", False, _cost("decision")),
+    ),
+}
+"""Columns of the table, by what they are of. Seconds are a processor's."""
+
+PRIOR_FIGURES = ("error_auroc", "ood_auroc", "ece")
+
+
+def summary_of(cells: Sequence[Cell], failures: Sequence[str] = ()) -> Summary:
+    """Everything that was measured: of each data set and objective mean, deviation and number."""
+    data_sets = list(dict.fromkeys(cell["data_set"] for cell in cells))
+    return {
+        "data_sets": [
+            _data_set(name, [cell for cell in cells if cell["data_set"] == name])
+            for name in data_sets
+        ],
+        "failures": list(failures),
+        "machine": cells[0]["machine"],
+    }
+
+
+def _data_set(name: str, cells: Sequence[Cell]) -> dict[str, Any]:
+    objectives = list(dict.fromkeys(cell["objective"] for cell in cells))
+    return {
+        "name": name,
+        "title": PROTOCOLS[name].title,
+        "sizes": cells[0]["sizes"],
+        "outliers": cells[0]["outliers"],
+        "partial": cells[0]["partial"],
+        "objectives": [
+            _objective(kind, [cell for cell in cells if cell["objective"] == kind])
+            for kind in objectives
+        ],
+        "priors": _priors([cell for cell in cells if cell["priors"]]),
+    }
+
+
+def _objective(kind: str, cells: Sequence[Cell]) -> dict[str, Any]:
+    return {
+        "name": kind,
+        "n_seeds": len(cells),
+        "figures": {
+            group: [summarised([figure.of(cell) for cell in cells]) for figure in figures]
+            for group, figures in GROUPS.items()
+        },
+    }
+
+
+def _priors(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Ways to choose the prior, over all encoders that they were all laid over."""
+    if not cells:
+        return []
+    ways = {DEFAULT_PRIOR: [cell["metrics"][LAPLACE] for cell in cells]}
+    ways |= {way: [cell["priors"][way] for cell in cells] for way in cells[0]["priors"]}
+    return [
+        {
+            "name": way,
+            "objectives": sorted({cell["objective"] for cell in cells}),
+            "figures": [
+                summarised([one.get(metric) for one in metrics]) for metric in PRIOR_FIGURES
+            ],
+        }
+        for way, metrics in ways.items()
+    ]
+
+
+def markdown(summary: Summary) -> str:
+    """The tables in text: R@1 and mAP@R with deviations, of the rest the means."""
+    parts = []
+    for data_set in summary["data_sets"]:
+        parts += [f"### {data_set['title']}", sizes_in_words(data_set), _table(data_set)]
+        if data_set["priors"]:
+            parts.append(_prior_table(data_set["priors"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def sizes_in_words(data_set: Mapping[str, Any]) -> str:
+    """Return a sentence on what was learned from and asked."""
+    sizes = data_set["sizes"]
+    return (
+        f"{sizes['training']:,} images of {sizes['training labels']} labels to learn from, "
+        f"{sizes['epochs']} epochs, D = {sizes['dimensions']}; {sizes['validation']} more choose "
+        f"temperatures, {sizes['development']} calibrate; {sizes['queries']:,} queries in "
+        f"{sizes['gallery']:,}, {sizes['outliers']} outliers of {data_set['outliers']}."
+    )
+
+
+def _table(data_set: Mapping[str, Any]) -> str:
+    head = ["objective", "seeds", "R@1", "R@1, Euclidean", "mAP@R", "NMI"]
+    head += ["errors", "outliers", "ECE", "training"]
+    baseline = next((one for one in data_set["objectives"] if one["name"] == BASELINE), None)
+    rows = []
+    for one in data_set["objectives"]:
+        figures = one["figures"]
+        recall, euclidean, at_r, clusters, _ = figures["finds"]
+        row = [f"`{one['name']}`", str(one["n_seeds"]), _spread(recall), _mean(euclidean)]
+        row += [_spread(at_r), _mean(clusters)]
+        row += [" / ".join(map(_mean, figures[group])) for group in list(GROUPS)[1:4]]
+        row.append(_ratio(one, baseline))
+        rows.append(row)
+    return _lines(head, rows)
+
+
+def _ratio(one: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
+    """Return the time to train over that of the contrastive loss."""
+    if baseline is None:
+        return "–"
+    own, of_baseline = (each["figures"]["costs, s"][0]["mean"] for each in (one, baseline))
+    return f"{own / of_baseline:.1f}"
+
+
+def _prior_table(priors: Sequence[Mapping[str, Any]]) -> str:
+    rows = [[prior["name"], *(_spread(figure) for figure in prior["figures"])] for prior in priors]
+    return _lines(["Laplace posterior", "errors", "outliers", "ECE"], rows)
+
+
+def _mean(figure: Mapping[str, Any]) -> str:
+    return "–" if figure["mean"] is None else f"{figure['mean']:.2f}"
+
+
+def _spread(figure: Mapping[str, Any]) -> str:
+    if figure["mean"] is None:
+        return "–"
+    mean = f"{figure['mean']:.3f}"
+    return mean if figure["sd"] is None else f"{mean} ± {figure['sd']:.3f}"
+
+
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write_page(summary: Summary, path: Path) -> None:
+    """Write the page of a comparison: all figures with deviations, the best of each column bold."""
+    environment = Environment(
+        loader=PackageLoader("index_builder.reproduction", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text = environment.get_template("comparison.html.jinja").render(
+        summary=summary,
+        groups=GROUPS,
+        spread=_spread,
+        sizes_in_words=sizes_in_words,
+        best={one["name"]: _best(one) for one in summary["data_sets"]},
+    )
+    path.write_text(text, encoding="utf-8")
+
+
+def _best(data_set: Mapping[str, Any]) -> dict[str, list[float | None]]:
+    """Return the best mean of each column."""
+    found: dict[str, list[float | None]] = {}
+    for group, figures in GROUPS.items():
+        found[group] = []
+        for place, figure in enumerate(figures):
+            known = [
+                value
+                for one in data_set["objectives"]
+                if (value := one["figures"][group][place]["mean"]) is not None
+            ]
+            wanted = max if figure.larger_is_better else min
+            found[group].append(wanted(known) if known else None)
+    return found

@@ -1,0 +1,138 @@
+"""Small protocols of our own, to compare objectives on: each trains in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.outliers import outliers
+from index_builder.datasets.splits import stratified, with_label
+from index_builder.reproduction.datasets import Origin
+from index_builder.reproduction.datasets.caltech import caltech101
+from index_builder.reproduction.datasets.omniglot import omniglot
+from index_builder.reproduction.datasets.small import chars74k, mnist_like
+from index_builder.reproduction.protocols.open_sets import inverted
+from index_builder.reproduction.protocols.protocol import (
+    Outliers,
+    ProtocolData,
+    Task,
+    all_against_all,
+    held_out_task,
+    without_some_labels,
+)
+
+N_OUTLIERS = 250
+"""Of each kind: what an AUROC needs for two digits."""
+
+N_CLOTHES, N_CLOTHES_ASKED = 1000, 500
+"""Images of Fashion-MNIST to learn from and search in, and to ask with."""
+
+CHARACTERS, CHARACTERS_ASKED = 80, 40
+"""Omniglot's characters to learn from, and others to be asked for, with 20 drawings each."""
+
+CATEGORIES_ASKED = 0.3
+"""Share of Caltech-101's categories that the test is of."""
+
+VALIDATION_SHARE = 0.1
+"""Share of the training images; the 2 % of larger protocols would be a dozen."""
+
+
+def load_fashion_mnist_tiny(
+    origin: Origin, generator: np.random.Generator, _validation_share: float
+) -> ProtocolData:
+    """1,000 of Fashion-MNIST's training images, asked for by 500 test images; MNIST outside.
+
+    The same images for every seed, which divides the 1,000: 250 calibrate.
+    """
+    parts = mnist_like("FashionMNIST", origin).parts
+    learning, asking = (
+        stratified(parts[part], n / len(parts[part]), np.random.default_rng(0))[0]
+        for part, n in (("train", N_CLOTHES), ("test", N_CLOTHES_ASKED))
+    )
+    gallery, development = stratified(learning, 3 / 4, generator)
+    training, validation = stratified(gallery, 1 - VALIDATION_SHARE, generator)
+    digits = mnist_like("MNIST", origin).parts["test"]
+    return ProtocolData(
+        training,
+        validation,
+        Task(development, gallery),
+        _photographs(generator),
+        Task(asking, gallery),
+        {"MNIST": Outliers(_drawn(digits, N_OUTLIERS), "far")},
+    )
+
+
+def load_omniglot_small(
+    origin: Origin, generator: np.random.Generator, _validation_share: float
+) -> ProtocolData:
+    """80 background characters to learn from, 20 of them to calibrate; 40 others asked for."""
+    found = omniglot(origin)
+    learning, asked = (
+        found.parts[part].subset(
+            with_label(found.parts[part], _names(found.parts[part], n), wanted=True)
+        )
+        for part, n in (("background", CHARACTERS), ("evaluation", CHARACTERS_ASKED))
+    )
+    digits, clothes = (mnist_like(name, origin).parts["test"] for name in ("MNIST", "FashionMNIST"))
+    unrelated = {
+        "MNIST, inverted": Outliers(inverted(_drawn(digits, N_OUTLIERS)), "near"),
+        "Fashion-MNIST": Outliers(_drawn(clothes, N_OUTLIERS), "far"),
+    }
+    data = _open_set(learning, 1 / 4, all_against_all(asked), unrelated, generator)
+    return replace(data, partial=found.partial)
+
+
+def load_caltech(
+    origin: Origin, generator: np.random.Generator, _validation_share: float
+) -> ProtocolData:
+    """Learn from 70 % of Caltech-101's categories, two sevenths of them to calibrate; ask the rest.
+
+    Outliers are Chars74K's characters in natural scenes.
+    """
+    found = caltech101(origin)
+    images = found.parts["all"]
+    asked = _names(images, round(CATEGORIES_ASKED * len(set(images.labels))))
+    learning = images.subset(with_label(images, asked, wanted=False))
+    test = all_against_all(images.subset(with_label(images, asked, wanted=True)))
+    unrelated = {"Chars74K": Outliers(_drawn(chars74k(origin), N_OUTLIERS), "far")}
+    data = _open_set(learning, 2 / 7, test, unrelated, generator)
+    return replace(data, partial=found.partial)
+
+
+def _open_set(
+    learning: LabelledImages,
+    held_out: float,
+    test: Task,
+    test_outliers: dict[str, Outliers],
+    generator: np.random.Generator,
+) -> ProtocolData:
+    """Learn from some labels, calibrate with a share ``held_out`` of them, half of them queries."""
+    kept, development = without_some_labels(learning, held_out, generator)
+    training, validation = stratified(kept, 1 - VALIDATION_SHARE, generator)
+    return ProtocolData(
+        training,
+        validation,
+        held_out_task(development, generator, 1 / 2),
+        _photographs(generator),
+        test,
+        test_outliers,
+    )
+
+
+def _photographs(generator: np.random.Generator) -> LabelledImages:
+    images = outliers("photographs", 0, generator)
+    assert images is not None  # noqa: S101 - none only for the kind of that name
+    return images.subset(np.arange(N_OUTLIERS))
+
+
+def _names(images: LabelledImages, n: int) -> frozenset[str]:
+    """Names of ``n`` labels, drawn at random, the same each time."""
+    names = np.random.default_rng(0).permutation(sorted(set(images.labels)))
+    return frozenset(names[:n].tolist())
+
+
+def _drawn(images: LabelledImages, n: int) -> LabelledImages:
+    """Draw ``n`` images at random, the same each time."""
+    return images.subset(np.sort(np.random.default_rng(0).permutation(len(images))[:n]))

@@ -1,0 +1,212 @@
+"""The command ``vouch-build reproduce --protocol stereo``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_sample_images
+from torch import Tensor
+
+from index_builder.datasets.idx import DATA_DIR_VARIABLE
+from index_builder.metrics import error_auroc, retrieval_calibration_error
+from index_builder.pipeline.run import write_json
+from index_builder.progress import console
+from index_builder.reproduction.resources import machine
+from index_builder.reproduction.stereo.matching import (
+    TOLERANCE,
+    cost_volume,
+    fitted_temperature,
+    matched,
+    patch_correlation,
+)
+from index_builder.reproduction.stereo.network import BATCH, PATCH, train_patches
+from index_builder.reproduction.stereo.pairs import KITTI, StereoPair, kitti, made_pairs
+from index_builder.reproduction.summary import figure, summarised
+from model_store.errors import BuildError
+
+TRIPLETS_PER_EPOCH = 100 * BATCH
+EPOCHS = 10
+
+MADE, MOST_MADE = "made of photographs", 32
+"""Pairs that are always there, and their largest disparity, pixels."""
+
+N_MADE = {"training": 4, "validation": 1, "test": 4}
+
+MOST = 228
+"""KITTI's largest disparity, pixels (Žbontar & LeCun 2016)."""
+
+KITTI_SHARE = {"training": 0.7, "validation": 0.1}
+"""Of KITTI's pairs; the rest is the test."""
+
+N_PIXELS = 20_000
+"""Known pixels of an image that metrics are of."""
+
+Parts = Mapping[str, Sequence[StereoPair]]
+Embed = Callable[[NDArray[np.uint8]], Tensor]
+
+
+def measure_stereo(
+    objective: str | None,
+    n_seeds: int,
+    directory: Path,
+    *,
+    epochs: int | None = None,
+    data: Path | None = None,
+    weights: str | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    allow_partial: bool = False,
+    download: bool = False,
+) -> str:
+    """Train an embedding of patches, match whole images by it, and report how sure it was.
+
+    On KITTI 2012 and 2015 where the data has them, and on pairs made of two photographs, of which
+    one is learned from.
+
+    Returns
+    -------
+    The table, in Markdown; ``directory`` has it as table.md, and report.json.
+
+    Raises
+    ------
+    BuildError : an option that matching has no use for; KITTI is damaged.
+    """
+    if objective or weights or precision == "mixed" or allow_partial or download:
+        raise BuildError(
+            "--protocol stereo trains a network of its own: drop --objective, --weights, "
+            "--precision, --allow-partial and --download."
+        )
+    if device == "cuda":
+        raise BuildError("--protocol stereo runs on the processor: drop --device.")
+    root = data or (
+        Path(os.environ[DATA_DIR_VARIABLE]) if DATA_DIR_VARIABLE in os.environ else None
+    )
+    measured: dict[str, Any] = {}
+    for seed in range(n_seeds):
+        for name, (parts, most) in _data_sets(root, seed).items():
+            found = _measured(parts, most, epochs or EPOCHS, seed)
+            measured.setdefault(name, []).append(found)
+            console.print(f"{name}, seed {seed}: {found['learned']['within']:.3f} within")
+    report = {
+        "data_sets": {
+            name: {
+                way: {
+                    metric: summarised([one[way][metric] for one in seeds])
+                    for metric in seeds[0][way]
+                }
+                for way in seeds[0]
+            }
+            for name, seeds in measured.items()
+        },
+        "seeds": n_seeds,
+        "epochs": epochs or EPOCHS,
+        "machine": machine(),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / "report.json", report)
+    table = _markdown(report)
+    (directory / "table.md").write_text(table, encoding="utf-8")
+    return table
+
+
+def _data_sets(root: Path | None, seed: int) -> dict[str, tuple[Parts, int]]:
+    """Parts of each data set that is there, and its largest disparity."""
+    generator = np.random.default_rng(seed)
+    learned, asked = load_sample_images().images
+    made = {
+        part: list(made_pairs(asked if part == "test" else learned, n, MOST_MADE, generator))
+        for part, n in N_MADE.items()
+    }
+    found: dict[str, tuple[Parts, int]] = {MADE: (made, MOST_MADE)}
+    for name in KITTI:
+        pairs = None if root is None else kitti(name, root)
+        if pairs is not None:
+            found[name] = (_divided(pairs, generator), MOST)
+    return found
+
+
+def _divided(pairs: Sequence[StereoPair], generator: np.random.Generator) -> Parts:
+    order = generator.permutation(len(pairs))
+    ends = np.cumsum([max(1, int(share * len(pairs))) for share in KITTI_SHARE.values()])
+    parts = [[pairs[row] for row in part] for part in np.split(order, ends)]
+    return dict(zip((*KITTI_SHARE, "test"), parts, strict=True))
+
+
+def _measured(
+    parts: Parts, most: int, epochs: int, seed: int
+) -> dict[str, dict[str, float | None]]:
+    network, _ = train_patches(parts["training"], epochs * TRIPLETS_PER_EPOCH, seed)
+    ways: Mapping[str, Embed] = {
+        "learned": network.embed,
+        "correlation": lambda image: patch_correlation(image, PATCH),
+    }
+    return {name: evaluate_matching(embed, parts, most, seed) for name, embed in ways.items()}
+
+
+def evaluate_matching(embed: Embed, parts: Parts, most: int, seed: int) -> dict[str, float | None]:
+    """Measure an embedding on the pairs of ``test``, its temperature chosen by ``validation``.
+
+    Parameters
+    ----------
+    embed : an image (H, W, 3) to unit vectors (F, H, W).
+    parts : pairs by the names of the parts.
+    most : largest disparity, pixels.
+    seed : of the pixels that metrics are of.
+
+    Returns
+    -------
+    ``within``, the share of known pixels whose disparity is right within `TOLERANCE`; AUROC of the
+    wrong ones by confidence and by standard deviation; calibration error; the temperature.
+    """
+    generator = np.random.default_rng(seed)
+    volumes, truths, masks = [], [], []
+    for pair in parts["validation"]:
+        volumes.append(cost_volume(embed(pair.left), embed(pair.right), most))
+        truths.append(pair.disparity)
+        masks.append(torch.from_numpy(_some(pair.known, generator)))
+    temperature = fitted_temperature(volumes, truths, masks)
+    right, confidence, std = [], [], []
+    for pair in parts["test"]:
+        found = matched(cost_volume(embed(pair.left), embed(pair.right), most), temperature)
+        mask = _some(pair.known, generator)
+        right.append(np.abs(found.winner - pair.disparity)[mask] <= TOLERANCE)
+        confidence.append(found.confidence[mask])
+        std.append(found.std[mask])
+    is_right, sure = np.concatenate(right), np.concatenate(confidence)
+    return {
+        "within": float(is_right.mean()),
+        "error_auroc": error_auroc(1 - sure, is_right),
+        "error_auroc_by_std": error_auroc(np.concatenate(std), is_right),
+        "ece": retrieval_calibration_error(sure, is_right),
+        "temperature": temperature,
+    }
+
+
+def _some(known: NDArray[np.bool_], generator: np.random.Generator) -> NDArray[np.bool_]:
+    """Return a mask of at most `N_PIXELS` of the known pixels."""
+    rows = np.flatnonzero(known)
+    mask = np.zeros(known.size, dtype=bool)
+    mask[generator.permutation(rows)[:N_PIXELS]] = True
+    return mask.reshape(known.shape)
+
+
+def _markdown(report: Mapping[str, Any]) -> str:
+    """The table in text."""
+    lines = [
+        f"| pairs | by | within {TOLERANCE} px | error AUROC | by std | ECE |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, ways in report["data_sets"].items():
+        for way, metrics in ways.items():
+            figures = (
+                figure(metrics[key])
+                for key in ("within", "error_auroc", "error_auroc_by_std", "ece")
+            )
+            lines.append(f"| {name} | {way} | " + " | ".join(figures) + " |")
+    return "\n".join(lines) + "\n"

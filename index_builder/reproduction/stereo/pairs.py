@@ -1,0 +1,144 @@
+"""Rectified stereo pairs with known disparities: KITTI's, or made of a photograph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torchvision import datasets
+
+from model_store.errors import DatasetError
+
+KITTI = {"KITTI 2012": datasets.Kitti2012Stereo, "KITTI 2015": datasets.Kitti2015Stereo}
+"""torchvision's readers, which want ``Kitti2012/training/…`` and ``Kitti2015/training/…``."""
+
+_NOISE = 4.0
+"""Standard deviation of the noise of either camera of a made pair, of 255."""
+
+_GAINS = (0.85, 1.15)
+"""Brightness of a made pair's right image over that of its left one."""
+
+_N_PLANES = 6
+"""Planes in front of the background of a made pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class StereoPair:
+    """Two views of one scene; row i of one shows what row i of the other does.
+
+    Attributes
+    ----------
+    left, right : (H, W, 3) uint8.
+    disparity : (H, W) float32, pixels ≥ 0: what is at (i, j) in the left image is at (i, j − d) in
+        the right one.
+    known : (H, W) bool, where it is known, and visible in both.
+    """
+
+    left: NDArray[np.uint8]
+    right: NDArray[np.uint8]
+    disparity: NDArray[np.float32]
+    known: NDArray[np.bool_]
+
+
+def kitti(name: str, root: Path) -> list[StereoPair] | None:
+    """KITTI's training pairs, whose disparities are public; None where they do not lie in ``root``.
+
+    Parameters
+    ----------
+    name : of `KITTI`.
+
+    Raises
+    ------
+    DatasetError : they are damaged.
+    """
+    if not (root / name.title().replace(" ", "") / "training").is_dir():
+        return None
+    try:
+        found = KITTI[name](str(root), split="train")
+        return [_of_kitti(found[number]) for number in range(len(found))]
+    except (OSError, RuntimeError, ValueError, FileNotFoundError) as error:
+        raise DatasetError(f"{name} in {root} cannot be read ({error}). Fetch it again.") from error
+
+
+def _of_kitti(example: tuple[object, ...]) -> StereoPair:
+    left, right, disparity, *_ = example
+    values = np.abs(np.asarray(disparity, dtype=np.float32))
+    values = values[0] if values.ndim > 2 else values
+    pixels = [np.asarray(image)[..., :3].astype(np.uint8) for image in (left, right)]
+    return StereoPair(*pixels, values, values > 0)
+
+
+def made_pair(
+    photograph: NDArray[np.uint8], most: int, generator: np.random.Generator
+) -> StereoPair:
+    """Make a pair of a photograph: planes at different depths, as two cameras would see them.
+
+    Pixels of the left image move by their disparity, the nearer ones over the farther; what no
+    pixel reaches shows another part of the photograph. The right camera has a brightness of its
+    own, and both have noise.
+
+    Parameters
+    ----------
+    photograph : (H, W, 3) uint8, wider than twice ``most``.
+    most : largest disparity, pixels.
+    """
+    height, width = photograph.shape[:2]
+    disparity = _planes(height, width, most, generator)
+    rows, columns = np.indices((height, width))
+    target = columns - disparity
+    order = np.argsort(disparity, axis=None, kind="stable")  # the nearest are written last
+    inside = target.flat[order] >= 0
+    order = order[inside]
+    winner = np.full((height, width), -1)
+    winner[rows.flat[order], target.flat[order]] = order
+    right = np.roll(photograph, generator.integers(most, width - most), axis=1)
+    seen = winner >= 0
+    right[seen] = photograph.reshape(-1, 3)[winner[seen]]
+    known = np.zeros(height * width, dtype=bool)
+    known[winner[seen]] = True
+    gain = generator.uniform(*_GAINS)
+    return StereoPair(
+        _noisy(photograph, 1.0, generator),
+        _noisy(right, gain, generator),
+        disparity.astype(np.float32),
+        known.reshape(height, width),
+    )
+
+
+def _planes(
+    height: int, width: int, most: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return disparities (H, W), whole pixels: slanted rectangles before a slanted background."""
+    rows, columns = np.indices((height, width))
+    disparity = np.zeros((height, width))
+    for number in range(_N_PLANES + 1):
+        top, left, bottom, right = 0, 0, height, width
+        if number:
+            top, left = generator.integers(height * 3 // 4), generator.integers(width * 3 // 4)
+            bottom = top + generator.integers(height // 6, height // 2)
+            right = left + generator.integers(width // 6, width // 2)
+        base = generator.uniform(0, most * (0.3 if number == 0 else 0.9))
+        tilt = generator.uniform(-0.15, 0.15, 2) * most
+        plane = base + tilt[0] * rows / height + tilt[1] * columns / width
+        within = np.s_[top:bottom, left:right]
+        # What is in front hides what is behind.
+        disparity[within] = np.maximum(disparity[within], plane[within])
+    return disparity.clip(0, most).round().astype(np.int64)
+
+
+def _noisy(
+    image: NDArray[np.uint8], gain: float, generator: np.random.Generator
+) -> NDArray[np.uint8]:
+    noise = generator.normal(0, _NOISE, image.shape)
+    return (image * gain + noise).clip(0, 255).round().astype(np.uint8)
+
+
+def made_pairs(
+    photograph: NDArray[np.uint8], n: int, most: int, generator: np.random.Generator
+) -> Iterator[StereoPair]:
+    """Make ``n`` pairs of one photograph, each of other planes."""
+    for _ in range(n):
+        yield made_pair(photograph, most, generator)
