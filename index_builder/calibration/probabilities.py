@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
+from scipy.optimize import isotonic_regression, minimize
 
 from index_builder.calibration.retrieval import RetrievedQueries
 from model_store.decision import SIGNALS, LogisticModel, VennAbers
@@ -264,8 +264,6 @@ def fit_venn_abers(log_odds: Floats, outcomes: Bools, weights: Floats) -> VennAb
     log_odds : (N,) by fits that have not seen the example.
     outcomes, weights : (N,); a new example weighs one.
     """
-    from sklearn.isotonic import isotonic_regression  # noqa: PLC0415 - slow
-
     distinct, place = np.unique(log_odds, return_inverse=True)
     mass = np.bincount(place, weights)
     positives = np.bincount(place, weights * outcomes)
@@ -276,6 +274,6 @@ def fit_venn_abers(log_odds: Floats, outcomes: Bools, weights: Floats) -> VennAb
             with_new, new_mass = positives.copy(), mass.copy()
             with_new[knot] += added
             new_mass[knot] += 1
-            fitted = isotonic_regression(with_new / new_mass, sample_weight=new_mass)
-            bounds[added, row] = fitted[knot]
+            fitted = isotonic_regression(with_new / new_mass, weights=new_mass)
+            bounds[added, row] = fitted.x[knot]
     return VennAbers(distinct[knots], bounds[0], bounds[1])
