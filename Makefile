@@ -46,8 +46,10 @@ help:
 	@echo "make sbom      what uv.lock names as CycloneDX, in build/sbom.cdx.json"
 
 install: .venv/.installed-dev
+# Every test of the folders left out starts a process; importing them takes as long as many a test.
 check: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal -m "not bundle and not process and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal -m "not bundle and not process and not slow" \
+	  --ignore tests/end_to_end --ignore tests/torture
 # Three processes, since each waits for a service or a browser at times; each file in one of them,
 # and in these one thread each.
 test: lint .venv/.browser

@@ -40,13 +40,18 @@ LIBRARIES = ("torch", "onnx", "numpy", "scipy", "scikit-learn", "faiss-cpu", "pi
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, and mark tests by what they ask for; see `pyproject.toml`."""
-    items.sort(key=lambda item: min(LONG.index(p) if p in LONG else 3 for p in item.path.parts))
+    items.sort(key=_begun_early)
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if "built_digits" in fixtures:
             item.add_marker(pytest.mark.bundle)
         if fixtures & STARTED_BY or "end_to_end" in item.path.parts:
             item.add_marker(pytest.mark.process)
+
+
+def _begun_early(item: pytest.Item) -> int:
+    folder = item.path.relative_to(ROOT / "tests").parts[0]
+    return LONG.index(folder) if folder in LONG else len(LONG)
 
 
 @pytest.fixture(autouse=True)
