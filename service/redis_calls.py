@@ -10,8 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from redis.exceptions import ResponseError
-
 from service.circuit_breaker import Rest
 
 logger = logging.getLogger(__name__)
@@ -43,6 +41,8 @@ class RedisCalls:
         """Return Redis's answer; None for none, an error, or one that no Redis gives."""
         if not self._rest.is_over:
             return None
+        from redis.exceptions import ResponseError  # noqa: PLC0415 - slow, and many have no Redis
+
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await call()

@@ -26,7 +26,6 @@ import numpy as np
 from numpy.polynomial import Polynomial
 from numpy.polynomial.polynomial import polyval
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaln
 
 LOWEST_ORDER = 24
 """With the 12 terms below, what the expansion leaves out is under 1e-16 from this order on."""
@@ -102,6 +101,8 @@ def mean_resultant_length_derivative(concentration: ArrayLike, dim: int) -> NDAr
 
 def _log_density_of_uniform(dim: int) -> float:
     """Return log C_D(0) = log Γ(D/2) − log 2 − (D/2) log π."""
+    from scipy.special import gammaln  # noqa: PLC0415 - slow, and few processes need it
+
     return float(gammaln(dim / 2) - np.log(2) - dim / 2 * np.log(np.pi))
 
 

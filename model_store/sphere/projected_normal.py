@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from model_store.sphere.concentration import concentration_of
 from model_store.sphere.vectors import FloatT, unit_direction
@@ -121,6 +120,8 @@ def base_noise(fingerprint: str, n_samples: int, dim: int) -> NDArray[np.float32
     -------
     (S, D) float32.
     """
+    from scipy.special import ndtri  # noqa: PLC0415 - slow, and a process that encodes draws none
+
     n_pairs = (n_samples + 1) // 2
     key = f"projected normal, D={dim}, encoder {fingerprint}".encode()
     stream = hashlib.shake_256(key).digest(8 * n_pairs * dim)

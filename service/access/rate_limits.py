@@ -6,14 +6,14 @@ import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import redis.asyncio as redis
 from limits import RateLimitItem
-from limits.aio.storage import RedisStorage
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from service.redis_calls import RedisCalls
+
+if TYPE_CHECKING:
+    from redis.asyncio import ConnectionPool
 
 MAX_CALLERS = 100_000
 """Callers that one process counts for, a few hundred bytes each; who was idle longest goes."""
@@ -111,9 +111,15 @@ class Rates:
     def __init__(self, redis_url: str | None, timeout_s: float) -> None:
         self._tallies = Tallies()
         self._calls = RedisCalls(timeout_s, "counting")
-        self._pool: redis.ConnectionPool | None = None
+        self._pool: ConnectionPool | None = None
         if redis_url is not None:
-            self._pool = redis.ConnectionPool.from_url(
+            # Slow to import, and many have no Redis.
+            from limits.aio.storage import RedisStorage  # noqa: PLC0415
+            from redis.asyncio import ConnectionPool  # noqa: PLC0415
+            from redis.asyncio.retry import Retry  # noqa: PLC0415
+            from redis.backoff import NoBackoff  # noqa: PLC0415
+
+            self._pool = ConnectionPool.from_url(
                 redis_url,
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,

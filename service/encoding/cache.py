@@ -13,10 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
-import redis.asyncio as redis
 from pydantic import TypeAdapter
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from model_store.decision.calibration import FILES
 from model_store.predictive import N_SAMPLES, Predictive
@@ -122,7 +119,12 @@ class RedisCache:
     """Entries in Redis, shared by replicas; when Redis is gone every `get` is a miss."""
 
     def __init__(self, url: str, timeout_s: float, ttl_s: int, secret: bytes = b"") -> None:
-        self._redis = redis.Redis.from_url(
+        # Slow to import, and only this class needs it.
+        from redis.asyncio import Redis  # noqa: PLC0415
+        from redis.asyncio.retry import Retry  # noqa: PLC0415
+        from redis.backoff import NoBackoff  # noqa: PLC0415
+
+        self._redis = Redis.from_url(
             url,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
