@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -61,6 +62,28 @@ def test_no_test_of_core_or_service_imports_torch() -> None:
     subprocess.run(
         [sys.executable, "-c", NO_TORCH, *folders], check=True, cwd=ROOT, stdout=subprocess.DEVNULL
     )
+
+
+UNUSED_AT_FIRST = {
+    "service.encoding.worker": ("scipy", "redis"),
+    "service.app": ("scipy.stats", "redis", "sklearn"),
+    "index_builder.indexing.collection": ("scipy.stats", "sklearn", "torch"),
+}
+"""Libraries that take long to import, and that a module leaves to whoever needs them; modules in an
+order in which none imports what one before it leaves out."""
+
+IMPORTED = """
+import importlib, json, sys
+for module, unused in json.loads(sys.argv[1]).items():
+    importlib.import_module(module)
+    assert not set(unused) & set(sys.modules), (module, set(unused) & set(sys.modules))
+"""
+
+
+@pytest.mark.process
+def test_slow_libraries_are_imported_by_whoever_needs_them() -> None:
+    command = [sys.executable, "-c", IMPORTED, json.dumps(UNUSED_AT_FIRST)]
+    subprocess.run(command, check=True, cwd=ROOT)
 
 
 def _functions(path: Path) -> Iterator[tuple[str, int]]:
