@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-filters bench-indexing bench-poison fuzz-images mutants crash-indexing \
-  crash-writes linearizability torture ray-indexing soak try-compose try-fiftyone pictures tables clean
+  crash-writes linearizability torture ray-indexing soak try-compose try-fiftyone try-azurite pictures tables clean
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make torture   every attacker, SEED=number, a quarter of an hour (MINUTES=number)"
 	@echo "make try-compose   three replicas in Docker: written to, killed, exchanged; some minutes"
 	@echo "make try-fiftyone  the plugin in FiftyOne, in an environment of its own; minutes"
+	@echo "make try-azurite   images in a container of Azure, by Microsoft's emulator; a minute"
 	@echo "make mutants   40 small faults put into a copy of the code: which do the tests see? half an hour"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make pictures  the pictures of the README"
@@ -131,6 +132,12 @@ torture: install bundles/digits/CURRENT .venv/.browser
 
 try-compose: install
 	$(BIN)/python -m tests.torture.try_compose
+
+# Azurite, Microsoft's emulator, is 190 MB of Node.js: too much for every run of the tests.
+try-azurite: install
+	npm install --silent --no-audit --no-fund --prefix build/azurite azurite@3
+	VOUCH_AZURITE=$(CURDIR)/build/azurite/node_modules/.bin/azurite-blob \
+	  $(BIN)/pytest tests/index_builder/indexing/test_remote_sources.py -k other_clouds
 
 # FiftyOne pins its web framework, so it does not go where the service is.
 try-fiftyone: install

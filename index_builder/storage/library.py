@@ -11,7 +11,10 @@ from index_builder.storage.urls import without_secrets
 if TYPE_CHECKING:
     from obstore.store import ClientConfig
 
-_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
+_ENDPOINTS = (
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"),
+    *("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "GOOGLE_BASE_URL"),
+)
 
 
 def client_config(connect_s: float, longest: timedelta) -> ClientConfig:

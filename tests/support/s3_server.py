@@ -80,7 +80,7 @@ class S3Server:
 @contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
     """Serve an empty bucket `BUCKET`, from files in ``folder``."""
-    ports = _free_ports(8)
+    ports = free_ports(8)
     names = "master.port master.port.grpc volume.port volume.port.grpc filer.port filer.port.grpc"
     flags = [
         f"-{name}={port}"
@@ -122,7 +122,8 @@ def _wait_for(server: S3Server) -> None:
     raise TimeoutError("SeaweedFS does not answer.")
 
 
-def _free_ports(n: int) -> list[int]:
+def free_ports(n: int) -> list[int]:
+    """Ports of this machine that nobody listens at."""
     sockets = [socket.socket() for _ in range(n)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -32,8 +33,10 @@ from model_store import open_bundle
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import DatasetError, SourceUnavailable, TooManyBadImages
 from model_store.images import ImageLimits
+from tests.index_builder.foreign_encoders.test_onnx_graphs import brought, linear
 from tests.support.build_command import vouch_build
 from tests.support.collection_files import N_IMAGES, lines, write_drawings
+from tests.support.other_buckets import AZURITE, OtherBucket, azure_bucket, google_bucket
 from tests.support.s3_server import BUCKET, KEY, SECRET, S3Server, s3_server
 from tests.support.web_server import (
     WebServer,
@@ -165,6 +168,55 @@ def test_a_folder_a_bucket_and_the_web_give_the_same_bundle(
         left = tmp_path / f"run of {name}" / "index.json"
         assert json.loads(left.read_text())["state"] == "published"
         assert not list(left.parent.glob("*/*"))
+
+
+@pytest.fixture(params=["gs", "az"])
+def other_bucket(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OtherBucket]:
+    """A bucket of another cloud, empty, and its credentials in the environment."""
+    serve = google_bucket
+    if request.param == "az":
+        if AZURITE not in os.environ:
+            pytest.skip(f"{AZURITE} names no Azurite; `make try-azurite` installs one")
+        serve = azure_bucket
+    (tmp_path / "emulator").mkdir()
+    with serve(tmp_path / "emulator") as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        yield bucket
+
+
+def test_buckets_of_other_clouds_give_the_same_bundle(
+    to: To, drawings: Path, other_bucket: OtherBucket, tmp_path: Path, whole: Content
+) -> None:
+    url = other_bucket.put_folder(drawings, "some/drawings")
+    bucket = index_collection(to(url, "other"))
+    assert content_of(bucket) == whole
+    other_bucket.put("odd/a b/ü #1.png", b"one")
+    (found,) = entries(f"{other_bucket.url}/odd", tmp_path)
+    assert found.id == "a b/ü #1.png"
+    with closing(Storage()) as storage:
+        assert storage.read(found.place.path, 99, found.place.version) == b"one"
+
+
+def test_every_step_is_taken_of_images_in_a_bucket(s3: S3Server, tmp_path: Path) -> None:
+    (tmp_path / "drawn").mkdir()
+    write_drawings(tmp_path / "drawn", 280)
+    s3.put_folder(tmp_path / "drawn", "all/drawn")
+    encoder = str(brought(linear(tmp_path / "a.onnx"))[0].directory)
+    done = vouch_build(
+        *("all", "--images", f"s3://{BUCKET}/all/drawn", "--encoder", encoder), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "recall at 1" in done.stdout
+    retriever = open_bundle(tmp_path / "bundles" / "drawn", "cpu", threads=1).retriever
+    assert retriever.calibration is not None
+    (item,) = retriever.gallery.items(np.array([0]))
+    answer = retriever.search((tmp_path / "drawn" / item.id).read_bytes())
+    assert answer.matches[0].item == item
+    assert answer.predictive.spherical_variance > 0
+    assert SECRET not in done.stdout + done.stderr
 
 
 @pytest.mark.usefixtures("s3")
