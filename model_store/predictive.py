@@ -45,8 +45,8 @@ class Predictive:
 
     @property
     def has_uncertainty(self) -> bool:
-        """False of a text whose encoder gives no variance: how sure it is, nobody knows."""
-        return self.kind == "image" or bool(self.variance.any())
+        """False where the encoder gives no variance: how sure it is, nobody knows."""
+        return bool(self.variance.any())
 
     @property
     def concentration(self) -> float:

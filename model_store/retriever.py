@@ -6,6 +6,7 @@ import math
 import time
 from copy import copy
 from dataclasses import replace
+from typing import TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,19 @@ from model_store.verdicts import Order
 
 DEFAULT_ALPHA = 0.05
 """Rate of false alarms where neither the request nor a calibration names one."""
+
+
+class SearchOptions(TypedDict, total=False):
+    """The options of every search, see `Retriever.find`."""
+
+    alpha: float | None
+    coverage: float | None
+    where: Filter | None
+    diversity: Diversity
+    expected_absent: float | None
+    source: str | None
+    filter_means: FilterMeans
+    order: Order | None
 
 
 class Retriever:
@@ -334,17 +348,9 @@ class Retriever:
         self,
         data: bytes,
         limit: int = 10,
-        alpha: float | None = None,
-        coverage: float | None = None,
-        where: Filter | None = None,
-        diversity: Diversity = EVERYTHING,
-        *,
-        expected_absent: float | None = None,
-        source: str | None = None,
-        filter_means: FilterMeans = "show",
-        order: Order | None = None,
+        **options: Unpack[SearchOptions],
     ) -> Answer:
-        """Answer for the bytes of an image file; see `find`.
+        """Answer for the bytes of an image file; see `find`, which takes the same options.
 
         Raises
         ------
@@ -353,16 +359,4 @@ class Retriever:
         """
         smallest_side = self.encoder.metadata.preprocessing.smallest_side
         prepared = self.prepare(decode_image(data, smallest_side=smallest_side))
-        predictive = self.embed(prepared[None])[0]
-        return self.find(
-            predictive,
-            limit,
-            alpha,
-            coverage,
-            where=where,
-            diversity=diversity,
-            expected_absent=expected_absent,
-            source=source,
-            filter_means=filter_means,
-            order=order,
-        )
+        return self.find(self.embed(prepared[None])[0], limit, **options)

@@ -6,16 +6,14 @@ What images were calibrated with says nothing of texts, whose similarities to im
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 from model_store.answers import Answer
-from model_store.decision import FilterMeans
 from model_store.encoder.contract import TextEncoder
 from model_store.errors import InvalidText, TextUnavailable
-from model_store.gallery import Filter
 from model_store.predictive import Predictive
-from model_store.retriever import Retriever
-from model_store.search import EVERYTHING, Diversity
-from model_store.verdicts import MAX_TEXT_CHARACTERS, Order
+from model_store.retriever import Retriever, SearchOptions
+from model_store.verdicts import MAX_TEXT_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +72,9 @@ def search_text(
     retriever: Retriever,
     text: str,
     limit: int = 10,
-    alpha: float | None = None,
-    coverage: float | None = None,
-    where: Filter | None = None,
-    diversity: Diversity = EVERYTHING,
-    *,
-    expected_absent: float | None = None,
-    source: str | None = None,
-    filter_means: FilterMeans = "show",
-    order: Order | None = None,
+    **options: Unpack[SearchOptions],
 ) -> Answer:
-    """Answer for a query in words; see `Retriever.find`.
+    """Answer for a query in words; see `Retriever.find`, which takes the same options.
 
     The verdict is ``not_calibrated`` until `vouch-build calibrate BUNDLES --captions` has been run.
 
@@ -93,18 +83,7 @@ def search_text(
     TextUnavailable, InvalidText : see `embed_text`.
     OrderUnavailable : texts are not calibrated, so that there are no probabilities to list by.
     """
-    return retriever.find(
-        embed_text(retriever, text).predictive,
-        limit,
-        alpha,
-        coverage,
-        where=where,
-        diversity=diversity,
-        expected_absent=expected_absent,
-        source=source,
-        filter_means=filter_means,
-        order=order,
-    )
+    return retriever.find(embed_text(retriever, text).predictive, limit, **options)
 
 
 def _require_words(text: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from index_builder.calibration import MIN_QUERIES
 from index_builder.calibration.calibrate import (
     N_DETECTOR_IMAGES,
     calibrate_gallery,
@@ -170,6 +171,12 @@ def _fitted(
     """
     queries, named = _queries(room, gallery), room.evidence.gallery
     if named is not None:
+        if len(queries.withheld) < MIN_QUERIES:
+            console.print(
+                f"Fewer than {MIN_QUERIES} queries match nothing: in their place, matches are "
+                "hidden from their own queries."
+            )
+            queries = replace(queries, withheld=queries.withheld.subset([]))
         source = room.source(named, room.evidence.gallery_items)
         images = read_gallery(source, room.encoder, gallery, room.scratch, _LIMITS, room.storage)
         order = np.random.default_rng(seed).permutation(len(images))[:N_DETECTOR_IMAGES]
@@ -190,11 +197,12 @@ def _fitted(
             "The bundle was never calibrated, so that nothing is known of what its encoder makes "
             "of ordinary images. Name what the gallery was made of: --gallery."
         )
-    if not len(queries.withheld):
+    if len(queries.withheld) < MIN_QUERIES:
         raise CalibrationError(
-            f"All {len(queries.matched)} queries have a match. Add queries that match nothing in "
-            "the gallery (no item, no label), as will come; or name what the gallery was made of "
-            "(--gallery), so that matches can be hidden from their own queries."
+            f"Of the queries {len(queries.withheld)} match nothing; at least {MIN_QUERIES} are "
+            "needed. Add queries that match nothing in the gallery (no item, no label), as will "
+            "come; or name what the gallery was made of (--gallery), so that matches can be hidden "
+            "from their own queries."
         )
     _keep(room, queries.matched.subset([]), queries, gallery, staging, seed)
     return calibrate_with_queries(room.encoder, gallery, before.detector, queries, config, seed)

@@ -105,7 +105,7 @@ class Decision:
 def assess(calibration: Calibration | None, predictive: Predictive) -> Assessment:
     """Place a query among the calibration queries: how uncertain, and how alien.
 
-    The first is unknown of a text without a variance, the second where the outlier score is.
+    The first is unknown where the encoder gives no variance, the second where the outlier score is.
     """
     if calibration is None:
         return Assessment()

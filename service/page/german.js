@@ -133,6 +133,7 @@ export const GERMAN = {
   "Note. ": "Hinweis. ",
   "Nothing in this gallery matches your image.": "Nichts in dieser Sammlung passt zu Ihrem Bild.",
   "Nothing matches ": "Nichts passt ",
+  "Nobody knows: the encoder gives no variance.": "Das weiß niemand: Das Modell gibt keine Varianz an.",
   "Nothing to compare it with: the gallery is not calibrated.": "Kein Vergleich möglich: Die Sammlung ist nicht kalibriert.",
   "Of 1,000 ordinary images, {0} at least this strange.": "Von 1.000 gewöhnlichen Bildern {0} mindestens so fremd.",
   "Of 100 queries that have no match here, {0} get one all the same.": "Von 100 Anfragen ohne Treffer bekommen {0} dennoch einen.",

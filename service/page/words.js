@@ -96,7 +96,8 @@ export const REMEDIES = {
   503: t`The service is busy or starting. Wait a moment, then try again.`,
 };
 
-export function uncertaintySentence({ percentile }, nQueries) {
+export function uncertaintySentence({ value, percentile }, nQueries) {
+  if (!isNumber(value)) return t`Nobody knows: the encoder gives no variance.`;
   if (!isNumber(percentile)) return t`Nothing to compare it with: the gallery is not calibrated.`;
   const all = nQueries ? t`${count(nQueries)} ordinary queries` : t`ordinary queries`;
   if (percentile <= 0) return t`None of the ${all} was more certain.`;

@@ -11,8 +11,8 @@ class Uncertainty(BaseModel):
     """The spread of the query's embedding."""
 
     value: float | None = Field(
-        description="Spherical variance of the embedding, 0 (certain) to 1; null of a text whose "
-        "encoder gives no variance: how sure it is, nobody knows."
+        description="Spherical variance of the embedding, 0 (certain) to 1; null where the encoder "
+        "gives no variance: how sure it is, nobody knows."
     )
     percentile: float | None = Field(
         description="Share of calibration queries that are less uncertain, in percent."

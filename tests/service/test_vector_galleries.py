@@ -46,6 +46,10 @@ def test_it_is_searched_with_vectors(client: TestClient) -> None:
     assert answer["results"][0]["label"] == label
     assert answer["results"][0]["match_probability"] > 0.5
     assert {one["thumbnail_url"] for one in answer["results"]} == {None}
+    # The vectors have no variance, so nobody knows how sure they are.
+    unknown = {"value": None, "percentile": None, "level": None, "method": "deterministic"}
+    assert answer["query"]["uncertainty"] == unknown
+    assert {one["rank_stability"] for one in answer["results"]} == {None}
 
 
 def test_images_are_refused(client: TestClient, digit: bytes) -> None:

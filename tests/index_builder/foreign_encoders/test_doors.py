@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ConfigError, EncoderSourceError, ParityError, VouchError
 
-pytestmark = [pytest.mark.slow, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.usefixtures("quiet")]
 
 SMALL = {
     "hidden_size": 32,
@@ -32,19 +31,6 @@ SMALL = {
 }
 TOWER = {"image_size": 64, "layers": 2, "width": 64, "head_width": 32, "patch_size": 16}
 TEXT = {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1}
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Libraries warn of what is theirs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@pytest.fixture(scope="module")
-def images() -> list[ParityImage]:
-    return parity_images(None)
 
 
 def vit(place: Path) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from index_builder.commands.app import app
 from index_builder.foreign_encoders.bundle import CARD_FILE, write_encoder
 from index_builder.foreign_encoders.choices import Door, Pooling
 from index_builder.foreign_encoders.doors import DOORS, EncoderChoices
-from index_builder.foreign_encoders.parity import ParityImage, parity_images
+from index_builder.foreign_encoders.parity import ParityImage
 from index_builder.foreign_encoders.texts import PARITY_TEXTS
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.contract import Embeddings, Tokens
@@ -24,7 +23,7 @@ from model_store.encoder.onnx import OnnxEncoder
 from model_store.encoder.text import OnnxTextEncoder
 from model_store.errors import ConfigError, EncoderSourceError, ParityError, VouchError
 
-pytestmark = [pytest.mark.slow, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.usefixtures("quiet")]
 
 SMALL = {
     "hidden_size": 32,
@@ -35,19 +34,6 @@ SMALL = {
 VISION = {"image_size": 32, "patch_size": 8, **SMALL}
 TOWER = {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 8}
 TEXT = {"context_length": 40, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2}
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Libraries warn of what is theirs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@pytest.fixture(scope="module")
-def images() -> list[ParityImage]:
-    return parity_images(None)
 
 
 def open_clip_model(place: Path, **text: Any) -> str:

@@ -193,6 +193,18 @@ def test_a_query_may_name_the_item_that_it_shows(where: Path, root: Path, tmp_pa
     np.testing.assert_array_equal(one, other)
 
 
+def test_the_gallery_stands_in_for_few_queries_without_a_match(where: Path, root: Path) -> None:
+    heading, *rows = (where / "queries.csv").read_text().splitlines()
+    absent = [row for row in rows if row.split(",")[-1] in ABSENT]
+    few = [row for row in rows if row not in absent] + absent[:5]
+    (where / "few.csv").write_text("\n".join([heading, *few]) + "\n")
+    said = succeeded(where, "calibrate", root, "--queries", "few.csv", "--gallery", "gallery.csv")
+    assert "5 without" in said
+    assert "matches are hidden from their own queries" in " ".join(said.split())
+    fitted = not_none(open_bundle(root, "cpu", threads=1).retriever.calibration)
+    assert fitted.report["absence"].startswith("hidden")
+
+
 class TestRefused:
     def test_a_query_of_an_item_that_is_not_there(self, where: Path, root: Path) -> None:
         (where / "bad.csv").write_text("path,item\n0/0000.png,nobody\n")
