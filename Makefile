@@ -139,7 +139,8 @@ try-azurite: install
 	VOUCH_AZURITE=$(CURDIR)/build/azurite/node_modules/.bin/azurite-blob \
 	  $(BIN)/pytest tests/index_builder/indexing/test_remote_sources.py -k other_clouds
 
-# FiftyOne pins its web framework, so it does not go where the service is.
+# FiftyOne pins its web framework, so it does not go where the service is. It fetches a MongoDB when it
+# is installed; without the internet FIFTYONE_DATABASE_URI names one that runs.
 try-fiftyone: install
 	$(BIN)/uv venv --quiet --allow-existing build/fiftyone
 	$(BIN)/uv pip install --quiet --python build/fiftyone/bin/python "fiftyone>=1.22" "httpx2>=2.0"
