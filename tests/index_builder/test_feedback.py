@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,7 +155,16 @@ def test_words_on_other_probabilities_are_left_aside(
         log.record(said(number, 4.0, correct=False, origin="another"))
     assert corrected_by_feedback(calibration, log).report["feedback"]["n_others"] == 30
     assert len(log.pairs("another").correct) == 30
-    assert replace(calibration, n_queries=1).match_fingerprint() != calibration.match_fingerprint()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"n_queries": 1}, {"assumed_absent": 0.123}, {"search": {}}, {"encoder_fingerprint": "0"}],
+)
+def test_probabilities_fitted_otherwise_are_others(
+    calibration: Calibration, other: dict[str, Any]
+) -> None:
+    assert replace(calibration, **other).match_fingerprint() != calibration.match_fingerprint()
 
 
 def test_a_pair_that_two_bundles_served_counts_once_with_the_last_word(log: FeedbackLog) -> None:

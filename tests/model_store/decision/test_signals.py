@@ -73,6 +73,18 @@ def test_agrees_with_the_definitions(query: int) -> None:
         np.testing.assert_allclose(values, list(expected.values()), rtol=1e-9)
 
 
+def test_the_nearest_10_and_50_are_those_and_no_more() -> None:
+    similarities = np.linspace(0.9, 0.3, 60)
+    places, belong = labels_found(np.repeat([0, 1, 0], [3, 37, 20]).astype(np.int32))
+    (nearest, _) = signals(similarities, places, belong, np.array([0.5, 0.4]), 1.0, 1.0)
+    for name, expected in {
+        "agreement_10": math.log(3.5 / 7.5),
+        "agreement_50": math.log(13.5 / 37.5),
+        "log_distance_50": math.log(1 - similarities[49] + 1e-4),
+    }.items():
+        assert nearest[SIGNALS.index(name)] == pytest.approx(expected)
+
+
 def test_an_item_without_a_label_agrees_with_itself_alone_and_is_its_own_mean() -> None:
     places, belong = labels_found(np.full(4, -1, dtype=np.int32))
     values = signals(SIMILARITIES[0], places, belong, SIMILARITIES[0], 1.0, 1.0)
