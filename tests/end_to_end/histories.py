@@ -9,6 +9,7 @@ that are possible, which remembers where it has been (Wing & Gong, 1993; Lowe, 2
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -66,7 +67,8 @@ def is_linearizable(history: Sequence[Operation]) -> bool:
     operations = sorted(history, key=lambda one: one.began)
     required = sum(1 << i for i, one in enumerate(operations) if one.known)
     stack = [(0, State())]
-    seen = set(stack)
+    seen: defaultdict[tuple[int, int | None], list[tuple[int, frozenset[int | None]]]]
+    seen = defaultdict(list)
     while stack:
         done, state = stack.pop()
         if done & required == required:
@@ -75,11 +77,15 @@ def is_linearizable(history: Sequence[Operation]) -> bool:
         # One that changes nothing, and may come now, comes now: to wait with it opens no other way,
         # and of all the ways to wait there are as many as there are sets of such operations.
         reads = [i for i in possible if operations[i].kind == "get"]
-        for i in reads[:1] or possible:
-            reached = done | 1 << i, operations[i].then(state)
-            if reached not in seen:
-                seen.add(reached)
-                stack.append(reached)
+        # The last comes first: those that have certainly happened.
+        for i in reads[:1] or sorted(possible, key=lambda i: operations[i].known):
+            reached, after = done | 1 << i, operations[i].then(state)
+            # Where fewer of those are used up that need not have happened, and more may be answered
+            # late, whatever can follow here can follow as well.
+            spent, alike = reached & ~required, seen[reached & required, after.value]
+            if not any(one & ~spent == 0 and before >= after.before for one, before in alike):
+                alike.append((spent, after.before))
+                stack.append((reached, after))
     return False
 
 
