@@ -38,6 +38,9 @@ from model_store.gallery import FaissGallery, Gallery
 
 Floats = NDArray[np.float64]
 
+NEGLIGIBLE = 0.005
+"""Nats of a mean log loss; rounding what is kept costs a tenth of that at most."""
+
 _LEAST = 1e-6
 """Probability below which a log loss grows no more: one query is not to decide."""
 
@@ -67,8 +70,8 @@ class Refit:
 
     @property
     def foretells_as_well(self) -> bool:
-        """True if the new one is not worse by more than the standard error of the difference."""
-        return self.loss_after - self.loss_before <= self.standard_error
+        """True if the new one is not worse by more than chance, or than anybody would notice."""
+        return self.loss_after - self.loss_before <= max(self.standard_error, NEGLIGIBLE)
 
 
 def fit_again(
@@ -115,7 +118,12 @@ def fit_again(
     fitted = fit_calibration(setup.calibrated, observed, config, kept.seed, before.quality_limits)
     refit = _compared(fitted, before, encoder, observed, queries.matched, images, was_put)
     detector = replace(fitted.detector, n_averaged=n_averaged)
-    return replace(refit, calibration=replace(fitted, detector=detector))
+    # What users said is of the served stream, whose queries these are not: it stays.
+    said = {"feedback": before.report["feedback"]} if "feedback" in before.report else {}
+    fitted = replace(
+        fitted, detector=detector, feedback=before.feedback, report={**fitted.report, **said}
+    )
+    return replace(refit, calibration=fitted)
 
 
 def _queries(
@@ -223,14 +231,14 @@ def _embeddings(encoder: KeptVectors, images: LabelledImages) -> Embeddings:
 
 
 def _losses(calibration: Calibration, observed: RetrievedQueries, embeddings: Embeddings) -> Floats:
-    """Return log losses (B,) of "the first result is right", as a calibration serves it."""
+    """Return log losses (B,) of "the first result is right", without correction by feedback."""
     observed = observed.first(calibration.n_candidates)
     shift = prior_shift(calibration.assumed_absent, DEFAULT_ABSENT)
     first = np.empty(len(observed))
     for row, score in enumerate(calibration.outlier_score(embeddings).tolist()):
         _, values = observed.signals(row, score)
         first[row] = choice_probabilities(calibration.match.log_odds(values) + shift)[0]
-    return _log_loss(calibration.feedback.of(first), observed.matches[:, 0])
+    return _log_loss(first, observed.matches[:, 0])
 
 
 def _log_loss(probabilities: Floats, correct: NDArray[np.bool_]) -> Floats:

@@ -189,3 +189,27 @@ def test_a_file_of_an_earlier_release_goes_on_and_teaches_nothing_of_before(
     summary = log.summary("b")
     assert summary is not None
     assert summary.n == 2
+
+
+def test_volunteered_pairs_do_not_tell_how_often_matches_are_right() -> None:
+    """Wrong ones are reported five times as often: slope from all, intercept from drawn ones."""
+    generator = np.random.default_rng(5)
+    log_odds = generator.normal(1, 2, 12_000)
+    correct = generator.uniform(size=len(log_odds)) < expit(0.7 * log_odds - 0.5)
+    drawn = np.arange(len(log_odds)) < 1000
+    chosen = drawn | (generator.uniform(size=len(log_odds)) < np.where(correct, 0.1, 0.5))
+    told = log_odds[chosen], correct[chosen]
+    alike = fit_recalibration(*told)
+    told_apart = fit_recalibration(*told, ~drawn[chosen])
+    assert abs(alike.intercept + 0.5) > 0.5
+    assert told_apart.intercept == pytest.approx(-0.5, abs=0.2)
+    assert told_apart.slope == pytest.approx(0.7, abs=0.05)
+
+
+def test_the_log_tells_which_pairs_were_drawn(log: FeedbackLog) -> None:
+    log.ask("b", [("query-0", "item-1")])
+    for number in range(3):
+        log.record(said(number, 0.5, correct=True))
+    pairs = log.pairs("o")
+    assert pairs.drawn.sum() == 1
+    assert pairs.queries[pairs.drawn].tolist() == [0]

@@ -27,7 +27,7 @@ from model_store.bundles.directory import current_id
 from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
-from model_store.decision import Calibration
+from model_store.decision import Calibration, Recalibration
 from model_store.decision.staleness import staleness
 from model_store.encoder.contract import Embeddings
 from model_store.errors import CalibrationError
@@ -149,7 +149,7 @@ def compacted(root: Path, *, calibrated: bool) -> Path:
 
 def test_fitted_again_to_the_same_gallery_it_says_the_same(root: Path) -> None:
     directory = root / str(current_id(root))
-    before = calibration(directory)
+    before = replace(calibration(directory), feedback=Recalibration(0.5, -1.0, 60))
     config = CalibrationConfig(max_error=0.1)
     refit = fit_again(directory, FaissGallery(directory), before, config)
     assert refit.foretells_as_well
@@ -159,6 +159,7 @@ def test_fitted_again_to_the_same_gallery_it_says_the_same(root: Path) -> None:
         again.evidence.first_probabilities, before.evidence.first_probabilities, atol=0.02
     )
     assert again.detector.n_averaged == before.detector.n_averaged
+    assert again.feedback == before.feedback  # what users said of the stream still holds
 
 
 def test_half_of_the_items_replaced_and_new_labels_put_end_its_staleness(root: Path) -> None:

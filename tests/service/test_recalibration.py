@@ -1,0 +1,80 @@
+"""A calibration that went stale with its gallery is fitted again by a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from model_store.bundles.item_features import ITEM_FEATURES_FILE
+from service.serving.recalibration import Recalibration, installed_command
+from service.settings import Settings
+
+pytestmark = pytest.mark.process
+
+WRITES = "import pathlib, os, sys; pathlib.Path(sys.argv[1], 'said').write_text(os.environ['{}'])"
+FAILS = "import sys; sys.exit('too few queries')"
+
+
+def engine(root: Path, *, stale: str | None = "changed", keeps: bool = True) -> Any:
+    if keeps:
+        (root / ITEM_FEATURES_FILE).touch()
+    retriever, manifest = SimpleNamespace(stale=stale), SimpleNamespace(id="b" * 16)
+    bundle = SimpleNamespace(
+        root=root, name="g", directory=root, retriever=retriever, manifest=manifest
+    )
+    return SimpleNamespace(bundle=bundle)
+
+
+def command(code: str) -> tuple[str, ...]:
+    return sys.executable, "-c", code
+
+
+def test_what_is_stale_is_calibrated_with_one_thread_and_the_services_key(tmp_path: Path) -> None:
+    for variable, said in (("OMP_NUM_THREADS", "1"), ("VOUCH_SIGNING_KEY", "the.key")):
+        again = Recalibration(command(WRITES.format(variable)), 1.0, Path("the.key"))
+        assert asyncio.run(again.look(engine(tmp_path))) is True
+        assert (tmp_path / "said").read_text() == said
+
+
+def test_nothing_is_started_where_there_is_no_need_or_no_means(tmp_path: Path) -> None:
+    again = Recalibration(command(FAILS), 1.0)
+    assert asyncio.run(again.look(engine(tmp_path, keeps=False))) is None
+    assert asyncio.run(again.look(engine(tmp_path, stale=None))) is None
+    assert asyncio.run(Recalibration((), 1.0).look(engine(tmp_path))) is None
+
+
+def test_a_failure_is_logged_and_not_tried_again_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    again = Recalibration(command(FAILS), 1.0)
+    with caplog.at_level(logging.ERROR):
+        assert asyncio.run(again.look(engine(tmp_path))) is False
+    (record,) = caplog.records
+    assert "too few queries" in record.__dict__["fields"]["reason"]
+    assert asyncio.run(again.look(engine(tmp_path))) is None
+
+
+def test_a_process_ends_with_the_service(tmp_path: Path) -> None:
+    again = Recalibration(command("import time; time.sleep(600)"), 0.0)
+
+    async def stopped() -> None:
+        watching = asyncio.create_task(again.watch(lambda: [engine(tmp_path)]))
+        await asyncio.sleep(0.5)
+        watching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watching
+
+    asyncio.run(asyncio.wait_for(stopped(), 60))
+
+
+def test_the_builder_is_found_and_only_what_could_be_signed_is_made() -> None:
+    assert installed_command()[-3:] == ("-m", "index_builder", "calibrate")
+    assert Settings().recalibrates
+    assert not Settings(recalibrate=False).recalibrates
+    assert not Settings(bundle_keys=(Path("k"),)).recalibrates
