@@ -1,4 +1,4 @@
-"""What people said of answers, in one SQLite file that services and commands share.
+"""The words of people on answers, in one SQLite file that services and commands share.
 
 ::
 

@@ -28,7 +28,7 @@ _BY_TIME = "CREATE INDEX IF NOT EXISTS answered_by_time ON answered (answered_at
 
 @dataclass(frozen=True, slots=True)
 class AnsweredQuery:
-    """What the encoder made of a query.
+    """The embedding of a query.
 
     Attributes
     ----------

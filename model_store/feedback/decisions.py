@@ -1,4 +1,4 @@
-"""What reviewers decided of queries: one entry after another, none of which is ever changed."""
+"""Decisions of reviewers on queries: one entry after another, none of which is ever lost."""
 
 from __future__ import annotations
 

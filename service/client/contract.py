@@ -1,4 +1,4 @@
-"""What `VouchClient` takes, how it is sent, and the problems that it raises."""
+"""The options that `VouchClient` takes, the form they are sent in, and its problems."""
 
 from __future__ import annotations
 

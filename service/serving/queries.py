@@ -56,7 +56,7 @@ class SearchParameters:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a reviewer says of a query; see `Decided`."""
+    """A reviewer's word on a query; see `Decided`."""
 
     query_id: str
     decision: DecisionKind

@@ -26,7 +26,7 @@ RETRY_S = 3600.0
 """After which a bundle whose calibration could not be fitted again is tried once more."""
 
 _SAID_BYTES = 2000
-"""Of what a process said at last that are logged."""
+"""Bytes that are logged of a failed process, the last that it said."""
 
 
 def installed_command() -> tuple[str, ...]:

@@ -14,7 +14,7 @@ MOST_WAITING = 10_000
 
 
 class RetainedQueries:
-    """What the encoder made of the queries of one gallery; written every few seconds.
+    """The embeddings of the queries of one gallery; written every few seconds.
 
     What a crash loses are the queries since; what was decided of them is not lost.
 
