@@ -11,19 +11,12 @@ import typer
 
 def reproduce_command(
     protocol: Annotated[
-        str,
-        typer.Option(
-            help="Of the literature: fashion-mnist, cub-200, …; objectives compares them all, "
-            "stereo measures learned matching."
-        ),
+        str, typer.Option(help="Of the literature: fashion-mnist, …; or objectives, or stereo.")
     ],
     methods: Annotated[str, typer.Option(help="Names with commas between them, or all.")] = "all",
     objective: Annotated[
         str | None,
-        typer.Option(
-            help="That trains the encoder: supcon, el_nivmf, … [default: contrastive]. Of "
-            "--protocol objectives names with commas between them. [default: all]"
-        ),
+        typer.Option(help="That trains the encoder: supcon, el_nivmf, … [default: contrastive]"),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, 2, …")] = 5,
     epochs: Annotated[
@@ -34,7 +27,7 @@ def reproduce_command(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where all files go. [default: runs/reproduce/<protocol>[-<objective>]]"),
+        typer.Option(help="Of all files. [default: runs/reproduce/<protocol>[-<objective>]]"),
     ] = None,
     weights: Annotated[
         str | None,
@@ -59,13 +52,12 @@ def reproduce_command(
     What is finished is not done again: interrupt it as you like, and give the command again.
     """
     reproduction = importlib.import_module("index_builder.reproduction.command")
-    named = protocol if objective is None else f"{protocol}-{objective}"
-    directory = out or Path("runs/reproduce") / named
+    directory = Path("runs/reproduce") / "-".join(filter(None, (protocol, objective)))
     report = reproduction.reproduce(
         protocol,
         methods,
         seeds,
-        directory,
+        out or directory,
         objective=objective,
         epochs=epochs,
         data=data,

@@ -31,7 +31,7 @@ _N_FEATURES: Mapping[TorchvisionName, int] = {
 _OPTIONS: Mapping[TorchvisionName, Mapping[str, bool]] = {
     "googlenet": {"aux_logits": False, "init_weights": False}
 }
-"""Of torchvision's constructors. GoogLeNet is Inception with batch normalisation there."""
+"""Options of torchvision's constructors; GoogLeNet is Inception with batch normalisation there."""
 
 _POOLINGS: Mapping[PoolingName, Callable[[], nn.Module]] = {
     "average": AveragePooling,
@@ -64,9 +64,9 @@ class TorchvisionTrunk(Trunk):
         self.preprocessing = Preprocessing(input_size, input_size, decoding="reduced")
         self.name: TorchvisionName = name
         self.n_features = _N_FEATURES[name]
-        options = _OPTIONS.get(name, {}) | (
-            {"image_size": input_size} if name == "vit_b_16" else {}
-        )
+        options: dict[str, int] = {**_OPTIONS.get(name, {})}
+        if name == "vit_b_16":
+            options["image_size"] = input_size
         backbone = models.get_model(name, weights=None, **options)
         self.backbone: nn.Module
         self.pooling: nn.Module

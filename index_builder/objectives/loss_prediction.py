@@ -14,10 +14,10 @@ from index_builder.posteriors.predicted_loss import LossHead
 Form = Literal["ranking", "squared"]
 
 MARGIN = 0.1
-"""By which the predictions of two images are to differ (Kirchhof et al. 2024)."""
+"""Least difference of the predictions of two images (Kirchhof et al. 2024)."""
 
 TEMPERATURE = 0.1
-"""Of the cosines in the loss that is predicted."""
+"""Temperature of the cosines in the loss that is predicted."""
 
 
 class LossPrediction(Objective):

@@ -14,7 +14,7 @@ from index_builder.networks.initialisation import drawn_from
 PREDICTED_LOSS_FORMAT = "predicted-loss/1"
 
 WIDTH = 512
-"""Of the hidden layer (Kirchhof et al. 2024)."""
+"""Width of the hidden layer (Kirchhof et al. 2024)."""
 
 _LEAST = 1e-6
 """Least predicted loss: an image that is surely found still has a variance."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from index_builder.pipeline.run import write_json
 from index_builder.reproduction.cells import Plan, methods_named, run_cells
@@ -12,13 +13,13 @@ from index_builder.reproduction.page import write_page
 from index_builder.reproduction.protocols import protocol_config
 from index_builder.reproduction.stereo.command import measure_stereo
 from index_builder.reproduction.summary import markdown, report_of
-from model_store.errors import BuildError
+from model_store.errors import BuildError, ConfigError
 
 COMPARISONS: Mapping[str, Callable[..., str]] = {
     "objectives": compare_objectives,
     "stereo": measure_stereo,
 }
-"""What ``--protocol`` names beside `PROTOCOLS`: each has a table of its own."""
+"""Names that ``--protocol`` takes beside `PROTOCOLS`: each has a table of its own."""
 
 
 def reproduce(
@@ -28,14 +29,9 @@ def reproduce(
     directory: Path,
     *,
     objective: str | None = None,
-    epochs: int | None = None,
-    data: Path | None = None,
     weights: str | None = None,
-    device: str | None = None,
-    precision: str | None = None,
     jobs: int = 1,
-    allow_partial: bool = False,
-    download: bool = False,
+    **options: Any,  # noqa: ANN401 - of `protocol_config`
 ) -> str:
     """Measure every method × seed that is not yet, and report all of them.
 
@@ -54,28 +50,10 @@ def reproduce(
     """
     if protocol in COMPARISONS:
         if methods != "all" or jobs != 1:
-            raise BuildError(f"--protocol {protocol} has neither --methods nor --jobs: drop them.")
-        options = {
-            "epochs": epochs,
-            "data": data,
-            "weights": weights,
-            "device": device,
-            "precision": precision,
-            "allow_partial": allow_partial,
-            "download": download,
-        }
-        return COMPARISONS[protocol](objective, n_seeds, directory, **options)
-    base = protocol_config(
-        protocol,
-        data=data,
-        objective=objective,
-        epochs=epochs,
-        network=None if weights is None else {"weights": weights},
-        device=device,
-        precision=precision,
-        allow_partial=allow_partial,
-        download=download,
-    )
+            raise ConfigError(f"--protocol {protocol} has neither --methods nor --jobs: drop them.")
+        return COMPARISONS[protocol](objective, n_seeds, directory, weights=weights, **options)
+    network = None if weights is None else {"weights": weights}
+    base = protocol_config(protocol, objective=objective, network=network, **options)
     plan = Plan(base, methods_named(methods), range(n_seeds), directory)
     cells, failures = run_cells(plan, jobs)
     if not cells:

@@ -26,7 +26,7 @@ OF_PRIORS = ("contrastive", "multi_similarity", "cross_entropy", "proxy_anchor")
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is to be measured.
+    """Everything that is to be measured.
 
     Attributes
     ----------
@@ -131,13 +131,12 @@ def _measured(grid: Grid, data_set: str, objective: str, seed: int) -> Cell:
 
 def _require_same_settings(grid: Grid) -> None:
     path = grid.directory / "settings.json"
-    settings = {
-        data_set: grid.config(data_set, "contrastive", 0).model_dump(mode="json")
-        for data_set in grid.data_sets
-    }
+    configs = {name: grid.config(name, "contrastive", 0) for name in grid.data_sets}
     if not path.exists():
-        _write(path, settings)
-    elif json.loads(path.read_text(encoding="utf-8")) != settings:
+        _write(path, {name: config.model_dump(mode="json") for name, config in configs.items()})
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    if any(name not in before or configs[name].changed_since(before[name]) for name in configs):
         raise ConfigError(
             f"{grid.directory} holds measurements with other settings. Name another --out, or ask "
             "for the settings that they were made with."

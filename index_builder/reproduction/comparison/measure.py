@@ -40,7 +40,7 @@ POSTERIORS: Mapping[str, PosteriorConfig] = {
     NORM: EmbeddingNormConfig(method="embedding_norm"),
     LAPLACE: LaplaceConfig(),
 }
-"""What every encoder is measured with; the second is what the decision layer stands on."""
+"""Posteriors of every encoder; the decision layer stands on the second."""
 
 PRIORS: Mapping[str, LaplaceConfig] = {
     "kronecker, prior by validation": LaplaceConfig(prior_chosen_by="validation"),
@@ -143,7 +143,7 @@ def _measured(encoder: StoredEncoder, data: ProtocolData, seed: int) -> Result:
 
 
 def _sizes(config: ProtocolConfig, data: ProtocolData) -> dict[str, int]:
-    """What was learned from, how long, and what was asked in what."""
+    """Numbers of images that learn, calibrate, ask and are asked, and of epochs."""
     return {
         "training": len(data.training),
         "training labels": len(set(data.training.labels)),

@@ -24,7 +24,7 @@ from index_builder.reproduction.protocols.protocol import (
 )
 
 N_OUTLIERS = 250
-"""Of each kind: what an AUROC needs for two digits."""
+"""Number of outliers of each kind: an AUROC of so many has two digits."""
 
 N_CLOTHES, N_CLOTHES_ASKED = 1000, 500
 """Images of Fashion-MNIST to learn from and search in, and to ask with."""

@@ -28,7 +28,7 @@ from index_builder.reproduction.stereo.matching import (
 from index_builder.reproduction.stereo.network import BATCH, PATCH, train_patches
 from index_builder.reproduction.stereo.pairs import KITTI, StereoPair, kitti, made_pairs
 from index_builder.reproduction.summary import figure, summarised
-from model_store.errors import BuildError
+from model_store.errors import ConfigError
 
 TRIPLETS_PER_EPOCH = 100 * BATCH
 EPOCHS = 10
@@ -42,12 +42,15 @@ MOST = 228
 """KITTI's largest disparity, pixels (Žbontar & LeCun 2016)."""
 
 KITTI_SHARE = {"training": 0.7, "validation": 0.1}
-"""Of KITTI's pairs; the rest is the test."""
+"""Shares of KITTI's pairs; the rest is the test."""
 
 N_PIXELS = 20_000
 """Known pixels of an image that metrics are of."""
 
 Parts = Mapping[str, Sequence[StereoPair]]
+Figures = Mapping[str, Mapping[str, float | None]]
+"""Metrics by what embeds."""
+
 Embed = Callable[[NDArray[np.uint8]], Tensor]
 
 
@@ -58,11 +61,7 @@ def measure_stereo(
     *,
     epochs: int | None = None,
     data: Path | None = None,
-    weights: str | None = None,
-    device: str | None = None,
-    precision: str | None = None,
-    allow_partial: bool = False,
-    download: bool = False,
+    **options: object,
 ) -> str:
     """Train an embedding of patches, match whole images by it, and report how sure it was.
 
@@ -77,13 +76,11 @@ def measure_stereo(
     ------
     BuildError : an option that matching has no use for; KITTI is damaged.
     """
-    if objective or weights or precision == "mixed" or allow_partial or download:
-        raise BuildError(
-            "--protocol stereo trains a network of its own: drop --objective, --weights, "
-            "--precision, --allow-partial and --download."
-        )
-    if device == "cuda":
-        raise BuildError("--protocol stereo runs on the processor: drop --device.")
+    asked = {"objective": objective, **options}
+    unused = [name for name, value in asked.items() if value not in {None, False, "auto"}]
+    if unused:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        raise ConfigError(f"--protocol stereo has a network and training of its own: drop {named}.")
     root = data or (
         Path(os.environ[DATA_DIR_VARIABLE]) if DATA_DIR_VARIABLE in os.environ else None
     )
@@ -94,16 +91,7 @@ def measure_stereo(
             measured.setdefault(name, []).append(found)
             console.print(f"{name}, seed {seed}: {found['learned']['within']:.3f} within")
     report = {
-        "data_sets": {
-            name: {
-                way: {
-                    metric: summarised([one[way][metric] for one in seeds])
-                    for metric in seeds[0][way]
-                }
-                for way in seeds[0]
-            }
-            for name, seeds in measured.items()
-        },
+        "data_sets": {name: _over_seeds(seeds) for name, seeds in measured.items()},
         "seeds": n_seeds,
         "epochs": epochs or EPOCHS,
         "machine": machine(),
@@ -113,6 +101,13 @@ def measure_stereo(
     table = _markdown(report)
     (directory / "table.md").write_text(table, encoding="utf-8")
     return table
+
+
+def _over_seeds(seeds: Sequence[Figures]) -> dict[str, Any]:
+    return {
+        way: {metric: summarised([one[way][metric] for one in seeds]) for metric in seeds[0][way]}
+        for way in seeds[0]
+    }
 
 
 def _data_sets(root: Path | None, seed: int) -> dict[str, tuple[Parts, int]]:
@@ -138,9 +133,7 @@ def _divided(pairs: Sequence[StereoPair], generator: np.random.Generator) -> Par
     return dict(zip((*KITTI_SHARE, "test"), parts, strict=True))
 
 
-def _measured(
-    parts: Parts, most: int, epochs: int, seed: int
-) -> dict[str, dict[str, float | None]]:
+def _measured(parts: Parts, most: int, epochs: int, seed: int) -> Figures:
     network, _ = train_patches(parts["training"], epochs * TRIPLETS_PER_EPOCH, seed)
     ways: Mapping[str, Embed] = {
         "learned": network.embed,
@@ -165,12 +158,13 @@ def evaluate_matching(embed: Embed, parts: Parts, most: int, seed: int) -> dict[
     wrong ones by confidence and by standard deviation; calibration error; the temperature.
     """
     generator = np.random.default_rng(seed)
-    volumes, truths, masks = [], [], []
+    similarities, truths = [], []
     for pair in parts["validation"]:
-        volumes.append(cost_volume(embed(pair.left), embed(pair.right), most))
-        truths.append(pair.disparity)
-        masks.append(torch.from_numpy(_some(pair.known, generator)))
-    temperature = fitted_temperature(volumes, truths, masks)
+        mask = _some(pair.known, generator)
+        volume = cost_volume(embed(pair.left), embed(pair.right), most)
+        similarities.append(volume[:, torch.from_numpy(mask)])
+        truths.append(pair.disparity[mask])
+    temperature = fitted_temperature(torch.cat(similarities, 1), np.concatenate(truths))
     right, confidence, std = [], [], []
     for pair in parts["test"]:
         found = matched(cost_volume(embed(pair.left), embed(pair.right), most), temperature)

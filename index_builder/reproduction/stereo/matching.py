@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,26 +72,20 @@ def matched(volume: Tensor, temperature: float) -> Disparities:
     return Disparities(winner.numpy(), confidence.numpy(), variance.sqrt().numpy())
 
 
-def fitted_temperature(
-    volumes: Sequence[Tensor], disparities: Sequence[NDArray[np.float32]], known: Sequence[Tensor]
-) -> float:
+def fitted_temperature(similarities: Tensor, disparities: NDArray[np.float32]) -> float:
     """Return the temperature at which known disparities are likeliest.
 
     Parameters
     ----------
-    volumes : of images that trained nothing.
-    disparities, known : (H, W) each, of the same.
+    similarities : (most + 1, n), of pixels of images that trained nothing; see `cost_volume`.
+    disparities : (n,), of the same.
     """
-    of_pixels, truths = [], []
-    for volume, truth, mask in zip(volumes, disparities, known, strict=True):
-        of_pixels.append(volume[:, mask].double())
-        truths.append(torch.from_numpy(truth)[mask].round().long().clamp(0, len(volume) - 1))
-    similarities, wanted = torch.cat(of_pixels, 1), torch.cat(truths)
-    seen = similarities.gather(0, wanted[None])[0].isfinite()
-    similarities, wanted = similarities[:, seen], wanted[seen]
+    values = similarities.double()
+    wanted = torch.from_numpy(disparities).round().long().clamp(0, len(values) - 1)[None]
+    seen = values.gather(0, wanted)[0].isfinite()
+    values, wanted = values[:, seen], wanted[:, seen]
     likelihoods = [
-        float((similarities / t).log_softmax(0).gather(0, wanted[None]).mean())
-        for t in TEMPERATURES
+        float((values / t).log_softmax(0).gather(0, wanted).mean()) for t in TEMPERATURES
     ]
     return float(TEMPERATURES[int(np.argmax(likelihoods))])
 

@@ -17,7 +17,7 @@ PATCH = 9
 """Height and width of what four 3 × 3 convolutions see of an image."""
 
 MARGIN = 0.2
-"""Of cosines, by which a positive leads (Žbontar & LeCun 2016)."""
+"""Lead of a positive's cosine over a negative's (Žbontar & LeCun 2016)."""
 
 NEAR, FAR = 4, 10
 """Pixels that a negative is off by, at least and at most (likewise, for KITTI)."""
@@ -48,7 +48,7 @@ class PatchEmbedding(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed all whole patches of ``images`` (B, 3, H, W), standardised: (B, 64, H − 8, W − 8)."""
+        """Embed all whole patches of standardised images (B, 3, H, W): (B, 64, H − 8, W − 8)."""
         return nn.functional.normalize(self.layers(images), dim=1)
 
     def embed(self, image: NDArray[np.uint8]) -> Tensor:

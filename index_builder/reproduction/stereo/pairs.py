@@ -67,8 +67,8 @@ def _of_kitti(example: tuple[object, ...]) -> StereoPair:
     left, right, disparity, *_ = example
     values = np.abs(np.asarray(disparity, dtype=np.float32))
     values = values[0] if values.ndim > 2 else values
-    pixels = [np.asarray(image)[..., :3].astype(np.uint8) for image in (left, right)]
-    return StereoPair(*pixels, values, values > 0)
+    first, second = (np.asarray(image)[..., :3].astype(np.uint8) for image in (left, right))
+    return StereoPair(first, second, values, values > 0)
 
 
 def made_pair(
@@ -117,9 +117,9 @@ def _planes(
     for number in range(_N_PLANES + 1):
         top, left, bottom, right = 0, 0, height, width
         if number:
-            top, left = generator.integers(height * 3 // 4), generator.integers(width * 3 // 4)
-            bottom = top + generator.integers(height // 6, height // 2)
-            right = left + generator.integers(width // 6, width // 2)
+            top, left = (int(generator.integers(side * 3 // 4)) for side in (height, width))
+            bottom = top + int(generator.integers(height // 6, height // 2))
+            right = left + int(generator.integers(width // 6, width // 2))
         base = generator.uniform(0, most * (0.3 if number == 0 else 0.9))
         tilt = generator.uniform(-0.15, 0.15, 2) * most
         plane = base + tilt[0] * rows / height + tilt[1] * columns / width
