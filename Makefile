@@ -7,8 +7,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
-  bench-throughput bench-gallery bench-filters bench-indexing bench-poison fuzz-images mutants crash-indexing \
-  crash-writes linearizability torture ray-indexing soak try-compose try-fiftyone try-azurite pictures tables clean
+  bench-throughput bench-gallery bench-page bench-filters bench-indexing bench-poison element fuzz-images \
+  mutants crash-indexing crash-writes linearizability torture ray-indexing soak try-compose try-fiftyone \
+  try-azurite pictures tables clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +30,8 @@ help:
 	@echo "make bench-indexing  images indexed a second, beside what the cores could do; minutes"
 	@echo "make crash-indexing  kill -9 of the indexer at 50 moments; a quarter of an hour"
 	@echo "make ray-indexing  the same bundle from a Ray whose workers are killed; a minute"
+	@echo "make bench-page  first paint, scrolling, Lighthouse, and pictures of a visit; some minutes"
+	@echo "make element   the page's search as an npm package, build/vouch-search-*.tgz"
 	@echo "make bench-poison  good requests lost to a bad neighbour: here, and with LitServe; a minute"
 	@echo "make soak      a quarter of an hour of load, hot swaps and Redis restarts"
 	@echo "make crash-writes  a service killed 50 times while it is written to; ten minutes"
@@ -108,6 +111,13 @@ crash-indexing: install bundles/digits/CURRENT
 
 ray-indexing: install bundles/digits/CURRENT
 	$(BIN)/python -m tests.torture.ray_indexing bundles/digits
+
+bench-page: install bundles/digits/CURRENT .venv/.browser
+	$(BIN)/python -m tests.benchmarks.bench_page bundles/digits
+
+element:
+	@mkdir -p build
+	cd service/client/element && npm ci --no-audit --no-fund --ignore-scripts && npm pack --pack-destination $(CURDIR)/build
 
 bench-poison: install bundles/digits/CURRENT
 	$(BIN)/python -m tests.torture.poison bundles/digits

@@ -95,6 +95,10 @@ class VouchClient:
         """One gallery: its size, encoder, calibration, measured quality, and samples to try."""
         return self._get(path_of(gallery), schemas.GalleryDetail)
 
+    def facets(self, gallery: str, limit: int = 20) -> list[schemas.Facet]:
+        """The fields that items can be filtered by, with at most ``limit`` values each."""
+        return self._get(_path(gallery, "facets"), schemas.FacetList, {"limit": limit}).facets
+
     def labels(self, gallery: str, page_size: int = 1000) -> Iterator[str]:
         """All labels of a gallery by name, fetched page by page as they are asked for."""
         options: dict[str, str | int] = {"limit": page_size}

@@ -4,6 +4,11 @@ import { el } from "./elements.js";
 import { LANGUAGES, language, speak, t, translate } from "./language.js";
 import { Search } from "./search.js";
 
+// Of what is not seen at first; linked in the document they would keep its first sight waiting.
+const LATE = ["batch/batch", "believe/believe", "browse/browse", "filters/filters", "look/look"];
+
+document.head.append(...LATE.map((name) =>
+  el("link", { rel: "stylesheet", href: `/page/${name}.css` })));
 document.documentElement.lang = language;
 const chosen = document.getElementById("language");
 chosen.replaceChildren(...Object.entries(LANGUAGES).map(([tag, name]) =>

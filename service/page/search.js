@@ -13,6 +13,7 @@ import { keyForm, problemPanel } from "./problem.js";
 import { VERDICTS, count, decisionSentence } from "./words.js";
 
 const BUSY_AFTER = 150; // ms: a faster answer replaces the last one without a flicker
+const OPENING_AFTER = 1000; // ms: a gallery that opens sooner moves nothing on the page
 
 const galleryUrl = (name) => `/v1/galleries/${encodeURIComponent(name)}`;
 
@@ -243,7 +244,7 @@ export class Search {
       $("busy").hidden = false;
       if (this.query) this.bringIntoView();
       this.announce(`${words}.`);
-    }, BUSY_AFTER);
+    }, this.query ? BUSY_AFTER : OPENING_AFTER);
     const ticking = setInterval(tell, 500);
     tell();
     const stop = () => {

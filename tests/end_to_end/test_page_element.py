@@ -6,10 +6,13 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.end_to_end.processes import Service
 from tests.end_to_end.test_page_accessible import complaints
@@ -18,7 +21,6 @@ from tests.end_to_end.test_typescript_client import run
 pytestmark = pytest.mark.browser
 
 PACKAGE = Path(__file__).parents[2] / "service" / "client" / "element"
-SHOP = "http://shop.test"
 
 
 @pytest.fixture(scope="module")
@@ -39,35 +41,29 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def shop(browser: Browser, built: Path, digits_bundle: Path, tmp_path: Path) -> Iterator[Page]:
-    """The example page, whose element asks a real service of another origin."""
+    """The example page of a shop, whose element asks a real service of another origin."""
     expect.set_options(timeout=20_000)
-    with Service(
-        digits_bundle, tmp_path / "log", {"VOUCH_CORS_ORIGINS": json.dumps([SHOP])}
-    ) as service:
-        page = browser.new_page(viewport={"width": 1280, "height": 900}, locale="en-GB")
-        page.set_default_timeout(20_000)
-
-        def reply(route: Route) -> None:
-            path = route.request.url.removeprefix(SHOP).strip("/")
-            if path != "example/index.html":
-                route.fulfill(path=built / path)
-                return
-            text = (built / path).read_text(encoding="utf-8")
-            base = str(service.http.base_url).rstrip("/")
-            route.fulfill(
-                body=text.replace("http://127.0.0.1:8080", base),
-                content_type="text/html",
-                # What a careful shop allows: no inline style, no script but its own.
-                headers={
-                    "Content-Security-Policy": "default-src 'self'; "
-                    f"connect-src {base}; img-src {base} blob:"
-                },
-            )
-
-        page.route(f"{SHOP}/**", reply)
-        page.goto(f"{SHOP}/example/index.html")
-        yield page
-        page.close()
+    site = tmp_path / "site"
+    shutil.copytree(built, site)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        origin = f"http://127.0.0.1:{server.server_port}"
+        Thread(target=server.serve_forever, daemon=True).start()
+        settings = {"VOUCH_CORS_ORIGINS": json.dumps([origin])}
+        with Service(digits_bundle, tmp_path / "log", settings) as service:
+            address = str(service.http.base_url).rstrip("/")
+            # What a careful shop allows: no inline style, no script but its own.
+            policy = f"default-src 'self'; connect-src {address}; img-src {address} blob:"
+            example = site / "example" / "index.html"
+            text = example.read_text(encoding="utf-8").replace("http://127.0.0.1:8080", address)
+            meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+            example.write_text(text.replace("<title>", f"{meta}<title>"), encoding="utf-8")
+            page = browser.new_page(viewport={"width": 1280, "height": 900}, locale="en-GB")
+            page.set_default_timeout(20_000)
+            page.goto(f"{origin}/example/")
+            yield page
+            page.close()
+        server.shutdown()
 
 
 def test_it_searches_compares_decides_and_tells_its_page(

@@ -282,12 +282,13 @@ WAYS = {
 }
 
 
-def bring(shown: Shown, way: str, kind: str, text: str) -> None:
-    """Drop or paste something that is no file."""
+def bring(shown: Shown, way: str, held: dict[str, str]) -> None:
+    """Drop or paste something that is no file: texts by their kind."""
     shown.page.evaluate(
-        "([kind, text]) => { const held = new DataTransfer();"
-        f"held.setData(kind, text); dispatchEvent({WAYS[way]}); }}",
-        [kind, text],
+        "texts => { const held = new DataTransfer();"
+        "for (const [kind, text] of Object.entries(texts)) held.setData(kind, text);"
+        f"dispatchEvent({WAYS[way]}); }}",
+        held,
     )
 
 
@@ -300,13 +301,14 @@ def test_the_picture_at_a_link_is_searched_with(shown: Shown, way: str) -> None:
         ),
     )
     shown.open()
-    links = {
-        "text/uri-list": "# of a shop\r\nhttps://shop.example/boot.png?large",
-        "text/html": '<a href="/"><img src="https://shop.example/boot.png"></a>',
+    link = {"text/uri-list": "# of a shop\r\nhttps://shop.example/boot.png?large"}
+    linking = {  # a picture that is dragged out of a page, and links to something else there
+        "text/uri-list": "https://shop.example/boots",
+        "text/html": '<a href="/boots"><img src="https://shop.example/boot.png"></a>',
     }
-    for kind, text in links.items():
+    for held in (link, linking):
         with shown.page.expect_response("**/search"):
-            bring(shown, way, kind, text)
+            bring(shown, way, held)
         expect(shown.found("verdict")).to_be_visible()
     sent = [body for _, path, body in shown.asked if path.endswith("/search")]
     assert [b'filename="boot.png"' in body for body in sent] == [True, True]
@@ -315,12 +317,12 @@ def test_the_picture_at_a_link_is_searched_with(shown: Shown, way: str) -> None:
 def test_a_link_that_may_not_be_fetched_says_what_to_do(shown: Shown) -> None:
     shown.page.route("https://shop.example/**", lambda route: route.fulfill(body=PICTURE))
     shown.open()
-    bring(shown, "dropped", "text/uri-list", "https://shop.example/boot.png")  # no CORS header
+    bring(shown, "dropped", {"text/uri-list": "https://shop.example/boot.png"})  # no CORS header
     problem = shown.found("problem")
     expect(problem.locator("h2")).to_have_text("The link could not be fetched")
     expect(problem.locator(".remedy")).to_contain_text("Save the image first")
     expect(problem.locator(".ids")).to_have_count(0)
-    bring(shown, "pasted", "text/plain", "javascript:alert(1)")
+    bring(shown, "pasted", {"text/plain": "javascript:alert(1)"})
     expect(problem.locator("h2")).to_have_text("There is no image in what was pasted")
 
 

@@ -159,6 +159,8 @@ class TestAtAService:
     def test_it_walks_through_all_labels(self, vouch: VouchClient, library: Bundle) -> None:
         labels = list(vouch.labels("digits", page_size=3))
         assert labels == sorted(library.retriever.gallery.labels)
+        [facet] = vouch.facets("digits")
+        assert {value.value for value in facet.values} == set(labels)
 
     def test_it_walks_through_all_items(self, vouch: VouchClient, library: Bundle) -> None:
         ids = [item.id for item in vouch.items("digits", page_size=97)]

@@ -75,6 +75,9 @@ def test_everything_the_page_names_is_there(client: TestClient) -> None:
             text = file.read_text(encoding="utf-8")
             names = re.findall(r'(?:from |import\()"(\.[^"]+)"', text)
             linked += [address_of((file.parent / name).resolve()) for name in names]
+    late = re.findall(r'"(\w+/\w+)"', (PAGE / "page.js").read_text(encoding="utf-8"))
+    linked += [f"/page/{name}.css" for name in late]
+    assert {address_of(file) for file in FILES if file.suffix == ".css"} <= set(linked)
     assert {"/page/page.js", "/page/page.css", "/docs"} <= set(linked)
     for address in linked:
         assert client.get(address).status_code == 200, address
