@@ -97,7 +97,7 @@ class VouchClient:
 
     def facets(self, gallery: str, limit: int = 20) -> list[schemas.Facet]:
         """The fields that items can be filtered by, with at most ``limit`` values each."""
-        return self._get(_path(gallery, "facets"), schemas.FacetList, {"limit": limit}).facets
+        return self._get(path_of(gallery, "facets"), schemas.FacetList, {"limit": limit}).facets
 
     def labels(self, gallery: str, page_size: int = 1000) -> Iterator[str]:
         """All labels of a gallery by name, fetched page by page as they are asked for."""

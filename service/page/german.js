@@ -44,6 +44,7 @@ export const GERMAN = {
   "Can’t say": "Keine Aussage",
   "Check that the service is running and that you are online, then try again.": "Prüfen Sie, ob der Dienst läuft und Sie online sind, und versuchen Sie es noch einmal.",
   "Choose an image": "Bild auswählen",
+  "Clear the filter": "Filter aufheben",
   "Close": "Schließen",
   "Compare and decide": "Vergleichen und entscheiden",
   "Compare with {0}": "Mit {0} vergleichen",

@@ -16,6 +16,7 @@ from tests.end_to_end.page_texts import texts
 from tests.end_to_end.processes import TIMEOUT_S
 from tests.end_to_end.shown_page import ANSWER, FILES, GALLERY, Shown, result
 from tests.end_to_end.test_page_believing import REPORT
+from tests.end_to_end.test_page_browsing import FACETS
 
 pytestmark = pytest.mark.browser
 
@@ -88,8 +89,11 @@ def browsing(shown: Shown) -> None:
         "n_items": 29,
         "next_cursor": None,
     }
+    shown.replies["/v1/galleries/shoes/facets"] = {"facets": FACETS}
     shown.open()
     shown.found("open-browse").click()
+    shown.found("browse").locator("summary").click()
+    expect(shown.found("browse").locator("fieldset")).to_have_count(3)
     shown.found("browse").locator(".cell").first.click()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -10,6 +12,7 @@ from playwright.sync_api import Browser, Request, expect
 
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import Shown
+from tests.end_to_end.test_page_looking import HOSTILE
 
 pytestmark = pytest.mark.browser
 
@@ -58,6 +61,91 @@ def test_only_what_is_in_sight_is_drawn(shown: Shown) -> None:
     expect(shown.found("browse").locator("[data-place='0']")).to_be_visible()
 
 
+def facet(field: str, values: dict[object, int], **changes: Any) -> dict[str, Any]:
+    return {
+        "field": field,
+        "comparison": "eq",
+        "n_items": sum(values.values()),
+        "n_values": len(values),
+        "least": None,
+        "greatest": None,
+        "values": [{"value": value, "n_items": n} for value, n in values.items()],
+        **changes,
+    }
+
+
+FACETS = [
+    facet("label", {"boot": 7, "clog": 2}),
+    facet("tags", {HOSTILE: 3, "red": 2}, comparison="has"),
+    facet("price", {}, n_values=90, least=1.5, greatest=200),
+    facet("file", {}, n_values=1500),
+]
+
+
+def filters_sent(shown: Shown) -> list[str]:
+    """The filters that searches were sent with; "" for none."""
+    forms = [body.decode("latin-1") for _, path, body in shown.asked if path.endswith("/search")]
+    found = [re.search(r'name="filter"\r\n\r\n(.*?)\r\n', form) for form in forms]
+    return [one[1].encode("latin-1").decode() if one else "" for one in found]
+
+
+def test_only_some_items_are_searched_by_what_fields_hold(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/facets"] = {"facets": FACETS}
+    shown.ask()
+    assert [path for _, path, _ in shown.asked if path.endswith("/facets")] == []  # nobody asked
+    bar = shown.page.get_by_test_id("filters")
+    bar.locator("summary").click()
+    expect(bar.locator("legend")).to_have_text(["Label", "tags", "price"])
+    expect(bar.locator(".values").first).to_have_text("boot7clog2")
+    steps = [
+        (lambda: bar.get_by_label("boot").check(), {"label": {"in": ["boot"]}}),
+        (lambda: bar.get_by_label("boot").uncheck(), None),
+        (lambda: bar.get_by_label(HOSTILE).check(), {"tags": {"has": HOSTILE}}),
+        (
+            lambda: bar.get_by_label("to", exact=True).fill("20"),
+            {"and": [{"tags": {"has": HOSTILE}}, {"price": {"lte": 20}}]},
+        ),
+        (lambda: bar.get_by_role("button", name="Clear the filter").click(), None),
+    ]
+    for act, wanted in steps:
+        with shown.page.expect_response("**/search"):
+            act()
+            shown.page.keyboard.press("Tab")  # a number is taken when its field is left
+        sent = filters_sent(shown)[-1]
+        assert (json.loads(sent) if sent else None) == wanted
+    expect(bar.locator(":checked")).to_have_count(0)
+    assert shown.complaints == []
+
+
+def test_a_service_that_counts_no_values_says_so(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/facets"] = {"facets": []}
+    shown.open()
+    shown.page.get_by_test_id("filters").locator("summary").click()
+    expect(shown.found("filter-status")).to_have_text("No field of its items can be chosen by.")
+
+
+def test_an_item_is_deleted_when_that_is_said_twice(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = items
+    shown.open()
+    shown.found("open-browse").click()
+    cell = shown.found("browse").locator("[data-place='1']")
+    cell.click()
+    shown.found("delete").click()
+    expect(shown.found("delete")).to_have_text("Press again: it cannot be taken back")
+    assert [method for method, _, _ in shown.asked if method == "DELETE"] == []
+    shown.replies["/v1/galleries/shoes/items/item-000001"] = {}
+    shown.found("delete").click()
+    expect(shown.found("browse-status")).to_have_text("“item-000001” is no longer in the gallery.")
+    expect(cell).to_be_disabled()
+    refusal = {"title": "No", "detail": "This key may only read."}
+    shown.page.route("**/items/item-000002", lambda route: route.fulfill(status=403, json=refusal))
+    shown.found("browse").locator("[data-place='2']").click()
+    shown.found("delete").click()
+    shown.found("delete").click()
+    expect(shown.found("browse-status")).to_have_text("This key may only read.")
+    expect(shown.found("delete")).to_have_count(0)
+
+
 def test_an_item_is_chosen_and_those_like_it_are_listed(browser: Browser, service: Service) -> None:
     expect.set_options(timeout=20_000)
     page = browser.new_page(viewport={"width": 360, "height": 740})
@@ -66,14 +154,26 @@ def test_an_item_is_chosen_and_those_like_it_are_listed(browser: Browser, servic
     n_items = service.http.get("/v1/galleries/digits").json()["n_items"]
     status = page.get_by_test_id("browse-status")
     expect(status).to_contain_text(f"of {n_items} items, by id")
-    cells = page.get_by_test_id("browse").locator(".cell")
+    dialog = page.get_by_test_id("browse")
+    dialog.locator("summary").click()
+    value = dialog.locator(".values label").filter(has=page.get_by_text("7", exact=True))
+    value.get_by_role("checkbox").check()
+    sevens = service.http.get(
+        "/v1/galleries/digits/items", params={"filter": '{"label": "7"}', "limit": 1}
+    ).json()["n_passing"]
+    expect(status).to_contain_text(f"of {sevens} items, by id")
+    cells = dialog.locator(".cell")
+    expect(cells.nth(1)).to_contain_text("7")
     chosen = cells.nth(1)
     item_id = chosen.get_attribute("title")
     chosen.click()
     expect(page.get_by_test_id("browse-about")).to_contain_text(str(item_id))
     page.get_by_role("button", name="Items like this one").click()
-    expect(status).to_contain_text("100 items like")
-    found = service.http.get(f"/v1/galleries/digits/items/{item_id}/similar?limit=3").json()
+    expect(status).to_contain_text("items like")
+    found = service.http.get(
+        f"/v1/galleries/digits/items/{item_id}/similar",
+        params={"limit": 3, "filter": '{"label": "7"}'},
+    ).json()
     titles = [cells.nth(i).get_attribute("title") for i in range(3)]
     assert titles == [one["id"] for one in found["results"]]
     page.get_by_role("button", name="All items").click()

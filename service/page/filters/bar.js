@@ -25,7 +25,7 @@ export function filterBar(gallery, changed) {
       else input.value = "";
     }
     tell();
-  } }, t`All items`);
+  } }, t`Clear the filter`);
   const element = el("details.filters", { "data-testid": "filters" }, title, fields,
     el("p.note", {}, t`Probabilities stay those of the whole gallery.`), clear, status);
 
