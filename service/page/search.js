@@ -174,10 +174,10 @@ export class Search {
       this.batch?.stop();
       this.clear();
       this.showBatch(true);
-      this.bringIntoView();
       this.batch = runBatch(files, this.gallery, this.$("batch-place"), {
         refused: (problem) => this.showProblem(problem), within: this.part,
       });
+      this.bringIntoView();
     });
   }
 

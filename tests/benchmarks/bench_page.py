@@ -152,6 +152,7 @@ def visit(page: Page, address: str, keep: Path) -> None:
     page.keyboard.press("Escape")
     page.locator("#crop-first").uncheck()
     page.get_by_test_id("file-input").set_input_files(photographs())
+    page.get_by_test_id("batch").wait_for()
     page.get_by_role("progressbar").wait_for(state="hidden")
     picture("08-batch")
     with page.expect_download() as saved:
