@@ -195,7 +195,8 @@ def page_of(bundle: Bundle, after: int | None, limit: int, where: Filter | None 
     rows = _rows_of(gallery, after, limit + 1, allowed)  # one more, to see whether there is one
     shown = rows[:limit]
     last = int(shown[-1]) if len(rows) > limit else None
-    return Page(gallery.items(shown), last, None if allowed is None else len(allowed.rows()))
+    n_passing = None if allowed is None else int(np.count_nonzero(allowed.mask()))
+    return Page(gallery.items(shown), last, n_passing)
 
 
 def _rows_of(

@@ -69,12 +69,24 @@ def script_kb() -> float:
 
 
 def frames_a_second(browser: Browser) -> dict[str, float]:
-    """The frames drawn while a gallery of 100,000 items is scrolled, a row every three frames."""
+    """The frames drawn while a gallery of 100,000 items is scrolled, a row every three frames.
+
+    The main thread's own time tells what the page costs, however busy the machine is: 60 frames a
+    second leave it 16.7 ms each.
+    """
     shown = Shown(browser, viewport={"width": 1280, "height": 860})
     shown.replies["/v1/galleries/shoes/items"] = items
     shown.open()
     shown.found("open-browse").click()
     shown.found("browse").locator(".cell").first.wait_for()
+    session = shown.page.context.new_cdp_session(shown.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def main_thread_s() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return next(float(one["value"]) for one in metrics if one["name"] == "TaskDuration")
+
+    before = main_thread_s()
     gaps: list[float] = shown.page.evaluate(
         """async (n) => {
             const node = document.querySelector(".window");
@@ -91,8 +103,10 @@ def frames_a_second(browser: Browser) -> dict[str, float]:
         }""",
         N_FRAMES,
     )
+    spent = main_thread_s() - before
     shown.page.close()
     return {
+        "browse_main_thread_ms_a_frame": round(1000 * spent / N_FRAMES, 2),
         "browse_items": N_ITEMS,
         "browse_frames_a_second": round(1000 / statistics.mean(gaps), 1),
         "browse_late_frames_share": sum(gap > 25 for gap in gaps) / len(gaps),
