@@ -257,6 +257,12 @@ def _require_input(encoder: MetricEncoder, images: LabelledImages) -> None:
     if len(shape) != len(expected.shape) or (len(shape) == 1 and shape != expected.shape):
         found = "images" if len(shape) == 3 else f"vectors of {shape[0]:,} numbers"
         raise DatasetError(f"The encoder takes {wanted}; the data are {found}.")
+    if isinstance(expected, VectorInput) and expected.with_variance:
+        raise DatasetError(
+            f"The vectors of {expected.made_by!r} have a variance, whose place a posterior that is "
+            "fitted to them would take. Leave `variance` out of the table; or keep it, with "
+            "`vouch-build index`."
+        )
 
 
 def _require_views(config: EncoderConfig, objective: Objective, splits: Splits) -> None:

@@ -280,6 +280,15 @@ class TestRefused:
             assert done.returncode == 1
             assert reason in " ".join(done.stderr.split()), done.stderr
 
+    def test_vectors_with_a_variance_of_their_own(self, tmp_path: Path) -> None:
+        vectors, labels = clusters(0)
+        np.savez(tmp_path / "v.npz", allow_pickle=False, mean=vectors, variance=vectors**2)
+        write_items(tmp_path / "i.jsonl", labels)
+        table = ("--vectors", "v.npz", "--items", "i.jsonl", "--encoder-name", "theirs")
+        done = vouch_build("all", *table, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "have a variance, whose place a posterior" in " ".join(done.stderr.split())
+
     @pytest.mark.parametrize(
         ("text", "reason"),
         [
