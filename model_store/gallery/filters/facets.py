@@ -14,7 +14,7 @@ from model_store.gallery.filters.grammar import Scalar
 
 @dataclass(frozen=True, slots=True)
 class Facet:
-    """What a field holds.
+    """The contents of a field.
 
     Attributes
     ----------
