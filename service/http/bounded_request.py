@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Coroutine
+from tempfile import gettempdir
 from typing import Any
 
 from fastapi import Request, Response
@@ -13,9 +15,11 @@ from pydantic import TypeAdapter
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData
 
-from model_store.errors import InvalidRequest, UnsupportedMediaType
+from model_store.errors import InvalidRequest, UnsupportedMediaType, UploadNotKept
 from service.access.access import GuardedRoute
 from service.http import limits
+
+logger = logging.getLogger("service")
 
 _UTF_8 = {b"utf-8", b"utf8", b"us-ascii"}
 
@@ -29,11 +33,18 @@ class BoundedRequest(Request):
 
     async def _get_form(self, **_: float) -> FormData:
         check_charset(self.headers.get("content-type", ""))
-        return await super()._get_form(
-            max_files=limits.MAX_FILES,
-            max_fields=limits.MAX_FIELDS,
-            max_part_size=limits.MAX_FIELD_BYTES,
-        )
+        try:
+            return await super()._get_form(
+                max_files=limits.MAX_FILES,
+                max_fields=limits.MAX_FIELDS,
+                max_part_size=limits.MAX_FIELD_BYTES,
+            )
+        except OSError as error:  # large files wait on the disk until they are whole
+            logger.exception("uploads cannot be kept", extra={"fields": {"at": gettempdir()}})
+            raise UploadNotKept(
+                f"An upload of this size cannot be kept while it comes in ({error.strerror}). Send "
+                "a smaller file, or this one later, when the operator has made room."
+            ) from error
 
     @property
     def _holds_vectors(self) -> bool:

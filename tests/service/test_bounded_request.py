@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 import httpx2
@@ -99,6 +101,21 @@ def test_others_are_answered_while_a_large_document_is_read(
     sending.join()
     assert answers[0].status_code == 415  # zeros are no picture
     assert max(waited) < 2
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_an_upload_that_no_disk_has_room_for_is_told_so(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SpooledTemporaryFile, "rollover", full)
+    files = dict.fromkeys(("image", "images"), ("a.png", b"x" * 2000000))
+    refused = client.post(f"{GALLERY}/{path}", files=files)
+    assert refused.status_code == 503
+    assert "No space left" in refused.json()["detail"]
+    assert refused.headers["Retry-After"]
 
 
 def test_a_form_has_as_many_fields_as_there_are_options(client: TestClient, digit: bytes) -> None:

@@ -94,6 +94,7 @@ STATUSES = {
     "StorageFailed": 503,
     "LogDamaged": 503,
     "Overloaded": 503,
+    "UploadNotKept": 503,
     "NotReady": 503,
     "DeadlineExceeded": 504,
     "EncoderStopped": 503,
