@@ -420,6 +420,22 @@ def test_no_calibration_in_the_directory_is_none(tmp_path: Path) -> None:
     assert Calibration.load(tmp_path) is None
 
 
+class Payload:
+    """Would run code where it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (pytest.fail, ("the file ran its code",))
+
+
+def test_a_file_with_code_in_it_is_not_run(tmp_path: Path) -> None:
+    calibration().save(tmp_path)
+    with np.load(tmp_path / "calibration.npz") as arrays:
+        forged = {**arrays} | {"outlier_scores": np.array([Payload()], dtype=object)}
+    np.savez(tmp_path / "calibration.npz", **forged)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        Calibration.load(tmp_path)
+
+
 def test_a_calibration_on_other_signals_is_refused(tmp_path: Path) -> None:
     calibration().save(tmp_path)
     path = tmp_path / "calibration.json"
