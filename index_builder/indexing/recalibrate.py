@@ -15,12 +15,15 @@ from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.signing import signing_key
 from index_builder.indexing.bundle_manifest import summarise
 from index_builder.progress import console
-from model_store.bundles.bundle import open_bundle
+from model_store.bundles.changes import open_writable
 from model_store.bundles.compaction import Calibrate, Compaction
-from model_store.bundles.manifest import EVALUATION_FILE, Manifest
+from model_store.bundles.directory import locate
+from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifest
+from model_store.bundles.retention import Hold
 from model_store.decision import Calibration
-from model_store.errors import CalibrationError, ConfigError
+from model_store.errors import CalibrationError, ConfigError, WriteRefused
 from model_store.feedback import FeedbackLog
+from model_store.gallery import LiveGallery, open_gallery
 from model_store.threads import one_blas_thread
 
 if TYPE_CHECKING:
@@ -44,15 +47,37 @@ def recalibrate_bundle(root: Path, promises: Mapping[str, float]) -> Path:
         foretold the queries worse than the calibration that there is.
     WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
     """
-    bundle = open_bundle(root, "cpu", 1, milvus=milvus_access())
-    bundle.retriever.encoder.close()
-    before, live = bundle.retriever.calibration, bundle.require_log()
-    if before is None or not (bundle.directory / KEPT_QUERIES_FILE).exists():
+    directory = locate(root)
+    before = Calibration.load(directory)
+    if before is None or not (directory / KEPT_QUERIES_FILE).exists():
         raise CalibrationError(NOTHING_KEPT)
-    calibrate = calibration_of(before, promises, must=True)
-    with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
-        prepared = compaction.prepare()
-        compaction.switch()
+    return _published(root, directory, calibration_of(before, promises, must=True))
+
+
+def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
+    """Compact the current bundle of ``root`` with a calibration; no encoder is opened.
+
+    Raises
+    ------
+    WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
+    """
+    if directory == root:
+        raise WriteRefused(
+            f"{root} is one bundle, which never changes. Name the directory that holds its bundles."
+        )
+    hold, manifest = Hold(directory), read_manifest(directory)
+    live = open_writable(root, directory, open_gallery(directory, milvus_access()))
+    try:
+        if not isinstance(live, LiveGallery):
+            raise WriteRefused(
+                "The gallery lies in Milvus, and is not compacted. Calibrate it where it is built."
+            )
+        with Compaction(root, manifest, live, signing_key(), calibrate) as compaction:
+            prepared = compaction.prepare()
+            compaction.switch()
+    finally:
+        live.close()
+        hold.close()
     return prepared
 
 
@@ -73,9 +98,6 @@ def correct_bundle(root: Path, feedback: Path) -> Path:
             f"There is no feedback in {feedback}. Name the file that the service was started with "
             "(VOUCH_FEEDBACK)."
         )
-    bundle = open_bundle(root, "cpu", 1, milvus=milvus_access())
-    bundle.retriever.encoder.close()
-    live = bundle.require_log()
 
     def calibrate(_: FaissGallery, staging: Path, manifest: Manifest) -> Manifest:
         before = Calibration.load(staging)
@@ -95,10 +117,7 @@ def correct_bundle(root: Path, feedback: Path) -> Path:
         (staging / EVALUATION_FILE).unlink(missing_ok=True)
         return replace(manifest, calibration=summarise(corrected), metrics=None)
 
-    with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
-        prepared = compaction.prepare()
-        compaction.switch()
-    return prepared
+    return _published(root, locate(root), calibrate)
 
 
 def calibration_of(

@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,7 +31,7 @@ from model_store.bundles.changes import open_live
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
-from model_store.decision import Calibration
+from model_store.decision import Calibration, label_means
 from model_store.decision.staleness import staleness
 from model_store.gallery import Delete, FaissGallery, NewItem, Thumbnail, Upsert, Vector
 from model_store.threads import one_blas_thread
@@ -215,6 +215,7 @@ def run(
                         "seconds": seconds,
                         "stale": staleness(after, gallery),
                     }
+                    before = replace(before, means=label_means(gallery))  # codes may be others
                     for said, calibration in (("before", before), ("after", after)):
                         answers = [
                             answer_all(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
 from index_builder.calibration.calibrate import calibrate_gallery
 from index_builder.calibration.fit_again import Refit, fit_again
@@ -31,6 +32,7 @@ from model_store.decision import Calibration, Recalibration
 from model_store.decision.staleness import staleness
 from model_store.encoder.contract import Embeddings
 from model_store.errors import CalibrationError
+from model_store.feedback import Decided, DecisionKind, FeedbackLog, Pair
 from model_store.gallery import (
     Delete,
     FaissGallery,
@@ -41,6 +43,7 @@ from model_store.gallery import (
     Vector,
     write_faiss_gallery,
 )
+from tests.support.build_command import vouch_build
 
 DIM, N_FEATURES, N_LABELS, N_EACH = 8, 24, 14, 12
 N_NEW = 4
@@ -254,3 +257,46 @@ def test_a_bundle_that_keeps_nothing_says_what_to_do(root: Path) -> None:
     (directory / KEPT_QUERIES_FILE).unlink()
     with pytest.raises(CalibrationError, match="calibrate BUNDLES --queries FILE"):
         fit_again(directory, FaissGallery(directory), before, CalibrationConfig())
+
+
+def test_by_the_command_after_changes(root: Path) -> None:
+    """With BUNDLES alone it is fitted again; another promise may be named."""
+    live = opened(root)
+    live.commit(put(OF_ITEMS[:60], 7))
+    live.close()
+    done = vouch_build("calibrate", str(root), "--max-error", "0.2", cwd=root)
+    assert done.returncode == 0, done.stderr
+    directory = root / str(current_id(root))
+    assert done.stdout.strip().endswith(str(directory))
+    after = calibration(directory)
+    assert after.max_error == 0.2
+    assert staleness(after, opened(root).snapshot()) is None
+
+
+def test_decisions_correct_a_bundle_and_can_be_taken_back(root: Path, tmp_path: Path) -> None:
+    """Only where they foretell what they have not seen better; else nothing is published."""
+    before = root / str(current_id(root))
+    log = FeedbackLog(tmp_path / "feedback.sqlite3")
+    generator = np.random.default_rng(0)
+    fingerprint = calibration(before).match_fingerprint()
+    said = []
+    for number in range(120):
+        log_odds = float(generator.normal(1.5, 1.5))
+        right = bool(generator.random() < expit(0.6 * log_odds - 1))
+        pair = Pair("item", right, 1, 0.5, log_odds, fingerprint)
+        kind: DecisionKind = "this_item" if right else "not_this_item"
+        query = f"{number:064x}"
+        said.append(Decided("g", before.name, query, kind, "item", None, None, None, (pair,), 0.0))
+    assert log.bring(said) == len(said)
+    done = vouch_build("calibrate", str(root), "--feedback", str(log.path), cwd=root)
+    assert done.returncode == 0, done.stderr
+    corrected = calibration(root / str(current_id(root))).feedback
+    assert corrected.intercept < -0.5
+    assert vouch_build("rollback", str(root), cwd=root).returncode == 0
+    assert current_id(root) == before.name
+    few = FeedbackLog(tmp_path / "few.sqlite3")
+    few.bring(said[:20])
+    done = vouch_build("calibrate", str(root), "--feedback", str(few.path), cwd=root)
+    assert done.returncode != 0
+    assert "Users spoke of 20 pairs" in " ".join(done.stderr.split())
+    assert current_id(root) == before.name
