@@ -7,9 +7,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
-  bench-throughput bench-gallery bench-page bench-filters bench-indexing bench-poison element fuzz-images \
-  mutants crash-indexing crash-writes linearizability torture ray-indexing soak try-compose try-fiftyone \
-  try-azurite pictures tables clean
+  bench-throughput bench-gallery bench-milvus bench-page bench-filters bench-indexing bench-poison \
+  element fuzz-images mutants crash-indexing crash-writes linearizability torture ray-indexing soak \
+  test-milvus try-compose try-fiftyone try-azurite pictures tables clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +26,8 @@ help:
 	@echo "make bench-encoders   int8 and half precision, and a posterior on 100,000 images; six minutes"
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
 	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
+	@echo "make test-milvus   galleries in Milvus against the real server; ten minutes"
+	@echo "make bench-milvus  a million items in the real server, beside files and pymilvus; half an hour"
 	@echo "make bench-filters   filters never asked before on a million items; ten minutes"
 	@echo "make bench-indexing  images indexed a second, beside what the cores could do; minutes"
 	@echo "make crash-indexing  kill -9 of the indexer at 50 moments; a quarter of an hour"
@@ -86,7 +88,7 @@ sbom: | .venv/bin/uv
 bench: install
 	$(BIN)/python -m tests.benchmarks
 
-bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free bench-decide bench-encoders bench-filters: bench-%: install
+bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free bench-decide bench-encoders bench-filters bench-milvus: bench-%: install
 	$(BIN)/python -m tests.benchmarks.bench_$(subst -,_,$*)
 
 bench-promises: install
@@ -94,6 +96,11 @@ bench-promises: install
 
 bench-outliers: install
 	$(BIN)/python -m tests.benchmarks.outlier_regret
+
+# The suite runs it against milvus-lite.
+test-milvus: install
+	OMP_NUM_THREADS=1 VOUCH_TEST_MILVUS=server $(BIN)/pytest tests/model_store/test_milvus_gallery.py \
+	  tests/model_store/test_milvus_filters.py tests/model_store/test_milvus_live.py tests/end_to_end/test_milvus.py
 
 bench-gallery: install
 	$(BIN)/uv sync --quiet --frozen --inexact --extra bench

@@ -127,6 +127,12 @@ class Settings(BaseSettings):
     milvus_token: SecretStr | None = Field(
         None, description="What Milvus is to see: user:password, or an API key."
     )
+    milvus_log: SecretStr | None = Field(
+        None,
+        description="The PostgreSQL that keeps the log of changes of galleries in Milvus, for "
+        "services on several machines: postgresql://user:password@host/database. [default: a file "
+        "beside the bundles]",
+    )
     milvus_timeout_s: float = Field(5.0, gt=0, description="After which Milvus is not waited for.")
     provider: ProviderChoice = Field(
         "auto",
@@ -284,9 +290,12 @@ class Settings(BaseSettings):
 
     @property
     def milvus(self) -> MilvusAccess:
-        """The address and token for galleries in Milvus."""
-        token = self.milvus_token.get_secret_value() if self.milvus_token else None
-        return MilvusAccess(self.milvus_uri, token, self.milvus_timeout_s)
+        """The address and token for galleries in Milvus, and where their changes are logged."""
+        token, log = (
+            secret.get_secret_value() if secret else None
+            for secret in (self.milvus_token, self.milvus_log)
+        )
+        return MilvusAccess(self.milvus_uri, token, self.milvus_timeout_s, log)
 
     @property
     def compacts_after(self) -> int:

@@ -16,7 +16,14 @@ from model_store.encoder.contract import Encoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.encoder.text import open_text_encoder
 from model_store.errors import BundleMismatch, VouchError, WriteRefused
-from model_store.gallery import GallerySnapshot, LiveGallery, MilvusAccess, Writable, open_gallery
+from model_store.gallery import (
+    GallerySnapshot,
+    LiveGallery,
+    MilvusAccess,
+    MilvusGallery,
+    Writable,
+    open_gallery,
+)
 from model_store.gallery.milvus.collection import NO_ACCESS
 from model_store.processors import ProviderChoice
 from model_store.retriever import Retriever
@@ -47,9 +54,11 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """The number of changes the gallery has seen; 0 for one that keeps no earlier state."""
+        """The number of changes the gallery has seen; 0 for one that takes none."""
         gallery = self.retriever.gallery
-        return gallery.version if isinstance(gallery, GallerySnapshot) else 0
+        if self.live is None or not isinstance(gallery, GallerySnapshot | MilvusGallery):
+            return 0
+        return gallery.version
 
     @property
     def n_pending(self) -> int:

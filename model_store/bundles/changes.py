@@ -10,8 +10,8 @@
 
 Every bundle has a log of its own. A compaction makes a new bundle from an old one and its log. The
 old bundle and its log stay as they are, so that a rollback finds the gallery of that moment. For a
-gallery in Milvus the log holds only the changes that Milvus has not applied yet, and the outcomes
-of requests.
+gallery in Milvus the log is that of its collection, which several bundles may have: see
+`model_store.gallery.milvus.log`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from model_store.gallery import (
     Gallery,
     LiveGallery,
     MilvusGallery,
-    MilvusLive,
     Writable,
+    open_milvus,
 )
 
 CHANGES_FOLDER = "changes"
@@ -64,7 +64,7 @@ def open_writable(root: Path, directory: Path, gallery: Gallery) -> Writable:
     GalleryUnavailable : Milvus holds it, and does not answer.
     """
     if isinstance(gallery, MilvusGallery):
-        return MilvusLive(gallery, _log(root, directory, gallery), _admission(root, directory))
+        return open_milvus(gallery, root / CHANGES_FOLDER, _admission(root, directory))
     return open_live(root, directory, gallery if isinstance(gallery, FaissGallery) else None)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from model_store.gallery.live.snapshot import GallerySnapshot
     from model_store.gallery.milvus.collection import MilvusAccess
     from model_store.gallery.milvus.gallery import MilvusGallery
-    from model_store.gallery.milvus.live import MilvusLive
+    from model_store.gallery.milvus.live import MilvusLive, open_milvus
     from model_store.gallery.milvus.writer import write_milvus_gallery, write_milvus_parts
     from model_store.gallery.opening import open_gallery
     from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
@@ -68,7 +68,7 @@ _PLACES = {
     "live.gallery": ("LiveGallery",),
     "milvus.collection": ("MilvusAccess",),
     "milvus.gallery": ("MilvusGallery",),
-    "milvus.live": ("MilvusLive",),
+    "milvus.live": ("MilvusLive", "open_milvus"),
     "milvus.writer": ("write_milvus_gallery", "write_milvus_parts"),
     "opening": ("open_gallery",),
     "protocol": (
@@ -125,6 +125,7 @@ __all__ = [
     "Writable",
     "Written",
     "open_gallery",
+    "open_milvus",
     "parse_filter",
     "read_filter",
     "write_faiss_gallery",

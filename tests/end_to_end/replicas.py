@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +36,9 @@ N_ITEMS = 3
 REFUSED = 503
 """Nothing was changed, the service says; of any other failure nobody knows."""
 
+UNKNOWN = "gallery_unavailable"
+"""The code of a refusal by a service that does not know: Milvus has not answered it."""
+
 TIMES_AN_ITEM = 60
 """Operations after which other items take the place of these, so that histories stay short."""
 
@@ -51,6 +54,11 @@ class Replicas:
     item away. Until somebody has written to it, a service that is still opening it may answer from
     the one before; see `service.serving.following`.
 
+    Parameters
+    ----------
+    elsewhere : directories of the services after the first, as on other machines; where there are
+        none, all have ``root`` in common.
+
     Attributes
     ----------
     counts : of operations by kind, of refusals, compactions, swaps, kills.
@@ -64,8 +72,10 @@ class Replicas:
         seed: int,
         n_services: int = 2,
         settings: Mapping[str, str] = SETTINGS,
+        elsewhere: Sequence[Path] = (),
     ) -> None:
         self._root, self._log, self._settings = root, log, dict(settings)
+        self._roots = [root, *elsewhere]
         self._bundle = bundle
         self._pictures = thumbnails(bundle, 8, seed)
         self._seed, self._n_services = seed, n_services
@@ -84,14 +94,17 @@ class Replicas:
         swap_every_s: float = math.inf,
     ) -> None:
         """Let everybody work for so long."""
-        self._services = [self._start() for _ in range(self._n_services)]
+        self._services = [self._start(which) for which in range(self._n_services)]
         try:
             with ThreadPoolExecutor(N_CLIENTS + 3) as threads:
                 work = [threads.submit(self._client, number) for number in range(N_CLIENTS)]
-                work.append(threads.submit(self._compact, compact_every_s))
-                work.append(threads.submit(self._kill, kill_every_s))
-                if math.isfinite(swap_every_s):
-                    work.append(threads.submit(self._swap, swap_every_s))
+                for disturb, every_s in (
+                    (self._compact, compact_every_s),
+                    (self._kill, kill_every_s),
+                    (self._swap, swap_every_s),
+                ):
+                    if math.isfinite(every_s):
+                        work.append(threads.submit(disturb, every_s))
                 self._over.wait(seconds)
                 self._over.set()
                 for one in work:
@@ -133,9 +146,9 @@ class Replicas:
         """How many have been answered."""
         return sum(one.known for history in self._histories.values() for one in history)
 
-    def _start(self) -> Service:
+    def _start(self, which: int) -> Service:
         log = self._log.with_name(f"{self._log.stem}-{next(self._numbers)}.log")
-        return Service(self._root, log, self._settings)
+        return Service(self._roots[which % len(self._roots)], log, self._settings)
 
     def _client(self, number: int) -> None:
         rng = np.random.default_rng([self._seed, number])
@@ -155,7 +168,8 @@ class Replicas:
         ended = time.monotonic()
         status = 0 if response is None else response.status_code
         self.counts[f"{kind} {status or 'broken off'}"] += 1
-        if kind in ("put", "delete") and status != REFUSED:
+        refused = status == REFUSED and _told(response).get("code") != UNKNOWN
+        if kind in ("put", "delete") and not refused:
             known = status in {200, 404}
             end = ended if known else math.inf
             write = Operation(kind, value, None, began, end, by)
@@ -217,7 +231,7 @@ class Replicas:
             self._services[which].kill()
             self._services[which].__exit__(None, None, None)
             self.counts["kill"] += 1
-            self._services[which] = self._start()
+            self._services[which] = self._start(which)
 
 
 def thumbnails(bundle: Path, n: int, seed: int) -> list[bytes]:

@@ -3,40 +3,52 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pymilvus import MilvusClient, MilvusException
 from typer.testing import CliRunner, Result
 
 from index_builder.commands.app import app
 from model_store.bundles.bundle import open_bundle
-from model_store.bundles.directory import locate
+from model_store.bundles.directory import activate, locate
 from model_store.bundles.manifest import read_manifest
+from model_store.encoder.contract import Embeddings
 from model_store.errors import GalleryUnavailable, ItemNotFound
-from model_store.gallery import MilvusAccess
+from model_store.gallery import FaissGallery, MilvusAccess, NewItem, write_milvus_gallery
 from tests.end_to_end.processes import Process, Service, free_port, wait_until
+from tests.end_to_end.replicas import Replicas
 from tests.end_to_end.writes import SETTINGS, CrashTest
+from tests.support.bundle_copies import republished
+from tests.support.milvus import IS_REAL, START_S, MilvusServer
+from tests.support.postgres import a_postgres
 
 
 class Milvus(Process):
-    """A milvus-lite that listens."""
+    """A Milvus that listens: milvus-lite, or the real server, which goes on from what it had."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.uri = f"http://127.0.0.1:{port}"
-        command = [
-            sys.executable,
-            "-m",
-            "milvus_lite",
-            "server",
-            "--data-dir",
-            str(directory / "d"),
-        ]
-        super().__init__([*command, "--port", str(port)], directory / "milvus.log", {})
+        log = directory / "milvus.log"
+        if IS_REAL:
+            (directory / "server").mkdir(exist_ok=True)
+            server = MilvusServer(directory / "server", port, session_s=20)
+            super().__init__(server.command, log, server.environment)
+            deadline = time.monotonic() + START_S
+            while not server.is_healthy():
+                self.require_running()
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            return
+        folder = str(directory / "d")
+        command = [sys.executable, "-m", "milvus_lite", "server", "--data-dir", folder]
+        super().__init__([*command, "--port", str(port)], log, {})
         wait_until(self._answers, self)
 
     def _answers(self) -> bool:
@@ -192,6 +204,54 @@ def test_items_are_put_and_deleted_by_the_command_line(
     backed_up = run("backup", str(bundles), str(tmp_path / "backup.tar")).exception
     assert "lies in Milvus" in str(backed_up)
     assert not (tmp_path / "backup.tar").exists()
+
+
+SECONDS = 8
+
+
+def write_anew(directory: Path, bundle: Path, uri: str) -> None:
+    """Write the gallery of a bundle into a collection whose changes nobody has logged yet."""
+    gallery = FaissGallery(bundle)
+    rows = np.arange(1, gallery.n_items)  # of other content, so that it is another collection
+    items = [
+        NewItem(item.id, item.label, item.metadata, gallery.thumbnail(item.id))
+        for item in gallery.items(rows)
+    ]
+    mean, variance = gallery.directions(rows), gallery.variances(rows)
+    embeddings = Embeddings(mean, variance, mean[:, :0])
+    write_milvus_gallery(directory, embeddings, items, gallery.encoder_fingerprint, uri)
+
+
+def test_services_on_several_machines_answer_as_one(
+    bundles: Path, again: Milvus, tmp_path: Path, digits_bundle: Path
+) -> None:
+    changed = shutil.copytree(locate(bundles), tmp_path / "changed")
+
+    def written() -> bool:
+        try:
+            write_anew(changed, digits_bundle, again.uri)
+        except GalleryUnavailable:  # this process knew the Milvus that was killed
+            return False
+        return True
+
+    wait_until(written, again)
+    roots = [tmp_path / name / "bundles" for name in ("one", "other")]
+    for root in roots:
+        activate(root, republished(changed, root))
+    with a_postgres() as address:
+        settings = {
+            **SETTINGS,
+            "VOUCH_MILVUS_URI": again.uri,
+            "VOUCH_MILVUS_LOG": address,
+        }
+        log = tmp_path / "service.log"
+        replicas = Replicas(
+            roots[0], digits_bundle, log, seed=0, settings=settings, elsewhere=roots[1:]
+        )
+        replicas.run(SECONDS, compact_every_s=math.inf, kill_every_s=SECONDS / 3)
+    assert replicas.violations() == []
+    assert replicas.counts["put 200"] > 0
+    assert replicas.n_operations > 30
 
 
 def test_a_service_that_is_killed_loses_no_write(

@@ -10,11 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_store.gallery import MilvusGallery, NewItem, parse_filter, write_milvus_gallery
+from model_store.gallery import (
+    MilvusGallery,
+    MilvusLive,
+    NewItem,
+    open_milvus,
+    parse_filter,
+    write_milvus_gallery,
+)
 from model_store.gallery.milvus.filter import to_expression
 from tests.laws.gallery_laws import random_embeddings
+from tests.laws.writable_laws import upserts
 from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
-from tests.support.milvus import lite_file
+from tests.support.milvus import IS_REAL, a_milvus
 
 pytestmark = pytest.mark.slow
 
@@ -23,47 +31,49 @@ TOLD = [NewItem(i.id, i.label, {**i.metadata, "half": "-"}, i.thumbnail) for i i
 
 
 @pytest.fixture(scope="module")
-def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusGallery]:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusLive]:
     directory = tmp_path_factory.mktemp("milvus")
-    with lite_file(directory / "filters.db") as uri:
+    with a_milvus(directory / "filters.db") as uri:
         items = [NewItem(item_id, None, {}, PICTURE) for item_id in "abcd"]
         write_milvus_gallery(directory, random_embeddings(4, 3, seed=0), items, "e", uri)
-        opened = MilvusGallery(directory)
+        opened = open_milvus(MilvusGallery(directory), directory / "changes", lambda: None)
         yield opened
+        opened.snapshot().close()
         opened.close()
 
 
-def found(gallery: MilvusGallery, asked: dict[str, Any]) -> list[str]:
+def found(live: MilvusLive, asked: dict[str, Any]) -> list[str]:
+    gallery = live.snapshot()
     rows = gallery.matching(parse_filter(asked)).rows()
-    return [item.id for item in gallery.items(rows)]
+    return sorted(item.id for item in gallery.items(rows))
 
 
-def put(gallery: MilvusGallery, items: Sequence[NewItem]) -> None:
-    gallery.upsert(items, random_embeddings(4, 3, seed=0))
+def put(live: MilvusLive, items: Sequence[NewItem]) -> None:
+    live.commit(upserts(random_embeddings(len(items), 3, seed=0), items))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=12 if IS_REAL else 60, deadline=None)
 @given(asked=FILTERS, labels=st.lists(st.none() | TEXT, min_size=4, max_size=4), data=st.data())
 def test_milvus_finds_what_the_description_says(
-    gallery: MilvusGallery, asked: dict[str, Any], labels: list[Any], data: Any
+    live: MilvusLive, asked: dict[str, Any], labels: list[Any], data: Any
 ) -> None:
     asked = json.loads(json.dumps(asked))
     items = [
         NewItem(item_id, label, data.draw(METADATA), PICTURE)
         for item_id, label in zip("abcd", labels, strict=True)
     ]
-    put(gallery, items)
-    assert found(gallery, asked) == [item.id for item in items if holds(asked, item)]
+    put(live, items)
+    assert found(live, asked) == [item.id for item in items if holds(asked, item)]
 
 
 @pytest.fixture(scope="module")
-def told(gallery: MilvusGallery) -> MilvusGallery:
-    put(gallery, TOLD)
-    return gallery
+def told(live: MilvusLive) -> MilvusLive:
+    put(live, TOLD)
+    return live
 
 
 @pytest.mark.parametrize(("asked", "ids"), EXAMPLES)
-def test_examples(told: MilvusGallery, asked: dict[str, Any], ids: str) -> None:
+def test_examples(told: MilvusLive, asked: dict[str, Any], ids: str) -> None:
     assert found(told, asked) == list(ids)
 
 
@@ -80,7 +90,7 @@ def test_examples(told: MilvusGallery, asked: dict[str, Any], ids: str) -> None:
     ],
 )
 def test_text_that_looks_like_an_expression_is_text(
-    told: MilvusGallery, asked: dict[str, Any]
+    told: MilvusLive, asked: dict[str, Any]
 ) -> None:
     assert found(told, asked) == []
 

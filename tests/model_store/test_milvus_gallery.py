@@ -21,13 +21,16 @@ from model_store.errors import (
     ItemNotFound,
 )
 from model_store.gallery import (
+    Delete,
     FaissGallery,
     IndexSettings,
     MaskedRows,
     MilvusAccess,
     MilvusGallery,
+    MilvusLive,
     NewItem,
     Thumbnail,
+    open_milvus,
     parse_filter,
     write_faiss_gallery,
     write_milvus_gallery,
@@ -36,7 +39,8 @@ from model_store.gallery.index.plan import IndexKind
 from model_store.gallery.milvus.collection import MILVUS_FILE, Collection, MilvusDescription
 from model_store.gallery.milvus.entities import write_entity
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
-from tests.support.milvus import lite_file
+from tests.laws.writable_laws import upserts
+from tests.support.milvus import a_milvus
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +49,7 @@ PICTURE = Thumbnail(b"", "image/png")
 
 @pytest.fixture(scope="module")
 def milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with lite_file(tmp_path_factory.mktemp("milvus") / "galleries.db") as uri:
+    with a_milvus(tmp_path_factory.mktemp("milvus") / "galleries.db") as uri:
         yield uri
 
 
@@ -72,6 +76,10 @@ def written(
     settings = IndexSettings(kind, min_recall=0.9)
     write_milvus_gallery(directory, embeddings, items, "the-encoder", uri, settings)
     return MilvusGallery(directory)
+
+
+def taking_changes(gallery: MilvusGallery, folder: Path) -> MilvusLive:
+    return open_milvus(gallery, folder / "changes", lambda: None)
 
 
 def ids_of(gallery: MilvusGallery, rows: NDArray[np.int64]) -> list[str]:
@@ -127,14 +135,12 @@ def test_a_mask_that_is_made_of_others_is_kept_to(milvus: str, tmp_path: Path) -
 
 def test_writing_the_same_again_leaves_what_is_there(milvus: str, tmp_path: Path) -> None:
     embeddings, items = random_embeddings(9, 4, seed=3), new_items(9)
-    gallery = written(tmp_path, milvus, embeddings, items)
+    live = taking_changes(written(tmp_path, milvus, embeddings, items), tmp_path)
     before = (tmp_path / MILVUS_FILE).read_bytes()
-    gallery.delete(["item-003"])
-    gallery.close()
-    gallery = written(tmp_path, milvus, embeddings, items)
+    live.commit([Delete("item-003")])
+    live = taking_changes(written(tmp_path, milvus, embeddings, items), tmp_path)
     assert (tmp_path / MILVUS_FILE).read_bytes() == before
-    assert gallery.n_items == 8
-    gallery.close()
+    assert live.snapshot().n_items == 8
 
 
 def test_what_was_not_written_to_its_end_is_written_anew(milvus: str, tmp_path: Path) -> None:
@@ -154,12 +160,15 @@ def test_what_was_not_written_to_its_end_is_written_anew(milvus: str, tmp_path: 
 
 def test_items_are_put_replaced_and_deleted(milvus: str, tmp_path: Path) -> None:
     gallery = written(tmp_path, milvus, random_embeddings(20, 4, seed=5), new_items(20))
+    live = taking_changes(gallery, tmp_path)
     come = random_embeddings(3, 4, seed=6)
     replaced = gallery.row("item-004")
     gallery.candidates(gallery.directions(np.array([replaced])), 5)
     names = ["item-004", "new", "newer"]
-    gallery.upsert([NewItem(name, "z", {"is": name}, PICTURE) for name in names], come)
-    assert (gallery.n_items, gallery.n_rows, gallery.n_changed) == (22, 22, 3)
+    items = [NewItem(name, "z", {"is": name}, PICTURE) for name in names]
+    live.commit(upserts(come, items))
+    gallery = live.snapshot()
+    assert (gallery.n_items, gallery.n_rows, gallery.n_changed) == (22, 23, 3)
     for name, direction in zip(names, come.directions, strict=True):
         row = gallery.candidates(direction[None], 1).rows[0]
         [found] = gallery.items(row)
@@ -167,10 +176,10 @@ def test_items_are_put_replaced_and_deleted(milvus: str, tmp_path: Path) -> None
         code = gallery.label_codes(row)[0]
         assert gallery.labels[code] == "z"
         np.testing.assert_array_equal(gallery.directions(row)[0], direction)
-    assert gallery.row("item-004") == replaced
     assert gallery.labels[:3] == ("a", "b", "c")
-    gallery.delete(["item-004", "new"])
-    assert (gallery.n_items, gallery.n_rows, gallery.n_changed) == (20, 22, 2)
+    live.commit([Delete("item-004"), Delete("new")])
+    gallery = live.snapshot()
+    assert (gallery.n_items, gallery.n_rows) == (20, 25)
     everything = gallery.candidates(come.directions[:1], 30).rows[0]
     assert {"item-004", "new"}.isdisjoint(ids_of(gallery, everything))
     assert len(everything) == 20
@@ -178,35 +187,21 @@ def test_items_are_put_replaced_and_deleted(milvus: str, tmp_path: Path) -> None
     with pytest.raises(ItemNotFound, match="no longer"):
         gallery.directions(np.array([replaced]))
     with pytest.raises(ItemNotFound, match="'new'"):
-        gallery.delete(["newer", "new"])
-    assert gallery.item("newer").id == "newer"
-    gallery.close()
-
-
-def test_what_another_process_has_replaced_is_not_taken_from_memory(
-    milvus: str, tmp_path: Path
-) -> None:
-    gallery = written(tmp_path, milvus, random_embeddings(20, 4, seed=14), new_items(20))
-    other, come = MilvusGallery(tmp_path), random_embeddings(1, 4, seed=13)
-    gallery.items(np.arange(20))
-    other.upsert([NewItem("item-004", None, {"new": True}, PICTURE)], come)
-    rows = gallery.candidates(come.directions, 1).rows[0]
-    assert gallery.items(rows)[0].metadata == {"new": True}
-    np.testing.assert_array_equal(gallery.directions(rows), come.directions)
-    other.close()
-    gallery.close()
+        live.commit([Delete("newer"), Delete("new")])
+    assert live.snapshot().item("newer").id == "newer"
 
 
 def test_pages_hold_every_item_once(milvus: str, tmp_path: Path) -> None:
     gallery = written(tmp_path, milvus, random_embeddings(20, 4, seed=7), new_items(20))
-    gallery.delete(["item-005", "item-006"])
-    gallery.upsert([NewItem("a", None, {}, PICTURE)], random_embeddings(1, 4, seed=8))
+    live = taking_changes(gallery, tmp_path)
+    come = upserts(random_embeddings(1, 4, seed=8), [NewItem("a", None, {}, PICTURE)])
+    live.commit([Delete("item-005"), Delete("item-006"), *come])
+    gallery = live.snapshot()
     after, seen = None, []
     while len(page := gallery.page(after, 7)):
         seen += ids_of(gallery, page)
         after = int(page[-1])
     assert seen == [f"item-{n:03d}" for n in range(20) if n not in {5, 6}] + ["a"]
-    gallery.close()
 
 
 @pytest.mark.parametrize(

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from model_store.errors import GallerySuperseded, WriteRefused
+from model_store.errors import BundleMismatch, GallerySuperseded, GalleryUnavailable, WriteRefused
 from model_store.gallery import (
-    ChangesFile,
     Delete,
+    MilvusAccess,
     MilvusGallery,
     MilvusLive,
     NewItem,
     Retry,
     Thumbnail,
     Upsert,
+    open_milvus,
     write_milvus_gallery,
 )
+from model_store.gallery.milvus.collection import NOW
+from model_store.gallery.milvus.rows import MilvusRows
 from tests.laws.gallery_laws import new_items, random_embeddings
 from tests.laws.writable_laws import (
     DIM,
@@ -31,7 +35,8 @@ from tests.laws.writable_laws import (
     nearest,
     some_upsert,
 )
-from tests.support.milvus import lite_file
+from tests.support.milvus import a_milvus
+from tests.support.postgres import a_postgres
 
 pytestmark = pytest.mark.slow
 
@@ -43,17 +48,30 @@ def write(folder: Path, uri: str) -> None:
     write_milvus_gallery(folder, embeddings, new_items(N_ITEMS), str(folder), uri)
 
 
-def log_of(folder: Path) -> ChangesFile:
-    return ChangesFile(folder / "changes" / "log.sqlite", "the-bundle", str(folder))
+def opened(
+    folder: Path, log: str | None = None, admit: Callable[[], None] = lambda: None
+) -> MilvusLive:
+    gallery = MilvusGallery(folder, MilvusAccess(log=log))
+    live = open_milvus(gallery, folder / "changes", admit)
+    OPEN.append(live)
+    return live
 
 
-def opened(folder: Path) -> MilvusLive:
-    return MilvusLive(MilvusGallery(folder), log_of(folder))
+OPEN: list[MilvusLive] = []
+
+
+@pytest.fixture(autouse=True)
+def closing() -> Iterator[None]:
+    yield
+    while OPEN:
+        live = OPEN.pop()
+        live.snapshot().close()
+        live.close()
 
 
 @pytest.fixture(scope="module")
 def milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with lite_file(tmp_path_factory.mktemp("milvus") / "galleries.db") as uri:
+    with a_milvus(tmp_path_factory.mktemp("milvus") / "galleries.db") as uri:
         yield uri
 
 
@@ -76,11 +94,165 @@ class TestWriting(WritableLaws):
         return lambda: opened(folder)
 
 
-def test_the_log_holds_only_what_milvus_has_not_heard_of(live: MilvusLive, folder: Path) -> None:
-    live.commit([some_upsert("a"), some_upsert("b", seed=8)])
-    live.commit([Delete("a")])
-    log = log_of(folder)
-    assert (log.after(0), log.start()) == ([], 3)
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    with a_postgres() as address:
+        yield address
+
+
+@pytest.fixture
+def elsewhere(folder: Path) -> Path:
+    """The same bundle on another machine: nothing but Milvus and the database in common."""
+    return shutil.copytree(folder, folder.with_name("elsewhere"))
+
+
+class TestWritingFromSeveralMachines(WritableLaws):
+    """The same, where the log lies in a database."""
+
+    @pytest.fixture
+    def live(self, folder: Path, postgres: str) -> MilvusLive:
+        return opened(folder, postgres)
+
+    @pytest.fixture
+    def reopen(self, elsewhere: Path, postgres: str) -> Reopen:
+        return lambda: opened(elsewhere, postgres)
+
+    def test_what_one_writes_the_other_finds_at_once(
+        self, live: MilvusLive, reopen: Reopen
+    ) -> None:
+        other = reopen()
+        for number in range(3):
+            live.commit([some_upsert("a", seed=number)])
+            assert other.refresh().item("a").metadata == {"seed": number}
+            other.commit([Delete("a")])
+            assert "a" not in ids_of(live.refresh())
+
+    def test_a_database_that_has_hung_up_is_asked_again(
+        self, live: MilvusLive, postgres: str
+    ) -> None:
+        live.commit([some_upsert("a")])
+        hang_up(postgres)
+        assert live.refresh().item("a").id == "a"
+        hang_up(postgres)
+        live.commit([some_upsert("b")])
+        assert live.refresh().n_items == N_ITEMS + 2
+
+    def test_a_writer_that_lost_its_turn_does_no_harm(
+        self, live: MilvusLive, reopen: Reopen, postgres: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live.commit([some_upsert("a", seed=1)])
+        other, late = reopen(), []
+
+        def loses_its_turn(self: MilvusGallery, upserts: list[tuple[int, Upsert]]) -> int:
+            monkeypatch.undo()
+            late.extend(upserts)
+            hang_up(postgres)  # and stands still, while another tells Milvus all of it, and more
+            other.commit([some_upsert("a", seed=3)])
+            return self.put(upserts)
+
+        monkeypatch.setattr(MilvusGallery, "put", loses_its_turn)
+        with pytest.raises(GalleryUnavailable):
+            live.commit([some_upsert("a", seed=2)])
+        assert [upsert.item.metadata for _, upsert in late] == [{"seed": 2}]
+        for one in (live, other, reopen()):
+            now = one.refresh()
+            assert now.item("a").metadata == {"seed": 3}
+            assert ids_of(now).count("a") == 1
+            assert now.n_items == N_ITEMS + 1
+
+
+def hang_up(postgres: str) -> None:
+    """Let the database close every connection."""
+    import psycopg
+
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+
+
+def test_nothing_is_found_before_all_of_it_is_there(
+    live: MilvusLive, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.commit([some_upsert("a", seed=1)])
+    other = opened(folder)
+    seen: list[tuple[list[str], int]] = []
+    put = MilvusGallery.put
+
+    def put_and_look(self: MilvusGallery, upserts: list[tuple[int, Upsert]]) -> int:
+        since = put(self, upserts)
+        now = other.refresh()
+        seen.append((ids_of(now), now.item("a").metadata["seed"]))
+        return since
+
+    before = ids_of(live.snapshot())
+    monkeypatch.setattr(MilvusGallery, "put", put_and_look)
+    live.commit([some_upsert("a", seed=2), some_upsert("b", seed=3), Delete(before[3])])
+    assert seen == [(before, 1)]
+    after = sorted({*before, "b"} - {before[3]})
+    assert ids_of(other.refresh()) == ids_of(live.snapshot()) == after
+    assert other.refresh().item("a").metadata == {"seed": 2}
+
+
+def test_a_state_that_was_answered_with_stays(live: MilvusLive) -> None:
+    live.commit([some_upsert("a", seed=1)])
+    then, ids = live.snapshot(), ids_of(live.snapshot())
+    live.commit([some_upsert("a", seed=2), Delete(ids[5])])
+    for earlier in (then, live.snapshot(1)):
+        assert (ids_of(earlier), earlier.item("a").metadata) == (ids, {"seed": 1})
+
+
+def test_what_was_replaced_is_taken_out_of_milvus_and_does_not_come_back(
+    live: MilvusLive, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.commit([some_upsert("a", seed=1)])
+    live.commit([some_upsert("a", seed=2)])
+    gallery = live.snapshot()
+    rows = MilvusRows(gallery.collection, N_ITEMS)
+    assert {one["row"] for one in rows.of_id("a", NOW, [])} == {N_ITEMS, N_ITEMS + 1}
+    monkeypatch.setattr("model_store.gallery.milvus.live.GRACE_S", 0.0)
+    other = opened(folder)
+    other.refresh()  # for a reader that nobody writes beside
+    assert [one["row"] for one in rows.of_id("a", NOW, [])] == [N_ITEMS + 1]
+    gallery.put([(N_ITEMS, some_upsert("a", seed=1))])  # a request that was long on its way
+    for reader in (live, opened(folder)):
+        assert reader.refresh().item("a").metadata == {"seed": 2}
+        assert ids_of(reader.snapshot()).count("a") == 1
+    monkeypatch.setattr("model_store.gallery.milvus.live.REMEMBERED_S", 0.0)
+    opened(folder).refresh()
+    assert [one["row"] for one in rows.of_id("a", NOW, [])] == [N_ITEMS + 1]
+    assert ids_of(live.refresh()).count("a") == 1
+
+
+def test_many_that_were_replaced_hide_nothing(live: MilvusLive) -> None:
+    for _ in range(3):
+        live.commit([some_upsert(f"n{i}", seed=100 + i) for i in range(30)])
+    now = live.snapshot()
+    rows = now.candidates(random_embeddings(1, DIM, 100).directions, N_ITEMS + 30).rows[0]
+    assert len({item.id for item in now.items(rows)}) == N_ITEMS + 30
+
+
+def test_another_log_is_refused(live: MilvusLive, elsewhere: Path, folder: Path) -> None:
+    other = opened(elsewhere)
+    live.commit([some_upsert("a")])
+    with pytest.raises(BundleMismatch, match="another log"):
+        other.commit([some_upsert("b")])
+    with pytest.raises(BundleMismatch, match="VOUCH_MILVUS_LOG"):
+        opened(elsewhere)
+    for lost in (folder / "changes").iterdir():
+        lost.unlink()
+    with pytest.raises(BundleMismatch, match="where the log is lost"):
+        opened(folder)
+
+
+def test_a_collection_that_was_written_anew_has_no_changes(live: MilvusLive, folder: Path) -> None:
+    live.commit([some_upsert("a")])
+    live.snapshot().collection.ask("drop_collection")
+    write(folder, live.snapshot().collection.uri)
+    again = opened(folder)
+    again.commit([some_upsert("b")])
+    assert {"a", "b"} & set(ids_of(again.snapshot())) == {"b"}
 
 
 def test_an_item_that_milvus_does_not_take_is_refused_and_not_in_the_log(
@@ -89,7 +261,7 @@ def test_an_item_that_milvus_does_not_take_is_refused_and_not_in_the_log(
     large = NewItem("large", None, {}, Thumbnail(bytes(60_000), "image/png"))
     with pytest.raises(WriteRefused, match="Milvus takes at most"):
         live.commit([some_upsert("a"), Upsert(large, some_upsert("x").vector)])
-    assert log_of(folder).after(0) == []
+    assert live.snapshot().version == 0
     live.commit([some_upsert("b")])
     assert {"a", "large"}.isdisjoint(ids_of(live.snapshot()))
 
@@ -98,7 +270,7 @@ def test_one_that_is_not_current_any_more_takes_no_changes(folder: Path) -> None
     def superseded() -> None:
         raise GallerySuperseded("another is current")
 
-    live = MilvusLive(MilvusGallery(folder), log_of(folder), superseded)
+    live = opened(folder, admit=superseded)
     with pytest.raises(GallerySuperseded):
         live.commit([some_upsert("lost")])
     assert "lost" not in ids_of(live.refresh())
@@ -120,16 +292,15 @@ def crash_at(folder: Path, uri: str, name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "milvus.live.MilvusLive._tell",  # the log has it, Milvus has nothing of it
-        "milvus.gallery.MilvusGallery.delete",  # Milvus has a part of it
-        "live.log.Transaction.truncate",  # Milvus has it, the log does not know
+        "milvus.gallery.MilvusGallery.put",  # the log has it, Milvus has nothing of it
+        "milvus.log.Turn.told",  # Milvus has it, the log does not know
     ],
 )
 @pytest.mark.process
 def test_what_a_crash_kept_from_milvus_is_told_it_afterwards(tmp_path: Path, name: str) -> None:
-    uri, folder = str(tmp_path / "crash.db"), tmp_path / "bundle"
-    run_and_crash(crash_at, folder, uri, name)
-    with lite_file(Path(uri)):
+    folder = tmp_path / "bundle"
+    with a_milvus(tmp_path / "crash.db") as uri:
+        run_and_crash(crash_at, folder, uri, name)
         live = opened(folder)
         now = live.snapshot()
         assert now.n_items == N_ITEMS + 2
@@ -138,7 +309,6 @@ def test_what_a_crash_kept_from_milvus_is_told_it_afterwards(tmp_path: Path, nam
         before = live.receipt(RETRY)
         assert before is not None
         assert live.commit([some_upsert("other")], RETRY) == before
-        assert log_of(folder).after(0) == []
 
 
 def run_and_crash(target: Callable[..., None], *arguments: object) -> None:

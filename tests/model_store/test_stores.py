@@ -23,6 +23,7 @@ from model_store.stores import (
     Store,
     search_and_decide,
 )
+from tests.support.postgres import a_postgres
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 
@@ -88,18 +89,16 @@ def of_faiss(items: Items, *, euclidean: bool = False) -> FaissStore:
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def database() -> Iterator[Any]:
     """A real PostgreSQL with pgvector."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of where it keeps its socket
-        import pgserver
     import psycopg
 
-    server = pgserver.get_server(tmp_path_factory.mktemp("postgres"))
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+    with (
+        a_postgres() as address,
+        psycopg.connect(address, autocommit=True) as connection,
+    ):
         connection.execute("CREATE EXTENSION vector")
         yield connection
-    server.cleanup()
 
 
 def put_into_postgres(connection: Any, items: Items, *, indexed: bool) -> PgvectorStore:

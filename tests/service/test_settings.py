@@ -22,6 +22,7 @@ FROM_ENVIRONMENT = [
     ("encoder_threads", "3", 3),
     ("milvus_uri", "http://milvus:19530", "http://milvus:19530"),
     ("milvus_token", "a:b", SecretStr("a:b")),
+    ("milvus_log", "postgresql://db/vouch", SecretStr("postgresql://db/vouch")),
     ("milvus_timeout_s", "2.5", 2.5),
     ("workers", "5", 5),
     ("max_image_bytes", "1000", 1000),

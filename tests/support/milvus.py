@@ -1,18 +1,154 @@
-"""Milvus for tests: milvus-lite, which serves a file from threads of this process."""
+"""Milvus for tests: milvus-lite in threads of this process, or the real server.
+
+``VOUCH_TEST_MILVUS=server`` starts the server that PyPI's `milvus` carries, once a run; an address
+in its place names one that runs already, whose collections of Vouch are dropped first.
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from urllib.request import urlopen
 
 from milvus_lite.server_manager import server_manager_instance
+from pymilvus import MilvusClient
+
+CHOSEN = os.environ.get("VOUCH_TEST_MILVUS", "")
+IS_REAL = bool(CHOSEN)
+
+START_S = 180
+"""Seconds; ten on an idle machine."""
 
 
 @contextmanager
-def lite_file(path: Path) -> Iterator[str]:
-    """An address to write galleries to; what serves it has ended afterwards."""
+def a_milvus(path: Path) -> Iterator[str]:
+    """An address to write galleries to: the file at ``path``, unless the real server is chosen."""
+    if IS_REAL:
+        yield _real()
+        return
     try:
         yield str(path)
     finally:
         server_manager_instance.release_server(str(path))
+
+
+class MilvusServer:
+    """The standalone server of PyPI's `milvus`, with its data in ``directory``.
+
+    Attributes
+    ----------
+    uri : its address, the same after `start` has been called again.
+    command, environment : to start it by, for those who do it themselves.
+
+    Parameters
+    ----------
+    port : to listen at; None for any.
+    session_s : seconds after which its parts think each other dead: on a busy machine they do not
+        hear of each other for a while, and it would end; one that was killed does not start sooner.
+    """
+
+    def __init__(self, directory: Path, port: int | None = None, session_s: int = 300) -> None:
+        import milvus
+        from milvus import MilvusServerConfig
+
+        given = {} if port is None else {"proxy_port": port}
+        self._directory = directory
+        self._config = MilvusServerConfig(data_dir=str(directory), **given)
+        self._config.set("common.session.ttl", session_s)
+        self._config.resolve()
+        milvus._initialize_data_files(str(directory))
+        self._health, listening = self._config.resolve_port(19_600)
+        listening.close()
+        self._popen: subprocess.Popen[bytes] | None = None
+        self.uri = f"http://127.0.0.1:{self._config.get('proxy_port')}"
+        self.command = ["sh", "-c", f"cd '{directory}' && exec bin/milvus run standalone"]
+        self.environment = os.environ | {
+            "DEPLOY_MODE": "STANDALONE",
+            "METRICS_PORT": str(self._health),
+            "ETCD_CONFIG_PATH": str(self._etcd_configuration()),
+            "MILVUS_RUN_DIR": str(directory / "run"),
+            "LD_LIBRARY_PATH": str(directory / "bin"),
+        }
+
+    def _etcd_configuration(self) -> Path:
+        """Ports of its own for the etcd inside it: there may be another server."""
+        peers, listening = self._config.resolve_port(19_700)
+        listening.close()
+        clients = self._config.get("etcd_port")
+        urls = {
+            "listen-client-urls": clients,
+            "advertise-client-urls": clients,
+            "listen-peer-urls": peers,
+            "initial-advertise-peer-urls": peers,
+        }
+        lines = [f"{name}: http://127.0.0.1:{port}" for name, port in urls.items()]
+        path = self._directory / "etcd.yaml"
+        # Those that it was first started with stay in its data.
+        if not path.exists():
+            lines.append(f"initial-cluster: default=http://127.0.0.1:{peers}")
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        with (self._directory / "server.log").open("ab") as log:
+            self._popen = subprocess.Popen(
+                self.command, env=self.environment, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + START_S
+        while not self.is_healthy():
+            if self._popen.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"Milvus has not started, see {self._directory}")
+            time.sleep(0.2)
+
+    def is_healthy(self) -> bool:
+        """Whether it says that all of it has started."""
+        try:
+            with urlopen(f"http://127.0.0.1:{self._health}/healthz", timeout=5) as answer:
+                return bool(answer.read() == b"OK")
+        except OSError:
+            return False
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._popen is not None
+        return self._popen.pid
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        if self._popen is not None:
+            self._popen.send_signal(signal.SIGKILL)
+            self._popen.wait()
+            self._popen = None
+
+
+@cache
+def _real() -> str:
+    if CHOSEN.startswith("http"):
+        _drop_collections(CHOSEN)
+        return CHOSEN
+    directory = Path(tempfile.mkdtemp(prefix="vouch-milvus-"))
+    server = MilvusServer(directory)
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    atexit.register(server.kill)
+    server.start()
+    return server.uri
+
+
+def _drop_collections(uri: str) -> None:
+    client = MilvusClient(uri)
+    for name in client.list_collections():
+        if name.startswith("vouch_"):
+            client.drop_collection(name)
+    client.close()

@@ -1,7 +1,6 @@
 """The log of changes since a gallery's bundle was built, in one SQLite file.
 
-The log is append-only. For a gallery in Milvus, entries are deleted once Milvus has applied them
-(`Transaction.truncate`). Every change has a sequence number: a reader goes on from the last number
+The log is append-only. Every change has a sequence number: a reader goes on from the last number
 that it has read, and the gallery at any earlier number can be reconstructed. A transaction is on
 the disk, whole, before it is acknowledged (write-ahead log, ``synchronous=FULL``); the writers of
 all processes take turns.
@@ -314,13 +313,6 @@ class Transaction:
     def last(self) -> int:
         """The latest sequence number; 0 before the first change."""
         return rows.last_sequence(self._connection)
-
-    def truncate(self, sequence: int) -> None:
-        """Take out the changes up to a sequence number, which are kept elsewhere now."""
-        for table in ("changes", "features"):
-            statement = f"DELETE FROM {table} WHERE sequence <= ?"  # noqa: S608
-            self._connection.execute(statement, (sequence,))
-        self._connection.execute("UPDATE meta SET value = ? WHERE key = 'start'", (str(sequence),))
 
     def receipt(self, retry: Retry) -> Receipt | None:
         """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""

@@ -8,6 +8,9 @@
     rows          row numbers of items
     gallery       searching it
     filter        filters → expressions of Milvus
+    matching      the rows that such an expression is true of
     live          its changes
+    log           what has changed, and what of it is current
+    databases     where the log lies: SQLite or PostgreSQL
     cache         entities that were read lately
 """

@@ -1,4 +1,4 @@
-"""Items of a collection that were found lately."""
+"""Items of a collection that were found lately; what a row holds never changes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,3 @@ class EntityCache:
                 self._entities.move_to_end(row)
             while len(self._entities) > REMEMBERED_ITEMS:
                 self._entities.popitem(last=False)
-
-    def forget(self, rows: Iterable[int]) -> None:
-        """Forget what is at ``rows``."""
-        with self._lock:
-            for row in rows:
-                self._entities.pop(row, None)
-
-    def forget_others(self, versions: Mapping[int, int]) -> None:
-        """Forget what was replaced since it was read, by the version of each row."""
-        known = self.known(versions)
-        self.forget(row for row, entity in known.items() if entity.version != versions[row])

@@ -2,25 +2,27 @@
 
 ::
 
-    row        int64, primary key: 0, 1, … in the order of the ids when the gallery is built; an
-               item that comes later has the next free number, one that is replaced keeps its own
-    id, label  text; label is null where there is none
+    row        int64, primary key: 0, 1, … in the order of the ids when the gallery is built, then
+               one for each change. A row is written once and never again with other content: an
+               item that is replaced gets a row of its own, and what counts is said by the log
+    id, label  text; labelled says whether there is a label
     direction  D float32, unit, searched by inner product
     variance   D float32, and norm, float32: of the embedding before normalisation
     dispersion float32, Σ_d v_d / ‖m‖²
     metadata   JSON
     facts      what filters ask of the item, see `model_store.gallery.milvus.filter`
-    version    int64: 0 as the gallery was built, or when the item was put, in ns since 1970
     thumbnail  base64, media_type beside it
 
 A bundle names the collection in `MILVUS_FILE`. The collection carries the fingerprint of the
-encoder, and is not used with another.
+encoder, and is not used with another; and the name of the log of its changes, without which it is
+not written to.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -41,6 +43,16 @@ MOST_FACTS = 4_096
 
 ENCODER_PROPERTY = "vouch.encoder"
 COMPLETE_PROPERTY = "vouch.complete"
+SCHEMA_PROPERTY = "vouch.schema"
+LOG_PROPERTY = "vouch.log"
+SCHEMA = "2"
+
+EVENTUALLY = 1
+"""The time in Milvus that is always reached: a read that asks for it waits for nothing."""
+
+NOW = 0
+"""The time in Milvus that stands for all that was written until now, by whomever."""
+
 _NO_SUCH_COLLECTION = 100
 _NOT_LOADED = 101
 _OUR_MISTAKE = 1100
@@ -56,11 +68,14 @@ class MilvusAccess:
         for the address in the bundle.
     token : ``user:password`` or an API key; never written down.
     timeout_s : seconds to wait for an answer.
+    log : address of the PostgreSQL database that keeps the log of changes, for writers on several
+        machines; None for a file beside the bundles.
     """
 
     uri: str | None = None
     token: str | None = field(default=None, repr=False)
     timeout_s: float = 5.0
+    log: str | None = field(default=None, repr=False)
 
 
 NO_ACCESS = MilvusAccess()
@@ -124,16 +139,40 @@ class Collection:
 
     def ask(self, call: str, *values: Any, **options: Any) -> Any:  # noqa: ANN401 - has no types
         """Make the client's ``call`` on this collection and return its answer."""
-        options = {"timeout": self.timeout_s} | options
+        return self._ask(lambda: getattr(self.client, call), values, options)
+
+    def read(self, call: str, since: int, **options: Any) -> Any:  # noqa: ANN401 - has no types
+        """Search or query what was written up to the time ``since``, and perhaps more.
+
+        Milvus waits until it has come so far, a fraction of a second after a write.
+        """
+        if since == NOW:
+            return self.ask(call, consistency_level="Strong", **options)
+        level = {"consistency_level": "Customized", "guarantee_timestamp": since}
+        return self.ask(call, **level, **options)
+
+    def put(self, entities: Sequence[Mapping[str, Any]]) -> int:
+        """Write entities, in place of those of the same rows; the time in Milvus of the write."""
+        # What `MilvusClient.upsert` returns leaves the time out.
+        done = self._ask(lambda: self.client._get_connection().upsert_rows, [list(entities)], {})
+        return int(done.timestamp)
+
+    def _ask(
+        self,
+        find: Callable[[], Callable[..., Any]],
+        values: Sequence[Any],
+        options: Mapping[str, Any],
+    ) -> Any:  # noqa: ANN401 - has no types
+        options = {"timeout": self.timeout_s} | dict(options)
         with self._asking():
             try:
-                return getattr(self.client, call)(self.name, *values, **options)
+                return find()(self.name, *values, **options)
             except self._pymilvus.MilvusException as error:
                 if error.code != _NOT_LOADED:
                     raise
             # It was started again, and milvus-lite has forgotten what was loaded.
             self.client.load_collection(self.name, timeout=self.timeout_s)
-            return getattr(self.client, call)(self.name, *values, **options)
+            return find()(self.name, *values, **options)
 
     def properties(self) -> dict[str, str]:
         """Return the properties stored with the collection."""
@@ -160,6 +199,11 @@ class Collection:
                 f"The collection {self.name!r} was not written to its end. Run `vouch-build index` "
                 "again."
             )
+        if properties.get(SCHEMA_PROPERTY) != SCHEMA:
+            raise BundleMismatch(
+                f"The collection {self.name!r} was written by an earlier release. Run "
+                "`vouch-build index` again."
+            )
         fields = {one["name"]: one["params"] for one in self.ask("describe_collection")["fields"]}
         dim = int(fields["direction"]["dim"])
         if dim != described.dim:
@@ -174,7 +218,8 @@ class Collection:
         schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("row", types.INT64, is_primary=True)
         schema.add_field("id", types.VARCHAR, max_length=TEXT_BYTES)
-        schema.add_field("label", types.VARCHAR, max_length=TEXT_BYTES, nullable=True)
+        schema.add_field("label", types.VARCHAR, max_length=TEXT_BYTES)
+        schema.add_field("labelled", types.BOOL)  # Milvus before 2.5 has no null
         schema.add_field("direction", types.FLOAT_VECTOR, dim=dim)
         floats = {"element_type": types.FLOAT, "max_capacity": dim, "mmap_enabled": True}
         schema.add_field("variance", types.ARRAY, **floats)
@@ -183,16 +228,10 @@ class Collection:
         schema.add_field("metadata", types.JSON, mmap_enabled=True)
         texts = {"element_type": types.VARCHAR, "max_length": FACT_LENGTH}
         schema.add_field("facts", types.ARRAY, max_capacity=MOST_FACTS, mmap_enabled=True, **texts)
-        schema.add_field("version", types.INT64)
         schema.add_field("thumbnail", types.VARCHAR, max_length=TEXT_BYTES, mmap_enabled=True)
         schema.add_field("media_type", types.VARCHAR, max_length=64)
-        self.ask(
-            "create_collection",
-            schema=schema,
-            # A process finds what it has written, others a moment later.
-            consistency_level="Session",
-            properties={ENCODER_PROPERTY: encoder_fingerprint},
-        )
+        properties = {ENCODER_PROPERTY: encoder_fingerprint, SCHEMA_PROPERTY: SCHEMA}
+        self.ask("create_collection", schema=schema, properties=properties)
 
     def build_index(
         self, index_type: str, parameters: Mapping[str, int], patience_s: float
@@ -201,10 +240,11 @@ class Collection:
         indexes = self._pymilvus.MilvusClient.prepare_index_params()
         options = {"metric_type": "IP", "params": dict(parameters)}
         indexes.add_index("direction", index_type=index_type, **options)
-        for name in ("id", "version"):
-            indexes.add_index(name, index_type="INVERTED")
-        if "lite" not in self.client.get_server_version():  # which has no index for arrays
-            indexes.add_index("facts", index_type="INVERTED")
+        version = self.client.get_server_version()
+        text, array = _scalar_indexes(version)
+        indexes.add_index("id", index_type=text)
+        if array is not None:
+            indexes.add_index("facts", index_type=array)
         self.ask("create_index", indexes, timeout=patience_s)
 
     @contextmanager
@@ -238,6 +278,20 @@ def require_bare(uri: str) -> str:
             "VOUCH_MILVUS_TOKEN: a bundle holds no secrets."
         )
     return uri
+
+
+def _scalar_indexes(version: str) -> tuple[str, str | None]:
+    """Types of the indexes of texts and of arrays that a server of this ``version`` has.
+
+    Milvus has ``INVERTED`` since 2.4, and before that ``Trie`` for texts and nothing for arrays;
+    milvus-lite has ``INVERTED`` and nothing for arrays.
+    """
+    if version.startswith("milvus_lite"):
+        return "INVERTED", None
+    found = re.match(r"v?(\d+)\.(\d+)", version)
+    if found is not None and (int(found[1]), int(found[2])) < (2, 4):
+        return "Trie", None
+    return "INVERTED", "INVERTED"
 
 
 def _missing(name: str) -> str:

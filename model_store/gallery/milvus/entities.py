@@ -18,7 +18,7 @@ from model_store.gallery.milvus.filter import facts
 from model_store.gallery.protocol import Item, NewItem
 from model_store.sphere import unit_direction
 
-ENTITY_FIELDS = ["id", "label", "direction", "dispersion", "metadata", "version"]
+ENTITY_FIELDS = ["id", "label", "labelled", "direction", "dispersion", "metadata"]
 """The fields of which an `Entity` is made."""
 
 _INTEGERS = range(-(2**63), 2**64)
@@ -33,20 +33,19 @@ class Entity:
     ----------
     direction : (D,) float32, unit.
     total_variance : Σ_d v_d / ‖m‖².
-    version : of the item; another version may have other content.
     """
 
     item: Item
     direction: NDArray[np.float32]
     total_variance: float
-    version: int
 
 
 def read_entity(found: Mapping[str, Any]) -> Entity:
     """Create an entity from its `ENTITY_FIELDS`."""
-    item = Item(found["id"], found["label"], found["metadata"])
+    label = found["label"] if found["labelled"] else None
+    item = Item(found["id"], label, found["metadata"])
     direction = np.array(found["direction"], dtype=np.float32)
-    return Entity(item, direction, found["dispersion"], found["version"])
+    return Entity(item, direction, found["dispersion"])
 
 
 def write_entity(
@@ -54,7 +53,6 @@ def write_entity(
     item: NewItem,
     mean: NDArray[np.float32],
     variance: NDArray[np.float32],
-    version: int = 0,
 ) -> dict[str, Any]:
     """An item with its embedding, (D,) each, for ``row``.
 
@@ -70,14 +68,14 @@ def write_entity(
     return {
         "row": row,
         "id": item.id,
-        "label": item.label,
+        "label": item.label or "",
+        "labelled": item.label is not None,
         "direction": unit_direction(mean[None])[0],
         "variance": variance.tolist(),
         "norm": float(norms[0]),
         "dispersion": float((variance[None].sum(-1) / norms**2)[0]),
         "metadata": metadata,
         "facts": known,
-        "version": version,
         "thumbnail": thumbnail,
         "media_type": item.thumbnail.media_type,
     }

@@ -1,48 +1,46 @@
 """The gallery beyond one machine: a collection of Milvus.
 
-Rows are the collection's primary key. They begin in the order of the ids; an item that comes later
-has the next one, one that is deleted leaves a hole. Nothing of the collection is held here but the
-items that were found lately. What a gallery in one file does and this does not:
-
-- It is no snapshot: what others write is found when Milvus has it, within a search at worst.
-- `matching` gives a row for every number up to the last: a filter costs a byte an item and a pass
-  over the collection, of a hundred answers at 10⁷ items and ten thousand at 10⁹.
-- A mask that does not come from `matching` is sent by its rows, in parts.
-- `page` ends with the items that came later, ordered by when they came.
-- Writers take turns at `MilvusLive`; two at once, who do not, would give the same row twice.
+Rows are the collection's primary key: in the order of the ids at first, then one for each change.
+Nothing is held here but the items that were found lately. The current state is a `Head` of the log
+of changes; a gallery at a head never changes, though after `GRACE_S` Milvus has forgotten what was
+replaced since. Unlike one in a file, it ends `page` with the items that came or changed later.
 """
 
 from __future__ import annotations
 
 import base64
 import threading
-import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import similarities_of
 from model_store.gallery.filters.facets import Facet
 from model_store.gallery.filters.grammar import Filter
-from model_store.gallery.index.allowed import Allowed, MaskedRows
+from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.recall import FETCHED
 from model_store.gallery.index.search import EXACT_ROWS
 from model_store.gallery.milvus.cache import EntityCache
 from model_store.gallery.milvus.collection import (
     NO_ACCESS,
+    NOW,
     Collection,
     MilvusAccess,
     MilvusDescription,
 )
 from model_store.gallery.milvus.entities import ENTITY_FIELDS, Entity, read_entity, write_entity
 from model_store.gallery.milvus.filter import EVERYTHING, to_expression
-from model_store.gallery.milvus.rows import READ_AT_ONCE, Counts, MilvusRows
-from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
+from model_store.gallery.milvus.log import Head
+from model_store.gallery.milvus.matching import MatchingRows
+from model_store.gallery.milvus.rows import READ_AT_ONCE, MilvusRows
+from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, Thumbnail
+from model_store.gallery.writable import Upsert
 from model_store.verdicts import Plan
 
 MARGIN = 16
@@ -51,19 +49,12 @@ MARGIN = 16
 MOST_FOUND = 16_384
 """Items that Milvus finds at once."""
 
+MOST_EFFORT = 8
+"""By which the effort of a search grows at most where a filter lets little through: where it lets
+still less through, Milvus compares all of it."""
+
 _SEARCHED_AT_ONCE = 32
 """Queries."""
-
-_ROWS_AT_ONCE = 100_000
-"""Number of rows that one request to Milvus filters."""
-
-
-class _Matching(MaskedRows):
-    """Rows that pass a filter, and the expression they were found by."""
-
-    def __init__(self, mask: NDArray[np.bool_], expression: str) -> None:
-        super().__init__(mask)
-        self.expression = expression
 
 
 class MilvusGallery:
@@ -77,36 +68,55 @@ class MilvusGallery:
 
     def __init__(self, directory: Path, access: MilvusAccess = NO_ACCESS) -> None:
         described = MilvusDescription.load(directory)
-        self.described = described
+        self.described, self.access = described, access
         self.encoder_fingerprint = described.encoder
         self.dim = described.dim
         self.index_type = _engine(described)
-        self._collection = Collection(described.collection, access, described.uri)
-        self._collection.require(described)
-        self._collection.ask("load_collection")
+        self.collection = Collection(described.collection, access, described.uri)
+        self.collection.require(described)
+        self.collection.ask("load_collection")
         self._labels = list(described.labels)
         self._codes: dict[str | None, int] = {
             **{label: code for code, label in enumerate(self._labels)},
             None: -1,
         }
-        self._rows = MilvusRows(self._collection, described.n_items)
+        self.by_number = MilvusRows(self.collection, described.n_items)
         self._lately = EntityCache()
         self._naming = threading.Lock()
-        self._writing = threading.Lock()
-        self.refresh()
 
-    def refresh(self) -> None:
-        """Count again what is there, as others may have written; a pass over all versions."""
-        self._take(self._rows.counts())
+    def at(self, head: Head) -> MilvusGallery:
+        """The gallery as it is at a head of its log; what was found lately they have in common."""
+        gallery = copy(self)
+        gallery.__dict__["head"] = head
+        return gallery
 
-    def glance(self) -> None:
-        """The same without the pass: what others have replaced is counted with their next item."""
-        self._take(self._rows.counts(self._counts))
+    @cached_property
+    def head(self) -> Head:
+        """The current state; without a log, all that the collection holds, counted once."""
+        n_built, end = self.described.n_items, self.by_number.end()
+        n_new = self.by_number.count(f"row >= {n_built}", NOW) if end > n_built else 0
+        n_left = self.by_number.count(f"row < {n_built}", NOW)
+        return Head(end - n_built, NOW, n_left + n_new, n_built - n_left + n_new, {})
 
-    def _take(self, counts: Counts) -> None:
-        self._counts = counts
-        self.n_items, self.n_rows = counts.n_items, counts.n_rows
-        self.n_changed = counts.n_changed
+    @property
+    def version(self) -> int:
+        """The number of changes that the gallery has seen."""
+        return self.head.version
+
+    @property
+    def n_items(self) -> int:
+        """The number of items."""
+        return self.head.n_items
+
+    @property
+    def n_rows(self) -> int:
+        """N: rows are 0 to N − 1."""
+        return self.described.n_items + self.head.version
+
+    @property
+    def n_changed(self) -> int:
+        """The number of items added, replaced or removed since the gallery was built."""
+        return self.head.n_changed
 
     @property
     def labels(self) -> Sequence[str]:
@@ -117,25 +127,27 @@ class MilvusGallery:
         self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
         """Find the n items nearest to each of ``directions`` (B, D), among the ``allowed`` rows."""
-        n_allowed = self.n_items if allowed is None else int(np.count_nonzero(allowed.mask()))
+        n_allowed = self.n_items if allowed is None else min(allowed.at_most, self.n_items)
         n = min(n, n_allowed)
         plan: Plan = "filter_first"
-        if allowed is None or self._compares(n_allowed):
+        if allowed is None or self._compares(allowed):
             plan = "exact"
         found = self._nearest(directions, n, allowed, plan)
         ranked = [
             self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
         ]
-        n = min(len(rows) for rows, _ in ranked)  # where an item was deleted meanwhile
+        n = min(len(rows) for rows, _ in ranked)  # where a row was counted that is none any more
         return Candidates(
             np.stack([rows[:n] for rows, _ in ranked]),
             np.stack([similarities[:n] for _, similarities in ranked]),
             plan,
         )
 
-    def _compares(self, n_allowed: int) -> bool:
-        """Tell whether so few rows are allowed that each is read and compared."""
-        return self.described.index["type"] != "FLAT" and n_allowed <= EXACT_ROWS
+    def _compares(self, allowed: Allowed) -> bool:
+        """Tell whether so few rows are named that each is read and compared."""
+        if isinstance(allowed, MatchingRows) or self.described.index["type"] == "FLAT":
+            return False
+        return allowed.at_most <= EXACT_ROWS
 
     def _nearest(
         self, queries: NDArray[np.float32], n: int, allowed: Allowed | None, plan: Plan
@@ -143,46 +155,78 @@ class MilvusGallery:
         """At least ``n`` rows near each of the queries, where there are, in any order."""
         if n == 0:
             return [np.empty(0, dtype=np.int64)] * len(queries)
-        every = np.arange(self.n_rows) if allowed is None else allowed.rows()
         if allowed is not None and plan == "exact":
-            return [self._exact(query, n, every) for query in queries]
+            return [self._exact(query, n, allowed.rows()) for query in queries]
         expressions = [""] if allowed is None else _expressions(allowed)
-        parts = [self._search(queries, n, expression) for expression in expressions]
+        share = 1.0 if allowed is None else max(allowed.share, 1e-9)
+        parts = [self._search(queries, n, expression, share) for expression in expressions]
         found = [np.concatenate(of_query) for of_query in zip(*parts, strict=True)]
+        if all(len(rows) >= n for rows in found):
+            return found
+        every = np.arange(self.n_rows) if allowed is None else allowed.rows()
         return [
             rows if len(rows) >= n else self._exact(query, n, every)
             for query, rows in zip(queries, found, strict=True)
         ]
 
     def _search(
-        self, queries: NDArray[np.float32], n: int, expression: str
+        self, queries: NDArray[np.float32], n: int, expression: str, share: float
     ) -> list[NDArray[np.int64]]:
         """Rows that Milvus finds near each of the queries, ``n`` and some more."""
         limit = min(max(n, FETCHED) + MARGIN, MOST_FOUND)
-        parameters = dict(self.described.index["parameters"])
-        if "ef" in parameters:
-            parameters["ef"] = max(parameters["ef"], limit)
+        found = self._hits(queries, limit, expression, share)
+        current = [self._current(rows) for rows in found]
+        if all(
+            len(left) >= n or len(rows) < limit for left, rows in zip(current, found, strict=True)
+        ):
+            return current
+        # Rows that are not current fill the list: this time Milvus leaves them out.
+        gone = [row for row, change in [*self.head.hidden.items()] if change <= self.version]
+        conditions = [f"row < {self.n_rows}", f"row not in {gone}" if gone else "", expression]
+        rest = " and ".join(one for one in conditions if one)
+        return [self._current(rows) for rows in self._hits(queries, limit, rest, share)]
+
+    def _hits(
+        self, queries: NDArray[np.float32], limit: int, expression: str, share: float
+    ) -> list[NDArray[np.int64]]:
         found = []
         for start in range(0, len(queries), _SEARCHED_AT_ONCE):
-            found += self._collection.ask(
+            found += self.collection.read(
                 "search",
+                self.head.since,
                 data=list(queries[start : start + _SEARCHED_AT_ONCE]),
                 anns_field="direction",
                 filter=expression,
                 limit=limit,
-                output_fields=["version"],
-                search_params={"metric_type": "IP", "params": parameters},
+                output_fields=["row"],  # before 2.4 a hit does not name its primary key
+                search_params={"metric_type": "IP", "params": self._effort(limit, share)},
             )
-        versions = {hit["row"]: hit["entity"]["version"] for hits in found for hit in hits}
-        self._lately.forget_others(versions)
         return [np.array([hit["row"] for hit in hits], dtype=np.int64) for hits in found]
+
+    def _effort(self, limit: int, share: float) -> dict[str, int]:
+        """Parameters of a search; the less a filter lets through, the further it looks."""
+        more = min(1 / share, MOST_EFFORT)
+        parameters = {
+            name: int(value * more) for name, value in self.described.index["parameters"].items()
+        }
+        if "ef" in parameters:
+            parameters["ef"] = max(parameters["ef"], limit)
+        return parameters
+
+    def _is_current(self, row: int) -> bool:
+        replaced = self.head.hidden.get(row)
+        return row < self.n_rows and (replaced is None or replaced > self.version)
+
+    def _current(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        current = [self._is_current(row) for row in rows.tolist()]
+        return rows if all(current) else rows[np.array(current, dtype=bool)]
 
     def _exact(
         self, query: NDArray[np.float32], n: int, rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """The ``n`` nearest of ``rows``, and as near ones; each is read."""
         there, similarities = [], []
-        for part in _parts(rows, READ_AT_ONCE):
+        for part in _parts(self._current(rows), READ_AT_ONCE):
             entities = self._entities(part)
             there += list(entities)
             if entities:
@@ -211,11 +255,10 @@ class MilvusGallery:
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass a filter, as `candidates` takes them."""
         expression = to_expression(part)
-        mask = np.zeros(self.n_rows, dtype=bool)
-        for start in range(0, self.n_rows, _ROWS_AT_ONCE):
-            end = min(start + _ROWS_AT_ONCE, self.n_rows)
-            mask[self._rows.within(start, end, expression)] = True
-        return _Matching(mask, expression)
+        head = self.head
+        return MatchingRows(
+            self.by_number, expression, head.n_items, self.n_rows, head.since, self._current
+        )
 
     def facets(self, most: int) -> list[Facet]:  # noqa: ARG002 - as `Gallery` has it
         """None: Milvus counts no values."""
@@ -237,7 +280,7 @@ class MilvusGallery:
         """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""
         stored: dict[int, tuple[Any, Any]] = {}
         for part in _parts(rows.ravel(), READ_AT_ONCE):
-            found = self._read(part, ["variance", "norm"])
+            found = self.by_number.at(part.tolist(), self.head.since, ["variance", "norm"])
             stored |= {row: (one["variance"], one["norm"]) for row, one in found.items()}
         self._require(rows.ravel(), stored)
         variances, norms = zip(*(stored[row] for row in rows.ravel().tolist()), strict=True)
@@ -260,92 +303,55 @@ class MilvusGallery:
         start = 0 if after is None else after + 1
         while start < self.n_rows and len(found) < limit:
             end = start + READ_AT_ONCE
-            found += self._rows.within(start, end)
+            rows = self.by_number.within(start, min(end, self.n_rows), self.head.since)
+            found += [row for row in rows if self._is_current(row)]
             start = end
         return np.array(found[:limit], dtype=np.int64)
 
     def row(self, item_id: str) -> int:
         """Return the row of an item, or raise `ItemNotFound`."""
-        return int(self._rows.by_id(item_id, [])["row"])
+        return int(self._by_id(item_id, [])["row"])
 
     def item(self, item_id: str) -> Item:
         """The item of that id, or `ItemNotFound`."""
-        return read_entity(self._rows.by_id(item_id, ENTITY_FIELDS)).item
+        return read_entity(self._by_id(item_id, ENTITY_FIELDS)).item
 
     def thumbnail(self, item_id: str) -> Thumbnail:
         """The picture of that item, or `ItemNotFound`."""
-        found = self._rows.by_id(item_id, ["thumbnail", "media_type"])
+        found = self._by_id(item_id, ["thumbnail", "media_type"])
         return Thumbnail(base64.b64decode(found["thumbnail"]), found["media_type"])
 
-    def upsert(self, items: Sequence[NewItem], embeddings: Embeddings) -> None:
-        """Put items in place of those of the same id, or beside the others.
+    def put(self, upserts: Sequence[tuple[int, Upsert]]) -> int:
+        """Write items to their rows; the time in Milvus from which all of them are there.
 
-        Searches of this process find them on return, those of others a moment later. Each is there
-        whole or not at all; of several, those before one that fails stay.
-
-        Raises
-        ------
-        DatasetError : an item is more than Milvus takes; nothing was changed.
+        Readers find them when a head of the log says so. Twice is as good as once.
         """
-        if len(items) != len(embeddings) or embeddings.mean.shape[1] != self.dim:
-            raise ValueError(
-                f"{len(items)} items, embeddings {embeddings.mean.shape}; wanted one for each, of "
-                f"{self.dim} dimensions"
+        since = NOW
+        for _, upsert in upserts:
+            self._code(upsert.item.label)
+        for start in range(0, len(upserts), READ_AT_ONCE):
+            since = self.collection.put(
+                [
+                    write_entity(row, upsert.item, upsert.vector.mean, upsert.vector.variance)
+                    for row, upsert in upserts[start : start + READ_AT_ONCE]
+                ]
             )
-        with self._writing:
-            rows, free = self._rows.of([item.id for item in items]), self._rows.end()
-            for item in items:
-                if item.id not in rows:
-                    rows[item.id], free = free, free + 1
-                self._code(item.label)
-            version = time.time_ns()
-            entities = [
-                write_entity(rows[item.id], item, mean, variance, version)
-                for item, mean, variance in zip(
-                    items, embeddings.mean, embeddings.variance, strict=True
-                )
-            ]
-            try:
-                for start in range(0, len(entities), READ_AT_ONCE):
-                    self._collection.ask("upsert", entities[start : start + READ_AT_ONCE])
-            finally:
-                self._forget(rows.values())
-
-    def delete(self, item_ids: Sequence[str]) -> None:
-        """Take items out; searches of this process do not find them on return.
-
-        Raises
-        ------
-        ItemNotFound : one is not there; nothing was changed.
-        """
-        with self._writing:
-            rows = self._rows.of(item_ids)
-            for item_id in item_ids:
-                if item_id not in rows:
-                    raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
-            try:
-                self._collection.ask("delete", ids=list(rows.values()))
-            finally:
-                self._forget(rows.values())
-
-    def existing(self, item_ids: Sequence[str]) -> set[str]:
-        """Return the ids among ``item_ids`` that the collection holds, whoever wrote them."""
-        return set(self._rows.of(item_ids))
+        return since
 
     def close(self) -> None:
         """Hang up."""
-        self._collection.close()
+        self.collection.close()
 
-    def _read(self, rows: NDArray[np.int64], fields: list[str]) -> dict[int, Any]:
-        """Some fields of the items at ``rows`` (n,), those that there are."""
-        within = f"row in {rows.tolist()}"
-        found = self._collection.ask("query", filter=within, output_fields=["row", *fields])
-        return {one["row"]: one for one in found}
+    def _by_id(self, item_id: str, fields: Sequence[str]) -> dict[str, Any]:
+        for found in self.by_number.of_id(item_id, self.head.since, fields):
+            if self._is_current(found["row"]):
+                return found
+        raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
 
     def _each(self, rows: NDArray[np.int64]) -> Iterator[Entity]:
         """The items at ``rows``, in that order, or `ItemNotFound`."""
         for part in _parts(rows.ravel(), READ_AT_ONCE):
-            entities = self._entities(part)
+            entities = self._entities(self._current(part))
             self._require(part, entities)
             yield from (entities[row] for row in part.tolist())
 
@@ -360,15 +366,11 @@ class MilvusGallery:
         known = self._lately.known(rows.tolist())
         missing = np.array([row for row in rows.tolist() if row not in known], dtype=np.int64)
         if missing.size:
-            found = self._read(missing, ENTITY_FIELDS)
+            found = self.by_number.at(missing.tolist(), self.head.since, ENTITY_FIELDS)
             read = {row: read_entity(one) for row, one in found.items()}
             self._lately.remember(read)
             known |= read
         return known
-
-    def _forget(self, rows: Iterable[int]) -> None:
-        self._lately.forget(rows)
-        self.refresh()
 
     def _code(self, label: str | None) -> int:
         """The code of a label; of one that came later, the next one."""
@@ -387,7 +389,7 @@ def _engine(described: MilvusDescription) -> str:
 
 def _expressions(allowed: Allowed) -> list[str]:
     """Expressions that are true of the allowed rows between them."""
-    if isinstance(allowed, _Matching):
+    if isinstance(allowed, MatchingRows):
         return [allowed.expression]
     if allowed.mask().all():
         return [EVERYTHING]

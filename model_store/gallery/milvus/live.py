@@ -1,31 +1,48 @@
 """A gallery in Milvus that takes changes: whole or not at all, though Milvus has no transactions.
 
-A change is written to a log beside the bundle first (`ChangesFile`, as that of a gallery in files),
-with what is to be answered; then Milvus is told; then the log is emptied up to there. What a crash
-or an outage kept from Milvus is told when the gallery is next opened, looked at or written to, and
-telling it twice does no harm: a row is found by its id. So a change that was begun is there whole
-in the end, and a request that is sent again is known again.
+A change is written to a log first (`MilvusLog`), with what is to be answered; then Milvus is told;
+then the log says so, and from that moment every reader finds it. What a crash or an outage kept
+from Milvus is told when the gallery is next opened, looked at or written to, and telling it twice
+does no harm: a row is written with the same content each time. So a change that was begun is there
+whole in the end, and a request that is sent again is known again.
 
-Those who write have the directory of the log in common, as with a gallery in files; on other
-machines the gallery is searched, and finds what was written a moment later.
+Those who write have the log in common: a file beside the bundle for the processes of one machine, a
+database for several. The collection names its log, and nobody writes to it, or reads what is
+current, by another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from model_store.encoder.contract import Embeddings
-from model_store.errors import DatasetError, StorageBusy, WriteError, WriteRefused
-from model_store.gallery.live.log import ChangesFile, Transaction
+from model_store.errors import (
+    BundleMismatch,
+    DatasetError,
+    GalleryUnavailable,
+    WriteError,
+    WriteRefused,
+)
+from model_store.gallery.milvus.collection import EVENTUALLY, LOG_PROPERTY, NOW
+from model_store.gallery.milvus.databases import Database, PostgresDatabase, SqliteDatabase
 from model_store.gallery.milvus.entities import write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
+from model_store.gallery.milvus.log import (
+    GRACE_S,
+    REMEMBERED_S,
+    SCHEMA,
+    Head,
+    MilvusLog,
+    State,
+    Turn,
+)
 from model_store.gallery.writable import (
     NO_NOTE,
-    Change,
     Delete,
     Receipt,
     Retry,
@@ -35,7 +52,7 @@ from model_store.gallery.writable import (
 
 
 class MilvusLive:
-    """A gallery in Milvus and the log of changes that it is told of; obeys `Writable`.
+    """A gallery in Milvus and the log of its changes; obeys `Writable`.
 
     Parameters
     ----------
@@ -44,37 +61,69 @@ class MilvusLive:
 
     Raises
     ------
-    BundleMismatch, StorageFailed : the log does not belong to the bundle, or cannot be read.
-    GalleryUnavailable : Milvus does not answer; so does every method.
+    BundleMismatch : the collection's changes are in another log.
+    GalleryUnavailable : Milvus does not answer, or the database of the log; so does every method.
     """
 
     def __init__(
-        self, gallery: MilvusGallery, log: ChangesFile, admit: Callable[[], None] = lambda: None
+        self, gallery: MilvusGallery, log: MilvusLog, admit: Callable[[], None] = lambda: None
     ) -> None:
         self._gallery, self._log, self._admit = gallery, log, admit
-        log.verify()
+        self._lock = threading.Lock()
+        self._hidden: dict[int, int] = {}
+        self._forgotten = 0
+        self._next_sweep = time.monotonic() + GRACE_S
+        n_built = gallery.described.n_items
+        self._snapshot = gallery.at(Head(0, EVENTUALLY, n_built, 0, self._hidden))
+        self._known_log = ""
         self.refresh()
 
-    def snapshot(self, version: int | None = None) -> MilvusGallery:  # noqa: ARG002
-        """The gallery as it is now: there is no other."""
-        return self._gallery
+    def snapshot(self, version: int | None = None) -> MilvusGallery:
+        """The gallery as it is now, or as it was after an earlier change.
+
+        Of items that were replaced or deleted since, Milvus forgets after `GRACE_S` what they were.
+        An earlier state may count more items than it had.
+        """
+        now = self._snapshot
+        if version is None or version >= now.version:
+            return now
+        since = sum(change > version for change in list(self._hidden.values()))
+        return now.at(replace(now.head, version=version, n_items=now.n_items + since))
 
     def refresh(self) -> MilvusGallery:
-        """Tell Milvus what it has not heard of yet, and count what is there."""
-        if self._log.after(self._log.start()):
-            with suppress(StorageBusy):  # then whoever writes tells it
-                self._tell()
-        self._gallery.glance()
-        return self._gallery
+        """Hear of what others have written, and tell Milvus what a crash has kept from it."""
+        state = self._state()
+        if state is not None and state.last > state.version:
+            with suppress(WriteError):  # then whoever writes tells it
+                self._tell(wait=False)
+            state = self._state()
+        if state is None:
+            return self._snapshot
+        with self._lock:
+            known = self._snapshot
+            if state.version > known.version:
+                self._hidden.update(self._log.replaced(known.version, state.version))
+                self._snapshot = self._gallery.at(
+                    Head(state.version, state.since, state.n_items, state.n_changed, self._hidden)
+                )
+            if state.forgotten > self._forgotten:
+                self._forgotten = state.forgotten
+                rows = [row for row, change in self._hidden.items() if change <= state.forgotten]
+                for row in rows:
+                    del self._hidden[row]
+            now = self._snapshot
+        self._sweep_at_times()
+        return now
 
     def mark(self) -> tuple[int, int] | None:
-        """See `ChangesFile.mark`; what others write passes through the log too."""
+        """See `Database.mark`; what others write passes through the log too."""
         return self._log.mark()
 
     def receipt(self, retry: Retry) -> Receipt | None:
         """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
         before = self._log.receipt(retry)
         if before is not None:
+            self._tell()  # what is answered is to be found
             self.refresh()
         return before
 
@@ -91,67 +140,115 @@ class MilvusLive:
         GalleryUnavailable : Milvus does not answer. The change is made when it does, or not at all;
             the request may be sent again.
         """
-        with self._writing() as turn:
-            before = None if retry is None else turn.receipt(retry)
-            if before is not None:
-                return before
-            version, there = turn.last(), self._gallery.existing([write.id for write in writes])
-            written = plan_writes(writes, there.__contains__, self._gallery.n_items, version)
-            for write in writes:
-                _require_taken(write)
-            receipt = Receipt(tuple(written), note)
-            turn.add(writes)
-            if retry is not None:
-                turn.remember(retry, receipt)
+        if self._state() is None:
+            self._log.claim(self._named, self._name)
         self._tell()
-        return receipt
+        with self._log.turn() as turn:
+            self._admit()
+            before = None if retry is None else turn.receipt(retry)
+            if before is None:
+                self._deliver(turn)  # of who was faster
+                rows = self._rows(turn, [write.id for write in writes])
+                there = {item_id for item_id, row in rows.items() if row is not None}
+                state = turn.state
+                written = plan_writes(writes, there.__contains__, state.n_items, state.last)
+                for write in writes:
+                    _require_taken(write)
+                receipt = Receipt(tuple(written), note)
+                turn.add(writes, rows)
+                if retry is not None:
+                    turn.remember(retry, receipt)
+        self._tell()
+        self.refresh()
+        return receipt if before is None else before
 
     def close(self) -> None:
         """Let go of the log."""
         self._log.close()
 
-    @contextmanager
-    def _writing(self) -> Iterator[Transaction]:
-        """A turn at writing, of a gallery that has been told everything."""
-        with self._log.transaction() as turn:
-            self._admit()
-            self._deliver(turn.after(turn.start()))
-            self._gallery.glance()
-            yield turn
+    def _state(self) -> State | None:
+        """The state of the log; None before the first change.
 
-    def _tell(self) -> None:
-        """Tell Milvus what it has not heard of yet, and empty the log."""
-        delivered = False
-        try:
-            with self._log.transaction() as turn:
-                pending = turn.after(turn.start())
-                self._deliver(pending)
-                delivered = True
-                if pending:
-                    turn.truncate(pending[-1].sequence)
-        except WriteError:  # of an emptied log no more is lost than room
-            if not delivered:
-                raise
+        Raises
+        ------
+        BundleMismatch : it is not the one that the collection names.
+        """
+        state = self._log.state()
+        if state is None or state.log != self._known_log:
+            named = self._named()
+            if named is None:
+                return None  # what there is was of a collection that was dropped
+            if state is None or named != state.log:
+                raise BundleMismatch(
+                    f"The changes of the collection {self._gallery.collection.name!r} are in "
+                    "another log than the one here, so what is current is not known. Set "
+                    "VOUCH_MILVUS_LOG to the database that the others write to, or serve the "
+                    "directory of bundles that they share; where the log is lost, restore it, or "
+                    "index the gallery anew."
+                )
+            self._known_log = named
+        return state
 
-    def _deliver(self, changes: Sequence[Change]) -> None:
-        """Let Milvus have changes of the log; of several of an item the last one counts."""
-        last = {change.id: change for change in changes}
-        puts = [change.sequence for change in last.values() if change.vector is not None]
-        if puts:
-            upserts = list(self._log.upserts(puts))
-            self._gallery.upsert([upsert.item for upsert in upserts], _embeddings(upserts))
-        gone = [change.id for change in last.values() if change.vector is None]
-        there = self._gallery.existing(gone)
-        if there:
-            self._gallery.delete([item_id for item_id in gone if item_id in there])
+    def _named(self) -> str | None:
+        return self._gallery.collection.properties().get(LOG_PROPERTY)
+
+    def _name(self, log: str) -> None:
+        self._gallery.collection.ask("alter_collection_properties", {LOG_PROPERTY: log})
+
+    def _rows(self, turn: Turn, item_ids: Sequence[str]) -> dict[str, int | None]:
+        """The rows of items, None where one was deleted."""
+        rows = turn.rows(item_ids)
+        others = [item_id for item_id in dict.fromkeys(item_ids) if item_id not in rows]
+        return {**rows, **self._gallery.by_number.as_built(others)}
+
+    def _tell(self, *, wait: bool = True) -> None:
+        """Tell Milvus what it has not heard of yet."""
+        state = self._state()
+        if state is None or state.last == state.version:
+            return
+        with self._log.turn(wait=wait) as turn:
+            self._deliver(turn)
+
+    def _deliver(self, turn: Turn) -> None:
+        """Let Milvus have changes of the log, and readers find them."""
+        if turn.state.last == turn.state.version:
+            return
+        upserts = turn.pending()
+        since = self._gallery.put(upserts) if upserts else turn.state.since
+        turn.told(max(since, turn.state.since) if since != NOW else NOW)
+
+    def _sweep_at_times(self) -> None:
+        """Take out of Milvus what was replaced a while ago, unless somebody else is writing."""
+        if not self._hidden or time.monotonic() < self._next_sweep:
+            return
+        self._next_sweep = time.monotonic() + GRACE_S
+        with suppress(WriteError, GalleryUnavailable), self._log.turn(wait=False) as turn:
+            unswept = turn.unswept(GRACE_S)
+            if unswept:
+                self._gallery.by_number.drop(list(unswept.values()))
+                turn.swept(list(unswept))
+            old = turn.old(REMEMBERED_S)
+            if old:
+                # Once more: a request that was on its way all the time may have brought one back.
+                self._gallery.by_number.drop([row for row in old.values() if row is not None])
+                turn.forget(max(old))
 
 
-def _embeddings(upserts: Sequence[Upsert]) -> Embeddings:
-    mean, variance = (
-        np.stack([getattr(upsert.vector, name) for upsert in upserts])
-        for name in ("mean", "variance")
+def open_milvus(gallery: MilvusGallery, folder: Path, admit: Callable[[], None]) -> MilvusLive:
+    """A gallery in Milvus that takes changes, by a log in ``folder`` or in a database.
+
+    Raises
+    ------
+    BundleMismatch, StorageFailed, GalleryUnavailable : see `MilvusLive`.
+    ConfigError : psycopg is not installed.
+    """
+    name, access = gallery.described.collection, gallery.access
+    database: Database = (
+        SqliteDatabase(folder / f"{name}.sqlite", SCHEMA)
+        if access.log is None
+        else PostgresDatabase(access.log, name, SCHEMA, access.timeout_s)
     )
-    return Embeddings(mean, variance, np.empty((len(mean), 0), dtype=np.float32))
+    return MilvusLive(gallery, MilvusLog(database, name, gallery.described.n_items), admit)
 
 
 def _require_taken(write: Upsert | Delete) -> None:

@@ -34,6 +34,7 @@ from model_store.gallery.index.recall import (
 from model_store.gallery.milvus.collection import (
     COMPLETE_PROPERTY,
     NO_ACCESS,
+    SCHEMA,
     Collection,
     MilvusAccess,
     MilvusDescription,
@@ -110,7 +111,7 @@ def write_milvus_parts(
         read once before they are written.
     """
     kind, parameters = _plan(shape, settings)
-    named = _read_through(parts(), shape, f"{encoder_fingerprint}:{kind}:{shape}:")
+    named = _read_through(parts(), shape, f"{SCHEMA}:{encoder_fingerprint}:{kind}:{shape}:")
     described = MilvusDescription(
         uri=require_bare(uri),
         collection=named.collection,

@@ -1,0 +1,322 @@
+"""The databases that a log of changes may lie in: a file of SQLite, or PostgreSQL.
+
+Both are asked in the SQL that they have in common. What has been written is on the disk when a turn
+ends; a turn ends with the process that had it, and the next one finds all of it or nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from model_store.errors import ConfigError, GalleryUnavailable, StorageBusy, WriteRefused
+from model_store.files import flush
+from model_store.gallery.live.sqlite import BUSY_S, connect, errors_in_words, of_the_system
+from model_store.installation import how_to_install
+
+Row = tuple[Any, ...]
+Execute = Callable[..., list[Row]]
+"""A statement, with ``?`` for each of its values, and these; the rows that come of it."""
+
+STALLED_S = 60
+"""Seconds after which PostgreSQL takes a turn from a process that does nothing with it."""
+
+
+class Database(Protocol):
+    """Tables that several processes read and write."""
+
+    def ask(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
+        """Return the rows of a query; none where nothing has been written yet.
+
+        Raises
+        ------
+        StorageFailed, GalleryUnavailable : it cannot be read.
+        """
+
+    @contextmanager
+    def turn(self, *, wait: bool = True) -> Iterator[Execute]:
+        """A turn at writing: what is executed in it is kept whole, or not at all after an error.
+
+        Raises
+        ------
+        StorageBusy : somebody else has it; at once unless it is to ``wait``.
+        WriteError, GalleryUnavailable : it cannot be written to.
+        """
+
+    def mark(self) -> tuple[int, int] | None:
+        """Return a token that changes with every turn of any process; None where nothing tells."""
+
+    def now(self, execute: Execute) -> float:
+        """The time in seconds, by the clock that all writers have in common."""
+
+    def close(self) -> None:
+        """Let go of what is held open."""
+
+
+class SqliteDatabase:
+    """A file, for the processes of one machine; obeys `Database`.
+
+    Parameters
+    ----------
+    path : of the file, which the first turn makes.
+    schema : statements that make the tables.
+    """
+
+    def __init__(self, path: Path, schema: Sequence[str]) -> None:
+        self._path, self._schema = path, schema
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._reader: sqlite3.Connection | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._n_readers = 0
+
+    def ask(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
+        """Return the rows of a query; see `Database`."""
+        with self._reading, errors_in_words(self._path, "read"):
+            connection = self._read_from()
+            if connection is None:
+                return []
+            try:
+                return connection.execute(query, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if "no such table" in str(error):  # another process is just making it
+                    return []
+                raise
+
+    @contextmanager
+    def turn(self, *, wait: bool = True) -> Iterator[Execute]:
+        """A turn at writing; see `Database`."""
+        if not self._writing.acquire(blocking=wait):
+            raise StorageBusy("Another thread is writing to the gallery.")
+        try:
+            with errors_in_words(self._path):
+                if self._writer is None:
+                    self._writer = self._open_writer()
+                connection = self._writer
+                connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000) if wait else 0}")
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield lambda query, values=(): connection.execute(query, values).fetchall()
+                    connection.execute("COMMIT")
+                except BaseException:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    raise
+        finally:
+            self._writing.release()
+
+    def mark(self) -> tuple[int, int] | None:
+        """Return a token, in microseconds; see `Database`."""
+        with self._reading:
+            try:
+                connection = self._read_from()
+                if connection is None:
+                    return 0, 0
+                ((version,),) = connection.execute("PRAGMA data_version").fetchall()
+            except sqlite3.Error:
+                return None
+            return self._n_readers, int(version)
+
+    def now(self, execute: Execute) -> float:  # noqa: ARG002
+        """The machine's clock."""
+        return time.time()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._writing, self._reading:
+            for connection in (self._reader, self._writer):
+                if connection is not None:
+                    connection.close()
+            self._reader = self._writer = None
+
+    def _read_from(self) -> sqlite3.Connection | None:
+        """A connection that reads; None before the first write."""
+        if self._reader is None and self._path.exists():
+            self._reader = connect(self._path, "ro")
+            self._n_readers += 1  # each counts its changes for itself
+        return self._reader
+
+    def _open_writer(self) -> sqlite3.Connection:
+        folder = self._path.parent
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise of_the_system(error) from error
+        connection = connect(self._path, "rwc")
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            for statement in self._schema:
+                connection.execute(statement)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        for path in (folder, folder.parent):  # the file itself is to outlast a power cut
+            flush(path)
+        return connection
+
+
+class PostgresDatabase:
+    """A database that machines have in common; obeys `Database`.
+
+    Parameters
+    ----------
+    address : ``postgresql://user:password@host/database``; it is written nowhere.
+    name : of what takes turns: each gallery's writers wait for each other only.
+    schema : statements that make the tables.
+    timeout_s : seconds to wait for an answer.
+    """
+
+    def __init__(self, address: str, name: str, schema: Sequence[str], timeout_s: float) -> None:
+        self._psycopg = _psycopg()
+        self._address, self._schema, self._timeout_s = address, schema, timeout_s
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+        self._key = int.from_bytes(digest, "big", signed=True)
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._reader: Any = None
+        self._writer: Any = None
+
+    def ask(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
+        """Return the rows of a query; see `Database`."""
+        with self._reading, self._errors():
+            if self._reader is not None:
+                try:
+                    return self._read(query, values)
+                except self._psycopg.OperationalError:  # it was started again meanwhile, say
+                    self._reader.close()
+            self._reader = None
+            self._reader = self._connect()
+            return self._read(query, values)
+
+    @contextmanager
+    def turn(self, *, wait: bool = True) -> Iterator[Execute]:
+        """A turn at writing; see `Database`."""
+        if not self._writing.acquire(timeout=BUSY_S if wait else 0):
+            raise StorageBusy("Another thread is writing to the gallery. Send the request again.")
+        try:
+            with self._errors():
+                connection = self._begin(wait=wait)
+                try:
+                    yield lambda query, values=(): _execute(connection, query, values)
+                    connection.commit()
+                except BaseException:
+                    self._writer = None  # whatever state it is in
+                    connection.close()
+                    raise
+        finally:
+            self._writing.release()
+
+    def mark(self) -> None:
+        """Nothing tells but the tables themselves."""
+
+    def now(self, execute: Execute) -> float:
+        """The database's clock."""
+        ((now,),) = execute("SELECT extract(epoch FROM clock_timestamp())")
+        return float(now)
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._writing, self._reading:
+            for connection in (self._reader, self._writer):
+                if connection is not None:
+                    connection.close()
+            self._reader = self._writer = None
+
+    def _read(self, query: str, values: Sequence[Any]) -> list[Row]:
+        try:
+            return _execute(self._reader, query, values)
+        except self._psycopg.errors.UndefinedTable:
+            return []
+
+    def _begin(self, *, wait: bool) -> Any:  # noqa: ANN401 - has no types here
+        """A connection in a transaction that has the turn."""
+        lock = "SELECT pg_advisory_xact_lock(?)" if wait else "SELECT pg_try_advisory_xact_lock(?)"
+        taken = None
+        if self._writer is not None:
+            try:
+                taken = _execute(self._writer, lock, [self._key])
+            except self._psycopg.OperationalError as error:
+                self._writer.close()
+                self._writer = None
+                if isinstance(error, self._psycopg.errors.LockNotAvailable):
+                    raise
+        if self._writer is None:  # or the database was started again meanwhile, say
+            self._writer = self._open_writer()
+            taken = _execute(self._writer, lock, [self._key])
+        if taken == [(False,)]:
+            self._writer.rollback()
+            raise StorageBusy(_BUSY)
+        return self._writer
+
+    def _open_writer(self) -> Any:  # noqa: ANN401
+        connection = self._connect(autocommit=False)
+        # Two who make the same table at once would fail.
+        _execute(connection, "SELECT pg_advisory_xact_lock(0)")
+        for statement in self._schema:
+            _execute(connection, statement)
+        connection.commit()
+        return connection
+
+    def _connect(self, *, autocommit: bool = True) -> Any:  # noqa: ANN401
+        milliseconds = int(self._timeout_s * 1000)
+        return self._psycopg.connect(
+            self._address,
+            autocommit=autocommit,
+            connect_timeout=max(2, int(self._timeout_s)),
+            # Who holds a turn and is cut off gives it up: by the network, or by standing still.
+            keepalives_idle=5,
+            keepalives_interval=2,
+            keepalives_count=3,
+            tcp_user_timeout=milliseconds,
+            options=f"-c lock_timeout={int(BUSY_S * 1000)} -c statement_timeout={2 * milliseconds} "
+            f"-c idle_in_transaction_session_timeout={STALLED_S * 1000} "
+            "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 "
+            "-c synchronous_commit=on",
+        )
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Say in our words what went wrong; nothing of where it is, which clients would see."""
+        errors = self._psycopg.errors
+        try:
+            yield
+        except errors.LockNotAvailable as error:
+            raise StorageBusy(_BUSY) from error
+        except (errors.ReadOnlySqlTransaction, errors.InsufficientPrivilege) as error:
+            raise WriteRefused(
+                "The database that keeps the log of changes may not be written to. Its operator "
+                "gives the service a user that may."
+            ) from error
+        except self._psycopg.Error as error:
+            raise GalleryUnavailable(
+                "The database that keeps the log of the gallery's changes does not answer, or not "
+                "as wanted. Send the request again later; whoever runs the service finds the "
+                "reason in its log."
+            ) from error
+
+
+_BUSY = (
+    f"Another process has been writing to the gallery for {BUSY_S:g} s. Nothing was changed; send "
+    "the request again."
+)
+
+
+def _execute(connection: Any, query: str, values: Sequence[Any] = ()) -> list[Row]:  # noqa: ANN401
+    cursor = connection.execute(query.replace("?", "%s"), values)
+    return [] if cursor.description is None else list(cursor.fetchall())
+
+
+def _psycopg() -> Any:  # noqa: ANN401 - has no types here
+    try:
+        return import_module("psycopg")
+    except ImportError as error:
+        raise ConfigError(
+            "The log of changes lies in PostgreSQL, and psycopg is not installed. "
+            + how_to_install("milvus")
+        ) from error

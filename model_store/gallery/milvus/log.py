@@ -1,0 +1,397 @@
+"""The log of the changes of a gallery in Milvus: what is current there is said here.
+
+A change has a number, given in a turn that one writer has at a time, and with it a row of the
+collection, which is written once and never again with other content. The log knows how far Milvus
+has been told (`Head.version`); whoever reads, on whichever machine, takes the head first and looks
+past rows that come later and rows that were replaced until then. So a change is seen whole or not
+at all, by everybody at the same moment, and a request to Milvus that was sent by a writer who lost
+its turn does no harm, however late it comes: all it can do is to write the same row again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from model_store.errors import KeyReused, LogDamaged
+from model_store.gallery.filters.sql import metadata_json
+from model_store.gallery.milvus.collection import EVENTUALLY
+from model_store.gallery.milvus.databases import Database, Execute
+from model_store.gallery.protocol import NewItem, Thumbnail
+from model_store.gallery.writable import Delete, Receipt, Retry, Upsert, Vector
+
+GRACE_S = 30.0
+"""Seconds for which a row that was replaced stays in Milvus, for searches that are under way."""
+
+REMEMBERED_S = 3600.0
+"""Seconds for which every reader knows that a row was replaced, though it is gone from Milvus."""
+
+OUTCOME_LIFE_S = 24 * 3600.0
+"""Seconds for which the outcome of a request is kept by its Idempotency-Key."""
+
+SWEPT_AT_ONCE = 1_000
+"""Rows that one turn takes out of Milvus."""
+
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS vouch_collections (
+  collection TEXT PRIMARY KEY,
+  log TEXT NOT NULL,
+  last BIGINT NOT NULL,
+  version BIGINT NOT NULL,
+  since BIGINT NOT NULL,
+  n_items BIGINT NOT NULL,
+  n_changed BIGINT NOT NULL,
+  forgotten BIGINT NOT NULL
+)""",
+    # Ids are JSON, as PostgreSQL has no text with a null character. `place` is the row in Milvus.
+    """CREATE TABLE IF NOT EXISTS vouch_changes (
+  collection TEXT NOT NULL,
+  sequence BIGINT NOT NULL,
+  id TEXT NOT NULL,
+  place BIGINT,
+  replaced BIGINT,
+  content TEXT,
+  at DOUBLE PRECISION NOT NULL,
+  swept INTEGER NOT NULL,
+  PRIMARY KEY (collection, sequence)
+)""",
+    """CREATE TABLE IF NOT EXISTS vouch_items (
+  collection TEXT NOT NULL,
+  id TEXT NOT NULL,
+  place BIGINT,
+  PRIMARY KEY (collection, id)
+)""",
+    """CREATE TABLE IF NOT EXISTS vouch_outcomes (
+  collection TEXT NOT NULL,
+  key TEXT NOT NULL,
+  request TEXT NOT NULL,
+  outcome TEXT NOT NULL,
+  at DOUBLE PRECISION NOT NULL,
+  PRIMARY KEY (collection, key)
+)""",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A gallery as it is after some change, which is what a reader may answer with.
+
+    Attributes
+    ----------
+    version : number of the last change of which Milvus has been told.
+    since : the time in Milvus from which it has all changes up to here.
+    n_items, n_changed : see `Gallery`.
+    hidden : the change by which each row was replaced or deleted; those after ``version`` count
+        for later heads, which share it.
+    """
+
+    version: int
+    since: int
+    n_items: int
+    n_changed: int
+    hidden: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The row of a collection in the log; see `Head`.
+
+    Attributes
+    ----------
+    log : the log's own name.
+    last : number of the last change that was made; Milvus is still to be told of those after
+        ``version``.
+    forgotten : of the changes up to this one nobody knows any more which rows they replaced.
+    """
+
+    log: str
+    last: int
+    version: int
+    since: int
+    n_items: int
+    n_changed: int
+    forgotten: int
+
+
+class MilvusLog:
+    """The log of one collection; safe to share by threads, processes, and machines.
+
+    Parameters
+    ----------
+    database : where it lies.
+    collection : its name.
+    n_built : number of items that the collection was built with.
+    """
+
+    def __init__(self, database: Database, collection: str, n_built: int) -> None:
+        self._database, self._collection, self._n_built = database, collection, n_built
+        self.mark, self.close = database.mark, database.close
+
+    def state(self) -> State | None:
+        """The state of the log; None before the first change."""
+        return _state(self._database.ask, self._collection)
+
+    def replaced(self, after: int, until: int) -> dict[int, int]:
+        """Return the rows that changes after one, and up to another, have replaced."""
+        found = self._database.ask(
+            "SELECT replaced, sequence FROM vouch_changes WHERE collection = ? AND sequence > ? "
+            "AND sequence <= ? AND replaced IS NOT NULL",
+            [self._collection, after, until],
+        )
+        return dict(found)
+
+    def receipt(self, retry: Retry) -> Receipt | None:
+        """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
+        return _receipt(self._database.ask, self._collection, retry)
+
+    @contextmanager
+    def turn(self, *, wait: bool = True) -> Iterator[Turn]:
+        """A turn at writing; see `Database.turn`."""
+        with self._database.turn(wait=wait) as execute:
+            yield Turn(execute, self._collection, self._n_built, self._database.now)
+
+    def claim(self, named: Callable[[], str | None], name: Callable[[str], None]) -> str:
+        """Return the name of the log, and let a collection that names none name this one.
+
+        Parameters
+        ----------
+        named : what the collection names now.
+        name : lets it name a log.
+        """
+        with self._database.turn() as execute:
+            known = _state(execute, self._collection)
+            if named() is None and (known is None or known.last > 0):
+                # What there is was of a collection that was dropped, and written anew.
+                for table in ("collections", "changes", "items", "outcomes"):
+                    execute(f"DELETE FROM vouch_{table} WHERE collection = ?", [self._collection])  # noqa: S608
+                execute(
+                    "INSERT INTO vouch_collections VALUES (?, ?, 0, 0, ?, ?, 0, 0)",
+                    [self._collection, uuid.uuid4().hex, EVENTUALLY, self._n_built],
+                )
+        # In a turn of its own: a name that the log has lost again would be lost for ever.
+        with self.turn() as turn:
+            if named() is None:
+                name(turn.state.log)
+            return turn.state.log
+
+
+class Turn:
+    """A turn at writing; see `MilvusLog.turn`."""
+
+    def __init__(
+        self,
+        execute: Execute,
+        collection: str,
+        n_built: int,
+        now: Callable[[Execute], float],
+    ) -> None:
+        self._execute, self._collection, self._n_built = execute, collection, n_built
+        state = _state(execute, collection)
+        if state is None:
+            raise LogDamaged(f"The log knows nothing of the collection {collection!r} any more.")
+        self.state = state
+        self.now = now(execute)
+
+    def receipt(self, retry: Retry) -> Receipt | None:
+        """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
+        return _receipt(self._execute, self._collection, retry)
+
+    def rows(self, item_ids: Sequence[str]) -> dict[str, int | None]:
+        """Return the rows of those items that have changed; None where one was deleted."""
+        found: dict[str, int | None] = {}
+        for item_id in item_ids:
+            for (row,) in self._execute(
+                "SELECT place FROM vouch_items WHERE collection = ? AND id = ?",
+                [self._collection, json.dumps(item_id)],
+            ):
+                found[item_id] = row
+        return found
+
+    def add(self, writes: Sequence[Upsert | Delete], rows: Mapping[str, int | None]) -> None:
+        """Append changes.
+
+        Parameters
+        ----------
+        rows : of the items that there are, and None for those that were deleted.
+        """
+        current, state = dict(rows), self.state
+        n_items, n_changed, sequence = state.n_items, state.n_changed, state.last
+        changed = {item_id for item_id, row in rows.items() if row is None or row >= self._n_built}
+        for write in writes:
+            sequence += 1
+            before, row, content = current.get(write.id), None, None
+            if isinstance(write, Upsert):
+                row, content = self._n_built + sequence - 1, _content(sequence, write)
+            values = [sequence, json.dumps(write.id), row, before, content, self.now]
+            self._execute(
+                "INSERT INTO vouch_changes VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
+                [self._collection, *values],
+            )
+            n_items += (row is not None) - (before is not None)
+            n_changed += write.id not in changed
+            changed.add(write.id)
+            current[write.id] = row
+        for item_id in dict.fromkeys(write.id for write in writes):
+            self._execute(
+                "INSERT INTO vouch_items VALUES (?, ?, ?) "
+                "ON CONFLICT (collection, id) DO UPDATE SET place = excluded.place",
+                [self._collection, json.dumps(item_id), current[item_id]],
+            )
+        self._execute(
+            "UPDATE vouch_collections SET last = ?, n_items = ?, n_changed = ? "
+            "WHERE collection = ?",
+            [sequence, n_items, n_changed, self._collection],
+        )
+
+    def remember(self, retry: Retry, receipt: Receipt) -> None:
+        """Keep what came of a request, and forget what came of old ones."""
+        self._execute(
+            "DELETE FROM vouch_outcomes WHERE collection = ? AND at < ?",
+            [self._collection, self.now - OUTCOME_LIFE_S],
+        )
+        self._execute(
+            "INSERT INTO vouch_outcomes VALUES (?, ?, ?, ?, ?)",
+            [self._collection, retry.key, retry.request, receipt.to_json(), self.now],
+        )
+
+    def pending(self) -> list[tuple[int, Upsert]]:
+        """Rows that Milvus is still to be told of, with their content; the last of an item counts.
+
+        Raises
+        ------
+        LogDamaged : a change is not what was written.
+        """
+        found = self._execute(
+            "SELECT sequence, id, place, content FROM vouch_changes "
+            "WHERE collection = ? AND sequence > ? ORDER BY sequence",
+            [self._collection, self.state.version],
+        )
+        last = {item_id: (sequence, row, text) for sequence, item_id, row, text in found}
+        return [
+            (row, _upsert(sequence, text))
+            for sequence, row, text in last.values()
+            if row is not None
+        ]
+
+    def told(self, since: int) -> None:
+        """Let readers see everything that was made so far, which Milvus has from ``since`` on."""
+        self._execute(
+            "UPDATE vouch_collections SET version = last, since = ? WHERE collection = ?",
+            [since, self._collection],
+        )
+        self._execute(
+            "UPDATE vouch_changes SET content = NULL "
+            "WHERE collection = ? AND sequence > ? AND content IS NOT NULL",
+            [self._collection, self.state.version],
+        )
+
+    def unswept(self, age_s: float) -> dict[int, int]:
+        """Some rows, by change, that were replaced so long ago, and are in Milvus still."""
+        found = self._execute(
+            "SELECT sequence, replaced FROM vouch_changes WHERE collection = ? AND at < ? "
+            "AND sequence <= ? AND swept = 0 AND replaced IS NOT NULL ORDER BY sequence LIMIT ?",
+            [self._collection, self.now - age_s, self.state.version, SWEPT_AT_ONCE],
+        )
+        return dict(found)
+
+    def swept(self, sequences: Sequence[int]) -> None:
+        """Keep in mind that the rows that these changes replaced were taken out of Milvus."""
+        marks = ",".join("?" * len(sequences))
+        self._execute(
+            "UPDATE vouch_changes SET swept = 1 "  # noqa: S608
+            f"WHERE collection = ? AND sequence IN ({marks})",
+            [self._collection, *sequences],
+        )
+
+    def old(self, age_s: float) -> dict[int, int | None]:
+        """The first changes, and the rows that they replaced, if all are so old, and swept."""
+        found = self._execute(
+            "SELECT sequence, replaced, at, swept FROM vouch_changes "
+            "WHERE collection = ? AND sequence <= ? ORDER BY sequence LIMIT ?",
+            [self._collection, self.state.version, SWEPT_AT_ONCE],
+        )
+        old: dict[int, int | None] = {}
+        for sequence, replaced, at, swept in found:
+            if at > self.now - age_s or (replaced is not None and not swept):
+                break
+            old[sequence] = replaced
+        return old
+
+    def forget(self, until: int) -> None:
+        """Forget the changes up to one, of which Milvus has nothing any more."""
+        self._execute(
+            "DELETE FROM vouch_changes WHERE collection = ? AND sequence <= ?",
+            [self._collection, until],
+        )
+        self._execute(
+            "UPDATE vouch_collections SET forgotten = ? WHERE collection = ?",
+            [until, self._collection],
+        )
+
+
+def _state(execute: Execute, collection: str) -> State | None:
+    query = (
+        "SELECT log, last, version, since, n_items, n_changed, forgotten FROM vouch_collections "
+        "WHERE collection = ?"
+    )
+    for row in execute(query, [collection]):
+        return State(*row)
+    return None
+
+
+def _receipt(execute: Execute, collection: str, retry: Retry) -> Receipt | None:
+    query = "SELECT request, outcome FROM vouch_outcomes WHERE collection = ? AND key = ?"
+    for request, outcome in execute(query, [collection, retry.key]):
+        if request != retry.request:
+            raise KeyReused(
+                "The Idempotency-Key was sent before with another request. Send a new key with a "
+                "new request, and the same key only with the very same one."
+            )
+        return Receipt.from_json(outcome)
+    return None
+
+
+def _content(sequence: int, write: Upsert) -> str:
+    item, vector = write.item, write.vector
+    values: list[Any] = [
+        item.id,
+        item.label,
+        metadata_json(item.metadata),
+        item.thumbnail.media_type,
+        _packed(item.thumbnail.data),
+        _packed(vector.mean.astype("<f4").tobytes()),
+        _packed(vector.variance.astype("<f4").tobytes()),
+    ]
+    text = json.dumps([sequence, *values])
+    return _digest(text) + text
+
+
+def _upsert(sequence: int, content: str | None) -> Upsert:
+    digest, text = (content or "")[:32], (content or "")[32:]
+    if digest != _digest(text) or json.loads(text)[0] != sequence:
+        raise LogDamaged(
+            f"The change {sequence} in the log of the gallery is not what was written. Restore the "
+            "log from a backup."
+        )
+    _, item_id, label, metadata, media_type, data, *numbers = json.loads(text)
+    thumbnail = Thumbnail(base64.b64decode(data), media_type)
+    mean, variance = (
+        np.frombuffer(base64.b64decode(part), "<f4").astype(np.float32) for part in numbers
+    )
+    return Upsert(NewItem(item_id, label, json.loads(metadata), thumbnail), Vector(mean, variance))
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,80 @@
+"""The rows that pass a filter, which stay in Milvus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.gallery.index.allowed import NO_FIELDS
+from model_store.gallery.milvus.rows import MilvusRows
+from model_store.verdicts import IndexedBy
+
+_ROWS_AT_ONCE = 100_000
+"""Number of rows that one request to Milvus filters."""
+
+
+class MatchingRows:
+    """The rows of a gallery that an expression is true of; obeys `Allowed`.
+
+    A search gives the expression to Milvus. Their number is asked for, and which of some rows are
+    among them; only `rows` and `mask`, which no search needs, fetch them.
+
+    Parameters
+    ----------
+    expression : of Milvus.
+    n_items, n_rows, since : of the gallery as it is searched.
+    current : leaves those of some rows (n,) that are current.
+    """
+
+    def __init__(
+        self,
+        rows: MilvusRows,
+        expression: str,
+        n_items: int,
+        n_rows: int,
+        since: int,
+        current: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    ) -> None:
+        self.expression = expression
+        self._rows, self._n_items, self._n_rows, self._since = rows, n_items, n_rows, since
+        self._current = current
+
+    @cached_property
+    def at_most(self) -> int:
+        """Their number; rows that were replaced a moment ago may be counted."""
+        return self._rows.count(self.expression, self._since)
+
+    @property
+    def share(self) -> float:
+        """Their number over that of the items."""
+        return min(self.at_most / max(self._n_items, 1), 1.0)
+
+    @property
+    def indexes(self) -> Mapping[str, IndexedBy]:
+        """Nothing: which index Milvus takes it does not say."""
+        return NO_FIELDS
+
+    def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of ``rows`` (n,) are allowed, (n,)."""
+        if not rows.size:
+            return np.zeros(0, dtype=bool)
+        among = self._rows.among(rows.tolist(), self._since, self.expression)
+        return np.array([row in among for row in rows.tolist()], dtype=bool)
+
+    def rows(self) -> NDArray[np.int64]:
+        """All of them, ascending."""
+        found: list[int] = []
+        for start in range(0, self._n_rows, _ROWS_AT_ONCE):
+            end = min(start + _ROWS_AT_ONCE, self._n_rows)
+            found += self._rows.within(start, end, self._since, self.expression)
+        return self._current(np.array(found, dtype=np.int64))
+
+    def mask(self) -> NDArray[np.bool_]:
+        """The mask (N,) of them, read-only."""
+        mask = np.zeros(self._n_rows, dtype=bool)
+        mask[self.rows()] = True
+        mask.flags.writeable = False
+        return mask
