@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -97,7 +98,7 @@ def test_only_some_items_are_searched_by_what_fields_hold(shown: Shown) -> None:
     bar.locator("summary").click()
     expect(bar.locator("legend")).to_have_text(["Label", "tags", "price"])
     expect(bar.locator(".values").first).to_have_text("boot7clog2")
-    steps = [
+    steps: list[tuple[Callable[[], None], object]] = [
         (lambda: bar.get_by_label("boot").check(), {"label": {"in": ["boot"]}}),
         (lambda: bar.get_by_label("boot").uncheck(), None),
         (lambda: bar.get_by_label(HOSTILE).check(), {"tags": {"has": HOSTILE}}),
