@@ -42,7 +42,7 @@ class BundleFiles:
         for name, known in self._marks.items():
             if (known is None or _mark(self._directory / name) != known) and not self._whole(name):
                 return name
-        if not self._hashing.acquire(blocking=False):
+        if not self._hashed_at or not self._hashing.acquire(blocking=False):
             return None  # a large file takes longer than the time between two looks
         try:
             name = min(self._hashed_at, key=self._hashed_at.__getitem__)
