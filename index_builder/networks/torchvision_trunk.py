@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torchvision import models
 
 from index_builder.networks.pooling import AveragePooling, GeneralisedMeanPooling
 from index_builder.networks.trunk import Trunk
@@ -60,6 +59,8 @@ class TorchvisionTrunk(Trunk):
         *,
         tensorflow_padding: bool = False,
     ) -> None:
+        from torchvision import models  # noqa: PLC0415 - slow: it brings torch's compiler
+
         super().__init__()
         self.preprocessing = Preprocessing(input_size, input_size, decoding="reduced")
         self.name: TorchvisionName = name

@@ -14,7 +14,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torchvision import models
 
 from index_builder.networks.torchvision_trunk import (
     CLASSIFIERS,
@@ -59,6 +58,8 @@ def load_weights(trunk: str, source: str) -> PretrainedWeights:
     ------
     WeightsError : no such name or file, a download that fails, or a file that cannot be read.
     """
+    from torchvision import models  # noqa: PLC0415 - slow: it brings torch's compiler
+
     names = list(models.get_model_weights(trunk).__members__)
     if source in names:
         return PretrainedWeights(_download(trunk, source), *_normalisation(trunk))
@@ -154,6 +155,8 @@ def load_checkpoint(source: str) -> dict[str, Tensor]:
 
 
 def _download(trunk: str, name: str) -> Mapping[str, Tensor]:
+    from torchvision import models  # noqa: PLC0415 - slow
+
     weights = models.get_model_weights(trunk)[name]
     try:
         state: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from torchvision import datasets
 
 from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import LabelledImages, from_arrays, joined
@@ -50,7 +49,7 @@ def mnist_like(name: Literal["FashionMNIST", "MNIST"], origin: Origin) -> Offici
     """
     raw = origin.root / name / "raw"
     if origin.download and not raw.is_dir():
-        _downloaded(getattr(datasets, name), name, root=str(origin.root))
+        _downloaded(name, name, root=str(origin.root))
     if not raw.is_dir():
         raise DatasetError(
             f"{name}: {raw} is missing. Put the four official .gz files there, or let --download "
@@ -89,7 +88,7 @@ def cifar10(origin: Origin) -> Official:
             CIFAR10.require(origin, "cifar-10-batches-py")
         sets = {
             part: _downloaded(
-                datasets.CIFAR10,
+                "CIFAR10",
                 "CIFAR-10",
                 root=str(origin.root),
                 train=part == "train",
@@ -118,7 +117,7 @@ def svhn(origin: Origin) -> LabelledImages | None:
     if not (origin.root / "svhn" / "test_32x32.mat").is_file() and not origin.download:
         return None
     one = _downloaded(
-        datasets.SVHN,
+        "SVHN",
         "SVHN",
         root=str(origin.root / "svhn"),
         split="test",
@@ -143,10 +142,12 @@ def chars74k(origin: Origin) -> LabelledImages:
     return CHARS74K.checked(origin, {"all": images}).parts["all"]
 
 
-def _downloaded(kind, name: str, **options):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN003, ANN202 - torchvision has no types
+def _downloaded(kind: str, name: str, **options):  # type: ignore[no-untyped-def] # noqa: ANN003, ANN202 - torchvision has no types
+    from torchvision import datasets  # noqa: PLC0415 - slow: it brings torch's compiler
+
     options.setdefault("download", True)
     try:
-        return kind(**options)
+        return getattr(datasets, kind)(**options)
     except (OSError, RuntimeError) as error:
         raise DatasetError(
             f"{name} cannot be read or fetched ({error}). Put its official files below "

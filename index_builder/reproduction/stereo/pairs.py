@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torchvision import datasets
 
 from model_store.errors import DatasetError
 
-KITTI = {"KITTI 2012": datasets.Kitti2012Stereo, "KITTI 2015": datasets.Kitti2015Stereo}
+KITTI = {"KITTI 2012": "Kitti2012Stereo", "KITTI 2015": "Kitti2015Stereo"}
 """torchvision's readers, which want ``Kitti2012/training/…`` and ``Kitti2015/training/…``."""
 
 _NOISE = 4.0
@@ -56,8 +55,10 @@ def kitti(name: str, root: Path) -> list[StereoPair] | None:
     """
     if not (root / name.title().replace(" ", "") / "training").is_dir():
         return None
+    from torchvision import datasets  # noqa: PLC0415 - slow: it brings torch's compiler
+
     try:
-        found = KITTI[name](str(root), split="train")
+        found = getattr(datasets, KITTI[name])(str(root), split="train")
         return [_of_kitti(found[number]) for number in range(len(found))]
     except (OSError, RuntimeError, ValueError, FileNotFoundError) as error:
         raise DatasetError(f"{name} in {root} cannot be read ({error}). Fetch it again.") from error
