@@ -37,7 +37,7 @@ from service.observability.metrics import Telemetry
 from service.observability.records import Tracing
 from service.serving.engine import SearchEngine
 from service.serving.metrics import GalleryMetrics
-from service.serving.recalibration import Recalibration, installed_command
+from service.serving.recalibration import Recalibrator, installed_command
 from service.serving.registry import Galleries, OpenBundle
 from service.serving.resources import EngineResources
 from service.serving.writer import ItemWriter
@@ -218,7 +218,7 @@ async def _set_up(
     telemetry.registry.register(metrics)
     stack.callback(telemetry.registry.unregister, metrics)
     command = installed_command() if settings.recalibrates else ()
-    again = Recalibration(command, settings.canary_period_s, settings.signing_key)
+    again = Recalibrator(command, settings.canary_period_s, settings.signing_key)
     for watching in (galleries.watch(), again.watch(galleries.engines)):
         stack.push_async_callback(_ended, asyncio.create_task(watching))
     writer = ItemWriter(galleries, telemetry)

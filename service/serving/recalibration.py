@@ -43,7 +43,7 @@ class _Attempt:
     at: float
 
 
-class Recalibration:
+class Recalibrator:
     """Starts one process at a time, for the first gallery that needs it.
 
     Parameters

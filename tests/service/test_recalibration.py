@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from model_store.bundles.item_features import ITEM_FEATURES_FILE
-from service.serving.recalibration import Recalibration, installed_command
+from service.serving.recalibration import Recalibrator, installed_command
 from service.settings import Settings
 
 pytestmark = pytest.mark.process
@@ -37,22 +37,22 @@ def command(code: str) -> tuple[str, ...]:
 
 def test_what_is_stale_is_calibrated_with_one_thread_and_the_services_key(tmp_path: Path) -> None:
     for variable, said in (("OMP_NUM_THREADS", "1"), ("VOUCH_SIGNING_KEY", "the.key")):
-        again = Recalibration(command(WRITES.format(variable)), 1.0, Path("the.key"))
+        again = Recalibrator(command(WRITES.format(variable)), 1.0, Path("the.key"))
         assert asyncio.run(again.look(engine(tmp_path))) is True
         assert (tmp_path / "said").read_text() == said
 
 
 def test_nothing_is_started_where_there_is_no_need_or_no_means(tmp_path: Path) -> None:
-    again = Recalibration(command(FAILS), 1.0)
+    again = Recalibrator(command(FAILS), 1.0)
     assert asyncio.run(again.look(engine(tmp_path, keeps=False))) is None
     assert asyncio.run(again.look(engine(tmp_path, stale=None))) is None
-    assert asyncio.run(Recalibration((), 1.0).look(engine(tmp_path))) is None
+    assert asyncio.run(Recalibrator((), 1.0).look(engine(tmp_path))) is None
 
 
 def test_a_failure_is_logged_and_not_tried_again_at_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    again = Recalibration(command(FAILS), 1.0)
+    again = Recalibrator(command(FAILS), 1.0)
     with caplog.at_level(logging.ERROR):
         assert asyncio.run(again.look(engine(tmp_path))) is False
     (record,) = caplog.records
@@ -61,7 +61,7 @@ def test_a_failure_is_logged_and_not_tried_again_at_once(
 
 
 def test_a_process_ends_with_the_service(tmp_path: Path) -> None:
-    again = Recalibration(command("import time; time.sleep(600)"), 0.0)
+    again = Recalibrator(command("import time; time.sleep(600)"), 0.0)
 
     async def stopped() -> None:
         watching = asyncio.create_task(again.watch(lambda: [engine(tmp_path)]))
