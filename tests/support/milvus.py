@@ -10,6 +10,7 @@ import atexit
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -60,16 +61,24 @@ class MilvusServer:
         import milvus
         from milvus import MilvusServerConfig
 
-        given = {} if port is None else {"proxy_port": port}
         self._directory = directory
-        self._config = MilvusServerConfig(data_dir=str(directory), **given)
+        self._config = MilvusServerConfig(data_dir=str(directory))
         self._config.set("common.session.ttl", session_s)
-        self._config.resolve()
+        configured = directory / "configs" / "milvus.yaml"
+        address = directory / "address"
+        if not configured.exists():  # else it keeps its ports, though they may look taken yet
+            for name, item in self._config.configurable_items.items():
+                if name.endswith("_port"):
+                    item[1] = _free_port()  # not those that another server just chooses
+            self._config.resolve()
+            if port is not None:
+                self._config.set("proxy_port", port)
+                self._config.write_config()
+            address.write_text(f"http://127.0.0.1:{self._config.get('proxy_port')}")
         milvus._initialize_data_files(str(directory))
-        self._health, listening = self._config.resolve_port(19_600)
-        listening.close()
+        self._health = _free_port()
         self._popen: subprocess.Popen[bytes] | None = None
-        self.uri = f"http://127.0.0.1:{self._config.get('proxy_port')}"
+        self.uri = address.read_text()
         self.command = ["sh", "-c", f"cd '{directory}' && exec bin/milvus run standalone"]
         self.environment = os.environ | {
             "DEPLOY_MODE": "STANDALONE",
@@ -81,9 +90,7 @@ class MilvusServer:
 
     def _etcd_configuration(self) -> Path:
         """Ports of its own for the etcd inside it: there may be another server."""
-        peers, listening = self._config.resolve_port(19_700)
-        listening.close()
-        clients = self._config.get("etcd_port")
+        peers, clients = _free_port(), self._config.get("etcd_port")
         urls = {
             "listen-client-urls": clients,
             "advertise-client-urls": clients,
@@ -131,6 +138,11 @@ class MilvusServer:
             self._popen.send_signal(signal.SIGKILL)
             self._popen.wait()
             self._popen = None
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
 @cache
