@@ -63,11 +63,12 @@ def measure_encoder(
     Parameters
     ----------
     config : its posterior does not matter.
-    run : a directory of its own, removed afterwards.
+    run : a directory of its own, removed before, where an interrupt left it, and afterwards.
     shared : of the data set; a frozen trunk, and what it makes of images, are kept there.
     priors : Laplace posteriors beside those of `POSTERIORS`, for the same encoder.
     """
     config = config.model_copy(update={"posterior": DeterministicConfig(method="deterministic")})
+    shutil.rmtree(run.directory, ignore_errors=True)
     data = load_protocol(config)
     splits = data.splits()
     if config.network.frozen:

@@ -180,6 +180,7 @@ def test_the_table_has_means_over_seeds_and_says_which_is_best(
     assert "http" not in page
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", grid.DATA_SETS)
 def test_no_test_image_of_a_small_protocol_is_learned_from(data_dir: Path, name: str) -> None:
