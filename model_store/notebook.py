@@ -13,16 +13,16 @@ _COLUMNS = ("", "item", "label", "P(match)", "similarity")
 
 def answer_html(decision: Decision, matches: Sequence[Match]) -> str:
     """Return an answer as HTML; whatever items are called, it is text."""
-    said = [f"<b>{escape(decision.verdict)}</b>"]
+    lines = [f"<b>{escape(decision.verdict)}</b>"]
     if decision.no_match_probability is not None:
-        said.append(f"P(no match) {decision.no_match_probability:.3f}")
+        lines.append(f"P(no match) {decision.no_match_probability:.3f}")
     if decision.assessment.percentile is not None:
-        said.append(f"more uncertain than {decision.assessment.percentile:.0f} %")
+        lines.append(f"more uncertain than {decision.assessment.percentile:.0f} %")
     if decision.reason is not None:
-        said.append(escape(decision.reason))
+        lines.append(escape(decision.reason))
     head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
     rows = "".join(map(_row, matches))
-    return f"<p>{'; '.join(said)}</p><table><tr>{head}</tr>{rows}</table>"
+    return f"<p>{'; '.join(lines)}</p><table><tr>{head}</tr>{rows}</table>"
 
 
 def _row(match: Match) -> str:

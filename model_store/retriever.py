@@ -116,22 +116,22 @@ class Retriever:
         """The rate of false alarms that is used where a request names none."""
         return DEFAULT_ALPHA if self.calibration is None else self.calibration.alpha
 
-    def order_of(self, asked: Order | None) -> Order:
-        """Return the order of a list: the one ``asked`` for, or the gallery's own.
+    def order_of(self, requested: Order | None) -> Order:
+        """Return the order of a list: the one ``requested``, or the gallery's own.
 
         Raises
         ------
         OrderUnavailable : there are no probabilities to list by.
         """
-        if asked == "probability" and self.calibration is None:
+        if requested == "probability" and self.calibration is None:
             raise OrderUnavailable(
                 "order=probability was asked for, but the gallery is not calibrated: there are no "
                 "probabilities to list by. Leave it out or ask for order=similarity; or have the "
                 "gallery calibrated (`vouch-build calibrate`, `vouch-build index --calibrate`)."
             )
-        if asked is None:
+        if requested is None:
             return "similarity" if self.calibration is None else self.calibration.order
-        return asked
+        return requested
 
     def embed(self, images: Inputs) -> list[Predictive]:
         """Predictive distributions of ``images`` (B, H, W, 3), at the encoder's input size."""

@@ -53,8 +53,8 @@ class RedisCalls:
         except Exception as error:
             if self._rest.begin():
                 fields = {"reason": f"{type(error).__name__}: {str(error)[:SHOWN]}"}
-                said = f"Redis cannot be reached, {self._without_it} without it"
-                logger.warning(said, extra={"fields": fields})
+                message = f"Redis cannot be reached, {self._without_it} without it"
+                logger.warning(message, extra={"fields": fields})
             return None
         self._rest.end()
         return answer

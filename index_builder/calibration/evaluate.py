@@ -200,14 +200,14 @@ def _of_orders(
     """
     measured: dict[Order, dict[str, Any]] = {}
     for order in get_args(Order):
-        asked = own
+        answered = own
         if order != retriever.order_of(None):
-            asked = ask(retriever, queries, f"the same, by {order}", order)
-        correct, probabilities = asked.matches[:, 0], asked.first_probabilities
-        called = np.array([answer.decision.verdict == "match" for answer in asked.answers])
+            answered = ask(retriever, queries, f"the same, by {order}", order)
+        correct, probabilities = answered.matches[:, 0], answered.first_probabilities
+        called = np.array([answer.decision.verdict == "match" for answer in answered.answers])
         measured[order] = {
-            "recall_at_1": recall_at_k(asked.matches, 1),
-            "recall_at_10": recall_at_k(asked.matches, 10),
+            "recall_at_1": recall_at_k(answered.matches, 1),
+            "recall_at_10": recall_at_k(answered.matches, 10),
             "error_auroc": _separation(1 - probabilities, ~correct),
             "match_share": float(called.mean()),
             "match_error": float((~correct[called]).mean()) if called.any() else None,

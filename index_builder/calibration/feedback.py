@@ -46,24 +46,26 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     ------
     CalibrationError : too little was said of these probabilities.
     """
-    said = log.pairs(calibration.match_fingerprint())
-    n_confirmed = int(said.correct.sum())
-    _require_enough(said, n_confirmed)
-    judged = said.drawn if _speak_for_the_stream(said) else np.ones(len(said.correct), dtype=bool)
-    before = _log_loss(Recalibration()(said.log_odds[judged]), said.correct[judged])
-    after = _log_loss(_cross_fitted(said)[judged], said.correct[judged])
+    pairs = log.pairs(calibration.match_fingerprint())
+    n_confirmed = int(pairs.correct.sum())
+    _require_enough(pairs, n_confirmed)
+    judged = (
+        pairs.drawn if _speak_for_the_stream(pairs) else np.ones(len(pairs.correct), dtype=bool)
+    )
+    before = _log_loss(Recalibration()(pairs.log_odds[judged]), pairs.correct[judged])
+    after = _log_loss(_cross_fitted(pairs)[judged], pairs.correct[judged])
     applied = after < before
-    fitted = _fitted(said) if applied else Recalibration()
+    fitted = _fitted(pairs) if applied else Recalibration()
     if not applied:
         console.print(
-            f"Feedback on {len(said.correct)} pairs corrects nothing: cross-fitted, probabilities "
+            f"Feedback on {len(pairs.correct)} pairs corrects nothing: cross-fitted, probabilities "
             f"would foretell it no better (log loss {after:.4f}, uncorrected {before:.4f})."
         )
     report = {
-        "n": len(said.correct),
+        "n": len(pairs.correct),
         "confirmed": n_confirmed,
-        "n_drawn": int(said.drawn.sum()),
-        "n_others": said.n_others,
+        "n_drawn": int(pairs.drawn.sum()),
+        "n_others": pairs.n_others,
         "applied": bool(applied),
         "log_loss_before": before,
         "log_loss_after": after,
@@ -105,25 +107,25 @@ def fit_recalibration(
     return Recalibration(float(np.exp(log_slope)), intercept, len(correct))
 
 
-def _speak_for_the_stream(said: SaidPairs) -> bool:
+def _speak_for_the_stream(pairs: SaidPairs) -> bool:
     """Return whether enough pairs were drawn at random to tell how others were chosen."""
-    return int(said.drawn.sum()) >= MIN_DRAWN
+    return int(pairs.drawn.sum()) >= MIN_DRAWN
 
 
-def _fitted(said: SaidPairs) -> Recalibration:
-    volunteered = ~said.drawn if _speak_for_the_stream(said) else None
-    return fit_recalibration(said.log_odds, said.correct, volunteered)
+def _fitted(pairs: SaidPairs) -> Recalibration:
+    volunteered = ~pairs.drawn if _speak_for_the_stream(pairs) else None
+    return fit_recalibration(pairs.log_odds, pairs.correct, volunteered)
 
 
-def _cross_fitted(said: SaidPairs) -> Floats:
+def _cross_fitted(pairs: SaidPairs) -> Floats:
     """Corrected probabilities (n,), by fits that have not seen the query."""
     from sklearn.model_selection import GroupKFold  # noqa: PLC0415 - slow
 
-    probabilities = np.empty(len(said.correct))
-    volunteered = ~said.drawn if _speak_for_the_stream(said) else np.zeros_like(said.drawn)
-    for kept, left_out in GroupKFold(N_FOLDS).split(said.log_odds, groups=said.queries):
-        fitted = fit_recalibration(said.log_odds[kept], said.correct[kept], volunteered[kept])
-        probabilities[left_out] = fitted(said.log_odds[left_out])
+    probabilities = np.empty(len(pairs.correct))
+    volunteered = ~pairs.drawn if _speak_for_the_stream(pairs) else np.zeros_like(pairs.drawn)
+    for kept, left_out in GroupKFold(N_FOLDS).split(pairs.log_odds, groups=pairs.queries):
+        fitted = fit_recalibration(pairs.log_odds[kept], pairs.correct[kept], volunteered[kept])
+        probabilities[left_out] = fitted(pairs.log_odds[left_out])
     return probabilities
 
 
@@ -132,13 +134,13 @@ def _log_loss(probabilities: Floats, correct: Bools) -> float:
     return float(-np.log(np.maximum(of_truth, np.finfo(np.float64).tiny)).mean())
 
 
-def _require_enough(said: SaidPairs, n_confirmed: int) -> None:
-    n, n_queries = len(said.correct), len(np.unique(said.queries))
+def _require_enough(pairs: SaidPairs, n_confirmed: int) -> None:
+    n, n_queries = len(pairs.correct), len(np.unique(pairs.queries))
     rejected = n - n_confirmed
     if n < MIN_PAIRS or min(n_confirmed, rejected) < MIN_OF_EACH or n_queries < N_FOLDS:
         raise CalibrationError(
             f"Users spoke of {n} pairs of {n_queries} queries ({n_confirmed} confirmed, {rejected} "
-            f"rejected) with these probabilities, and of {said.n_others} with others; wanted at "
+            f"rejected) with these probabilities, and of {pairs.n_others} with others; wanted at "
             f"least {MIN_PAIRS} pairs of {N_FOLDS} queries, {MIN_OF_EACH} of either outcome. "
             "Collect more, or calibrate without --feedback."
         )

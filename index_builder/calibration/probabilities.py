@@ -207,10 +207,10 @@ def _fit_and_apply(
     limits: Limits | None,
 ) -> None:
     """Fit to the queries ``kept``, and write ``probabilities`` (N,) of those ``left_out``."""
-    asked = examples.at(left_out)
-    log_odds = fit_choice(examples.at(kept), limits).log_odds(asked.values)
+    held_out = examples.at(left_out)
+    log_odds = fit_choice(examples.at(kept), limits).log_odds(held_out.values)
     rows = np.isin(examples.queries, left_out)
-    probabilities[rows] = _choices(log_odds, asked.starts, asked.counts)[0]
+    probabilities[rows] = _choices(log_odds, held_out.starts, held_out.counts)[0]
 
 
 def fit_choice(examples: Examples, limits: Limits | None = None) -> LogisticModel:

@@ -100,11 +100,11 @@ def since(seen: Observed, max_error: float) -> dict[str, Any]:
     """Return what was observed, and the running test of "errors are at most ``max_error``"."""
     test = ErrorTest(max_error)
     n = len(seen.reviews)
-    told = {round(step * n / N_STEPS) for step in range(1, N_STEPS + 1)}
+    recorded = {round(step * n / N_STEPS) for step in range(1, N_STEPS + 1)}
     course = []
     for wrong in seen.reviews:
         test.observe(wrong=wrong == "1")
-        if test.n in told:
+        if test.n in recorded:
             course.append({"n": test.n, "n_wrong": test.n_wrong, "log_evidence": test.log_evidence})
     return {
         "observed": seen.model_dump(mode="json"),

@@ -54,8 +54,8 @@ def _of_content(claimed: dict[str, Any], bundle: Path) -> Iterator[str]:
         return
     try:
         day = date.fromisoformat(str(claimed.get("date")))
-        told = claimed.get("since")
-        seen = None if told is None else Observed.model_validate(told["observed"])
+        claims = claimed.get("since")
+        seen = None if claims is None else Observed.model_validate(claims["observed"])
     except (ValueError, ValidationError, KeyError, TypeError) as error:
         yield f"date or since: not readable ({error})"
         return

@@ -61,9 +61,9 @@ def certify_command(
     if feedback is not None:
         since = importlib.import_module("index_builder.certificates.since")
         seen = since.observed(feedback, opened.manifest.id, opened.calibration)
-    said = contents.content(opened, _day(day), seen)
+    content = contents.content(opened, _day(day), seen)
     signed_by = None if key is None else signing.read_private_key(key)
-    print(files.write_certificate(said, signed_by, directory))
+    print(files.write_certificate(content, signed_by, directory))
 
 
 def verify_command(

@@ -265,7 +265,7 @@ def in_words(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def parse_promises(asked: Mapping[str, Any]) -> CalibrationConfig:
+def parse_promises(options: Mapping[str, Any]) -> CalibrationConfig:
     """Return what calibrated answers shall promise, the rest as it is by default.
 
     Raises
@@ -273,7 +273,7 @@ def parse_promises(asked: Mapping[str, Any]) -> CalibrationConfig:
     ConfigError : a value is out of range.
     """
     try:
-        return CalibrationConfig.model_validate(asked)
+        return CalibrationConfig.model_validate(options)
     except ValidationError as error:
-        named = {f"--{name.replace('_', '-')}": value for name, value in asked.items()}
+        named = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
         raise ConfigError(f"What answers shall promise, {named}: {in_words(error)}.") from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from index_builder.exchange.place import MOST_BYTES
 from index_builder.progress import track
-from index_builder.storage.library import client_config, said
+from index_builder.storage.library import client_config, redacted
 from model_store.bundles.directory import CURRENT_FILE, is_bundle_id
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest
 from model_store.errors import TransferError
@@ -132,7 +132,7 @@ class Bucket:
             yield
         except (self._errors.BaseError, FileNotFoundError, ValueError) as error:
             raise TransferError(
-                f"{self._url} cannot {what} ({type(error).__name__}: {said(error)}). Is there such "
-                "a bucket, and do the credentials in the environment (AWS_…, GOOGLE_…, AZURE_…) "
-                "allow it? The same command goes on from here."
+                f"{self._url} cannot {what} ({type(error).__name__}: {redacted(error)}). Is there "
+                "such a bucket, and do the credentials in the environment (AWS_…, GOOGLE_…, "
+                "AZURE_…) allow it? The same command goes on from here."
             ) from error

@@ -146,9 +146,9 @@ class Hub:
             yield
         except self._failures as error:
             why = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
-            said = " ".join(str(why).split())[:500]
+            message = " ".join(str(why).split())[:500]
             raise TransferError(
-                f"{self} cannot be {what} ({type(why).__name__}: {said}). Is there such a "
+                f"{self} cannot be {what} ({type(why).__name__}: {message}). Is there such a "
                 "repository, and may the token do that? `hf auth login` keeps one. The same "
                 "command goes on from here."
             ) from error

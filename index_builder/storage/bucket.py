@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from index_builder.storage.library import client_config, said
+from index_builder.storage.library import client_config, redacted
 from index_builder.storage.source import NotFetched, Opened, TryAgain
 from index_builder.storage.urls import in_bucket
 from model_store.errors import DatasetError, SourceUnavailable
@@ -81,7 +81,7 @@ class Bucket:
             )
         except (exceptions.BaseError, ValueError) as error:
             raise DatasetError(
-                f"{url} cannot be opened ({said(error)}). Set what its service wants in the "
+                f"{url} cannot be opened ({redacted(error)}). Set what its service wants in the "
                 "environment: AWS_…, GOOGLE_… or AZURE_STORAGE_ACCOUNT_NAME and its key."
             ) from error
 
@@ -124,7 +124,7 @@ class Bucket:
                 "list it?"
             )
             raise SourceUnavailable(
-                f"{self.url} cannot be listed ({said(error)}). {advice}"
+                f"{self.url} cannot be listed ({redacted(error)}). {advice}"
             ) from error
 
     async def require_there(self) -> None:
@@ -144,7 +144,7 @@ class Bucket:
                 if denied and not self._was_listed:
                     return  # keys may allow to read and not to list
                 raise SourceUnavailable(
-                    f"{self.url} is not there any more, or does not let us in ({said(error)})."
+                    f"{self.url} is not there any more, or does not let us in ({redacted(error)})."
                 ) from error
 
     async def close(self) -> None:
@@ -166,5 +166,5 @@ def _failure(url: str, error: Exception) -> NotFetched:
         return NotFetched(f"There is no {url}.")
     status = _STATUS.search(str(error))
     if status is None or status[1] in {"408", "429"} or status[1].startswith("5"):
-        return TryAgain(f"{url} could not be read ({said(error)}).")
-    return NotFetched(f"{url} could not be read ({said(error)}).")
+        return TryAgain(f"{url} could not be read ({redacted(error)}).")
+    return NotFetched(f"{url} could not be read ({redacted(error)}).")

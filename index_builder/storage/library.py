@@ -31,7 +31,7 @@ def client_config(connect_s: float, longest: timedelta) -> ClientConfig:
     return config
 
 
-def said(error: BaseException) -> str:
+def redacted(error: BaseException) -> str:
     """Return the message of the library on one line, without secrets and its own inside."""
     text = without_secrets(str(error).split("\n", 1)[0])
     return text.partition(": <?xml")[0][:300] or type(error).__name__

@@ -211,9 +211,9 @@ def _verify(root: Path, summary: BackupSummary) -> None:
             _makes(root, directory) == (summary.n_items, summary.version)
         ),
     }
-    for said, holds in checks.items():
+    for problem, holds in checks.items():
         if not holds():
-            raise ArchiveError(f"The archive is not restored: {said}. Take another backup.")
+            raise ArchiveError(f"The archive is not restored: {problem}. Take another backup.")
 
 
 def _is_sound(path: Path) -> bool:

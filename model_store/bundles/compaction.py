@@ -226,7 +226,7 @@ def _write(
         known.updated(snapshot).save(staging)
     if calibrate is not None:
         manifest = calibrate(gallery, staging, manifest)
-    said = {
+    sections = {
         "n_items": gallery.n_items,
         "search": search_settings(gallery),
         "index": asdict(report),
@@ -234,7 +234,7 @@ def _write(
         "compacted_from": manifest.id,
         "compacted_at": datetime.now(UTC).isoformat(),  # the like of it may have been served before
     }
-    return with_digests(staging, replace(manifest, gallery={**manifest.gallery, **said}))
+    return with_digests(staging, replace(manifest, gallery={**manifest.gallery, **sections}))
 
 
 def _copy_rest(bundle: Path, staging: Path) -> None:

@@ -181,8 +181,8 @@ def decide(
 
 def _unheard(calibration: Calibration | None, terms: Terms) -> str | None:
     """Return what was asked for that only a calibration could mind; None where nothing was."""
-    asked = {"expected_absent": terms.expected_absent, "source": terms.source}
-    names = [f"`{name}`" for name, value in asked.items() if value is not None]
+    options = {"expected_absent": terms.expected_absent, "source": terms.source}
+    names = [f"`{name}`" for name, value in options.items() if value is not None]
     if calibration is not None or not names:
         return None
     return f"The gallery is not calibrated, so that {' and '.join(names)} changed nothing."

@@ -83,12 +83,12 @@ def placement_of(events: Iterable[Mapping[str, Any]]) -> Placement:
     nodes: Counter[str] = Counter()
     microseconds: Counter[str] = Counter()
     for event in events:
-        said = event.get("args", {})
+        arguments = event.get("args", {})
         if event.get("cat") != "Node" or not event["name"].endswith(RUN_SUFFIX):
             continue
-        if "provider" in said and said.get("op_name") not in COPIES:
-            nodes[said["provider"]] += 1
-            microseconds[said["provider"]] += event["dur"]
+        if "provider" in arguments and arguments.get("op_name") not in COPIES:
+            nodes[arguments["provider"]] += 1
+            microseconds[arguments["provider"]] += event["dur"]
     if not nodes:
         raise ValueError("the profile does not say of any node where it ran")
     return {

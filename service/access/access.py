@@ -114,8 +114,8 @@ class Access:
     @property
     def summary(self) -> str:
         """For people: who may ask."""
-        said = "nobody" if self.keyless is None else f"anyone, with the scope {self.keyless}"
-        return said if self._keyring is None else f"keys; without a key {said}"
+        everybody = "nobody" if self.keyless is None else f"anyone, with the scope {self.keyless}"
+        return everybody if self._keyring is None else f"keys; without a key {everybody}"
 
     async def admit(self, request: Request) -> Caller:
         """Return the caller, after counting the request once against its rate limit.

@@ -46,12 +46,12 @@ class Standing:
     def headers(self) -> dict[str, str]:
         """``RateLimit-*``, and ``Retry-After`` where there is something to wait for."""
         reset = str(max(1, math.ceil(self.reset_s)))
-        said = {
+        fields = {
             "RateLimit-Limit": str(self.limit),
             "RateLimit-Remaining": str(max(0, self.limit - self.count)),
             "RateLimit-Reset": reset,
         }
-        return {**said, "Retry-After": reset} if self.exceeded else said
+        return {**fields, "Retry-After": reset} if self.exceeded else fields
 
 
 class Tally:

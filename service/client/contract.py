@@ -125,8 +125,8 @@ def not_vouch(response: httpx2.Response) -> VouchProblem:
 
 def _retry_after(response: httpx2.Response) -> float | None:
     """Seconds; None for a date, which the service does not send."""
-    said = response.headers.get("retry-after", "")
-    return float(said) if said.isdigit() else None
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isdigit() else None
 
 
 def sent_again(key: str | None) -> dict[str, str]:

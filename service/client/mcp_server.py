@@ -133,9 +133,9 @@ def _readable_errors() -> Iterator[None]:
         raise ToolError(f"The Vouch service does not answer ({error}). Is it running?") from error
 
 
-def _result(answer: BaseModel, said: str) -> CallToolResult:
+def _result(answer: BaseModel, message: str) -> CallToolResult:
     return CallToolResult(
-        content=[TextContent(type="text", text=said)],
+        content=[TextContent(type="text", text=message)],
         structured_content=answer.model_dump(mode="json"),
     )
 
@@ -164,6 +164,6 @@ def main() -> None:
         help="whose images may be read and sent; may be repeated (default: none, so that only "
         "images in base64 are taken)",
     )
-    asked = parser.parse_args()
-    with VouchClient(asked.url, os.environ.get(API_KEY_VARIABLE)) as client:
-        mcp_server(client, asked.images).run("stdio")
+    arguments = parser.parse_args()
+    with VouchClient(arguments.url, os.environ.get(API_KEY_VARIABLE)) as client:
+        mcp_server(client, arguments.images).run("stdio")

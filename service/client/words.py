@@ -44,61 +44,61 @@ def assessment_in_words(answer: schemas.AssessmentAnswer) -> str:
     """Return an assessment as text; nothing was searched, so it begins with the outlier test."""
     ood = answer.query.ood
     if ood.flag:
-        said = f"out_of_distribution: {VERDICT_WORDS['out_of_distribution']}"
+        parts = f"out_of_distribution: {VERDICT_WORDS['out_of_distribution']}"
     elif ood.flag is None and answer.bundle.calibration.status == "missing":
-        said = f"not_calibrated: {VERDICT_WORDS['not_calibrated']}"
+        parts = f"not_calibrated: {VERDICT_WORDS['not_calibrated']}"
     elif ood.flag is None:
-        said = f"not tested: {ood.reason}"
+        parts = f"not tested: {ood.reason}"
     else:
-        said = "ordinary: This is the kind of image that the model knows; search with it."
+        parts = "ordinary: This is the kind of image that the model knows; search with it."
     hints = [f"{one.code}: {one.advice}" for one in answer.quality.hints]
-    return _lines([said, *_query(answer.query), *hints])
+    return _lines([parts, *_query(answer.query), *hints])
 
 
 def calibration_in_words(report: schemas.CalibrationReport) -> str:
     """Return what a gallery's probabilities rest on as text."""
-    said = [f"{report.status}: {_CALIBRATION_WORDS[report.status]}"]
+    parts = [f"{report.status}: {_CALIBRATION_WORDS[report.status]}"]
     if report.status != "missing":
-        said.append(f"Calibrated with {report.n_queries} queries.")
+        parts.append(f"Calibrated with {report.n_queries} queries.")
     if report.point is not None:
         point = report.point
-        said.append(
+        parts.append(
             f"{_percent(point.coverage)} of queries get a match; {_percent(point.error)} of these "
             f"matches are wrong, at most {_percent(point.error_bound)} with confidence "
             f"{_percent(1 - (report.delta or 0))}."
         )
-    said += [
+    parts += [
         f"No `match` where the first result's label has {_SIZES[one.size_class]}: {one.reason}"
         for one in report.matches
         if one.threshold is None and one.n_labels > 0
     ]
     if report.top1_ece is not None:
-        said.append(f"Expected calibration error of first results: {report.top1_ece:.3f}.")
-    said += [
+        parts.append(f"Expected calibration error of first results: {report.top1_ece:.3f}.")
+    parts += [
         f"AUROC of the outlier test against {kind} images: {value:.3f}."
         for kind, value in report.outlier_auroc.items()
     ]
-    return _lines(said)
+    return _lines(parts)
 
 
 def _verdict(answer: schemas.SearchAnswer | schemas.DecisionAnswer) -> list[str]:
-    said = [f"{answer.verdict}: {VERDICT_WORDS[answer.verdict]}"]
+    parts = [f"{answer.verdict}: {VERDICT_WORDS[answer.verdict]}"]
     if answer.reason is not None:
-        said.append(answer.reason)
+        parts.append(answer.reason)
     if answer.no_match_probability is not None:
         nothing = _percent(answer.no_match_probability)
-        said.append(f"Probability that the gallery holds no match: {nothing}.")
-    return said
+        parts.append(f"Probability that the gallery holds no match: {nothing}.")
+    return parts
 
 
 def _query(query: schemas.Query) -> list[str]:
-    said = []
+    parts = []
     if query.uncertainty.percentile is not None:
         spread = _percent(query.uncertainty.percentile / 100)
-        said.append(f"Less certain than {spread} of ordinary queries.")
+        parts.append(f"Less certain than {spread} of ordinary queries.")
     if query.ood.p_value is not None:
-        said.append(f"Outlier test: p = {query.ood.p_value:.3g}, alpha = {query.ood.alpha:g}.")
-    return said
+        parts.append(f"Outlier test: p = {query.ood.p_value:.3g}, alpha = {query.ood.alpha:g}.")
+    return parts
 
 
 def _ranked(found: Iterable[tuple[str, str | None, float, float | None]]) -> list[str]:

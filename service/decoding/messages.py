@@ -62,7 +62,7 @@ class _Started(_Reply):
 _ANSWER: TypeAdapter[_Decoded | _Refused] = TypeAdapter(_Decoded | _Refused)
 
 
-def read_started(said: bytes) -> tuple[str, ...]:
+def read_started(message: bytes) -> tuple[str, ...]:
     """Read what confines a decoder that has just started.
 
     Raises
@@ -70,13 +70,13 @@ def read_started(said: bytes) -> tuple[str, ...]:
     EOFError : it says what no decoder says.
     """
     try:
-        return tuple(_Started.model_validate_json(said).sandbox)
+        return tuple(_Started.model_validate_json(message).sandbox)
     except ValidationError as error:
         raise EOFError("a decoder answered what is no answer") from error
 
 
 def read_reply(
-    said: bytes, pictures: SharedPixels, preprocessing: Preprocessing
+    message: bytes, pictures: SharedPixels, preprocessing: Preprocessing
 ) -> Prepared | ImageError:
     """Read a decoder's reply.
 
@@ -87,7 +87,7 @@ def read_reply(
     EOFError : it is not a decoder's reply.
     """
     try:
-        answer = _ANSWER.validate_json(said)
+        answer = _ANSWER.validate_json(message)
         if isinstance(answer, _Refused):
             return _ERRORS[answer.error](answer.detail)
     except (ValidationError, KeyError) as error:

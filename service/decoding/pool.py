@@ -140,8 +140,8 @@ class DecoderPool:
         decoder = await self._take()
         try:
             async with asyncio.timeout(self._budget.clock_s):
-                said = await decoder.ask(request, data)
-                outcome = read_reply(said, decoder.pictures, preprocessing)
+                reply = await decoder.ask(request, data)
+                outcome = read_reply(reply, decoder.pictures, preprocessing)
         except TimeoutError:
             await self._replace(decoder, who)
             return self._too_costly()
@@ -210,12 +210,12 @@ class DecoderPool:
                 "budget": asdict(self._budget),
                 "sandbox": self._sandbox,
             }
-            said = await decoder.ask(json.dumps(settings).encode(), b"")
+            reply = await decoder.ask(json.dumps(settings).encode(), b"")
         except (OSError, EOFError):
             self._decoders.discard(decoder)
             await decoder.end()
             raise
-        self.sandbox = read_started(said)
+        self.sandbox = read_started(reply)
         self._free.put_nowait(decoder)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -244,9 +244,9 @@ def _within_host(location: str) -> str:
     return urlunsplit(("", "", *urlsplit(location)[2:]))
 
 
-def _add_headers_of_access(headers: MutableHeaders, said: Mapping[str, str]) -> None:
+def _add_headers_of_access(headers: MutableHeaders, values: Mapping[str, str]) -> None:
     """Add the headers that access control has set, see `service.access.access`."""
-    for name, value in said.items():
+    for name, value in values.items():
         if name == "Vary":
             headers.add_vary_header(value)
         elif name == "Cache-Control" and name in headers:  # for this caller, then, not for all

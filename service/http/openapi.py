@@ -52,7 +52,7 @@ def document(app: FastAPI) -> dict[str, Any]:
             if any(option["in"] == "query" for option in operation.get("parameters", ())):
                 operation["responses"].setdefault("422", out_of_range)
             if is_counted(path):
-                operation["responses"] |= {str(key): said for key, said in in_a_crowd.items()}
+                operation["responses"] |= {str(key): answer for key, answer in in_a_crowd.items()}
             if "security" in operation:
                 _say_who_may_ask(operation, app.state.access)
     _type_uploads(found)

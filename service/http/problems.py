@@ -161,8 +161,8 @@ def add_problem_handlers(app: FastAPI) -> None:
             FieldError(pointer="/".join(map(str, ["", *entry["loc"]])), detail=_in_words(entry))
             for entry in error.errors()
         ]
-        said = "; ".join(f"{field.pointer}: {field.detail}" for field in fields)
-        invalid = InvalidRequest(f"The request is not as wanted. {said}. See /docs.")
+        text = "; ".join(f"{field.pointer}: {field.detail}" for field in fields)
+        invalid = InvalidRequest(f"The request is not as wanted. {text}. See /docs.")
         return problem_response(request, invalid, fields)
 
     @app.exception_handler(HTTPException)
@@ -187,8 +187,8 @@ def internal_error(request_id: str) -> InternalError:
 
 def _in_words(entry: dict[str, Any]) -> str:
     """Say what is wrong with one field."""
-    said = str(entry["msg"]).removeprefix("Value error, ")
-    return "Must be sent as a file, with a file name." if "UploadFile" in said else said
+    text = str(entry["msg"]).removeprefix("Value error, ")
+    return "Must be sent as a file, with a file name." if "UploadFile" in text else text
 
 
 def responses(*errors: type[VouchError]) -> dict[int | str, dict[str, Any]]:
@@ -196,10 +196,10 @@ def responses(*errors: type[VouchError]) -> dict[int | str, dict[str, Any]]:
     by_status: dict[int | str, dict[str, Any]] = {}
     for error in errors:
         status = status_of(error)
-        said = (error.__doc__ or "").split("\n", 1)[0]
+        text = (error.__doc__ or "").split("\n", 1)[0]
         known = by_status.get(status, {}).get("description")
         by_status[status] = {
-            "description": f"{known} {said}" if known else said,
+            "description": f"{known} {text}" if known else text,
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
     return by_status

@@ -173,11 +173,13 @@ class Telemetry:
             "change",
         )
 
-    def _counter(self, name: str, said: str, *labels: str) -> Counter:
-        return Counter(name, said, labels, registry=self.registry)
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(name, help_text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, said: str, *labels: str) -> Gauge:
-        return Gauge(name, said, labels, registry=self.registry)
+    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
+        return Gauge(name, help_text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, said: str, buckets: Sequence[float], *labels: str) -> Histogram:
-        return Histogram(name, said, labels, registry=self.registry, buckets=buckets)
+    def _histogram(
+        self, name: str, help_text: str, buckets: Sequence[float], *labels: str
+    ) -> Histogram:
+        return Histogram(name, help_text, labels, registry=self.registry, buckets=buckets)

@@ -24,7 +24,7 @@ from service.serving.queries import (
     DecidedList,
     Embedded,
     Encoded,
-    Said,
+    Review,
     SearchParameters,
     SearchResult,
     SimilarItems,
@@ -186,7 +186,7 @@ class Lease:
             self._retriever.alpha if alpha is None else alpha,
         )
 
-    async def review(self, said: Said) -> Decided:
+    async def review(self, review: Review) -> Decided:
         """Return a decision on a query, with what was served for the items that it speaks of.
 
         Raises
@@ -199,20 +199,20 @@ class Lease:
         retriever = self._retriever
         if all(retriever.for_kind(kind).calibration is None for kind in self.engine.watches):
             raise _not_calibrated(self.bundle)  # whatever the query was
-        entry = await self.engine.known(said.query_id)
+        entry = await self.engine.known(review.query_id)
         lease = self.for_kind(entry.predictive.kind)
         if lease.bundle.retriever.calibration is None:
             raise _not_calibrated(self.bundle)
-        label, pairs = await self.engine.compute(lambda: lease._said_of(entry.predictive, said))
+        label, pairs = await self.engine.compute(lambda: lease._reviewed(entry.predictive, review))
         return Decided(
             gallery=self.bundle.name,
             bundle=lease.watch.key,
-            query_id=said.query_id,
-            decision=said.decision,
-            item_id=said.item_id,
+            query_id=review.query_id,
+            decision=review.decision,
+            item_id=review.item_id,
             label=label,
-            reviewer=said.reviewer,
-            comment=said.comment,
+            reviewer=review.reviewer,
+            comment=review.comment,
             pairs=pairs,
             decided_at=moment(),
         )
@@ -294,27 +294,29 @@ class Lease:
             order=parameters.order,
         )
 
-    def _said_of(self, predictive: Predictive, said: Said) -> tuple[str | None, tuple[Pair, ...]]:
+    def _reviewed(
+        self, predictive: Predictive, review: Review
+    ) -> tuple[str | None, tuple[Pair, ...]]:
         """Return the label of the item that a decision names, and the pairs that it speaks of.
 
         Where it is another item than the first, or none, the first is no match.
         """
-        retriever, item_id = self._retriever, said.item_id
+        retriever, item_id = self._retriever, review.item_id
         item = None if item_id is None else retriever.gallery.item(item_id)
         answer = self._find(predictive, self._with_share(SearchParameters(N_CANDIDATES))[0])
         listed = {match.item.id: place for place, match in enumerate(answer.matches)}
-        if item is not None and said.decision != "that_item" and item.id not in listed:
+        if item is not None and review.decision != "that_item" and item.id not in listed:
             raise ItemNotFound(
                 f"The query did not find item {item.id!r} among its nearest {N_CANDIDATES}. If it "
                 "is what the query shows, decide `that_item`."
             )
         words = {}
-        if item is None or said.decision == "that_item":
+        if answer.matches and (item is None or review.decision == "that_item"):
             first = answer.matches[0].item
             same = item is not None and item.label is not None and first.label == item.label
             words[first.id] = same
         if item is not None and item.id in listed:
-            words[item.id] = said.decision != "not_this_item"
+            words[item.id] = review.decision != "not_this_item"
         pairs = tuple(
             pair
             for item_id, correct in words.items()

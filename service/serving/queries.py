@@ -55,7 +55,7 @@ class SearchParameters:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Review:
     """A reviewer's word on a query; see `Decided`."""
 
     query_id: str

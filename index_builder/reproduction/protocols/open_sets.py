@@ -97,9 +97,9 @@ def load_msls(
     def positions(images: LabelledImages) -> np.ndarray:
         return coordinates(images, places.positions)
 
-    asked = Task(parts["query"], parts["database"], positions=positions)
-    has = np.flatnonzero(asked.n_relevant() > 0)
-    test = replace(asked, queries=parts["query"].subset(has))
+    task = Task(parts["query"], parts["database"], positions=positions)
+    has = np.flatnonzero(task.n_relevant() > 0)
+    test = replace(task, queries=parts["query"].subset(has))
     return _open_set(
         places.official,
         parts["train"],

@@ -70,8 +70,8 @@ class Task:
             of_queries = np.array([names.get(label, -1) for label in self.queries.labels])
             same: NDArray[np.bool_] = of_items[found] == of_queries[rows, None]
             return same
-        places, asked = self.positions(self.gallery), self.positions(self.queries)
-        apart = places[found] - asked[rows, None]
+        places, own_places = self.positions(self.gallery), self.positions(self.queries)
+        apart = places[found] - own_places[rows, None]
         near: NDArray[np.bool_] = (apart**2).sum(-1) <= MATCH_DISTANCE**2
         return near
 

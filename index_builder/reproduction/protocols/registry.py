@@ -271,10 +271,10 @@ def protocol_config(
     if name not in PROTOCOLS:
         raise ConfigError(f"No protocol {name!r}. There are: {', '.join(PROTOCOLS)}.")
     fields = PROTOCOLS[name].fields
-    asked = {"epochs": epochs, "device": device, "precision": precision, "objective": objective}
+    options = {"epochs": epochs, "device": device, "precision": precision, "objective": objective}
     training = {
         **fields.get("training", {}),
-        **{key: value for key, value in asked.items() if value is not None},
+        **{key: value for key, value in options.items() if value is not None},
     }
     if objective in OF_VIEWS and not training.keys() & {"shift", "flip"}:
         training["crop"] = SMALLEST_CROP

@@ -114,9 +114,9 @@ def write_fields(
         (directory / COLUMNS_FILE).open("wb") as file,
     ):
         for field in dict.fromkeys(wanted):
-            asked = named is not None or field in _ALWAYS
+            is_named = named is not None or field in _ALWAYS
             try:
-                column = column_of(items, field, _ITEMS, n_rows, math.inf if asked else left)
+                column = column_of(items, field, _ITEMS, n_rows, math.inf if is_named else left)
             except sqlite3.OperationalError:
                 # SQLite sorts in temporary files, for which there may be no room. The gallery is
                 # whole without: the field is indexed when it is asked for.
@@ -124,15 +124,15 @@ def write_fields(
                 continue
             if column is None:
                 continue
-            left -= 0 if asked else column.n_bytes
+            left -= 0 if is_named else column.n_bytes
             arrays = {name: _append(file, array) for name, array in column.arrays().items()}
             written.append({"field": field.name, "arrays": arrays})
-    said = {
+    record = {
         "n_rows": n_rows,
         "named": None if named is None else [field.name for field in named],
         "fields": written,
     }
-    text = json.dumps(said, indent=1, sort_keys=True)
+    text = json.dumps(record, indent=1, sort_keys=True)
     (directory / FIELDS_FILE).write_text(text + "\n", encoding="utf-8")
 
 
@@ -165,11 +165,11 @@ class FieldColumns:
             self._open(directory)
 
     def _open(self, directory: Path) -> None:
-        said = json.loads((directory / FIELDS_FILE).read_text(encoding="utf-8"))
-        self.n_rows = said["n_rows"]
-        self.named = None if said["named"] is None else tuple(said["named"])
+        record = json.loads((directory / FIELDS_FILE).read_text(encoding="utf-8"))
+        self.n_rows = record["n_rows"]
+        self.named = None if record["named"] is None else tuple(record["named"])
         content = np.asarray(np.memmap(directory / COLUMNS_FILE, mode="r"))
-        for one in said["fields"]:
+        for one in record["fields"]:
             arrays = {
                 name: content[start : start + n * np.dtype(kind).itemsize].view(kind)
                 for name, (kind, start, n) in one["arrays"].items()

@@ -152,7 +152,7 @@ def _filter(value: object, place: str, depth: int) -> Filter:
     if depth == 0:
         raise InvalidFilter(f"The filter is nested deeper than {MAX_DEPTH}. Write it flatter.")
     return _joined(
-        [_entry(name, asked, f"{place}.{name}", depth - 1) for name, asked in value.items()]
+        [_entry(name, given, f"{place}.{name}", depth - 1) for name, given in value.items()]
     )
 
 
@@ -160,21 +160,21 @@ def _joined(parts: list[Filter]) -> Filter:
     return parts[0] if len(parts) == 1 else And(tuple(parts))
 
 
-def _entry(name: str, asked: object, place: str, depth: int) -> Filter:
+def _entry(name: str, given: object, place: str, depth: int) -> Filter:
     """One name of an object, and what is asked of it."""
     if name == "not":
-        return Not(_filter(asked, place, depth))
+        return Not(_filter(given, place, depth))
     if name in {"and", "or"}:
-        if not isinstance(asked, list) or not asked:
-            raise InvalidFilter(f"{place} is {_shown(asked)}; wanted a list of filters.")
-        parts = tuple(_filter(part, f"{place}[{n}]", depth) for n, part in enumerate(asked))
+        if not isinstance(given, list) or not given:
+            raise InvalidFilter(f"{place} is {_shown(given)}; wanted a list of filters.")
+        parts = tuple(_filter(part, f"{place}[{n}]", depth) for n, part in enumerate(given))
         return And(parts) if name == "and" else Or(parts)
     field = parse_field(name)
-    if not isinstance(asked, dict):
-        return Condition(field, "eq", (_scalar(asked, place),))
-    if not asked:
+    if not isinstance(given, dict):
+        return Condition(field, "eq", (_scalar(given, place),))
+    if not given:
         raise InvalidFilter(f"{place} asks nothing; wanted such as {{{_COMPARISONS}: …}}.")
-    return _joined([_condition(field, how, wanted, place) for how, wanted in asked.items()])
+    return _joined([_condition(field, how, wanted, place) for how, wanted in given.items()])
 
 
 _COMPARISONS = " | ".join(get_args(Comparison))

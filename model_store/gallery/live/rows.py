@@ -98,10 +98,10 @@ def set_clock(connection: sqlite3.Connection, system: float, own: float) -> None
 
 def first_sequence(connection: sqlite3.Connection) -> int:
     """Return the sequence number at which the log begins."""
-    said = meta(connection).get("start", "")
-    if not (said.isascii() and said.isdigit()):
+    first = meta(connection).get("start", "")
+    if not (first.isascii() and first.isdigit()):
         raise LogDamaged("it does not say at which change it begins")
-    return int(said)
+    return int(first)
 
 
 def last_sequence(connection: sqlite3.Connection) -> int:

@@ -34,8 +34,8 @@ def errors_in_words(path: Path, doing: Literal["read", "written"] = "written") -
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if doing == "written" and code in _MEANING:
-            kind, said = _MEANING[code]
-            raise kind(said) from error
+            kind, message = _MEANING[code]
+            raise kind(message) from error
         raise StorageFailed(
             f"The changes in {path.name} cannot be {doing} ({error}). Nothing was changed; the "
             "operator looks at the disk, and restores a backup if the file is damaged."

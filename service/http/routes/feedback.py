@@ -25,7 +25,7 @@ from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 from service.http.state import State
 from service.serving.lease import Lease
-from service.serving.queries import Said
+from service.serving.queries import Review
 
 router = gallery_router("feedback")
 
@@ -45,7 +45,7 @@ router = gallery_router("feedback")
     dependencies=[Depends(requires("write")), Depends(body_of(JSON))],
 )
 async def give_feedback(
-    lease: LeaseOf, state: StateOf, said: schemas.FeedbackRequest
+    lease: LeaseOf, state: StateOf, review: schemas.FeedbackRequest
 ) -> schemas.FeedbackAnswer:
     """Decide on a query: it is this item, not this item, none of these, that item, or new.
 
@@ -56,7 +56,7 @@ async def give_feedback(
     """
     kept = _require_kept(state)
     decided = await lease.review(
-        Said(said.query_id, said.decided, said.item_id, said.reviewer, said.comment)
+        Review(review.query_id, review.decided, review.item_id, review.reviewer, review.comment)
     )
     written = await lease.engine.compute(lambda: kept.decide(decided))
     await _hear(lease)

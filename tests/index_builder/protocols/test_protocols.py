@@ -106,5 +106,7 @@ def test_the_seed_decides_what_is_held_out() -> None:
 
 
 def test_a_build_knows_no_protocol() -> None:
-    with pytest.raises(ValueError, match="'digits', 'fashion-mnist', 'mnist', 'folder' or 'vectors'"):
+    with pytest.raises(
+        ValueError, match="'digits', 'fashion-mnist', 'mnist', 'folder' or 'vectors'"
+    ):
         BuildConfig.model_validate({"name": "x", "dataset": {"kind": "protocol"}})
