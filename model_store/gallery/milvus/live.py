@@ -176,8 +176,8 @@ class MilvusLive:
         state = self._log.state()
         if state is None or state.log != self._known_log:
             named = self._named()
-            if named is None:
-                return None  # what there is was of a collection that was dropped
+            if named is None and (state is None or state.last == 0):
+                return None
             if state is None or named != state.log:
                 raise BundleMismatch(
                     f"The changes of the collection {self._gallery.collection.name!r} are in "
