@@ -7,9 +7,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
-  bench-throughput bench-gallery bench-milvus bench-page bench-filters bench-indexing bench-poison \
-  element fuzz-images mutants crash-indexing crash-writes linearizability torture ray-indexing soak \
-  test-milvus try-compose try-fiftyone try-azurite pictures tables clean
+  bench-throughput bench-gallery bench-milvus bench-page bench-filters bench-roll-up bench-indexing \
+  bench-poison element fuzz-images mutants crash-indexing crash-writes linearizability torture \
+  ray-indexing soak test-milvus try-compose try-fiftyone try-azurite pictures tables clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make bench-label-free   galleries calibrated by views of their items; five minutes"
 	@echo "make bench-decide  decisions on another store's neighbours, beside other ways; twelve minutes"
 	@echo "make bench-encoders   int8 and half precision, and a posterior on 100,000 images; six minutes"
+	@echo "make bench-roll-up   ambiguous queries where labels have parents; ten minutes"
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
 	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
 	@echo "make test-milvus   galleries in Milvus against the real server; ten minutes"
@@ -88,7 +89,9 @@ sbom: | .venv/bin/uv
 bench: install
 	$(BIN)/python -m tests.benchmarks
 
-bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free bench-decide bench-encoders bench-filters bench-milvus: bench-%: install
+  bench-throughput bench-gallery bench-milvus bench-page bench-filters bench-roll-up bench-indexing \
+  bench-poison element fuzz-images mutants crash-indexing crash-writes linearizability torture \
+  ray-indexing soak test-milvus try-compose try-fiftyone try-azurite pictures tables clean
 	$(BIN)/python -m tests.benchmarks.bench_$(subst -,_,$*)
 
 bench-promises: install

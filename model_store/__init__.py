@@ -26,6 +26,7 @@ algebra of uncertain distances, `errors` the whole error family.
     notebook        answers as notebooks show them
     answers         what a query found, and the decision on it
     matches         ranked neighbours with their probabilities
+    truth           whether an item is a true match of a query
     verdicts        the words of answers
     deadline        work for nobody is given up
     half_precision  rows of numbers that are kept small

@@ -305,13 +305,26 @@ class Retriever:
         n_listed = n_nearest
         if self.calibration is not None:
             n_listed = min(n_nearest, self.calibration.n_candidates)
+        codes = self.gallery.label_codes(rows)
         return rows, Retrieved(
             similarities,
-            self.gallery.label_codes(rows),
+            codes,
             n_listed,
             places,
             None if allowed is None else allowed.at(rows),
+            parents=self._parents(codes),
         )
+
+    def _parents(self, codes: NDArray[np.int32]) -> NDArray[np.int32] | None:
+        """Return the parents (n, L) of labels; None where labels have none.
+
+        By their names: codes are others after a compaction.
+        """
+        if self.calibration is None or self.calibration.hierarchy is None:
+            return None
+        names = self.gallery.labels
+        labels = [names[code] if code >= 0 else None for code in codes.tolist()]
+        return self.calibration.hierarchy.of_labels(labels)
 
     def similar(
         self,

@@ -126,8 +126,13 @@ def decide_list(
     calibration = retriever.calibration
     n = len(similarities)
     n_listed = n if calibration is None else min(n, calibration.n_candidates)
+    hierarchy = None if calibration is None else calibration.hierarchy
     retrieved = Retrieved(
-        similarities, _label_codes(retriever, neighbours.labels), n_listed, np.arange(n)
+        similarities,
+        _label_codes(retriever, neighbours.labels),
+        n_listed,
+        np.arange(n),
+        parents=None if hierarchy is None else hierarchy.of_labels(neighbours.labels),
     )
     return ListDecision(decide(calibration, predictive, retrieved, terms), predictive, similarities)
 

@@ -18,9 +18,15 @@ from index_builder.calibration.leave_one_out import (
     out_of_fold_signals,
     rows_of_groups,
 )
-from index_builder.calibration.lists import items_alike, list_length
+from index_builder.calibration.lists import PlainItems, items_alike, list_length, plain_items
 from index_builder.calibration.pictures import MeasuredPictures
-from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries, LeaveOneOut
+from index_builder.calibration.queries import (
+    BY_LABEL,
+    CalibratedGallery,
+    CalibrationQueries,
+    LeaveOneOut,
+    TruthRule,
+)
 from index_builder.calibration.retrieval import (
     RetrievedQueries,
     look_up,
@@ -46,9 +52,6 @@ N_CORRUPTED = 1_000
 """Calibration queries that are spoilt to learn what that looks like."""
 
 
-PlainItems = tuple[NDArray[np.int64], LabelledImages, Embeddings]
-"""Places (n,) among matched queries, and the n items of which these queries are views."""
-
 SpoiltQueries = tuple[LabelledImages, NDArray[np.int64]]
 """Spoilt queries (n,), and their places among the matched ones."""
 
@@ -63,6 +66,7 @@ class RetrievalSetup:
     label_folds : detectors that do not know a label; None where real absent queries are at hand.
     alike : of a gallery without labels, see `look_up`; None where every item is one of its own.
     n_candidates : items of every list: so many that a query whose label is hidden finds as many.
+    rule : what counts as a match, and what stands above labels.
     """
 
     encoder: Encoder
@@ -72,6 +76,7 @@ class RetrievalSetup:
     label_folds: LabelFolds | None
     alike: NDArray[np.int64] | None
     n_candidates: int
+    rule: TruthRule = BY_LABEL
 
     @classmethod
     def of(
@@ -119,13 +124,15 @@ class RetrievalSetup:
     def calibrated(self) -> CalibratedGallery:
         """The gallery as its calibration describes it."""
         return CalibratedGallery.of(
-            self.encoder, self.gallery, self.detector, self.means, self.n_candidates
+            *(self.encoder, self.gallery, self.detector, self.means),
+            *(self.n_candidates, self.rule),
         )
 
     def observe(self, queries: LabelledImages, seen: Seen | None = None) -> RetrievedQueries:
         """Embed queries and look them up; ``seen`` is told of those that had to be decoded."""
         return observe(
-            self.encoder, self.gallery, self.detector, self.means, queries, self.n_candidates, seen
+            *(self.encoder, self.gallery, self.detector, self.means, queries),
+            *(self.n_candidates, seen, self.rule.within),
         )
 
 
@@ -184,6 +191,7 @@ def calibration_queries(
         clusters=clusters,
         sources=matched.sources,
         absent_sources=None if folds is not None else queries.withheld.sources,
+        absent_labels=None if folds is not None else queries.withheld.labels,
         unseen=unseen,
     )
 
@@ -216,16 +224,6 @@ def _observe_hidden(
     )
 
 
-def plain_items(
-    matched: LabelledImages, images: LabelledImages, embeddings: Embeddings
-) -> PlainItems:
-    """Return the items among ``images`` that the views ``matched`` are of."""
-    row_of = {name: row for row, name in enumerate(images.ids)}
-    places = np.array([n for n, name in enumerate(matched.ids) if name in row_of], dtype=np.int64)
-    rows = np.array([row_of[matched.ids[place]] for place in places], dtype=np.int64)
-    return places, images.subset(rows), embeddings.at(rows)
-
-
 def calibrate_gallery(
     encoder: Encoder,
     gallery: Gallery,
@@ -237,6 +235,7 @@ def calibrate_gallery(
     are_views: bool,
     unseen: bool,
     enough: int = ENOUGH,
+    rule: TruthRule = BY_LABEL,
 ) -> Calibration:
     """Ask the gallery everything, and fit the decision layer to what it finds.
 
@@ -248,6 +247,7 @@ def calibrate_gallery(
     unseen : whether the encoder has learned nothing from the gallery's images.
     enough : matched queries below which images of an unseen gallery are queries too, each hidden
         from its own list.
+    rule : what counts as a match, and what stands above labels.
 
     Raises
     ------
@@ -263,6 +263,7 @@ def calibrate_gallery(
         are_views=are_views,
         unseen=unseen,
         enough=enough,
+        rule=rule,
         seen=None if are_views else pictures.look_at,  # of a view nobody knows what was decoded
     )
     limits = pictures.limits(queries.matched)
@@ -279,6 +280,7 @@ def observe_gallery(
     are_views: bool,
     unseen: bool,
     enough: int = ENOUGH,
+    rule: TruthRule = BY_LABEL,
     seen: Seen | None = None,
     of_spoilt: SpoiltQueries | None = None,
     was_put: NDArray[np.bool_] | None = None,
@@ -304,6 +306,7 @@ def observe_gallery(
         hide_labels=len(queries.withheld) == 0,
         n_hidden=0 if hidden is None else hidden.shape[1],
     )
+    setup = replace(setup, rule=rule)
     observed = calibration_queries(
         setup,
         queries,
@@ -328,6 +331,7 @@ def calibrate_with_queries(
     queries: QuerySet,
     config: CalibrationConfig,
     seed: int,
+    rule: TruthRule = BY_LABEL,
 ) -> Calibration:
     """Fit the decision layer to queries with and without a match, of a gallery that is known.
 
@@ -335,12 +339,13 @@ def calibrate_with_queries(
     ----------
     detector : of the gallery, by an earlier calibration.
     queries : some of them withheld, which is to say without a match.
+    rule : what counts as a match, and what stands above labels.
 
     Raises
     ------
     CalibrationError : too few queries of either kind.
     """
-    setup = RetrievalSetup.known(encoder, gallery, detector)
+    setup = replace(RetrievalSetup.known(encoder, gallery, detector), rule=rule)
     pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
     observed = calibration_queries(setup, queries, seed, seen=pictures.look_at)
     limits = pictures.limits(queries.matched)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -11,11 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.calibrate import spoilt
+from index_builder.calibration.open_set import Outcomes
+from index_builder.calibration.retrieval import nearby
 from index_builder.datasets import LabelledImages
+from index_builder.datasets.images import joined
 from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import auroc, calibration_error, recall_at_k, reliability
 from index_builder.vectors.encoder import embedded
 from model_store.answers import Answer
+from model_store.decision import Calibration, Hierarchy
 from model_store.gallery import Item
 from model_store.retriever import Retriever
 from model_store.verdicts import Order
@@ -33,14 +37,16 @@ class Answers:
 
     Attributes
     ----------
-    labels : B true labels.
+    queries : B queries, with their true labels.
     answers : B answers.
     matches : (B, `LIMIT`) whether each shown item is a true match.
+    covered : (B,) whether the result set holds one.
     """
 
-    labels: Sequence[str]
+    queries: LabelledImages
     answers: list[Answer]
     matches: NDArray[np.bool_]
+    covered: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -75,16 +81,6 @@ class Answers:
         return np.array([answer.predictive.outlier_score for answer in self.answers])
 
     @property
-    def covered(self) -> NDArray[np.bool_]:
-        """A mask (B,) of the queries whose result set holds a true match."""
-        return np.array(
-            [
-                label in {_name(item) for item in answer.result_set}
-                for label, answer in zip(self.labels, self.answers, strict=True)
-            ]
-        )
-
-    @property
     def set_sizes(self) -> NDArray[np.int64]:
         """Size of each query's result set, (B,)."""
         return np.array([len(answer.result_set) for answer in self.answers])
@@ -108,15 +104,59 @@ def ask(
     """Put every query to the retriever, as the service would; the order None is the gallery's."""
     answers: list[Answer] = []
     matches = np.zeros((len(queries), LIMIT), dtype=bool)
+    covered = np.zeros(len(queries), dtype=bool)
+    is_match = _truth(retriever, queries)
     for positions, embeddings in embedded(retriever.encoder, queries, description):
         for start in range(0, len(positions), BATCH):
             predictives = retriever.predictives(embeddings[start : start + BATCH])
             for position, predictive in zip(positions[start:], predictives, strict=False):
                 answer = retriever.find(predictive, LIMIT, order=order)
                 answers.append(answer)
-                truth = [_name(match.item) == queries.labels[position] for match in answer.matches]
-                matches[position, : len(truth)] = truth
-    return Answers(queries.labels, answers, matches)
+                shown = [match.item for match in answer.matches]
+                matches[position, : len(shown)] = is_match(position, shown)
+                covered[position] = is_match(position, answer.result_set).any()
+    return Answers(queries, answers, matches, covered)
+
+
+def _truth(
+    retriever: Retriever, queries: LabelledImages
+) -> Callable[[int, Sequence[Item]], NDArray[np.bool_]]:
+    """Return what says which items are true matches of a query, by its position."""
+    gallery, calibration = retriever.gallery, retriever.calibration
+    near = nearby(gallery, queries, None if calibration is None else calibration.within)
+
+    def by_label(position: int, items: Sequence[Item]) -> NDArray[np.bool_]:
+        return np.array([_name(item) == queries.labels[position] for item in items], dtype=bool)
+
+    def by_place(position: int, items: Sequence[Item]) -> NDArray[np.bool_]:
+        assert near is not None  # noqa: S101 - or it is not asked
+        rows = np.array([[gallery.row(item.id) for item in items]], dtype=np.int64)
+        found: NDArray[np.bool_] = near.matches(np.array([position]), rows)[0]
+        return found
+
+    return by_label if near is None else by_place
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What came of queries that were used for nothing else.
+
+    Attributes
+    ----------
+    report : that of `evaluate`; and ``stream``, what comes true of verdicts where the expected
+        share of queries is absent, see `Outcomes`.
+    queries : all but spoilt and far ones, in the order of the others.
+    answers, correct, absent : to each, whether its first item is a true match, and whether the
+        gallery holds none.
+    surest_errors : places of those whose first item is wrong, the surest of it first.
+    """
+
+    report: dict[str, Any]
+    queries: LabelledImages
+    answers: Sequence[Answer]
+    correct: NDArray[np.bool_]
+    absent: NDArray[np.bool_]
+    surest_errors: NDArray[np.int64]
 
 
 def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, Any]:
@@ -132,6 +172,20 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
     hold, ``corrupted`` ones the matched queries spoilt. Lists are in the gallery's own order;
     ``orders`` has both orders beside each other.
     """
+    return _asked(retriever, queries, seed)[0]
+
+
+def evaluated(retriever: Retriever, queries: QuerySet, seed: int) -> Evaluation:
+    """Evaluate a calibrated retriever, and keep what came of each query."""
+    assert retriever.calibration is not None  # noqa: S101 - the caller has calibrated it
+    report, asked = _asked(retriever, queries, seed)
+    return _with_outcomes(retriever.calibration, report, asked)
+
+
+def _asked(
+    retriever: Retriever, queries: QuerySet, seed: int
+) -> tuple[dict[str, Any], list[Answers]]:
+    """Return the report of `evaluate`, and the answers to queries with a match and without."""
     assert retriever.calibration is not None  # noqa: S101 - the caller has calibrated it
     matched = ask(retriever, queries.matched, "queries with a match")
     correct = matched.matches[:, 0]
@@ -172,7 +226,39 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
         kinds["far"] = ask(retriever, queries.outliers, "queries from another world")
     report["verdicts"] |= {kind: answers.verdicts() for kind, answers in kinds.items()}
     report["outlier_auroc"] = _of_outliers(matched, kinds)
-    return report
+    return report, [matched, *(kinds[kind] for kind in ("near",) if kind in kinds)]
+
+
+def _with_outcomes(
+    calibration: Calibration, report: dict[str, Any], asked: Sequence[Answers]
+) -> Evaluation:
+    """Add what comes true of verdicts, on queries with a match and then without one."""
+    absent = np.repeat([False, True][: len(asked)], [len(one) for one in asked])
+    answers = [answer for one in asked for answer in one.answers]
+    queries = joined(*(one.queries for one in asked))
+    correct = np.concatenate([one.matches[:, 0] for one in asked]) & ~absent
+    names = queries.groups or queries.ids
+    outcomes = Outcomes(
+        calibration,
+        answers,
+        correct,
+        absent,
+        [_parent(calibration.hierarchy, *one) for one in zip(queries.labels, answers, strict=True)],
+        names,
+        queries.sources or [""] * len(queries),
+    )
+    with_stream = {**report, "stream": outcomes.described()}
+    return Evaluation(with_stream, queries, answers, correct, absent, outcomes.surest_errors)
+
+
+def _parent(hierarchy: Hierarchy | None, label: str, answer: Answer) -> str | None:
+    """Return the parent of a label at the level that an answer rolled up to; None without one."""
+    rolled = answer.decision.roll_up
+    if hierarchy is None or rolled is None:
+        return None
+    level = list(hierarchy.levels).index(rolled.level)
+    place = int(hierarchy.of_labels([label])[0, level])
+    return None if place < 0 else hierarchy.parents[level][place]
 
 
 def _of_outliers(

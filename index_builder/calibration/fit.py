@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from index_builder.calibration.detector import cross_fitted_scores, fit_fusion
 from index_builder.calibration.label_choices import LabelChoices
+from index_builder.calibration.levels import level_evidence, levels_measured
 from index_builder.calibration.probabilities import (
     BY_SIGN,
     Examples,
@@ -64,13 +65,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Queries of one kind on their way into the evidence."""
+    """Queries of one kind on their way into the evidence; ``labels`` are withheld ones."""
 
     observed: RetrievedQueries
     scores: Floats
     clusters: Integers
     absent: bool
     sources: Names | None
+    labels: Names | None = None
 
 
 def fit_calibration(
@@ -84,25 +86,23 @@ def fit_calibration(
 
     Scores and probabilities that something else is fitted to or measured on come from fits that
     have not seen their query (five folds); what is served is fitted to all of them. Gallery images
-    left out of their own lists, where there are any, count as queries for probabilities, operating
-    points and result sets: they have one item of their label fewer to be found, and are if anything
-    the harder queries. Outlier p-values and percentiles rest on held-out queries alone.
+    left out of their own lists count as queries for probabilities, operating points and result
+    sets: with one item of their label fewer to be found, they are if anything the harder ones.
+    Outlier p-values and percentiles rest on held-out queries alone.
 
     Parameters
     ----------
-    quality_limits : what is ordinary for the pictures of the matched queries.
+    quality_limits : of ordinary pictures.
 
     Raises
     ------
     CalibrationError : too few queries, matched or absent.
     """
     _require_enough(queries)
-    matched = queries.matched
-    kinds = queries.outlier_kinds()
+    matched, kinds = queries.matched, queries.outlier_kinds()
     fusion = fit_fusion(matched.outlier_signals, [kind.outlier_signals for kind in kinds.values()])
     parts, of_kinds = _scored(queries, fusion, seed)
-    ordinary = parts[0].scores
-    fitted = _cross_fit(queries, parts, int(gallery.n_labels().sum()), seed)
+    fitted, ordinary = _cross_fit(queries, parts, gallery, seed), parts[0].scores
     calibration = Calibration(
         encoder_fingerprint=gallery.encoder_fingerprint,
         search=gallery.search,
@@ -129,9 +129,11 @@ def fit_calibration(
         evidence=fitted.evidence,
         quality_limits=quality_limits,
         report={},
+        hierarchy=gallery.rule.hierarchy,
+        within=gallery.rule.within,
     )
-    measured = _measured(calibration, fitted.choices, fitted.examples)
-    measured["outlier_auroc"] = {name: auroc(scores, ordinary) for name, scores in of_kinds.items()}
+    by_kind = {name: auroc(scores, ordinary) for name, scores in of_kinds.items()}
+    measured = _measured(calibration, fitted.choices, fitted.examples) | {"outlier_auroc": by_kind}
     return replace(calibration, report=_described(queries, parts, fusion, measured))
 
 
@@ -156,16 +158,21 @@ class _CrossFitted:
 
 
 def _cross_fit(
-    queries: CalibrationQueries, parts: list[_Part], n_rivals: int, seed: int
+    queries: CalibrationQueries, parts: list[_Part], gallery: CalibratedGallery, seed: int
 ) -> _CrossFitted:
-    """Fit probabilities in folds, among ``n_rivals`` labels of the gallery."""
+    """Fit probabilities in folds, among the labels of the gallery."""
     assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
     examples = Examples.of(_weighted(parts, assumed))
     limits = BY_SIGN if queries.absence in STAND_INS_ONLY else None
     probabilities, folds = cross_fitted(examples, seed, limits)
     choices = LabelChoices.of(examples, probabilities, folds)
-    rivals = 1.0 if queries.absent_of is None else n_rivals / max(n_rivals - 1, 1)
+    n_labels = int(gallery.n_labels().sum())
+    rivals = 1.0 if queries.absent_of is None else n_labels / max(n_labels - 1, 1)
     evidence = _evidence(parts, examples, probabilities, choices, queries.absence, rivals)
+    if gallery.rule.hierarchy is not None:
+        withheld = [name for part in parts for name in part.labels or [None] * len(part.observed)]
+        known = gallery.rule.hierarchy, gallery.labels, withheld
+        evidence = replace(evidence, levels=level_evidence(*known, examples, probabilities))
     return _CrossFitted(examples, probabilities, assumed, limits, choices, evidence)
 
 
@@ -207,7 +214,7 @@ def _described(
 
 
 def _is_known(queries: CalibrationQueries) -> bool:
-    """Return whether the absent queries say enough of others to be looked at closely."""
+    """Return whether the absent queries say enough of others."""
     if queries.absence == "hidden_labels":
         return len(np.unique(queries.absent.codes)) >= LEAST_ABSENT_LABELS
     return queries.absence != "hidden_trained_labels"
@@ -229,6 +236,7 @@ def _measured(
             evidence.no_match_probabilities[~present], evidence.no_match_probabilities[present]
         ),
         "result_sets": [choices.outcome(coverage, evidence, calibration) for coverage in COVERAGES],
+        **levels_measured(calibration, examples.weights),
     }
 
 
@@ -311,7 +319,7 @@ def _parts(
         )
     hidden = _some(queries.sources, queries.absent_of)
     sources = queries.absent_sources if queries.absent_of is None else hidden
-    parts.append(_Part(queries.absent, near, near_clusters, absent=True, sources=sources))
+    parts.append(_Part(queries.absent, near, near_clusters, True, sources, queries.absent_labels))
     if left_out is not None and left_out.absent is not None:
         assert left_out.absent_of is not None  # noqa: S101 - the two come together
         parts.append(

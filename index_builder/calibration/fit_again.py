@@ -20,7 +20,7 @@ from index_builder.calibration.calibrate import (
 )
 from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
 from index_builder.calibration.kept_queries import KeptQueries, KeptVectors, as_vectors
-from index_builder.calibration.queries import CalibrationQueries
+from index_builder.calibration.queries import CalibrationQueries, TruthRule
 from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
@@ -51,6 +51,12 @@ NOTHING_KEPT = (
     "The bundle keeps no calibration queries, as none of an earlier release does: it cannot be "
     "calibrated again by itself. Run `vouch-build calibrate BUNDLES --queries FILE` once, with "
     "queries of your own, or build it again; from then on it can."
+)
+
+
+PLACES_NOT_KEPT = (
+    "Places make a match in this bundle, and it does not keep where its calibration queries were "
+    "taken. Run `vouch-build calibrate BUNDLES --queries FILE` again."
 )
 
 
@@ -95,6 +101,9 @@ def fit_again(
     kept, items = KeptQueries.load(directory), ItemFeatures.load(directory)
     if kept is None:
         raise CalibrationError(NOTHING_KEPT)
+    if before.within is not None:
+        raise CalibrationError(PLACES_NOT_KEPT)
+    rule = TruthRule(before.hierarchy)
     n_features = kept.matched.features.values.shape[1]
     encoder = KeptVectors(before.encoder_fingerprint, gallery.dim, n_features)
     # Kept features are averaged already, those of served queries are not.
@@ -103,7 +112,7 @@ def fit_again(
     queries, of_spoilt = _queries(kept, items, gallery)
     if items is None:
         images, was_put = queries.matched.subset([]), np.empty(0, dtype=bool)
-        setup = RetrievalSetup.known(encoder, gallery, before.detector)
+        setup = replace(RetrievalSetup.known(encoder, gallery, before.detector), rule=rule)
         observed = calibration_queries(setup, queries, kept.seed, of_spoilt=of_spoilt)
     else:
         images, was_put = _items(items, gallery, kept.seed)
@@ -117,6 +126,7 @@ def fit_again(
             unseen=kept.unseen,
             of_spoilt=of_spoilt,
             was_put=was_put,
+            rule=rule,
         )
     fitted = fit_calibration(setup.calibrated, observed, config, kept.seed, before.quality_limits)
     refit = _compared(fitted, before, encoder, observed, queries.matched, images, was_put)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.datasets import LabelledImages
+from model_store.encoder.contract import Embeddings
 from model_store.gallery import Gallery
 from model_store.search import N_CANDIDATES
 
@@ -15,6 +16,10 @@ hidden the same number of items would reach further out than it does in service.
 
 LEAST_LISTED = 10
 """Items of a list that votes are counted in, however small the gallery."""
+
+
+PlainItems = tuple[NDArray[np.int64], LabelledImages, Embeddings]
+"""Places (n,) among matched queries, and the n items of which these queries are views."""
 
 
 def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
@@ -61,3 +66,13 @@ def largest_hidden(gallery: Gallery) -> int:
     codes = gallery.label_codes(np.arange(gallery.n_items))
     counts = np.bincount(codes[codes >= 0])
     return int(counts[counts <= gallery.n_items // 2].max(initial=0))
+
+
+def plain_items(
+    matched: LabelledImages, images: LabelledImages, embeddings: Embeddings
+) -> PlainItems:
+    """Return the items among ``images`` that the views ``matched`` are of."""
+    row_of = {name: row for row, name in enumerate(images.ids)}
+    places = np.array([n for n, name in enumerate(matched.ids) if name in row_of], dtype=np.int64)
+    rows = np.array([row_of[matched.ids[place]] for place in places], dtype=np.int64)
+    return places, images.subset(rows), embeddings.at(rows)

@@ -131,6 +131,19 @@ class Examples:
         """The query that each row belongs to, (N,)."""
         return np.repeat(np.arange(len(self.starts)), self.counts)
 
+    @property
+    def chosen(self) -> Bools:
+        """Whether each label is the first true match of its query, (N,): what is to be foretold.
+
+        Of first items that is whether they are a match. Further ones, where a query has several,
+        are likelier to be one than is foretold.
+        """
+        rows = np.flatnonzero(self.matches)
+        _, first = np.unique(self.queries[rows], return_index=True)
+        chosen = np.zeros(len(self.matches), dtype=bool)
+        chosen[rows[first]] = True
+        return chosen
+
     def likeliest(self, probabilities: Floats) -> Integers:
         """Return the row (Q,) of the label of each query's highest of ``probabilities`` (N,)."""
         # By query, then falling; of equal ones the nearest first.
@@ -229,7 +242,7 @@ def fit_choice(examples: Examples, limits: Limits | None = None) -> LogisticMode
     scale = np.where(scale > 0, scale, 1.0)
     values = (examples.values - centre) / scale
     share = examples.weights / examples.weights.sum()
-    of_truth = examples.matches * of_row / examples.weights.sum()
+    of_truth = examples.chosen * of_row / examples.weights.sum()
     starts, counts = examples.starts, examples.counts
 
     def loss_and_gradient(parameters: Floats) -> tuple[float, Floats]:

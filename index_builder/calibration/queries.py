@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.retrieval import RetrievedQueries
-from model_store.decision import Absence, LabelMeans, OutlierDetector, size_classes
+from model_store.decision import (
+    Absence,
+    Hierarchy,
+    LabelMeans,
+    OutlierDetector,
+    size_classes,
+)
 from model_store.decision.staleness import search_settings
 from model_store.encoder.contract import Encoder, TextEncoder
 from model_store.gallery import Gallery
 
 Integers = NDArray[np.int64]
 Names = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TruthRule:
+    """What counts as a true match.
+
+    Attributes
+    ----------
+    hierarchy : labels above labels; None where labels have no parents.
+    within : metres from a query to a match; None where a match has the same label.
+    """
+
+    hierarchy: Hierarchy | None = None
+    within: float | None = None
+
+
+BY_LABEL = TruthRule()
+"""A match has the same label, and labels have no parents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +54,8 @@ class CalibratedGallery:
     label_counts : (C,) items of each label by its code.
     n_unlabelled : items without a label, each of which is one of its own.
     detector, means : the outlier detector and the label means fitted to its images.
+    labels : the C labels by their code.
+    rule : what counts as a match, and what stands above labels.
     """
 
     encoder_fingerprint: str
@@ -39,6 +65,8 @@ class CalibratedGallery:
     n_unlabelled: int
     detector: OutlierDetector
     means: LabelMeans
+    labels: Sequence[str]
+    rule: TruthRule = BY_LABEL
 
     @classmethod
     def of(
@@ -48,6 +76,7 @@ class CalibratedGallery:
         detector: OutlierDetector,
         means: LabelMeans,
         n_candidates: int,
+        rule: TruthRule = BY_LABEL,
     ) -> CalibratedGallery:
         """Describe a gallery."""
         codes = gallery.label_codes(np.arange(gallery.n_items))
@@ -60,6 +89,8 @@ class CalibratedGallery:
             int((codes < 0).sum()),
             detector,
             means,
+            gallery.labels,
+            rule,
         )
 
     def n_labels(self) -> Integers:
@@ -112,7 +143,7 @@ class CalibrationQueries:
         of them.
     clusters : of the matched queries; copies, and photographs of one object, share a number.
     sources : the source of each matched query; None where none is known.
-    absent_sources : the same of queries of withheld labels.
+    absent_sources, absent_labels : sources and labels of queries of withheld labels.
     leave_one_out : more queries, for estimates that need no exchangeability of the outlier scores;
         None where there are enough, or the encoder has learned from the gallery's images.
     unseen : whether the encoder has learned nothing from the gallery's labels.
@@ -128,6 +159,7 @@ class CalibrationQueries:
     clusters: Integers
     sources: Names | None = None
     absent_sources: Names | None = None
+    absent_labels: Names | None = None
     leave_one_out: LeaveOneOut | None = None
     unseen: bool = False
 

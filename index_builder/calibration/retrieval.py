@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,20 @@ from model_store.decision import OUTLIER_SIGNALS, LabelMeans, OutlierDetector, l
 from model_store.decision.label_means import label_sums
 from model_store.decision.outliers import unit_rows
 from model_store.encoder.contract import Embeddings, Encoder
+from model_store.errors import DatasetError
 from model_store.gallery import Gallery, MaskedRows
 from model_store.search import N_CANDIDATES
+from model_store.truth import SameLabel, Truth, Within, wgs84
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
+
+LATITUDE, LONGITUDE = "latitude", "longitude"
+"""Fields of the metadata: where something is on WGS84, in degrees."""
+
+N_PLACES = 10_000
+"""Items whose metadata is read together."""
 
 BATCH = 128
 """Queries that are looked up together."""
@@ -125,6 +133,7 @@ def observe(
     queries: LabelledImages,
     n: int = N_CANDIDATES,
     seen: Seen | None = None,
+    within: float | None = None,
 ) -> RetrievedQueries:
     """Embed ``queries``, some at a time, and look up their ``n`` candidates.
 
@@ -133,6 +142,7 @@ def observe(
     Parameters
     ----------
     seen : told of each query that had to be decoded.
+    within : metres from a query to a match; None where a match has the same label.
     """
     variance = np.empty((len(queries), encoder.dim), dtype=np.float32)
     mean = np.empty_like(variance)
@@ -141,7 +151,47 @@ def observe(
         mean[positions], variance[positions] = embeddings.mean, embeddings.variance
         signals[positions] = detector.signals(embeddings)
     found = Embeddings(mean, variance, np.empty((len(queries), 0), dtype=np.float32))
-    return look_up(gallery, means, queries, found, signals, n)
+    return look_up(
+        gallery, means, queries, found, signals, n, within=nearby(gallery, queries, within)
+    )
+
+
+def nearby(gallery: Gallery, queries: LabelledImages, within: float | None) -> Within | None:
+    """Return what is near enough to queries to match them; None where labels say what matches."""
+    if within is None or queries.places is None:
+        return None
+    return Within(queries.places, places_of_items(gallery), within)
+
+
+def places_of_items(gallery: Gallery) -> Floats:
+    """Return where items are (N, 3) by the fields `LATITUDE` and `LONGITUDE` of their metadata."""
+    degrees = np.full((gallery.n_items, 2), np.nan)
+    for start in range(0, gallery.n_items, N_PLACES):
+        rows = np.arange(start, min(start + N_PLACES, gallery.n_items))
+        for row, item in zip(rows, gallery.items(rows), strict=True):
+            place = place_in(item.metadata, f"the item {item.id!r}")
+            if place is not None:
+                degrees[row] = place
+    return wgs84(*degrees.T)
+
+
+def place_in(metadata: Mapping[str, Any], origin: str) -> tuple[float, float] | None:
+    """Return the latitude and longitude, in degrees, that metadata name; None where they do not.
+
+    Raises
+    ------
+    DatasetError : they are none.
+    """
+    found = metadata.get(LATITUDE), metadata.get(LONGITUDE)
+    if found == (None, None):
+        return None
+    for value, most in zip(found, (90, 180), strict=True):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= most:
+            raise DatasetError(
+                f"{origin}: {LATITUDE} and {LONGITUDE} are {found}; wanted degrees, −90 to 90 and "
+                "−180 to 180."
+            )
+    return float(found[0]), float(found[1])  # type: ignore[arg-type] # looked at above
 
 
 def look_up(
@@ -155,6 +205,7 @@ def look_up(
     hide_label: bool = False,
     hidden: Integers | None = None,
     alike: Integers | None = None,
+    within: Within | None = None,
 ) -> RetrievedQueries:
     """Look up the ``n`` candidates of B embedded queries.
 
@@ -167,8 +218,10 @@ def look_up(
         none.
     alike : (N,) numbers that items of a gallery without labels share where they show the same
         thing: what a query shows is hidden with all that is like it.
+    within : what a match is, where it is not the same label.
     """
     item_codes, codes = _codes(gallery, queries)
+    truth: Truth = SameLabel(codes, item_codes) if within is None else within
     sizes = _Sizes(item_codes, codes, hidden)
     directions = embeddings.directions
     n = min(n, gallery.n_items)
@@ -192,7 +245,7 @@ def look_up(
         similarities,
         label_codes,
         of_means,
-        label_codes == codes[:, None],
+        truth.matches(np.arange(len(queries)), rows),
         codes,
         np.zeros(len(queries), dtype=np.int64) if hide_label else sizes.own,
         sizes.of(label_codes),

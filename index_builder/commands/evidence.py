@@ -1,4 +1,4 @@
-"""``vouch-build calibrate`` and ``evaluate``: of a configuration's run, or of any bundle."""
+"""``vouch-build calibrate``, ``evaluate`` (a configuration's run, any bundle) and ``compare``."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from index_builder.commands.index_options import PROMISES, promise
+from index_builder.commands.index_options import (
+    PROMISES,
+    LevelsOption,
+    ParentsOption,
+    named_parents,
+    promise,
+)
 from index_builder.commands.options_class import with_options
 from index_builder.commands.steps import RunOption, opened_run, print_report, step_of
 from index_builder.output import writing
 from index_builder.progress import console
 from model_store.errors import ConfigError
-
-if TYPE_CHECKING:
-    from index_builder.indexing.bundle_evidence import Evidence
 
 ConfigOption = Annotated[
     str | None,
@@ -41,6 +44,16 @@ QueriesOption = Annotated[
 ]
 ItemsOption = Annotated[
     Path | None, typer.Option(help="Of a table of vectors: a manifest, a line for each row.")
+]
+
+
+WithinOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001,
+        help="Metres: a match is an item so near to the query, by the columns and fields "
+        "`latitude` and `longitude` (WGS84, degrees), whatever its label. Stays with the bundle.",
+    ),
 ]
 
 
@@ -67,6 +80,9 @@ class CalibrateOptions:
             "nothing in the gallery; maybe `group`, `source`. Calibrates searches in words alone."
         ),
     ] = None
+    parents: ParentsOption = None
+    levels: LevelsOption = None
+    within: WithinOption = None
     max_error: Annotated[float | None, promise("max_error", "")] = None
     max_false_match_rate: Annotated[float | None, promise("max_false_match_rate", "")] = None
     expected_absent: Annotated[float | None, promise("expected_absent", "")] = None
@@ -97,32 +113,52 @@ def calibrate_command(options: CalibrateOptions) -> None:
         _calibrate_texts(options, options.captions, named)
         return
     evidence = (options.queries, options.items, options.gallery, options.gallery_items)
+    parents = named_parents(options.parents, options.levels)
+    of_labels = (options.parents, options.levels, options.within)
     if options.bundles is not None and not any((*evidence, options.config)):
-        from index_builder.indexing import recalibrate  # noqa: PLC0415 - slow
-
-        if options.feedback is None:
-            print(recalibrate.recalibrate_bundle(options.bundles, named))
-        elif named:
-            raise ConfigError("--feedback corrects probabilities; give promises without it.")
-        else:
-            print(recalibrate.correct_bundle(options.bundles, options.feedback))
+        _calibrate_again(options, options.bundles, named)
         return
-    others = (*evidence[1:], *named)
+    others = (*evidence[1:], *of_labels, *named)
     if _of_configuration(options.bundles, options.queries, options.config, others):
         step_of("calibrate_step")(*opened_run(str(options.config), options.run), options.feedback)
         return
     if options.feedback is not None:
         raise ConfigError("--feedback corrects what was calibrated: give it without --queries.")
     assert options.bundles is not None  # noqa: S101 - or it is of a configuration
-    found = _evidence(options.queries, options.items, options.gallery, options.gallery_items)
+    found = _module().Evidence(
+        *(options.queries, options.items, options.gallery, options.gallery_items),
+        *(parents, options.within),
+    )
     print(_module().calibrate_bundle(options.bundles, found, named))
+
+
+def _calibrate_again(
+    options: CalibrateOptions, bundles: Path, promises: Mapping[str, float]
+) -> None:
+    """Fit a bundle again to what it keeps, or correct it by feedback."""
+    from index_builder.indexing import recalibrate  # noqa: PLC0415 - slow
+
+    if any((options.parents, options.levels, options.within)):
+        raise ConfigError(
+            "--parents, --levels and --within say what is true of queries. Give --queries with "
+            "them."
+        )
+    if options.feedback is None:
+        print(recalibrate.recalibrate_bundle(bundles, promises))
+    elif promises:
+        raise ConfigError("--feedback corrects probabilities; give promises without it.")
+    else:
+        print(recalibrate.correct_bundle(bundles, options.feedback))
 
 
 def _calibrate_texts(
     options: CalibrateOptions, captions: Path, promises: Mapping[str, float]
 ) -> None:
     """Calibrate searches in words, and print what came of it."""
-    of_images = (options.queries, options.items, options.gallery, options.gallery_items)
+    of_images = (
+        *(options.queries, options.items, options.gallery, options.gallery_items),
+        *(options.parents, options.levels, options.within),
+    )
     if options.bundles is None or options.config or options.run or any(of_images):
         raise ConfigError("--captions goes with BUNDLES, and calibrates searches in words alone.")
     from index_builder.indexing.text_evidence import (  # noqa: PLC0415 - slow
@@ -149,6 +185,11 @@ def evaluate_command(
     out: Annotated[
         Path | None, typer.Option(help="With BUNDLES: a JSON file to write it to as well.")
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="With BUNDLES: an HTML file for it, with the surest errors in pictures."),
+    ] = None,
+    within: WithinOption = None,
     config: ConfigOption = None,
     run: RunOption = None,
 ) -> None:
@@ -156,14 +197,51 @@ def evaluate_command(
 
     Queries that a bundle was calibrated with say nothing about it: bring others.
     """
-    if _of_configuration(bundles, queries, config, (items, out)):
+    if _of_configuration(bundles, queries, config, (items, out, page, within)):
         print_report(step_of("evaluate_step")(*opened_run(str(config), run)))
         return
-    report = _module().evaluate_bundle(bundles, _evidence(queries, items))
+    evidence = _module().Evidence(queries, items, within=within)
+    report, drawn = _module().evaluate_bundle(bundles, evidence, with_page=page is not None)
     print_report(report)
-    if out is not None:
-        with writing(str(out)):
-            out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    _write(report, out, drawn, page)
+
+
+def compare_command(
+    old: Annotated[Path, typer.Argument(help="A directory of bundles; its current one is meant.")],
+    new: Annotated[Path, typer.Argument(help="Another, such as of another encoder.")],
+    queries: Annotated[
+        str, typer.Option("--queries", "--vectors", help="As for `evaluate`; new to both.")
+    ],
+    items: ItemsOption = None,
+    within: WithinOption = None,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write it to as well.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="An HTML file for it, with pictures of what changes.")
+    ] = None,
+) -> None:
+    """Put the same queries to two bundles: what promises become, and which answers change.
+
+    An answer is right that calls a true match one, or that calls nothing one where nothing is.
+    """
+    evidence = _module().Evidence(queries, items, within=within)
+    report, drawn = _module().compare_bundles((old, new), evidence, with_page=page is not None)
+    table = Table("compared", "old", "new")
+    for part in ("promised", "thresholds", "measured"):
+        for name, values in report[part].items():
+            cells = ("–" if value is None else f"{value:.4g}" for value in values)
+            table.add_row(f"{part}: {name.replace('_', ' ')}", *cells)
+    console.print(table)
+    for kind, n in report["changes"].items():
+        console.print(f"{kind}: {n} of {report['n_queries']} answers")
+    _write(report, out, drawn, page)
+
+
+def _write(report: dict[str, Any], out: Path | None, drawn: str | None, page: Path | None) -> None:
+    """Write a report, and what was drawn of it, where somebody wants them."""
+    for path, text in ((out, json.dumps(report, indent=1) + "\n"), (page, drawn)):
+        if path is not None and text is not None:
+            with writing(str(path)):
+                path.write_text(text, encoding="utf-8")
 
 
 def _of_configuration(
@@ -184,17 +262,6 @@ def _of_configuration(
         "Give either BUNDLES, with --queries or without, or --config, whose file says everything "
         "else."
     )
-
-
-def _evidence(
-    queries: str | None,
-    items: Path | None,
-    gallery: str | None = None,
-    gallery_items: Path | None = None,
-) -> Evidence:
-    assert queries is not None  # noqa: S101 - or it is of a configuration
-    found: Evidence = _module().Evidence(queries, items, gallery, gallery_items)
-    return found
 
 
 def _module() -> Any:  # noqa: ANN401 - imported late: --help needs none of it

@@ -23,11 +23,28 @@ from model_store.processors import ProviderChoice, usable_processors
 
 if TYPE_CHECKING:
     from index_builder.indexing.collection import Indexing
+    from index_builder.indexing.parents import Parents
     from index_builder.indexing.sources import Source
     from index_builder.vectors.table import VectorTable
 
 PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
 """Options that are settings of ``[calibration]``."""
+
+
+ParentsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where labels have parents, as a species has a genus: a table (.csv, .jsonl, "
+        ".parquet) with `label` and `parent`. What is not sure enough to be called a match rolls "
+        "up to the finest parent that is."
+    ),
+]
+LevelsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The same from fields of the items' metadata, the finest first: genus,family."
+    ),
+]
 
 
 class Engine(StrEnum):
@@ -143,6 +160,8 @@ class IndexOptions:
     expected_absent: Annotated[float | None, promise("expected_absent")] = None
     alpha: Annotated[float | None, promise("alpha")] = None
     coverage: Annotated[float | None, promise("coverage")] = None
+    parents: ParentsOption = None
+    levels: LevelsOption = None
     index: Annotated[
         Index,
         typer.Option(
@@ -209,14 +228,16 @@ class IndexOptions:
         ------
         ConfigError
         """
-        if self.config is None and self.promises and not self.calibrate:
+        said = self.promises or self._of_labels
+        if self.config is None and said and not self.calibrate:
             raise ConfigError(
-                "--max-error, --max-false-match-rate, --expected-absent, --alpha and --coverage "
-                "say what calibrated answers promise. Give --calibrate with them."
+                "--max-error, --max-false-match-rate, --expected-absent, --alpha, --coverage, "
+                "--parents and --levels say what calibrated answers promise. Give --calibrate with "
+                "them."
             )
         parse_promises(self.promises)
         if self.config is not None and (
-            self.calibrate or self.promises or self.settings != DEFAULT_SETTINGS
+            self.calibrate or self.promises or self._of_labels or self.settings != DEFAULT_SETTINGS
         ):
             raise ConfigError(
                 "--calibrate and what it promises, --index, --memory-budget, --min-recall and "
@@ -262,7 +283,13 @@ class IndexOptions:
             parse_promises(self.promises),
             ImageLimits(parse_bytes(self.max_bytes, "--max-bytes"), self.max_pixels),
             storage,
+            named_parents(self.parents, self.levels),
         )
+
+    @property
+    def _of_labels(self) -> bool:
+        """Whether it is said where the parents of labels are written."""
+        return self.parents is not None or self.levels is not None
 
     def _opened(self, source: str, run: Path, storage: Storage) -> tuple[Source, Path]:
         """Return the collection, and the file of its encoder."""
@@ -296,6 +323,23 @@ def declared(run: Path, table: VectorTable, name: str) -> Path:
     path = run / ENCODER_FILE
     write_declared_encoder(path, table.described(name))
     return path
+
+
+def named_parents(table: Path | None, levels: str | None) -> Parents:
+    """Return where the parents of labels are written.
+
+    Raises
+    ------
+    ConfigError : in two places.
+    """
+    from index_builder.indexing.parents import Parents  # noqa: PLC0415 - slow
+
+    fields = tuple(name.strip() for name in (levels or "").split(",") if name.strip())
+    if table is not None and levels is not None:
+        raise ConfigError("Give --parents or --levels: the parents of labels are in one of them.")
+    if levels is not None and (not fields or len(set(fields)) < len(fields)):
+        raise ConfigError(f"--levels {levels!r}: wanted fields of the metadata, such as genus.")
+    return Parents(table, fields)
 
 
 def parse_bytes(text: str, option: str) -> int:

@@ -97,6 +97,9 @@ def _rows(report: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         label = f"{prefix}{name.replace('_', ' ')}"
         if isinstance(value, dict):
             rows += _rows(value, f"{label}: ")
+        elif isinstance(value, list):  # an interval is printed, a curve is not
+            if len(value) == 2 and all(isinstance(one, float) for one in value):
+                rows.append((label, f"{value[0]:.4f} to {value[1]:.4f}"))
         elif isinstance(value, float):
             rows.append((label, f"{value:.4f}"))
         else:

@@ -44,6 +44,8 @@ class LabelledImages:
     content : of the same source as ``read``; None where nobody says what an image is, so that
         nothing computed of it can be found again.
     metadata : N objects of what else is known of the images; None where nothing is.
+    places : (N, 3) of where images were taken, see `model_store.truth.wgs84`; NaN where nobody
+        knows. None where places say nothing of what matches.
     """
 
     ids: tuple[str, ...]
@@ -54,6 +56,7 @@ class LabelledImages:
     sources: tuple[str, ...] | None = None
     content: Content | None = None
     metadata: tuple[Mapping[str, Any], ...] | None = None
+    places: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.labels) == len(self.rows):
@@ -91,6 +94,7 @@ class LabelledImages:
             None if self.sources is None else tuple(self.sources[i] for i in positions),
             self.content,
             None if self.metadata is None else tuple(self.metadata[i] for i in positions),
+            None if self.places is None else self.places[np.asarray(positions, dtype=np.int64)],
         )
 
     def label_codes(self) -> NDArray[np.int64]:

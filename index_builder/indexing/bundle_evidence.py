@@ -17,13 +17,18 @@ from index_builder.calibration.calibrate import (
     calibrate_gallery,
     calibrate_with_queries,
 )
-from index_builder.calibration.evaluate import evaluate
+from index_builder.calibration.evaluate import evaluated
 from index_builder.calibration.kept_queries import keep
+from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.signing import signing_key
 from index_builder.indexing.bundle_manifest import summarise
+from index_builder.indexing.comparison import Side, compared
+from index_builder.indexing.comparison import page as comparison_page
+from index_builder.indexing.evaluation_page import page
 from index_builder.indexing.own_queries import read_gallery, read_queries
+from index_builder.indexing.parents import NO_PARENTS, Parents
 from index_builder.indexing.sources import VectorSource, open_source
 from index_builder.progress import console
 from index_builder.storage import Storage
@@ -62,12 +67,24 @@ class Evidence:
     items : what is known of each row of a table of vectors; None where the table says it.
     gallery : what the gallery was made of, as ``index`` took it.
     gallery_items : of that, where it is a table of vectors.
+    parents : of labels; where none are named those that were known stay.
+    within : metres from a query to a match; None for what is known already, or the same label.
     """
 
     queries: str
     items: Path | None = None
     gallery: str | None = None
     gallery_items: Path | None = None
+    parents: Parents = NO_PARENTS
+    within: float | None = None
+
+    def rule(self, gallery: Gallery, before: Calibration | None) -> TruthRule:
+        """Return what counts as a match; what is not said stays as it was ``before``."""
+        hierarchy, within = self.parents.of(gallery), self.within
+        if before is not None:
+            hierarchy = before.hierarchy if hierarchy is None else hierarchy
+            within = before.within if within is None else within
+        return TruthRule(hierarchy, within)
 
 
 def calibrate_bundle(
@@ -105,14 +122,46 @@ def calibrate_bundle(
     return prepared
 
 
-def evaluate_bundle(root: Path, evidence: Evidence, seed: int = 0) -> dict[str, Any]:
+def evaluate_bundle(
+    root: Path, evidence: Evidence, seed: int = 0, *, with_page: bool = False
+) -> tuple[dict[str, Any], str | None]:
     """Measure the current bundle of ``root`` on queries that it has not been calibrated with.
+
+    Returns
+    -------
+    The report of `evaluated`, and a page of it if that is wanted.
 
     Raises
     ------
     CalibrationError : the bundle is not calibrated, or no query has a match.
     DatasetError : the queries are not what they should be.
     """
+    with _evaluated(root, evidence, seed) as side:
+        text = page(side.evaluation, side.gallery, side.name) if with_page else None
+        return side.evaluation.report, text
+
+
+def compare_bundles(
+    roots: tuple[Path, Path], evidence: Evidence, seed: int = 0, *, with_page: bool = False
+) -> tuple[dict[str, Any], str | None]:
+    """Measure two current bundles, such as of two encoders, on the same queries.
+
+    Returns
+    -------
+    See `compared`; and a page of it if that is wanted.
+
+    Raises
+    ------
+    CalibrationError, DatasetError : as in `evaluate_bundle`.
+    """
+    with _evaluated(roots[0], evidence, seed) as old, _evaluated(roots[1], evidence, seed) as new:
+        report = compared(old, new)
+        return report, comparison_page(old, new, report) if with_page else None
+
+
+@contextmanager
+def _evaluated(root: Path, evidence: Evidence, seed: int) -> Iterator[Side]:
+    """Measure the current bundle of ``root``, and keep it open for its pictures."""
     with opened(root) as bundle, _room(bundle.retriever.encoder, evidence) as room:
         gallery, calibration = bundle.retriever.gallery, bundle.retriever.calibration
         if calibration is None:
@@ -120,13 +169,14 @@ def evaluate_bundle(root: Path, evidence: Evidence, seed: int = 0) -> dict[str, 
                 "The bundle is not calibrated: there is nothing to hold its answers to. Give it "
                 "`vouch-build calibrate BUNDLES --queries FILE` first."
             )
-        queries = _queries(room, gallery)
+        queries = _queries(room, gallery, evidence.rule(gallery, calibration))
         if not len(queries.matched):
             raise CalibrationError(
                 "None of the queries matches an item of the gallery. Name the item that a query "
                 "shows in a column `item`, or its label."
             )
-        return evaluate(Retriever(room.encoder, gallery, calibration), queries, seed)
+        found = evaluated(Retriever(room.encoder, gallery, calibration), queries, seed)
+        yield Side(root.name, found, calibration, gallery)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +219,13 @@ def _fitted(
     ----------
     staging : the directory of the bundle to be.
     """
-    queries, named = _queries(room, gallery), room.evidence.gallery
+    rule = room.evidence.rule(gallery, before)
+    queries, named = _queries(room, gallery, rule), room.evidence.gallery
+    if rule.within is not None and not len(queries.withheld):
+        raise CalibrationError(
+            f"All {len(queries.matched)} queries are near an item, and of places none can be "
+            "hidden from its own queries. Add queries from where the gallery has no item."
+        )
     if named is not None:
         if len(queries.withheld) < MIN_QUERIES:
             console.print(
@@ -191,6 +247,7 @@ def _fitted(
             seed,
             are_views=False,
             unseen=False,
+            rule=rule,
         )
     if before is None:
         raise CalibrationError(
@@ -205,7 +262,9 @@ def _fitted(
             "from their own queries."
         )
     _keep(room, queries.matched.subset([]), queries, gallery, staging, seed)
-    return calibrate_with_queries(room.encoder, gallery, before.detector, queries, config, seed)
+    return calibrate_with_queries(
+        room.encoder, gallery, before.detector, queries, config, seed, rule
+    )
 
 
 def _keep(
@@ -236,10 +295,12 @@ def _config(before: Calibration | None, promises: Mapping[str, float]) -> Calibr
     return parse_promises({**fields, **promises})
 
 
-def _queries(room: _Room, gallery: Gallery) -> QuerySet:
+def _queries(room: _Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
     """Read the queries, and say how many there are and which are left out."""
     source = room.source(room.evidence.queries, room.evidence.items)
-    own = read_queries(source, room.encoder, gallery, room.scratch, _LIMITS, room.storage)
+    own = read_queries(
+        source, room.encoder, gallery, room.scratch, _LIMITS, room.storage, rule.within
+    )
     console.print(
         f"{len(own.queries.matched):,} queries with a match, {len(own.queries.withheld):,} without"
     )

@@ -18,6 +18,7 @@ import numpy as np
 from index_builder.calibration import MIN_QUERIES
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.calibration.kept_queries import keep
+from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
@@ -30,7 +31,7 @@ from index_builder.indexing.fetching import ReadAgain
 from index_builder.indexing.prepare import read_again, read_vector
 from index_builder.indexing.workdir import Work
 from index_builder.storage import NotFetched
-from model_store.decision import Calibration
+from model_store.decision import Calibration, Hierarchy
 from model_store.encoder.contract import Encoder
 from model_store.errors import CalibrationError, DatasetError
 from model_store.gallery import Gallery
@@ -94,6 +95,7 @@ def calibrate_collection(
     *,
     labelled: bool,
     read: ReadAgain = read_again,
+    hierarchy: Hierarchy | None = None,
 ) -> Calibration:
     """Calibrate the gallery that was just assembled in ``work``, whose bundle keeps the queries.
 
@@ -104,6 +106,7 @@ def calibrate_collection(
     config : what the answers shall promise.
     labelled : whether there are labels, and images were held out.
     read : decodes an image of the collection again.
+    hierarchy : labels above labels, if any.
 
     Raises
     ------
@@ -123,7 +126,15 @@ def calibrate_collection(
     queries = QuerySet(matched, matched.subset([]), None)
     are_views, unseen = not labelled, labelled
     calibration = calibrate_gallery(
-        encoder, gallery, images, queries, config, seed, are_views=are_views, unseen=unseen
+        encoder,
+        gallery,
+        images,
+        queries,
+        config,
+        seed,
+        are_views=are_views,
+        unseen=unseen,
+        rule=TruthRule(hierarchy),
     )
     keep(
         work.bundle,

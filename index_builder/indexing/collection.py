@@ -22,6 +22,7 @@ from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.embed_catalogue import Progress, embed_catalogue
 from index_builder.indexing.engines import Engine, local_engine
 from index_builder.indexing.fetching import Fetching, reader
+from index_builder.indexing.parents import NO_PARENTS, Parents, read_parents
 from index_builder.indexing.reports import (
     write_duplicates,
     write_held_out,
@@ -79,6 +80,7 @@ class Indexing:
     promises : what these answers shall promise.
     limits : which images are decoded.
     storage : where images come from that do not lie on this machine.
+    parents : of labels, for answers that roll up.
     """
 
     source: Source
@@ -98,6 +100,7 @@ class Indexing:
     promises: CalibrationConfig = DEFAULT_PROMISES
     limits: ImageLimits = DEFAULT_LIMITS
     storage: Storage = field(default_factory=Storage)
+    parents: Parents = NO_PARENTS
 
     def opened(self) -> OnnxEncoder:
         """Open the encoder.
@@ -148,6 +151,7 @@ class Indexing:
         ------
         ConfigError : the index does not fit into its memory budget, or the engine is not for this.
         CalibrationError : there is too little to calibrate with.
+        DatasetError : the table of parents is not what it should be.
         """
         if self.engine == "ray" and isinstance(self.source, VectorSource):
             raise ConfigError(
@@ -156,6 +160,8 @@ class Indexing:
             )
         if self.milvus_uri is None:
             plan_index(catalogue.contents.n_images, dim, self.index)
+        if self.parents.table is not None:
+            read_parents(self.parents.table)
         if self.calibrate:
             require_enough(catalogue, of_images=not isinstance(self.source, VectorSource))
 
@@ -309,6 +315,7 @@ def _published(
             seed,
             labelled=labelled,
             read=reader(indexing.storage, indexing.limits),
+            hierarchy=indexing.parents.of(gallery),
         )
         calibration.save(work.bundle)
     shutil.copyfile(indexing.encoder, work.bundle / ENCODER_FILE)

@@ -1,18 +1,26 @@
 """Queries of one's own: images, or vectors, with what is known to be true of each.
 
 Their source is read as a collection is: ``item`` names the item of the gallery that a query shows,
-or ``label`` its label; a query with neither matches nothing there.
+or ``label`` its label; a query with neither matches nothing there. Where places make a match,
+``latitude`` and ``longitude`` do instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from index_builder.calibration.retrieval import (
+    LATITUDE,
+    LONGITUDE,
+    place_in,
+    places_of_items,
+)
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
 from index_builder.datasets.other_formats import OtherFormats
@@ -31,6 +39,7 @@ from model_store.errors import DatasetError
 from model_store.gallery import Gallery
 from model_store.images import ImageLimits
 from model_store.processors import usable_processors
+from model_store.truth import Within, wgs84
 
 ITEM = "item"
 """Column that names the item which a query shows."""
@@ -60,6 +69,7 @@ def read_queries(
     scratch: Path,
     limits: ImageLimits,
     storage: Storage,
+    within: float | None = None,
 ) -> OwnQueries:
     """Read queries, and let ``encoder`` know all that can be read.
 
@@ -68,16 +78,24 @@ def read_queries(
     scratch : a directory to work in.
     limits : which images are decoded.
     storage : reads what does not lie on this machine.
+    within : metres from a query to a match; None where a match has the same label.
 
     Raises
     ------
     DatasetError : the source is not what it should be, or names an item that is not there.
     """
     entries = _entries(source, scratch)
-    truth = {entry.id: _truth(entry, gallery) for entry in entries}  # before hours of embedding
+    places: NDArray[np.float64] | None = None
+    if within is None:
+        truth = {entry.id: _truth(entry, gallery) for entry in entries}  # sooner than hours later
+    else:
+        places, truth = _by_place(entries, gallery, within)
+        place_of = dict(zip([entry.id for entry in entries], places, strict=True))
     entries, hashes, failures = _embedded(entries, encoder, scratch, limits, storage)
     labels = [truth[entry.id] for entry in entries]
     images = _images(entries, labels, hashes, _read(encoder, storage, limits))
+    if places is not None:
+        images = replace(images, places=np.array([place_of[entry.id] for entry in entries]))
     held = set(gallery.labels)
     if not held:
         held = {item.id for item in gallery.items(np.arange(gallery.n_items))}
@@ -153,6 +171,36 @@ def _truth(entry: Entry, gallery: Gallery) -> str:
     if name is not None:
         return label_of_item(gallery, str(name), entry.origin, ITEM)
     return _NOWHERE + entry.id if entry.label is None else entry.label
+
+
+def _by_place(
+    entries: Sequence[Entry], gallery: Gallery, within: float
+) -> tuple[NDArray[np.float64], dict[str, str]]:
+    """Return where queries are (n, 3), and the label of the nearest item that each matches, by id.
+
+    Raises
+    ------
+    DatasetError : a place is none; or no item has one, or no query.
+    """
+    degrees = np.full((len(entries), 2), np.nan)
+    for row, entry in enumerate(entries):
+        place = place_in(entry.metadata, entry.origin)
+        if place is not None:
+            degrees[row] = place
+    near = Within(wgs84(*degrees.T), places_of_items(gallery), within)
+    for places, whose in ((near.queries, "query"), (near.items, "item of the gallery")):
+        if not np.isfinite(places).any():
+            raise DatasetError(
+                f"--within says that places make a match, and no {whose} has one. Give "
+                f"{LATITUDE} and {LONGITUDE} in degrees, as columns or fields of the metadata."
+            )
+    truth: dict[str, str] = {}
+    for entry, row in zip(entries, near.nearest(), strict=True):
+        truth[entry.id] = _NOWHERE + entry.id
+        if row >= 0:
+            (item,) = gallery.items(np.array([row]))
+            truth[entry.id] = item.id if item.label is None else item.label
+    return near.queries, truth
 
 
 def _read(encoder: StoredEncoder, storage: Storage, limits: ImageLimits) -> ReadAgain:

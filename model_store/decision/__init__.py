@@ -4,7 +4,8 @@ Fitted offline by `index_builder.calibration`, stored in the bundle, applied onl
 functions here. `signals` describes each label in a result list, by the list and the `label_means`;
 `logistic` turns signals into probabilities, of the `found_labels` of a query, `absent_share` moves
 them to the share of queries that have nothing to be found, `recalibration` corrects them by what
-users said, and `venn_abers` bounds them; `outliers` measures how alien a query is. `evidence` holds
+users said, and `venn_abers` bounds them; `hierarchy` knows the labels above labels, to which sums
+of these probabilities roll up. `outliers` measures how alien a query is. `evidence` holds
 what came of each calibration query; `operating` computes from it what a threshold on a probability
 leads to, `result_sets` which items to return so that a match is among them, and `promises` all that
 is promised of a stream of queries. `calibration` holds the fitted whole; `verdict` decides; `drift`
@@ -16,8 +17,9 @@ from model_store.decision.absent_share import ServedShare, ShareEstimate, estima
 from model_store.decision.calibration import Calibration
 from model_store.decision.drift import DriftState, DriftTest
 from model_store.decision.error_watch import ErrorTest, error_interval
-from model_store.decision.evidence import SIZE_CLASSES, Evidence, size_classes
+from model_store.decision.evidence import SIZE_CLASSES, Evidence, LevelEvidence, size_classes
 from model_store.decision.found_labels import Retrieved, Terms
+from model_store.decision.hierarchy import Hierarchy, RollUp, likeliest_parents
 from model_store.decision.label_means import LabelMeans, label_means
 from model_store.decision.logistic import LogisticModel, bounded_logit, choice_probabilities
 from model_store.decision.operating import OperatingPoint, Stream
@@ -43,7 +45,9 @@ __all__ = [
     "ErrorTest",
     "Evidence",
     "FilterMeans",
+    "Hierarchy",
     "LabelMeans",
+    "LevelEvidence",
     "LogisticModel",
     "MatchPromise",
     "OperatingPoint",
@@ -54,6 +58,7 @@ __all__ = [
     "ResultSet",
     "ResultSetRule",
     "Retrieved",
+    "RollUp",
     "ServedShare",
     "ShareEstimate",
     "Stream",
@@ -68,6 +73,7 @@ __all__ = [
     "estimate_absent_share",
     "label_means",
     "labels_found",
+    "likeliest_parents",
     "signals",
     "size_classes",
 ]

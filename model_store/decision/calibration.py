@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.decision.evidence import Evidence
+from model_store.decision.hierarchy import Hierarchy
 from model_store.decision.label_means import LabelMeans
 from model_store.decision.logistic import LogisticModel
 from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
@@ -76,6 +77,8 @@ class Calibration:
     evidence : what came of each calibration query; all promises are computed from it.
     quality_limits : see `model_store.images.quality.quality_hints`.
     report : how it was fitted and how well it does, for people.
+    hierarchy : labels above labels, to roll up to; None where labels have no parents.
+    within : metres from a query to a true match; None where a match has the same label.
     """
 
     encoder_fingerprint: str
@@ -103,6 +106,8 @@ class Calibration:
     evidence: Evidence
     quality_limits: Mapping[str, float]
     report: Mapping[str, Any]
+    hierarchy: Hierarchy | None = None
+    within: float | None = None
 
     @property
     def default_share(self) -> float:
@@ -159,6 +164,7 @@ class Calibration:
             self.max_error,
             self.max_false_match_rate,
             self.delta,
+            () if self.hierarchy is None else self.hierarchy.levels,
         )
 
     @cached_property
@@ -257,23 +263,29 @@ class Calibration:
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - any part
-    """Fields of a dataclass and of the dataclasses in it, with dotted names."""
+    """Fields of a dataclass and of the dataclasses in it, with dotted names.
+
+    A part that there need not be, and is not, leaves nothing behind.
+    """
     for field in fields(value):
         part = getattr(value, field.name)
         if is_dataclass(part):
             yield from _leaves(part, f"{prefix}{field.name}.")
-        else:
+        elif part is not None or field.default is not None:
             yield prefix + field.name, part
 
 
 def _assembled(kind: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:  # noqa: ANN401
     """The dataclass that `_leaves` took apart."""
     hints = get_type_hints(kind)
-    return kind(
-        **{
-            field.name: _assembled(hints[field.name], leaves, f"{prefix}{field.name}.")
-            if is_dataclass(hints[field.name])
-            else leaves[prefix + field.name]
-            for field in fields(kind)
-        }
-    )
+    parts: dict[str, Any] = {}
+    for field in fields(kind):
+        name, hint = prefix + field.name, hints[field.name]
+        may_lack = field.default is None
+        wanted = next(filter(is_dataclass, get_args(hint)), hint) if may_lack else hint
+        if is_dataclass(wanted):
+            if not may_lack or any(leaf.startswith(f"{name}.") for leaf in leaves):
+                parts[field.name] = _assembled(wanted, leaves, f"{name}.")
+        elif not may_lack or name in leaves:
+            parts[field.name] = leaves[name]
+    return kind(**parts)

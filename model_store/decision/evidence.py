@@ -25,6 +25,24 @@ def size_classes(counts: NDArray[np.integer[Any]]) -> NDArray[np.int8]:
 
 
 @dataclass(frozen=True)
+class LevelEvidence:
+    """What came of N calibration queries at the L levels above their labels, see `Hierarchy`.
+
+    Attributes
+    ----------
+    probabilities : (N, L) of the likeliest parent, at the share of absent queries of the fit.
+    correct : (N, L) whether it is a parent of what the query shows, in the gallery or not.
+    """
+
+    probabilities: Floats
+    correct: NDArray[np.bool_]
+
+    def at(self, chosen: NDArray[np.bool_]) -> LevelEvidence:
+        """Return what came of the queries ``chosen`` (N,)."""
+        return LevelEvidence(self.probabilities[chosen], self.correct[chosen])
+
+
+@dataclass(frozen=True)
 class Evidence:
     """N calibration queries, each judged by fits that have not seen it.
 
@@ -49,6 +67,7 @@ class Evidence:
     absence : what the absent queries are.
     rivals : how many times as many labels a served absent query may be taken for as these could
         be: n / (n − 1) where each has one of the gallery's n labels hidden from it, else 1.
+    levels : of the levels above labels; None where labels have no parents.
     """
 
     first_probabilities: Floats
@@ -66,6 +85,7 @@ class Evidence:
     source_names: Sequence[str]
     absence: Absence
     rivals: float
+    levels: LevelEvidence | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(getattr(self, name)) for name in ARRAYS}
@@ -79,7 +99,33 @@ class Evidence:
 
     def at(self, chosen: NDArray[np.bool_]) -> Evidence:
         """Return the evidence of the queries ``chosen`` (N,)."""
-        return replace(self, **{name: getattr(self, name)[chosen] for name in ARRAYS})
+        return replace(
+            self,
+            levels=None if self.levels is None else self.levels.at(chosen),
+            **{name: getattr(self, name)[chosen] for name in ARRAYS},
+        )
+
+    def of_level(self, level: int) -> Evidence:
+        """Return the evidence of the likeliest parents at a level, as of first items.
+
+        Where a query without a match in the gallery has that parent, the answer is right, and is
+        left out of account: it is neither an error nor among the answers that errors are shares of.
+
+        Raises
+        ------
+        ValueError : there are no levels.
+        """
+        if self.levels is None:
+            raise ValueError("no levels are known of these queries")
+        correct = self.levels.correct[:, level]
+        return replace(
+            self,
+            first_probabilities=np.where(
+                self.absent & correct, 0.0, self.levels.probabilities[:, level]
+            ),
+            correct=correct & ~self.absent,
+            first_classes=self.likeliest_classes,
+        )
 
     def of_order(self, order: Order) -> Evidence:
         """Return the evidence of lists in ``order``, as what came of their first items."""
@@ -100,7 +146,7 @@ class Evidence:
 ARRAYS = tuple(
     field.name
     for field in fields(Evidence)
-    if field.name not in {"source_names", "absence", "rivals"}
+    if field.name not in {"source_names", "absence", "rivals", "levels"}
 )
 
 

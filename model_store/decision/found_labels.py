@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from model_store.decision.calibration import Calibration
+from model_store.decision.hierarchy import likeliest_parents
 from model_store.decision.logistic import bounded_logit, choice_probabilities
 from model_store.decision.promises import Promises
 from model_store.decision.signals import labels_found, signals
@@ -32,6 +33,7 @@ class Retrieved:
     listed : (m,) places of the items that may be described, nearest first.
     allowed : (n,) which items pass the filter; None without a filter.
     limit : how many are described; None for all of ``listed``.
+    parents : (n, L) of the labels, see `Hierarchy.of_labels`; None where labels have none.
     """
 
     similarities: Floats
@@ -40,6 +42,7 @@ class Retrieved:
     listed: Integers
     allowed: NDArray[np.bool_] | None = None
     limit: int | None = None
+    parents: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +132,14 @@ class MatchProbabilities:
     expected : (g,) at the share that is expected.
     final : (g,) corrected by feedback and, where a match is known to pass, by the filter.
     nothing : probability that no item that may be listed matches.
+    known : what all are multiplied by where a match is known to pass the filter; else 1.
     """
 
     fitted: Floats
     expected: Floats
     final: Floats
     nothing: float
+    known: float = 1.0
 
     @classmethod
     def of(
@@ -153,15 +158,37 @@ class MatchProbabilities:
         total = float(np.add.reduce(final))
         if total > 1:  # labels are corrected one by one, and only one can be right
             final, total = final / total, 1.0
-        nothing = 1 - total
+        nothing, known = 1 - total, 1.0
         if allowed is not None:
             passing = float(final @ allowed.any(axis=1))
             if terms.filter_means == "known":
                 whole = max(nothing + passing, np.finfo(float).tiny)
-                final, nothing = final / whole, nothing / whole
+                final, nothing, known = final / whole, nothing / whole, 1 / whole
             else:
                 nothing = 1 - passing
-        return cls(fitted, expected, final, nothing)
+        return cls(fitted, expected, final, nothing, known)
+
+    def of_parents(
+        self,
+        calibration: Calibration,
+        parents: NDArray[np.int32],
+        allowed: NDArray[np.bool_] | None,
+    ) -> tuple[NDArray[np.int32], Floats]:
+        """Return the likeliest parent at each level, and the probability of each, (L,).
+
+        Corrected by feedback and by a known filter, as those of labels are.
+
+        Parameters
+        ----------
+        parents : (g, L) of the labels in the list; the sums were calibrated without any beyond it.
+        allowed : (g, n) items of each label that may be listed; None for all.
+        """
+        n = len(parents)
+        expected = self.expected[:n]
+        if allowed is not None:
+            expected = np.where(allowed[:n].any(axis=1), expected, 0.0)
+        places, sums = likeliest_parents(parents, expected)
+        return places, np.minimum(calibration.feedback.of(sums) * self.known, 1.0)
 
     def intervals(self, calibration: Calibration, labels: NDArray[np.int64]) -> Floats:
         """Return the intervals (L, 2) around the final probabilities of L ``labels``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,11 +55,14 @@ class Promises:
     max_error : largest share of wrong ones among first items that are called a match.
     max_false_match_rate : largest FPIR, the share of absent queries that get a match; None for any.
     delta : promises are kept with probability 1 − δ over calibrations, each by itself.
+    levels : names of the levels above labels, the finest first.
 
     Attributes
     ----------
     shift : what is added to all log-odds, see `prior_shift`.
     matches : the promise of each size class.
+    roll_ups : for each level the promises of each size class, by that of the likeliest label, of
+        answers that roll up to it.
     unknown_absence : why nothing is foretold of absent queries; None where it is.
     unknown_rate : why no FPIR can be promised, whatever is foretold; None where one can.
     sets : which items belong in result sets.
@@ -74,6 +78,7 @@ class Promises:
         max_error: float,
         max_false_match_rate: float | None,
         delta: float,
+        levels: Sequence[str] = (),
     ) -> None:
         self.expected = expected
         self.shift = prior_shift(assumed, expected)
@@ -84,11 +89,20 @@ class Promises:
         self.unknown_rate = self.unknown_absence or _too_few_withheld(evidence)
         self.matches = tuple(self._promise(place, int(n)) for place, n in enumerate(n_labels))
         self._thresholds = np.array([promise.threshold for promise in self.matches])
+        of_levels = [
+            Stream.of(evidence.of_level(level), assumed, expected, feedback, delta)
+            for level in range(len(levels))
+        ]
+        self.roll_ups = self._rolled_up(levels, of_levels, evidence.likeliest_classes)
         self.sets = ResultSetRule(evidence, n_labels, delta)
 
     def threshold(self, size_class: int) -> float:
         """Return the probability from which a first item of ``size_class`` is a match."""
         return float(self._thresholds[size_class])
+
+    def level_threshold(self, level: int, size_class: int) -> float:
+        """Return the probability from which a label of ``level`` is an answer."""
+        return self.roll_ups[level][size_class].threshold
 
     @property
     def point(self) -> OperatingPoint:
@@ -126,6 +140,49 @@ class Promises:
                 return MatchPromise(name, math.inf, None, self._rate_shortfall())
             threshold = max(by_error, by_rate)
         return MatchPromise(name, threshold, self._told(of_class.point(threshold)), None)
+
+    def _rolled_up(
+        self, levels: Sequence[str], streams: Sequence[Stream], classes: NDArray[np.int8]
+    ) -> tuple[tuple[MatchPromise, ...], ...]:
+        """Promise the same error of each level's own answers, from the finest level on.
+
+        They are given to queries that no finer level answers. Which those are depends on outcomes
+        by the finer level's threshold alone. That is where its sequence of tests, from the
+        likeliest on, met too many errors: those left over are, if anything, worse than chance.
+
+        Parameters
+        ----------
+        streams : the likeliest parents of all queries, for each level.
+        classes : (N,) of the label of the highest match probability.
+        """
+        left = self.stream.probabilities < self._thresholds[self._first_classes]
+        promised = []
+        for name, stream in zip(levels, streams, strict=True):
+            of_classes = tuple(
+                self._promise_of_level(name, place, stream.at_rows(left & (classes == place)))
+                for place in range(len(SIZE_CLASSES))
+            )
+            thresholds = np.array([promise.threshold for promise in of_classes])
+            left &= stream.probabilities < thresholds[classes]
+            promised.append(of_classes)
+        return tuple(promised)
+
+    def _promise_of_level(self, level: str, size_class: int, stream: Stream) -> MatchPromise:
+        threshold = stream.widest(self.max_error)
+        if self.unknown_absence is not None and self.expected > MOST_UNKNOWN:
+            threshold, shortfall = None, self._absence_shortfall()
+        else:
+            n = int((~stream.absent).sum())
+            least = math.ceil(least_queries(self.max_error, stream.delta))
+            shortfall = (
+                f"An error of at most {self.max_error:g} among answers of the level {level} cannot "
+                f"be promised: {n} calibration queries have a match and no finer answer, at least "
+                f"{least} that are answered are needed."
+            )
+        if threshold is None:
+            return MatchPromise(SIZE_CLASSES[size_class], math.inf, None, shortfall)
+        point = self._told(stream.point(threshold))
+        return MatchPromise(SIZE_CLASSES[size_class], threshold, point, None)
 
     def _told(self, point: OperatingPoint) -> OperatingPoint:
         """Return the point without what is not known of absent queries."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from model_store.decision.calibration import Calibration
 from model_store.decision.found_labels import FoundLabels, MatchProbabilities, Retrieved, Terms
+from model_store.decision.hierarchy import RollUp
 from model_store.decision.logistic import bounded_logit
 from model_store.decision.operating import LEAST_THRESHOLD
 from model_store.decision.promises import Promises
@@ -87,6 +88,8 @@ class Decision:
     assumed_no_match : the same of the whole gallery, uncorrected and at the share of the fit; the
         share of a stream is estimated from it.
     result_set : as few items as hold a true match with a stated probability.
+    roll_up : of an ambiguous query, the finest label above labels that keeps the promise of its
+        level; None where there is none.
     """
 
     verdict: Verdict
@@ -100,6 +103,7 @@ class Decision:
     no_match_probability: float | None = None
     assumed_no_match: float | None = None
     result_set: ResultSet | None = None
+    roll_up: RollUp | None = None
 
 
 def assess(calibration: Calibration | None, predictive: Predictive) -> Assessment:
@@ -176,6 +180,9 @@ def decide(
         probabilities.nothing,
         float(1 - np.add.reduce(probabilities.fitted)),
         _result_set(calibration, promises, found, probabilities.fitted, allowed, terms),
+        _roll_up(calibration, promises, found, probabilities, allowed, retrieved.parents)
+        if verdict == "ambiguous" and terms.stale is None
+        else None,
     )
 
 
@@ -205,6 +212,34 @@ def _verdict(
     if nothing > LEAST_THRESHOLD:
         return "no_match", terms.stale
     return "ambiguous", reason if probability >= LEAST_THRESHOLD else terms.stale
+
+
+def _roll_up(
+    calibration: Calibration,
+    promises: Promises,
+    found: FoundLabels,
+    probabilities: MatchProbabilities,
+    allowed: NDArray[np.bool_] | None,
+    parents: NDArray[np.int32] | None,
+) -> RollUp | None:
+    """Return the finest label above labels that keeps the promise of its level.
+
+    Parameters
+    ----------
+    allowed : (g, n) which items are of each label and pass the filter; None without one.
+    parents : (n, L) of the items' labels; None where labels have none.
+    """
+    hierarchy = calibration.hierarchy
+    if hierarchy is None or parents is None or found.n_in_list == 0:
+        return None
+    of_labels = parents[found.places[: found.n_in_list]]
+    places, of_parents = probabilities.of_parents(calibration, of_labels, allowed)
+    size_class = int(found.classes[probabilities.expected[: found.n_in_list].argmax()])
+    for level, (place, probability) in enumerate(zip(places, of_parents, strict=True)):
+        if place >= 0 and probability >= promises.level_threshold(level, size_class):
+            label = hierarchy.parents[level][place]
+            return RollUp(hierarchy.levels[level], label, float(probability))
+    return None
 
 
 def _result_set(

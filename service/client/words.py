@@ -85,6 +85,12 @@ def _verdict(answer: schemas.SearchAnswer | schemas.DecisionAnswer) -> list[str]
     parts = [f"{answer.verdict}: {VERDICT_WORDS[answer.verdict]}"]
     if answer.reason is not None:
         parts.append(answer.reason)
+    if answer.roll_up is not None:
+        rolled = answer.roll_up
+        parts.append(
+            f"Not sure which, but {rolled.label!r} ({rolled.level}) with "
+            f"{_percent(rolled.probability)}."
+        )
     if answer.no_match_probability is not None:
         nothing = _percent(answer.no_match_probability)
         parts.append(f"Probability that the gallery holds no match: {nothing}.")

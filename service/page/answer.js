@@ -68,11 +68,19 @@ function verdictPanel(answer, { word, says }, preview) {
   const name = first && brief(first.label ?? first.id);
   return el("div.verdict", { "data-testid": "verdict", "data-verdict": verdict },
     el("div.says", {}, glyph(verdict), el("h2", {}, word), el("p", {}, says(answer)),
+      rollUpPart(answer),
       el("code", {}, verdict)),
     el("div.pair", {},
       el("figure", {}, picture(preview, t`Your image`), caption(t`Your image`, size)),
       verdict === "match" && first ? el("figure", {}, picture(first.thumbnail_url, t`Item ${name}`),
         caption(name, first.label === null ? t`first result` : first.id)) : ""));
+}
+
+/** What an ambiguous query is all the same, where labels have parents. */
+function rollUpPart({ verdict, roll_up: rolled, line }) {
+  if (!rolled || verdict !== "ambiguous" || isNumber(line)) return "";
+  return el("p", { "data-testid": "roll-up" },
+    t`Not sure which, but “${brief(rolled.label)}” with probability ${percent(rolled.probability)}.`);
 }
 
 /** Why no match is vouched for, where the calibration promises too little. */

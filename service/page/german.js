@@ -131,6 +131,7 @@ export const GERMAN = {
   "Not the kind of image the model was made for.": "Kein Bild der Art, für die das Modell gemacht ist.",
   "Not this one": "Nicht dieses",
   "Not your image’s fault. If it lasts, tell whoever runs the service.": "Ihr Bild ist nicht schuld. Wenn es so bleibt, sagen Sie es dem Betreiber des Dienstes.",
+  "Not sure which, but “{0}” with probability {1}.": "Nicht sicher, was genau, aber „{0}“ mit Wahrscheinlichkeit {1}.",
   "Note. ": "Hinweis. ",
   "Nothing in this gallery matches your image.": "Nichts in dieser Sammlung passt zu Ihrem Bild.",
   "Nothing matches ": "Nichts passt ",

@@ -79,6 +79,15 @@ class MatchPromise(BaseModel):
     reason: str | None = Field(description="What is missing, and how many queries would do.")
 
 
+class LevelPromise(BaseModel):
+    """From which probability on an ambiguous query rolls up to a label of a level."""
+
+    level: str
+    matches: list[MatchPromise] = Field(
+        description="By the label of the highest match probability; of answers of this level."
+    )
+
+
 class AbsentState(BaseModel):
     """The share of queries without a match in the gallery, and the source of that share."""
 
@@ -150,6 +159,10 @@ class CalibrationReport(BaseModel):
     )
     sources: list[str] = Field(description="Where calibration queries come from.")
     matches: list[MatchPromise]
+    levels: list[LevelPromise] = Field(
+        description="Where labels have parents: what ambiguous queries roll up to, the finest "
+        "level first."
+    )
     point: OperatingPoint | None = Field(description="What all of these lead to together.")
     top1_ece: float | None = Field(
         description="Expected calibration error of first results on a stream with the assumed "

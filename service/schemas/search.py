@@ -202,6 +202,26 @@ class ResultSet(BaseModel):
     reason: str | None = Field(description="Why the coverage is not promised for all of them.")
 
 
+class RollUp(BaseModel):
+    """The finest label above labels that is sure enough, where no label is.
+
+    Its promise is that of `match`: of such answers of one level at most `max_error` are wrong.
+    """
+
+    level: str = Field(description="Name of the level, such as `genus`.")
+    label: str = Field(description="Of that level, such as `Panthera`.")
+    probability: float = Field(
+        description="That the gallery holds a true match whose label is below it: the sum over "
+        "these labels."
+    )
+
+
+ROLL_UP = Field(
+    description="Of an `ambiguous` query in a gallery whose labels have parents: what it is all "
+    "the same, if that is sure enough. Else null."
+)
+
+
 class AbsentShare(BaseModel):
     """The share of queries without a match in the gallery that the probabilities are for."""
 
@@ -226,6 +246,7 @@ class SearchAnswer(BaseModel):
         description="Why the verdict is less than it could be: what the calibration does not "
         "promise, and how many queries would do; else null."
     )
+    roll_up: RollUp | None = ROLL_UP
     no_match_probability: float | None = Field(
         description="Probability that nothing in the gallery, or under a filter nothing that "
         "passes it, is a true match: 1 − the sum over labels. Null without calibration."

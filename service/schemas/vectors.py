@@ -13,10 +13,12 @@ from model_store.verdicts import Verdict
 from service.schemas.bundles import BundleState
 from service.schemas.queries import Query
 from service.schemas.search import (
+    ROLL_UP,
     AbsentShare,
     DecisionOptions,
     JsonSearchOptions,
     ResultSet,
+    RollUp,
 )
 
 MAX_NUMBERS = 16_384
@@ -121,6 +123,7 @@ class DecisionAnswer(BaseModel):
     gallery: str = Field(description="Whose calibration decided.")
     verdict: Verdict
     reason: str | None = Field(description="Why less is promised than was asked for; else null.")
+    roll_up: RollUp | None = ROLL_UP
     no_match_probability: float | None
     absent: AbsentShare | None
     query: Query

@@ -83,7 +83,9 @@ QUERIES = CalibrationQueries(
     clusters=np.arange(2000),
 )
 
-GALLERY = CalibratedGallery("encoder", {"index": "flat"}, 60, np.full(5, 20), 0, DETECTOR, MEANS)
+GALLERY = CalibratedGallery(
+    "encoder", {"index": "flat"}, 60, np.full(5, 20), 0, DETECTOR, MEANS, "abcde"
+)
 
 
 def calibrated(queries: CalibrationQueries = QUERIES, **changes: Any) -> Calibration:

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import KDTree
 
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet, Splits, stratified, with_label
 from index_builder.reproduction.datasets import Origin
+from model_store.truth import SameLabel, Truth, Within
 
 Positions = Callable[[LabelledImages], NDArray[np.float64]]
 """A function that returns the positions of N images, (N, 2) metres."""
@@ -47,33 +47,23 @@ class Task:
         row_of = {name: row for row, name in enumerate(self.gallery.ids)}
         return np.array([row_of[name] for name in self.queries.ids])
 
+    @property
+    def truth(self) -> Truth:
+        """Which items of the gallery are true matches of the queries."""
+        if self.positions is not None:
+            places = self.positions(self.queries), self.positions(self.gallery)
+            return Within(*places, MATCH_DISTANCE)
+        names = [*self.gallery.labels, *self.queries.labels]
+        codes = np.unique(np.array(names), return_inverse=True)[1]
+        return SameLabel(codes[len(self.gallery) :], codes[: len(self.gallery)])
+
     def n_relevant(self) -> NDArray[np.int64]:
         """Return the number of true matches that the gallery holds of each query, (B,)."""
-        if self.positions is None:
-            names, counts = np.unique(np.array(self.gallery.labels), return_counts=True)
-            count_of = dict(zip(names.tolist(), counts.tolist(), strict=True))
-            found = np.array([count_of.get(label, 0) for label in self.queries.labels])
-        else:
-            tree = KDTree(self.positions(self.gallery))
-            found = np.asarray(
-                tree.query_ball_point(
-                    self.positions(self.queries), MATCH_DISTANCE, return_length=True
-                )
-            )
-        return found - self.leave_one_out
+        return self.truth.counts() - self.leave_one_out
 
     def matches(self, found: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask (b, n) of true matches among items ``found`` for queries ``rows`` (b,)."""
-        if self.positions is None:
-            names = {name: code for code, name in enumerate(sorted(set(self.gallery.labels)))}
-            of_items = np.array([names[label] for label in self.gallery.labels])
-            of_queries = np.array([names.get(label, -1) for label in self.queries.labels])
-            same: NDArray[np.bool_] = of_items[found] == of_queries[rows, None]
-            return same
-        places, own_places = self.positions(self.gallery), self.positions(self.queries)
-        apart = places[found] - own_places[rows, None]
-        near: NDArray[np.bool_] = (apart**2).sum(-1) <= MATCH_DISTANCE**2
-        return near
+        return self.truth.matches(rows, found)
 
 
 @dataclass(frozen=True, slots=True)

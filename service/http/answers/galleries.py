@@ -9,7 +9,7 @@ from dataclasses import asdict
 from urllib.parse import quote
 
 from model_store.bundles.bundle import Bundle
-from model_store.decision import OperatingPoint, error_interval
+from model_store.decision import Calibration, MatchPromise, OperatingPoint, error_interval
 from model_store.feedback import FeedbackSummary
 from model_store.verdicts import Order
 from service import schemas
@@ -143,16 +143,14 @@ def calibration_report(
         absent=schemas.AbsentState(**asdict(share)),
         order=order,
         sources=list(calibration.sources),
-        matches=[
-            schemas.MatchPromise(
-                size_class=promise.size_class,
-                n_labels=int(n_labels),
-                threshold=None if promise.point is None else promise.threshold,
-                point=None if promise.point is None else _operating_point(promise.point),
-                reason=promise.shortfall,
+        matches=_matches(promises.matches, calibration),
+        levels=[
+            schemas.LevelPromise(level=name, matches=_matches(of_level, calibration))
+            for name, of_level in zip(
+                () if calibration.hierarchy is None else calibration.hierarchy.levels,
+                promises.roll_ups,
+                strict=True,
             )
-            for promise, n_labels in zip(promises.matches, calibration.n_labels, strict=True)
-            if n_labels
         ],
         point=_operating_point(promises.point) if promises.gives_matches else None,
         top1_ece=of_first["top1_ece"],
@@ -164,6 +162,23 @@ def calibration_report(
         errors_over_time=_errors_over_time(lease.watch.audit),
         correction=None if correction is None else schemas.FeedbackCorrection(**correction),
     )
+
+
+def _matches(
+    promised: Sequence[MatchPromise], calibration: Calibration
+) -> list[schemas.MatchPromise]:
+    """Describe the promises for the size classes that the gallery has labels of."""
+    return [
+        schemas.MatchPromise(
+            size_class=promise.size_class,
+            n_labels=int(n_labels),
+            threshold=None if promise.point is None else promise.threshold,
+            point=None if promise.point is None else _operating_point(promise.point),
+            reason=promise.shortfall,
+        )
+        for promise, n_labels in zip(promised, calibration.n_labels, strict=True)
+        if n_labels
+    ]
 
 
 def _uncalibrated(state: schemas.CalibrationState) -> schemas.CalibrationReport:
@@ -181,6 +196,7 @@ def _uncalibrated(state: schemas.CalibrationState) -> schemas.CalibrationReport:
         order=None,
         sources=[],
         matches=[],
+        levels=[],
         point=None,
         top1_ece=None,
         reliability=[],

@@ -73,6 +73,7 @@ def search_answer(
         gallery=bundle.name,
         verdict=decision.verdict,
         reason=decision.reason,
+        roll_up=roll_up(decision),
         no_match_probability=decision.no_match_probability,
         absent=absent_share(bundle, decision, found.share_origin),
         query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
@@ -232,6 +233,11 @@ def result_set(chosen: ResultSet, items: Sequence[tuple[str, str | None]]) -> sc
         promised_for=list(chosen.promised_for),
         reason=chosen.shortfall,
     )
+
+
+def roll_up(decision: Decision) -> schemas.RollUp | None:
+    """Describe what an ambiguous query is all the same; None where that is not known."""
+    return None if decision.roll_up is None else schemas.RollUp(**asdict(decision.roll_up))
 
 
 def absent_share(

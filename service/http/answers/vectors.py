@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from service import schemas
 from service.http.answers.bundles import bundle_state
-from service.http.answers.search import absent_share, milliseconds, query, result_set
+from service.http.answers.search import (
+    absent_share,
+    milliseconds,
+    query,
+    result_set,
+    roll_up,
+)
 from service.serving.lease import Lease
 from service.serving.queries import DecidedList
 
@@ -25,6 +31,7 @@ def decision_answer(lease: Lease, found: DecidedList, request_id: str) -> schema
         gallery=bundle.name,
         verdict=decision.verdict,
         reason=decision.reason,
+        roll_up=roll_up(decision),
         no_match_probability=decision.no_match_probability,
         absent=absent_share(bundle, decision, found.share_origin),
         query=query(bundle, found, decided.predictive, decision.assessment, found.alpha),

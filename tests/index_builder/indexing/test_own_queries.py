@@ -106,8 +106,25 @@ def calibrated(where: Path) -> Path:
 
 
 def test_a_bundle_from_elsewhere_is_calibrated_and_measured(where: Path, calibrated: Path) -> None:
-    succeeded(where, "evaluate", calibrated, "--queries", "others.csv", "--out", "report.json")
+    told = succeeded(
+        where,
+        *("evaluate", calibrated, "--queries", "others.csv"),
+        *("--out", "report.json", "--page", "report.html"),
+    )
     report = json.loads((where / "report.json").read_text())
+    stream = report["stream"]
+    assert "stream: fpir: interval" in told
+    low, high = stream["fpir"]["interval"]
+    assert low <= stream["fpir"]["share"] <= high
+    assert stream["fpir"]["share"] == report["verdicts"]["near"].get("match", 0)
+    assert stream["fnir"]["share"] >= 1 - report["verdicts"]["matched"]["match"]
+    n = stream["fnir"]["n"] + stream["fpir"]["n"]
+    assert n == stream["n_present"] + stream["n_absent"] == len(rows_of(where / "others.csv"))
+    assert stream["risk_coverage"][-1][0] == pytest.approx(1)
+    page = (where / "report.html").read_text()
+    n_wrong = stream["n_absent"] + round((1 - report["recall_at_1"]) * stream["n_present"])
+    assert page.count("<li><img") == min(24, n_wrong)
+    assert f"of {n_wrong} queries whose first item is wrong" in page
     assert report["recall_at_1"] > 0.9
     assert report["top1_ece"] < 0.1
     assert report["verdicts"]["matched"]["match"] > 0.5
@@ -203,6 +220,27 @@ def test_the_gallery_stands_in_for_few_queries_without_a_match(where: Path, root
     assert "matches are hidden from their own queries" in " ".join(said.split())
     fitted = not_none(open_bundle(root, "cpu", threads=1).retriever.calibration)
     assert fitted.report["absence"].startswith("hidden")
+
+
+def test_two_bundles_are_compared_on_the_same_queries(where: Path, calibrated: Path) -> None:
+    """The other one promises so small an error that it calls nothing a match."""
+    root = Path(shutil.copytree(calibrated, where / "strict"))
+    succeeded(where, "calibrate", root, "--queries", "queries.csv", "--max-error", "0.0001")
+    options = ("--queries", "others.csv", "--out", "compared.json", "--page", "compared.html")
+    told = succeeded(where, "compare", calibrated, root, *options)
+    report = json.loads((where / "compared.json").read_text())
+    assert report["promised"]["max_error"] == [0.1, 0.0001]
+    assert report["thresholds"]["many"][1] is None
+    assert report["measured"]["coverage"][0] > report["measured"]["coverage"][1] == 0
+    # What was rightly called a match is not any more; wrong matches of absent queries are gone.
+    assert report["changes"]["broken"] == report["verdicts"]["match → ambiguous"] - sum(
+        report["changes"][kind] for kind in ("fixed", "changed")
+    )
+    assert f"broken: {report['changes']['broken']} of {report['n_queries']} answers" in told
+    page = (where / "compared.html").read_text()
+    assert f"Right before, and not now: {report['changes']['broken']}" in page
+    same = succeeded(where, "compare", calibrated, calibrated, "--queries", "others.csv")
+    assert "broken: 0 of" in same
 
 
 class TestRefused:

@@ -1,0 +1,169 @@
+"""What comes true of verdicts, on a stream with absent queries: errors, and bounds on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.metrics import calibration_error, reliability
+from model_store.answers import Answer
+from model_store.decision import Calibration
+from model_store.decision.evidence import design_effect
+from model_store.decision.operating import upper_bound
+
+CONFIDENCE = 0.95
+"""Of the exact intervals around shares that were counted (Clopper & Pearson 1934)."""
+
+MOST_GROUPS = 20
+"""Groups that are named, those with the most errors."""
+
+N_POINTS = 100
+"""Points of the risk-coverage curve."""
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+class Outcomes:
+    """What became of queries with a match, and of absent ones, put to a calibrated gallery.
+
+    Parameters
+    ----------
+    calibration : what was promised.
+    answers : to B queries.
+    correct : (B,) whether the first item is a true match.
+    absent : (B,) whether the gallery holds no true match.
+    parents : (B,) the label that each query has at the level that its answer rolled up to; None
+        where that is not known, or it did not.
+    groups, sources : of B queries.
+    """
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        answers: Sequence[Answer],
+        correct: Bools,
+        absent: Bools,
+        parents: Sequence[str | None],
+        groups: Sequence[str],
+        sources: Sequence[str],
+    ) -> None:
+        self._calibration, self._absent, self._correct = calibration, absent, correct & ~absent
+        self._groups, self._sources = np.array(groups), np.array(sources)
+        self._clusters = np.unique(self._groups, return_inverse=True)[1].astype(np.int64)
+        self._matched = np.array([one.decision.verdict == "match" for one in answers])
+        self._probabilities = np.array(
+            [one.matches[0].match_probability for one in answers], dtype=np.float64
+        )
+        rolled = [one.decision.roll_up for one in answers]
+        self._levels = np.array(["" if one is None else one.level for one in rolled])
+        self._rolled_right = np.array(
+            [one is not None and one.label == own for one, own in zip(rolled, parents, strict=True)]
+        )
+        share = calibration.default_share if absent.any() and not absent.all() else None
+        self._weights = np.full(len(absent), 1 / max(len(absent), 1))
+        if share is not None:
+            self._weights = np.where(absent, share / absent.sum(), (1 - share) / (~absent).sum())
+
+    def described(self) -> dict[str, Any]:
+        """Return a JSON object of the whole, by level, by source, and of the worst groups."""
+        everything = np.ones(len(self._absent), dtype=bool)
+        report = {
+            **self._rates(everything),
+            "reliability": [asdict(one) for one in self._reliability(everything)],
+            "risk_coverage": self._risk_coverage(),
+        }
+        hierarchy = self._calibration.hierarchy
+        if hierarchy is not None:
+            report["levels"] = {name: self._rolled_up(name) for name in hierarchy.levels}
+        if len(set(self._sources.tolist())) > 1:
+            report["sources"] = {
+                name or "unnamed": self._rates(self._sources == name)
+                for name in np.unique(self._sources).tolist()
+            }
+        return {**report, "groups": self._worst_groups()}
+
+    @property
+    def surest_errors(self) -> NDArray[np.int64]:
+        """The queries whose first item is wrong, the surest of it first."""
+        wrong = np.flatnonzero(~self._correct)
+        order: NDArray[np.int64] = wrong[np.argsort(-self._probabilities[wrong], kind="stable")]
+        return order
+
+    def _rates(self, rows: Bools) -> dict[str, Any]:
+        """Return shares of the queries in ``rows`` (B,), with what they lie between.
+
+        FPIR is the share of absent queries that get a match; FNIR that of the others whose true
+        match is not named by one (ISO/IEC 19795-1).
+        """
+        matched, absent, correct = (
+            one[rows] for one in (self._matched, self._absent, self._correct)
+        )
+        weights = self._weights[rows]
+        answered = float(weights[matched].sum())
+        return {
+            "n_present": int((~absent).sum()),
+            "n_absent": int(absent.sum()),
+            "coverage": answered / float(weights.sum()) if rows.any() else None,
+            "error": float(weights[matched & ~correct].sum()) / answered if answered else None,
+            "error_of_present": self._share(rows & self._matched & ~self._absent, ~self._correct),
+            "fpir": self._share(rows & self._absent, self._matched),
+            "fnir": self._share(rows & ~self._absent, ~(self._matched & self._correct)),
+            "ece": calibration_error(self._reliability(rows)) if rows.any() else None,
+        }
+
+    def _share(self, rows: Bools, counted: Bools) -> dict[str, Any]:
+        """Return how many of ``rows`` are ``counted`` (B,), and the exact interval of the share.
+
+        Queries of one group count as fewer, by their design effect.
+        """
+        n, k = int(rows.sum()), int((rows & counted).sum())
+        if n == 0:
+            return {"n": 0, "share": None, "interval": None}
+        worth = n / design_effect(counted[rows].astype(np.float64), self._clusters[rows])
+        tail = (1 - CONFIDENCE) / 2
+        high = upper_bound(k / n, worth, tail)
+        return {"n": n, "share": k / n, "interval": [1 - upper_bound(1 - k / n, worth, tail), high]}
+
+    def _reliability(self, rows: Bools) -> Any:  # noqa: ANN401 - bins
+        return reliability(
+            self._probabilities[rows], self._correct[rows], weights=self._weights[rows]
+        )
+
+    def _risk_coverage(self) -> list[list[float]]:
+        """Return pairs of coverage and error of first items, from the strictest threshold on."""
+        order = np.argsort(-self._probabilities, kind="stable")
+        coverage = np.cumsum(self._weights[order])
+        error = np.cumsum(self._weights[order] * ~self._correct[order]) / coverage
+        places = np.unique(np.linspace(0, len(order) - 1, N_POINTS).round().astype(int))
+        return [[float(coverage[place]), float(error[place])] for place in places]
+
+    def _rolled_up(self, level: str) -> dict[str, Any]:
+        """Return how often queries rolled up to a level, and how often wrongly."""
+        rows = self._levels == level
+        weight = float(self._weights[rows].sum())
+        wrong = float(self._weights[rows & ~self._rolled_right].sum())
+        return {
+            "coverage": weight,
+            "error": wrong / weight if weight else None,
+            "error_of_all": self._share(rows, ~self._rolled_right),
+        }
+
+    def _worst_groups(self) -> dict[str, Any]:
+        """Return the number of groups, and those with the most wrong matches."""
+        wrong = self._matched & ~self._correct
+        counts = np.bincount(self._clusters, wrong)
+        names, sizes = np.unique(self._groups, return_counts=True)
+        worst = np.argsort(-counts, kind="stable")[:MOST_GROUPS]
+        return {
+            "n": len(names),
+            "worst": {
+                str(names[row]): {"n": int(sizes[row]), "wrong_matches": int(counts[row])}
+                for row in worst
+                if counts[row]
+            },
+        }

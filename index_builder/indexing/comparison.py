@@ -1,0 +1,147 @@
+"""Two bundles on the same queries: what every promise becomes, and which answers change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from index_builder.calibration.evaluate import Evaluation
+from index_builder.indexing.evaluation_page import picture_of, rendered, thumbnail_of
+from model_store.answers import Answer
+from model_store.decision import Calibration
+from model_store.gallery import Gallery
+
+N_SHOWN = 24
+"""Changed answers of a kind that are drawn."""
+
+KINDS = ("broken", "fixed", "changed")
+"""Answers that were right and are wrong, the other way, and other changes of verdict or item."""
+
+RATES = ("coverage", "error", "ece")
+PROMISED = ("max_error", "max_false_match_rate", "alpha", "coverage", "expected_absent")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two bundles, and what it makes of the queries."""
+
+    name: str
+    evaluation: Evaluation
+    calibration: Calibration
+    gallery: Gallery
+
+    def row_of(self) -> dict[str, int]:
+        """Return the place of each query by its id."""
+        return {name: row for row, name in enumerate(self.evaluation.queries.ids)}
+
+    def right(self, row: int) -> bool:
+        """Return whether an answer is right: a true match named, or none where there is none.
+
+        What is ambiguous is neither named nor denied, and is not right.
+        """
+        called = self.evaluation.answers[row].decision.verdict == "match"
+        if self.evaluation.absent[row]:
+            return not called
+        return called and bool(self.evaluation.correct[row])
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The answers to one query, where they differ."""
+
+    kind: str
+    old: int
+    new: int
+
+
+def compared(old: Side, new: Side) -> dict[str, Any]:
+    """Return a JSON object of what every promise becomes, and how many answers change how."""
+    changes = list(changes_of(old, new))
+    rows = old.row_of()
+    verdicts = Counter(
+        f"{_verdict(old, rows[name])} → {_verdict(new, row)}"
+        for name, row in new.row_of().items()
+        if name in rows
+    )
+    return {
+        "n_queries": sum(verdicts.values()),
+        "promised": {
+            name: [getattr(side.calibration, name) for side in (old, new)] for name in PROMISED
+        },
+        "thresholds": _thresholds(old, new),
+        "measured": {
+            name: [side.evaluation.report["stream"][name] for side in (old, new)] for name in RATES
+        }
+        | {
+            name: [side.evaluation.report["stream"][name]["share"] for side in (old, new)]
+            for name in ("fpir", "fnir")
+        }
+        | {
+            name: [side.evaluation.report[name] for side in (old, new)]
+            for name in ("recall_at_1", "recall_at_10")
+        },
+        "verdicts": dict(sorted(verdicts.items())),
+        "changes": {kind: sum(one.kind == kind for one in changes) for kind in KINDS},
+    }
+
+
+def changes_of(old: Side, new: Side) -> Iterator[Change]:
+    """Give the queries whose answers differ, in the order of the new side."""
+    rows = old.row_of()
+    for name, row in new.row_of().items():
+        if name not in rows:
+            continue
+        before = rows[name]
+        was, is_now = old.right(before), new.right(row)
+        if was != is_now:
+            yield Change("broken" if was else "fixed", before, row)
+        elif _said(old, before) != _said(new, row):
+            yield Change("changed", before, row)
+
+
+def page(old: Side, new: Side, report: dict[str, Any]) -> str:
+    """Return a page of the comparison, with pictures of the answers that change."""
+    shown: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    for change in changes_of(old, new):
+        if len(shown[change.kind]) < N_SHOWN:
+            shown[change.kind].append(
+                {
+                    "id": new.evaluation.queries.ids[change.new],
+                    "picture": picture_of(new.evaluation.queries, change.new),
+                    "old": _drawn(old, change.old),
+                    "new": _drawn(new, change.new),
+                }
+            )
+    return rendered("comparison.html.jinja", old=old, new=new, report=report, shown=shown)
+
+
+def _drawn(side: Side, row: int) -> dict[str, Any]:
+    first = side.evaluation.answers[row].matches[0]
+    return {
+        "picture": thumbnail_of(side.gallery, first.item.id),
+        "name": first.item.id if first.item.label is None else first.item.label,
+        "verdict": _verdict(side, row),
+        "probability": first.match_probability,
+    }
+
+
+def _said(side: Side, row: int) -> tuple[str, str | None]:
+    """Return the verdict on a query, and the label of its first item, or that item's id."""
+    first = side.evaluation.answers[row].matches[0].item
+    return _verdict(side, row), first.id if first.label is None else first.label
+
+
+def _verdict(side: Side, row: int) -> str:
+    answer: Answer = side.evaluation.answers[row]
+    return answer.decision.verdict
+
+
+def _thresholds(old: Side, new: Side) -> dict[str, list[float | None]]:
+    """Return the thresholds of `match` by size class; None where nothing is promised."""
+    sides = [side.calibration.promises().matches for side in (old, new)]
+    return {
+        was.size_class: [None if one.point is None else one.threshold for one in (was, is_now)]
+        for was, is_now in zip(*sides, strict=True)
+    }

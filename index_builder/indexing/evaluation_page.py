@@ -1,0 +1,108 @@
+"""An evaluation as one page that needs nothing else: its numbers, curves, and surest errors."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from PIL import Image
+
+from index_builder.calibration.evaluate import Evaluation
+from index_builder.datasets import LabelledImages
+from index_builder.metrics.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, UNIT, WIDTH, fitted
+from model_store.answers import Answer
+from model_store.gallery import Gallery
+
+N_SHOWN = 24
+SIDE = 160
+"""Pixels of a query's picture, as many as of an item's."""
+
+
+def page(evaluation: Evaluation, gallery: Gallery, name: str) -> str:
+    """Return the page of an evaluation of the gallery called ``name``."""
+    stream = evaluation.report["stream"]
+    risk = fitted([stream["risk_coverage"]], from_zero=True)
+    return rendered(
+        "evaluation.html.jinja",
+        name=name,
+        report=evaluation.report,
+        stream=stream,
+        errors=[
+            _error(evaluation, gallery, int(row)) for row in evaluation.surest_errors[:N_SHOWN]
+        ],
+        n_errors=len(evaluation.surest_errors),
+        reliability=UNIT,
+        dots=[
+            (UNIT.x(one["probability"]), UNIT.y(one["share"]), 3 + 9 * one["weight"] ** 0.5)
+            for one in stream["reliability"]
+        ],
+        risk=risk,
+        risk_path=risk.path(stream["risk_coverage"]),
+        size={
+            "width": WIDTH,
+            "height": HEIGHT,
+            "left": LEFT,
+            "right": WIDTH - RIGHT,
+            "top": TOP,
+            "bottom": HEIGHT - BOTTOM,
+        },
+    )
+
+
+def rendered(template: str, **content: Any) -> str:  # noqa: ANN401 - whatever it shows
+    """Return a page of a template of this package."""
+    environment = Environment(
+        loader=PackageLoader("index_builder.indexing", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent"] = _percent
+    return environment.get_template(template).render(content)
+
+
+def _error(evaluation: Evaluation, gallery: Gallery, row: int) -> dict[str, Any]:
+    """Describe a query whose first item is wrong."""
+    answer: Answer = evaluation.answers[row]
+    first = answer.matches[0]
+    label = evaluation.queries.labels[row]
+    return {
+        "id": evaluation.queries.ids[row],
+        "picture": picture_of(evaluation.queries, row),
+        "truth": "nothing in the gallery" if evaluation.absent[row] else label,
+        "found": first.item.id if first.item.label is None else first.item.label,
+        "found_picture": thumbnail_of(gallery, first.item.id),
+        "probability": first.match_probability,
+        "verdict": answer.decision.verdict,
+        "roll_up": answer.decision.roll_up,
+    }
+
+
+def picture_of(queries: LabelledImages, row: int) -> str | None:
+    """Return a query's picture as part of the page; None of a vector."""
+    pixels = queries.pixels(row, SIDE)
+    if pixels.ndim != 3:
+        return None
+    image = Image.fromarray(pixels)
+    image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=80)
+    return _uri("image/webp", buffer.getvalue())
+
+
+def thumbnail_of(gallery: Gallery, item_id: str) -> str | None:
+    """Return an item's picture as part of the page; None of a vector."""
+    found = gallery.thumbnail(item_id)
+    return _uri(found.media_type, found.data) if found.data else None
+
+
+def _uri(media_type: str, data: bytes) -> str:
+    return f"data:{html.escape(media_type)};base64,{base64.b64encode(data).decode()}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"

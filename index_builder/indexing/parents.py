@@ -1,0 +1,135 @@
+"""Parents of labels: from a table, or from fields of the items' metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from index_builder.indexing.sources.manifest import lines_of, text_of
+from model_store.decision import Hierarchy
+from model_store.errors import DatasetError
+from model_store.gallery import Gallery
+
+COLUMNS = frozenset({"label", "parent"})
+
+_AT_ONCE = 10_000
+"""Items whose metadata is read together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parents:
+    """Where the parents of labels are written, if anywhere.
+
+    Attributes
+    ----------
+    table : see `read_parents`.
+    fields : of the items' metadata, one for each level, the finest first.
+    """
+
+    table: Path | None = None
+    fields: tuple[str, ...] = ()
+
+    def of(self, gallery: Gallery) -> Hierarchy | None:
+        """Return the hierarchy above a gallery's labels; None where nothing is written.
+
+        Raises
+        ------
+        DatasetError : it is contradictory, or none of the gallery's labels has a parent.
+        """
+        if self.table is None and not self.fields:
+            return None
+        if self.table is not None:
+            hierarchy, where = read_parents(self.table), self.table.name
+        else:
+            hierarchy, where = _of_items(gallery, self.fields), f"--levels {','.join(self.fields)}"
+        if not (hierarchy.of_labels(gallery.labels) >= 0).any():
+            some = ", ".join(map(repr, gallery.labels[:3])) or "none at all"
+            raise DatasetError(
+                f"{where}: no label of the gallery has a parent. Its labels are {some} …; write "
+                "them as they are there."
+            )
+        return hierarchy
+
+
+NO_PARENTS = Parents()
+"""Nothing is written of parents."""
+
+
+def read_parents(path: Path) -> Hierarchy:
+    """Read a table of labels and their parents: CSV, JSONL or Parquet.
+
+    A line for each ``label`` says its ``parent``, which may have one in turn. The level of a parent
+    is the longest way down from it, so that a coarser level is never below a finer one; levels are
+    called by that number. A parent may be a label of items too, that of nothing finer known.
+
+    Raises
+    ------
+    DatasetError : a line is not what it should be, a label has two parents, or is its own ancestor.
+    """
+    parent_of: dict[str, str] = {}
+    for origin, fields in lines_of(path, COLUMNS):
+        label, parent = (text_of(fields, name, origin) for name in ("label", "parent"))
+        if label is None or parent is None:
+            raise DatasetError(
+                f"{origin}: wanted a label and its parent; here are {', '.join(map(repr, fields))}."
+                " Leave a label without a parent out."
+            )
+        if parent_of.setdefault(label, parent) != parent:
+            raise DatasetError(
+                f"{origin}: {label!r} has the parent {parent!r}, and {parent_of[label]!r} before. "
+                "Say one."
+            )
+    lines = {name: _line(name, parent_of, path) for name in {*parent_of, *parent_of.values()}}
+    heights: dict[str, int] = {}
+    for line in lines.values():
+        for height, name in enumerate(line):
+            heights[name] = max(heights.get(name, 0), height)
+    n_levels = max(heights.values(), default=0)
+    of_label: dict[str, list[str | None]] = {}
+    for name in sorted(lines):
+        above = {heights[one]: one for one in lines[name]}
+        of_label[name] = [above.get(level) for level in range(1, n_levels + 1)]
+    return Hierarchy.of([str(level) for level in range(1, n_levels + 1)], of_label)
+
+
+def _line(name: str, parent_of: Mapping[str, str], path: Path) -> list[str]:
+    """Return a label, its parent, that one's parent, and so on."""
+    line = [name]
+    while line[-1] in parent_of:
+        parent = parent_of[line[-1]]
+        if parent in line:
+            raise DatasetError(
+                f"{path.name}: {parent!r} is its own ancestor ({' → '.join([*line, parent])})."
+            )
+        line.append(parent)
+    return line
+
+
+def _of_items(gallery: Gallery, fields: Sequence[str]) -> Hierarchy:
+    """Return the parents that fields of the items' metadata name.
+
+    Raises
+    ------
+    DatasetError : items of one label have different ones.
+    """
+    found: dict[str, list[str | None]] = {}
+    for start in range(0, gallery.n_items, _AT_ONCE):
+        rows = np.arange(start, min(start + _AT_ONCE, gallery.n_items))
+        for item in gallery.items(rows):
+            if item.label is None:
+                continue
+            known = found.setdefault(item.label, [None] * len(fields))
+            for level, field in enumerate(fields):
+                value = item.metadata.get(field)
+                if value in {None, ""}:
+                    continue
+                if known[level] not in {None, str(value)}:
+                    raise DatasetError(
+                        f"The items of {item.label!r} have the {field} {known[level]!r}, and "
+                        f"{item.id!r} has {value!r}. Items of one label have one."
+                    )
+                known[level] = str(value)
+    return Hierarchy.of(fields, found)

@@ -1,0 +1,127 @@
+"""Truth: whether an item is a true match of a query.
+
+By the label that both have (in a gallery without labels, the item itself), or by where both are.
+Calibration, evaluation and the published protocols ask the same objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import KDTree
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_EQUATOR = 6_378_137.0
+_FLATTENING = 1 / 298.257223563
+"""The ellipsoid of WGS84: its equatorial radius in metres, and its flattening."""
+
+
+class Truth(Protocol):
+    """The true matches of B queries among N items."""
+
+    def matches(self, queries: Integers, items: Integers) -> Bools:
+        """Return whether ``items`` (b, n) are true matches of the ``queries`` (b,), by place."""
+
+    def counts(self) -> Integers:
+        """Return the number (B,) of true matches of each query."""
+
+
+@dataclass(frozen=True, slots=True)
+class SameLabel:
+    """A match has the query's label.
+
+    Attributes
+    ----------
+    queries, items : (B,) and (N,) codes of labels; a query of no label of the items has one of its
+        own, and items without a label have −1, which is no query's.
+    """
+
+    queries: NDArray[np.integer[Any]]
+    items: NDArray[np.integer[Any]]
+
+    def matches(self, queries: Integers, items: Integers) -> Bools:
+        """Return whether items (b, n) have the label of queries (b,)."""
+        same: Bools = self.items[items] == self.queries[queries, None]
+        return same
+
+    def counts(self) -> Integers:
+        """Return the number (B,) of items of each query's label."""
+        codes, sizes = np.unique(self.items, return_counts=True)
+        places = np.minimum(codes.searchsorted(self.queries), len(codes) - 1)
+        found: Integers = np.where(codes[places] == self.queries, sizes[places], 0)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A match was taken within a distance of the query.
+
+    Attributes
+    ----------
+    queries, items : (B, d) and (N, d) positions in metres, see `wgs84`; NaN where none is known,
+        so that nothing matches.
+    metres : the largest distance of a match.
+    """
+
+    queries: Floats
+    items: Floats
+    metres: float
+
+    def matches(self, queries: Integers, items: Integers) -> Bools:
+        """Return whether items (b, n) are within the distance of queries (b,)."""
+        apart = self.items[items] - self.queries[queries, None]
+        near: Bools = np.square(apart).sum(-1) <= self.metres**2
+        return near
+
+    def counts(self) -> Integers:
+        """Return the number (B,) of items within the distance of each query."""
+        found = np.zeros(len(self.queries), dtype=np.int64)
+        known = np.isfinite(self.queries).all(axis=1)
+        there = self.items[np.isfinite(self.items).all(axis=1)]
+        if known.any() and len(there):
+            found[known] = KDTree(there).query_ball_point(
+                self.queries[known], self.metres, return_length=True
+            )
+        return found
+
+    def nearest(self) -> Integers:
+        """Return the nearest item (B,) of each query within the distance; −1 where there is none.
+
+        Of equally near ones the first.
+        """
+        found = np.full(len(self.queries), -1, dtype=np.int64)
+        known = np.flatnonzero(np.isfinite(self.queries).all(axis=1))
+        there = np.flatnonzero(np.isfinite(self.items).all(axis=1))
+        if len(known) and len(there):
+            distances, places = KDTree(self.items[there]).query(self.queries[known])
+            near = np.asarray(distances) <= self.metres
+            found[known[near]] = there[np.asarray(places)[near]]
+        return found
+
+
+def wgs84(latitudes: Floats, longitudes: Floats) -> Floats:
+    """Return places on the ellipsoid of WGS84 as points (n, 3) in space, in metres.
+
+    Between them distances are straight: of a kilometre, by less than 2 µm too short.
+
+    Parameters
+    ----------
+    latitudes, longitudes : (n,) in degrees; NaN where they are not known.
+    """
+    latitude, longitude = np.radians(latitudes), np.radians(longitudes)
+    squared_eccentricity = _FLATTENING * (2 - _FLATTENING)
+    normal = _EQUATOR / np.sqrt(1 - squared_eccentricity * np.sin(latitude) ** 2)
+    return np.stack(
+        [
+            normal * np.cos(latitude) * np.cos(longitude),
+            normal * np.cos(latitude) * np.sin(longitude),
+            normal * (1 - squared_eccentricity) * np.sin(latitude),
+        ],
+        axis=-1,
+    )

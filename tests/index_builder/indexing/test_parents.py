@@ -1,0 +1,78 @@
+"""Parents of labels, as somebody writes them, and a gallery that rolls up to them."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_builder.indexing.collection import Indexing, index_collection
+from index_builder.indexing.parents import Parents, read_parents
+from model_store.bundles.bundle import open_bundle
+from model_store.errors import DatasetError
+from tests.support.narrowing import not_none
+
+pytestmark = pytest.mark.process
+
+KIND = {"0": "round", "6": "round", "8": "round", "9": "round", "1": "straight", "7": "straight"}
+
+
+def table(path: Path, rows: list[tuple[str, str]]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("label", "parent"), *rows])
+    return path
+
+
+def test_parents_of_parents_stand_a_level_above_all_that_is_below_them(tmp_path: Path) -> None:
+    """The wolf has no genus here, and is of a family like the cats, whose genera are named."""
+    rows = [("lion", "Panthera"), ("Panthera", "Felidae"), ("lynx", "Lynx"), ("Lynx", "Felidae")]
+    hierarchy = read_parents(table(tmp_path / "of.csv", [*rows, ("cat", "Felidae")]))
+    assert list(hierarchy.levels) == ["1", "2"]
+    named = {
+        label: [
+            None if place < 0 else hierarchy.parents[level][place]
+            for level, place in enumerate(hierarchy.of_labels([label])[0])
+        ]
+        for label in ("lion", "cat", "Panthera", "nobody")
+    }
+    assert named == {
+        "lion": ["Panthera", "Felidae"],
+        "cat": [None, "Felidae"],
+        "Panthera": ["Panthera", "Felidae"],  # of which nothing finer is known
+        "nobody": [None, None],
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([("a", "b"), ("b", "a")], "is its own ancestor"),
+        ([("a", "b"), ("a", "c")], "'a' has the parent 'c', and 'b' before"),
+        ([("a", "")], "line 2: wanted a label and its parent"),
+    ],
+)
+def test_what_is_no_hierarchy_is_refused(
+    tmp_path: Path, rows: list[tuple[str, str]], said: str
+) -> None:
+    with pytest.raises(DatasetError, match=said):
+        read_parents(table(tmp_path / "of.csv", rows))
+
+
+def test_an_indexed_gallery_rolls_up(indexing: Indexing, tmp_path: Path) -> None:
+    parents = Parents(table(tmp_path / "of.csv", list(KIND.items())))
+    outcome = index_collection(replace(indexing, calibrate=True, parents=parents))
+    calibration = not_none(outcome.calibration)
+    (level,) = calibration.report["cross_fitted"]["levels"]
+    assert level["accuracy"] > 0.5
+    retriever = open_bundle(indexing.bundles, "cpu", threads=1).retriever
+    known = not_none(not_none(retriever.calibration).hierarchy)
+    assert known.of_labels(["8", "2"]).tolist() == [[0], [-1]]
+    levels = not_none(calibration.evidence.levels)
+    assert np.isfinite(levels.probabilities).all()
+    with pytest.raises(DatasetError, match="no label of the gallery has a parent"):
+        Parents(table(tmp_path / "other.csv", [("lion", "cat")])).of(retriever.gallery)
+    with pytest.raises(DatasetError, match="--levels genus: no label of the gallery"):
+        Parents(fields=("genus",)).of(retriever.gallery)

@@ -1,0 +1,126 @@
+"""A gallery of places: what was taken near enough is a true match, whatever it is called."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from model_store.bundles.bundle import open_bundle
+from model_store.truth import SameLabel, Within, wgs84
+from model_store.vector_queries import VectorQuery, predictive_of
+from tests.support.build_command import vouch_build
+from tests.support.narrowing import not_none
+
+DEGREE = 111_320.0
+"""Metres of longitude at the equator, where the street is."""
+
+ROOT = "bundles/street"
+NAMES = ("asked", "later")
+N_ITEMS, N_QUERIES, LENGTH, DIM = 300, 200, 3_000.0, 24
+
+
+def test_a_degree_of_longitude_is_as_long_as_the_ellipsoid_says() -> None:
+    """By the formula for the length of a parallel at 60°, and along a meridian at the equator."""
+    east = wgs84(np.array([60.0, 60.0]), np.array([24.0, 24.001]))
+    assert np.linalg.norm(east[1] - east[0]) == pytest.approx(55.800, abs=0.001)
+    north = wgs84(np.array([0.0, 0.001]), np.array([0.0, 0.0]))
+    assert np.linalg.norm(north[1] - north[0]) == pytest.approx(110.574, abs=0.001)
+
+
+def test_both_kinds_of_truth_count_what_they_match() -> None:
+    generator = np.random.default_rng(0)
+    items, queries = generator.uniform(0, 100, (50, 2)), generator.uniform(0, 100, (9, 2))
+    items[3] = queries[2] = np.nan
+    near = Within(queries, items, 20.0)
+    everything = np.tile(np.arange(50), (9, 1))
+    brute = np.linalg.norm(items[None] - queries[:, None], axis=2) <= 20
+    np.testing.assert_array_equal(near.matches(np.arange(9), everything), brute)
+    np.testing.assert_array_equal(near.counts(), brute.sum(axis=1))
+    apart = np.where(brute, np.linalg.norm(items[None] - queries[:, None], axis=2), np.inf)
+    nearest = np.where(brute.any(axis=1), apart.argmin(axis=1), -1)
+    np.testing.assert_array_equal(near.nearest(), nearest)
+    same = SameLabel(np.array([0, 5, -2]), generator.integers(-1, 4, 50))
+    matches = same.matches(np.arange(3), everything[:3])
+    np.testing.assert_array_equal(same.counts(), matches.sum(axis=1))
+    assert not matches[1:].any()
+
+
+def seen(metres: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float32]:
+    """Return what an encoder makes of places along a street: near ones look alike."""
+    waves = np.arange(1, DIM // 2 + 1) * 2 * np.pi / (4 * LENGTH)
+    angles = metres[:, None] * waves
+    clean = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    noisy: NDArray[np.float32] = (clean + 0.035 * generator.standard_normal(clean.shape)).astype(
+        np.float32
+    )
+    return noisy
+
+
+def write(where: Path, name: str, metres: NDArray[np.float64], seed: int) -> None:
+    np.save(where / f"{name}.npy", seen(metres, np.random.default_rng(seed)))
+    with (where / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "latitude", "longitude"])
+        rows = enumerate((metres / DEGREE).tolist())
+        writer.writerows([f"{name}-{row:03d}", 0, f"{longitude:.8f}"] for row, longitude in rows)
+
+
+@pytest.fixture(scope="module")
+def street(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A gallery of photographs of a street, calibrated with others, some of them from further on.
+
+    Further on is another street, of which the gallery has nothing.
+    """
+    where = tmp_path_factory.mktemp("street")
+    generator = np.random.default_rng(1)
+    write(where, "items", np.sort(generator.uniform(0, LENGTH, N_ITEMS)), 2)
+    for number, name in enumerate(NAMES):
+        here, beyond = (generator.uniform(0, LENGTH, n) for n in (N_QUERIES, N_QUERIES // 2))
+        write(where, name, np.r_[here, 1.5 * LENGTH + beyond], 3 + number)
+    gallery = ["--gallery", "items.npy", "--gallery-items", "items.csv"]
+    asked, later = (["--queries", f"{name}.npy", "--items", f"{name}.csv"] for name in NAMES)
+    for arguments in (
+        ["index", "items.npy", "--items", "items.csv", "--encoder-name", "it", "--name", "street"],
+        ["calibrate", ROOT, *asked, *gallery, "--within", "25", "--max-error", "0.2"],
+        ["evaluate", ROOT, *later, "--out", "report.json", "--page", "report.html"],
+    ):
+        done = vouch_build(*arguments, cwd=where)
+        assert done.returncode == 0, done.stderr
+    return where
+
+
+@pytest.mark.process
+def test_places_are_calibrated_measured_and_served(street: Path) -> None:
+    bundle = open_bundle(street / "bundles" / "street", "cpu", threads=1)
+    calibration = not_none(bundle.retriever.calibration)
+    assert calibration.within == 25
+    report = json.loads((street / "report.json").read_text())
+    stream = report["stream"]
+    assert stream["n_present"] + stream["n_absent"] == 3 * N_QUERIES // 2
+    assert report["top1_ece"] < 0.15
+    # Every item is its own label, and by that hardly any first item would be the nearest in metres.
+    assert report["recall_at_1"] > 0.6
+    vectors = np.load(street / "later.npy")
+    rows = list(csv.DictReader((street / "later.csv").read_text().splitlines()))
+    right = []
+    for vector, row in zip(vectors[:N_QUERIES:4], rows[:N_QUERIES:4], strict=True):
+        predictive = predictive_of(bundle.retriever, VectorQuery(vector))
+        first = bundle.retriever.find(predictive, 5).matches[0]
+        away = abs(first.item.metadata["longitude"] - float(row["longitude"])) * DEGREE
+        right.append(away <= 25)
+    assert np.mean(right) == pytest.approx(report["recall_at_1"], abs=0.15)
+
+
+@pytest.mark.process
+def test_what_has_no_place_is_refused_in_words(street: Path) -> None:
+    (street / "bare.csv").write_text("id\n" + "\n".join(map(str, range(3 * N_QUERIES // 2))) + "\n")
+    done = vouch_build(
+        "evaluate", ROOT, "--queries", "later.npy", "--items", "bare.csv", cwd=street
+    )
+    assert done.returncode == 1
+    assert "no query has one" in " ".join(done.stderr.replace("│", " ").split())

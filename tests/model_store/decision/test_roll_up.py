@@ -1,0 +1,176 @@
+"""Answers that roll up: labels above labels, and what is promised of each level."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from model_store.decision import (
+    Calibration,
+    Evidence,
+    Hierarchy,
+    LevelEvidence,
+    Promises,
+    Recalibration,
+    Retrieved,
+    decide,
+    likeliest_parents,
+)
+from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
+from tests.model_store.decision.test_verdict import EVIDENCE, TERMS, calibration, found, query
+from tests.support.calibration_evidence import evidence
+from tests.support.narrowing import not_none
+
+CATS = Hierarchy.of(
+    ["genus", "family"],
+    {
+        "lion": ["Panthera", "Felidae"],
+        "tiger": ["Panthera", "Felidae"],
+        "lynx": ["Lynx", "Felidae"],
+        "wolf": [None, "Canidae"],
+    },
+)
+LABELS = ("lion", "tiger", "wolf")
+MANY = np.array([0, 0, 30])
+
+
+def rolling(of: Evidence = EVIDENCE) -> Calibration:
+    """A calibration whose gallery holds `LABELS`; parents are right as often as is said."""
+    n = len(of)
+    right = np.tile([[True, True]], (n, 1)) & ~of.absent[:, None]
+    sums = np.where(of.absent[:, None], 0.05, 0.98) * np.ones((n, 2))
+    known = replace(calibration(), hierarchy=CATS)
+    return replace(known, evidence=replace(of, levels=LevelEvidence(sums, right)))
+
+
+def retrieved(*similarities: float, codes: tuple[int, ...], allowed: object = None) -> Retrieved:
+    """What was found, with the parents of its labels."""
+    parents = CATS.of_labels([LABELS[code] for code in codes])
+    listed = found(*similarities, labels=codes, allowed=allowed)  # type: ignore[arg-type]
+    return replace(listed, parents=parents)
+
+
+def test_a_parent_is_as_likely_as_its_labels_together() -> None:
+    parents = CATS.of_labels(["lion", "wolf", "tiger", "nobody knows it", None])
+    places, sums = likeliest_parents(parents, np.array([0.3, 0.4, 0.2, 0.1, 0.0]))
+    assert [CATS.parents[level][place] for level, place in enumerate(places)] == [
+        "Panthera",
+        "Felidae",
+    ]
+    np.testing.assert_allclose(sums, [0.5, 0.5])
+
+
+def test_an_ambiguous_query_rolls_up_to_the_finest_parent_that_is_sure() -> None:
+    """Two labels share the probability, so that neither is a match, and their genus is."""
+    listed = retrieved(0.995, 0.995, 0.2, codes=(0, 1, 2))
+    decision = decide(rolling(), query(), listed, TERMS)
+    probabilities = not_none(decision.match_probabilities)
+    assert decision.verdict == "ambiguous"
+    rolled = not_none(decision.roll_up)
+    assert (rolled.level, rolled.label) == ("genus", "Panthera")
+    assert rolled.probability == pytest.approx(probabilities[0] + probabilities[1])
+
+
+def test_it_rolls_up_no_further_than_it_is_sure_and_not_where_it_matches() -> None:
+    both = retrieved(0.995, 0.2, 0.995, codes=(0, 1, 2))  # a cat or a dog: no parent of both
+    assert decide(rolling(), query(), both, TERMS).roll_up is None
+    clear = retrieved(0.9999, 0.2, 0.1, codes=(0, 1, 2))
+    decision = decide(rolling(), query(), clear, TERMS)
+    assert decision.verdict == "match"
+    assert decision.roll_up is None
+    stale = replace(TERMS, stale="the gallery is another")
+    listed = retrieved(0.995, 0.995, 0.2, codes=(0, 1, 2))
+    assert decide(rolling(), query(), listed, stale).roll_up is None
+
+
+def test_under_a_filter_it_counts_the_labels_that_pass() -> None:
+    listed = retrieved(0.995, 0.995, 0.2, codes=(0, 1, 2), allowed=(True, False, True))
+    assert decide(rolling(), query(), listed, TERMS).roll_up is None
+    known = replace(TERMS, filter_means="known")
+    everything = retrieved(0.995, 0.995, 0.2, codes=(0, 1, 2), allowed=(True, True, True))
+    free = not_none(decide(rolling(), query(), replace(everything, allowed=None), TERMS).roll_up)
+    rolled = not_none(decide(rolling(), query(), everything, known).roll_up)
+    assert rolled.label == "Panthera"
+    assert rolled.probability >= free.probability
+
+
+def test_a_calibration_without_parents_is_written_as_ever(tmp_path: Path) -> None:
+    flat, rolled = tmp_path / "flat", tmp_path / "rolled"
+    flat.mkdir()
+    rolled.mkdir()
+    calibration().save(flat)
+    rolling().save(rolled)
+    assert "hierarchy" not in (flat / CALIBRATION_FILE).read_text()
+    with np.load(flat / ARRAYS_FILE) as arrays:
+        assert not [name for name in arrays if name.startswith(("evidence.levels", "hierarchy"))]
+    assert not_none(Calibration.load(flat)).hierarchy is None
+    read = not_none(Calibration.load(rolled))
+    assert not_none(read.hierarchy).of_labels(["tiger"]).tolist() == [[1, 1]]
+    np.testing.assert_array_equal(
+        not_none(read.evidence.levels).correct, not_none(rolling().evidence.levels).correct
+    )
+    listed = retrieved(0.995, 0.995, 0.2, codes=(0, 1, 2))
+    assert (
+        decide(read, query(), listed, TERMS).roll_up
+        == decide(rolling(), query(), listed, TERMS).roll_up
+    )
+
+
+def levelled(n: int, seed: int) -> Evidence:
+    """Queries whose label is often unsure, and whose parent is right as often as is foretold."""
+    generator = np.random.default_rng(seed)
+    first = generator.beta(6, 1, n)
+    parent = first + (1 - first) * generator.beta(5, 1, n)
+    right = generator.random(n) < first
+    of_parent = right | (generator.random(n) < (parent - first) / (1 - first))
+    absent = np.arange(n) >= 0.8 * n
+    first, parent = (np.where(absent, one * 0.4, one) for one in (first, parent))
+    related = absent & (generator.random(n) < 0.5)
+    return evidence(
+        n,
+        0,
+        first_probabilities=first,
+        no_match_probabilities=1 - parent,
+        correct=right & ~absent,
+        absent=absent,
+        likeliest_probabilities=first,
+        likeliest_correct=right & ~absent,
+        clusters=np.arange(n),
+        levels=LevelEvidence(parent[:, None], np.where(absent, related, of_parent)[:, None]),
+    )
+
+
+def promised(of: Evidence) -> Promises:
+    return Promises(of, MANY, 0.05, 0.05, Recalibration(), 0.1, None, 0.1, ["genus"])
+
+
+@pytest.mark.slow
+def test_the_answers_of_a_level_keep_its_promise_by_themselves() -> None:
+    """Those that no match was given to are the harder ones; a tenth of calibrations may fail."""
+    fresh, exceeded, n_given = levelled(100_000, 10_000), 0, 0
+    levels = not_none(fresh.levels)
+    weight = np.where(fresh.absent, 0.05 / fresh.absent.sum(), 0.95 / (~fresh.absent).sum())
+    for seed in range(60):
+        promises = promised(levelled(600, seed))
+        given = promises.level_threshold(0, 2)
+        if math.isinf(given):
+            continue
+        n_given += 1
+        left = fresh.first_probabilities < promises.threshold(2)
+        rolled = left & (levels.probabilities[:, 0] >= given)
+        error = np.average(~levels.correct[rolled, 0], weights=weight[rolled])
+        exceeded += bool(error > 0.1)
+    assert n_given > 40
+    assert exceeded <= binom.ppf(0.999, n_given, 0.1)
+
+
+def test_a_level_that_cannot_be_promised_says_why() -> None:
+    few = levelled(60, 0)
+    promise = promised(few).roll_ups[0][2]
+    assert math.isinf(promise.threshold)
+    assert "answers of the level genus cannot be promised" in not_none(promise.shortfall)
