@@ -135,8 +135,8 @@ class Examples:
     def chosen(self) -> Bools:
         """Whether each label is the first true match of its query, (N,): what is to be foretold.
 
-        Of first items that is whether they are a match. Further ones, where a query has several,
-        are likelier to be one than is foretold.
+        Where a query has several, which are hardly told apart, they share the probability of the
+        choice: it is too low for each.
         """
         rows = np.flatnonzero(self.matches)
         _, first = np.unique(self.queries[rows], return_index=True)

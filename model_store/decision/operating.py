@@ -21,6 +21,9 @@ LEVELS = np.linspace(0.3, 1.0, 15)
 """Shares of the queries with a match that are accepted, from the first to the last tested: fewer
 than the first carry too little evidence to begin with."""
 
+ROLL_UP_LEVELS = np.linspace(0.05, 1.0, 20)
+"""The same of queries that are left over, of which but a few may be sure at a level above."""
+
 N_POINTS = 200
 """Points of the risk-coverage curve."""
 
@@ -210,7 +213,7 @@ class Stream:
         places = np.unique(np.linspace(0, len(distinct) - 1, N_POINTS).round().astype(int))
         return [self.point(float(threshold)) for threshold in distinct[places]]
 
-    def widest(self, max_error: float) -> float | None:
+    def widest(self, max_error: float, levels: Floats = LEVELS) -> float | None:
         """Return the lowest threshold that promises an error of at most ``max_error``.
 
         Thresholds are tested from a strict one on, each by the upper bound of its error at
@@ -218,34 +221,38 @@ class Stream:
         for the number of tests (Angelopoulos et al. 2021, Learn then Test). The sequence depends on
         the probabilities alone, not on what was right.
 
+        Parameters
+        ----------
+        levels : shares of the queries with a match that are accepted, in the order of the tests.
+
         Returns
         -------
         None where not even the first can be promised.
         """
         widest: float | None = None
-        for threshold, accepted in self._sequence(max_error):
+        for threshold, accepted in self._sequence(max_error, levels):
             if self.error_bound(accepted) > max_error:
                 break
             widest = threshold
         return widest
 
-    def _sequence(self, max_error: float) -> list[tuple[float, NDArray[np.bool_]]]:
+    def _sequence(self, max_error: float, shares: Floats) -> list[tuple[float, NDArray[np.bool_]]]:
         """Return falling thresholds and who is accepted, from the likeliest to be promised on.
 
         A stricter one has too few queries to show what a less strict one can, and what comes first
         decides.
         """
-        levels = self._levels()
+        levels = self._levels(shares)
         foretold = [self._foretold(accepted) for _, accepted in levels]
         chances = [chance(n, error, max_error, self.delta) for n, error in foretold]
         return levels[int(np.argmax(chances)) :] if any(chances) else []
 
-    def _levels(self) -> list[tuple[float, NDArray[np.bool_]]]:
-        """Return falling thresholds, by `LEVELS`, and who is accepted."""
+    def _levels(self, shares: Floats = LEVELS) -> list[tuple[float, NDArray[np.bool_]]]:
+        """Return falling thresholds, by ``shares`` that are accepted, and who is accepted."""
         present = np.sort(self.probabilities[~self.absent])[::-1]
         if len(present) == 0:
             return []
-        places = np.unique(np.ceil(LEVELS * len(present)).astype(int) - 1)
+        places = np.unique(np.ceil(shares * len(present)).astype(int) - 1)
         levels = []
         for place in places:
             threshold = max(float(present[place]), LEAST_THRESHOLD)

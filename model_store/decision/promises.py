@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 
 from model_store.decision.absent_share import prior_shift
 from model_store.decision.evidence import SIZE_CLASSES, Evidence
-from model_store.decision.operating import OperatingPoint, Stream, least_queries
+from model_store.decision.operating import (
+    ROLL_UP_LEVELS,
+    OperatingPoint,
+    Stream,
+    least_queries,
+)
 from model_store.decision.recalibration import Recalibration
 from model_store.decision.result_sets import ResultSetRule
 
@@ -168,7 +173,7 @@ class Promises:
         return tuple(promised)
 
     def _promise_of_level(self, level: str, size_class: int, stream: Stream) -> MatchPromise:
-        threshold = stream.widest(self.max_error)
+        threshold = stream.widest(self.max_error, ROLL_UP_LEVELS)
         if self.unknown_absence is not None and self.expected > MOST_UNKNOWN:
             threshold, shortfall = None, self._absence_shortfall()
         else:

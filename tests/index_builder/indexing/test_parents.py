@@ -11,8 +11,10 @@ import pytest
 
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.parents import Parents, read_parents
+from index_builder.indexing.sources import open_source
 from model_store.bundles.bundle import open_bundle
 from model_store.errors import DatasetError
+from tests.support.collection_files import write_drawings
 from tests.support.narrowing import not_none
 
 pytestmark = pytest.mark.process
@@ -62,6 +64,10 @@ def test_what_is_no_hierarchy_is_refused(
 
 
 def test_an_indexed_gallery_rolls_up(indexing: Indexing, tmp_path: Path) -> None:
+    source = tmp_path / "more"
+    source.mkdir()
+    write_drawings(source, 300)
+    indexing = replace(indexing, source=open_source(source))
     parents = Parents(table(tmp_path / "of.csv", list(KIND.items())))
     outcome = index_collection(replace(indexing, calibrate=True, parents=parents))
     calibration = not_none(outcome.calibration)

@@ -102,9 +102,12 @@ def test_places_are_calibrated_measured_and_served(street: Path) -> None:
     report = json.loads((street / "report.json").read_text())
     stream = report["stream"]
     assert stream["n_present"] + stream["n_absent"] == 3 * N_QUERIES // 2
-    assert report["top1_ece"] < 0.15
-    # Every item is its own label, and by that hardly any first item would be the nearest in metres.
-    assert report["recall_at_1"] > 0.6
+    # Each item is its own label: by that hardly any first item would be right.
+    assert report["recall_at_1"] > 0.9
+    assert stream["coverage"] > 0.5
+    assert stream["error"] <= calibration.max_error
+    # Several items are near enough, and share the probability: it may be too low, never too high.
+    assert all(one["share"] >= one["probability"] - 0.05 for one in stream["reliability"])
     vectors = np.load(street / "later.npy")
     rows = list(csv.DictReader((street / "later.csv").read_text().splitlines()))
     right = []
