@@ -236,7 +236,9 @@ class Stream:
             widest = threshold
         return widest
 
-    def _sequence(self, max_error: float, shares: Floats) -> list[tuple[float, NDArray[np.bool_]]]:
+    def _sequence(
+        self, max_error: float, shares: Floats = LEVELS
+    ) -> list[tuple[float, NDArray[np.bool_]]]:
         """Return falling thresholds and who is accepted, from the likeliest to be promised on.
 
         A stricter one has too few queries to show what a less strict one can, and what comes first
