@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+_UNREAD = -1
+
 
 class State(NamedTuple):
     """The value of an item, None where it is not there, and those that it had before swaps."""
@@ -64,7 +66,8 @@ class Operation:
 
 def is_linearizable(history: Sequence[Operation]) -> bool:
     """Return whether the operations on one item, absent at first, are linearizable."""
-    operations = sorted(history, key=lambda one: one.began)
+    operations = _as_far_as_it_is_seen(sorted(history, key=lambda one: one.began))
+    late = {one.value for one in operations if one.kind == "get" and one.late}
     required = sum(1 << i for i, one in enumerate(operations) if one.known)
     stack = [(0, State())]
     seen: defaultdict[tuple[int, int | None], list[tuple[int, frozenset[int | None]]]]
@@ -80,6 +83,7 @@ def is_linearizable(history: Sequence[Operation]) -> bool:
         # The last comes first: those that have certainly happened.
         for i in reads[:1] or sorted(possible, key=lambda i: operations[i].known):
             reached, after = done | 1 << i, operations[i].then(state)
+            after = State(after.value, after.before & late)  # of the others nobody could tell
             # Where fewer of those are used up that need not have happened, and more may be answered
             # late, whatever can follow here can follow as well.
             spent, alike = reached & ~required, seen[reached & required, after.value]
@@ -87,6 +91,15 @@ def is_linearizable(history: Sequence[Operation]) -> bool:
                 alike.append((spent, after.before))
                 stack.append((reached, after))
     return False
+
+
+def _as_far_as_it_is_seen(operations: Sequence[Operation]) -> list[Operation]:
+    """Give one value to all that were put and never read: nobody could tell them apart."""
+    read = {one.value for one in operations if one.kind == "get"}
+    return [
+        replace(one, value=_UNREAD) if one.kind == "put" and one.value not in read else one
+        for one in operations
+    ]
 
 
 def _next(operations: Sequence[Operation], done: int) -> list[int]:
