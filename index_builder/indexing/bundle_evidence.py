@@ -221,10 +221,10 @@ def _fitted(
     """
     rule = room.evidence.rule(gallery, before)
     queries, named = _queries(room, gallery, rule), room.evidence.gallery
-    if rule.within is not None and not len(queries.withheld):
+    if rule.within is not None and len(queries.withheld) < MIN_QUERIES:
         raise CalibrationError(
-            f"All {len(queries.matched)} queries are near an item, and of places none can be "
-            "hidden from its own queries. Add queries from where the gallery has no item."
+            f"Of the queries {len(queries.withheld)} are near no item; at least {MIN_QUERIES} are "
+            "needed. Add queries from where the gallery has none: places cannot be hidden."
         )
     if named is not None:
         if len(queries.withheld) < MIN_QUERIES:

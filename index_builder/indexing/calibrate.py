@@ -126,12 +126,7 @@ def calibrate_collection(
     queries = QuerySet(matched, matched.subset([]), None)
     are_views, unseen = not labelled, labelled
     calibration = calibrate_gallery(
-        encoder,
-        gallery,
-        images,
-        queries,
-        config,
-        seed,
+        *(encoder, gallery, images, queries, config, seed),
         are_views=are_views,
         unseen=unseen,
         rule=TruthRule(hierarchy),

@@ -170,7 +170,7 @@ def test_the_answers_of_a_level_keep_its_promise_by_themselves() -> None:
 
 
 def test_a_level_that_cannot_be_promised_says_why() -> None:
-    few = levelled(60, 0)
+    few = levelled(24, 0)
     promise = promised(few).roll_ups[0][2]
     assert math.isinf(promise.threshold)
     assert "answers of the level genus cannot be promised" in not_none(promise.shortfall)
