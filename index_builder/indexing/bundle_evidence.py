@@ -169,13 +169,15 @@ def _evaluated(root: Path, evidence: Evidence, seed: int) -> Iterator[Side]:
                 "The bundle is not calibrated: there is nothing to hold its answers to. Give it "
                 "`vouch-build calibrate BUNDLES --queries FILE` first."
             )
-        queries = _queries(room, gallery, evidence.rule(gallery, calibration))
+        rule = evidence.rule(gallery, calibration)
+        queries = _queries(room, gallery, rule)
         if not len(queries.matched):
             raise CalibrationError(
                 "None of the queries matches an item of the gallery. Name the item that a query "
                 "shows in a column `item`, or its label."
             )
-        found = evaluated(Retriever(room.encoder, gallery, calibration), queries, seed)
+        judged = replace(calibration, within=rule.within)
+        found = evaluated(Retriever(room.encoder, gallery, judged), queries, seed)
         yield Side(root.name, found, calibration, gallery)
 
 
