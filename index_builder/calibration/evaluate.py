@@ -139,7 +139,7 @@ def _truth(
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What came of queries that were used for nothing else.
+    """The outcomes of queries that were used for nothing else.
 
     Attributes
     ----------

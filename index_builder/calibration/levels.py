@@ -1,4 +1,4 @@
-"""What comes of calibration queries at the levels above labels, such as genus and family."""
+"""Outcomes of calibration queries at the levels above labels, such as genus and family."""
 
 from __future__ import annotations
 

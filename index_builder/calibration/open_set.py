@@ -1,4 +1,4 @@
-"""What comes true of verdicts, on a stream with absent queries: errors, and bounds on them."""
+"""Outcomes of verdicts on a stream with absent queries: errors, and bounds on them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 
 class Outcomes:
-    """What became of queries with a match, and of absent ones, put to a calibrated gallery.
+    """Outcomes of queries with a match, and of absent ones, in a calibrated gallery.
 
     Parameters
     ----------

@@ -133,7 +133,7 @@ class Examples:
 
     @property
     def chosen(self) -> Bools:
-        """Whether each label is the first true match of its query, (N,): what is to be foretold.
+        """A mask (N,) of the labels to be foretold: the first true match of each query.
 
         Where a query has several, which are hardly told apart, they share the probability of the
         choice: it is too low for each.

@@ -27,7 +27,7 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class TruthRule:
-    """What counts as a true match.
+    """The rule for a true match.
 
     Attributes
     ----------

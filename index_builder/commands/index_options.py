@@ -288,7 +288,7 @@ class IndexOptions:
 
     @property
     def _of_labels(self) -> bool:
-        """Whether it is said where the parents of labels are written."""
+        """True if it is said where the parents of labels are written."""
         return self.parents is not None or self.levels is not None
 
     def _opened(self, source: str, run: Path, storage: Storage) -> tuple[Source, Path]:

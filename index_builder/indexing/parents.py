@@ -21,7 +21,7 @@ _AT_ONCE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Parents:
-    """Where the parents of labels are written, if anywhere.
+    """The place where parents of labels are written, if anywhere.
 
     Attributes
     ----------

@@ -26,7 +26,7 @@ def size_classes(counts: NDArray[np.integer[Any]]) -> NDArray[np.int8]:
 
 @dataclass(frozen=True)
 class LevelEvidence:
-    """What came of N calibration queries at the L levels above their labels, see `Hierarchy`.
+    """The outcomes of N calibration queries at the L levels above their labels, see `Hierarchy`.
 
     Attributes
     ----------

@@ -49,7 +49,7 @@ class Task:
 
     @property
     def truth(self) -> Truth:
-        """Which items of the gallery are true matches of the queries."""
+        """The true matches of the queries among items of the gallery."""
         if self.positions is not None:
             places = self.positions(self.queries), self.positions(self.gallery)
             return Within(*places, MATCH_DISTANCE)
