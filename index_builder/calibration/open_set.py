@@ -16,7 +16,7 @@ from model_store.decision.evidence import design_effect
 from model_store.decision.operating import upper_bound
 
 CONFIDENCE = 0.95
-"""Of the exact intervals around shares that were counted (Clopper & Pearson 1934)."""
+"""Confidence of the exact intervals around shares that were counted (Clopper & Pearson 1934)."""
 
 MOST_GROUPS = 20
 """Groups that are named, those with the most errors."""
