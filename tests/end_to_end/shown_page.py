@@ -42,6 +42,7 @@ ANSWER: dict[str, Any] = {
     "verdict": "match",
     "reason": None,
     "no_match_probability": 0.04,
+    "roll_up": None,
     "absent": {"share": 0.05, "origin": "request", "basis": "absent_labels"},
     "query": {
         "id": "query-1",

@@ -243,7 +243,9 @@ def test_numbers_are_put_into_words(shown: Shown) -> None:
     for share, said in PERCENTAGES.items():
         assert shown.words("percent", share) == said
     for percentile, said in UNCERTAINTIES.items():
-        assert shown.words("uncertaintySentence", {"percentile": percentile}, 1000) == said
+        query = {"value": 0.1, "percentile": percentile}
+        assert shown.words("uncertaintySentence", query, 1000) == said
+    assert "no variance" in shown.words("uncertaintySentence", {"value": None}, 1000)
     for ood, said in OUTLIERS:
         strange, _, line = said.rpartition("; ")
         whole = f"Of 1,000 ordinary images, {strange} at least this strange. The line is at {line}"
