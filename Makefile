@@ -89,9 +89,7 @@ sbom: | .venv/bin/uv
 bench: install
 	$(BIN)/python -m tests.benchmarks
 
-  bench-throughput bench-gallery bench-milvus bench-page bench-filters bench-roll-up bench-indexing \
-  bench-poison element fuzz-images mutants crash-indexing crash-writes linearizability torture \
-  ray-indexing soak test-milvus try-compose try-fiftyone try-azurite pictures tables clean
+bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free bench-decide bench-encoders bench-filters bench-roll-up bench-milvus: bench-%: install
 	$(BIN)/python -m tests.benchmarks.bench_$(subst -,_,$*)
 
 bench-promises: install

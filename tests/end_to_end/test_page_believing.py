@@ -44,6 +44,7 @@ REPORT: dict[str, Any] = {
     "order": "similarity",
     "sources": [],
     "matches": [FIRST],
+    "levels": [],
     "point": POINTS[1],
     "top1_ece": 0.024,
     "reliability": [

@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
 def log(file: Path, monkeypatch: pytest.MonkeyPatch) -> FeedbackLog:
     """A log whose clock goes one second at each look."""
     seconds = count(1000)
-    monkeypatch.setattr("model_store.feedback.time.time", lambda: float(next(seconds)))
+    monkeypatch.setattr("model_store.feedback.log.time.time", lambda: float(next(seconds)))
     return FeedbackLog(file)
 
 

@@ -46,6 +46,8 @@ OPEN = {
 
 WRITES = {
     ("POST", "/v1/galleries/{gallery}/feedback"),
+    ("GET", "/v1/galleries/{gallery}/feedback"),
+    ("DELETE", "/v1/galleries/{gallery}/feedback/{number}"),
     ("POST", "/v1/galleries/{gallery}/items"),
     ("PUT", "/v1/galleries/{gallery}/items/{item_id:path}"),
     ("DELETE", "/v1/galleries/{gallery}/items/{item_id:path}"),
@@ -94,7 +96,7 @@ class TestEveryRoute:
         for route in routes_of(api):
             if route.path in OPEN:
                 continue
-            ids = {"item_id": 1, "sample_id": 1, "bundle_id": 1}
+            ids = {"item_id": 1, "sample_id": 1, "bundle_id": 1, "number": 1}
             path = route.path.replace(":path", "").format(gallery="digits", **ids)
             for method in route.methods:
                 wanted = "write" if (method, route.path) in WRITES else "read"

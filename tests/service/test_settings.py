@@ -45,6 +45,8 @@ FROM_ENVIRONMENT = [
     ("canary_period_s", "0.5", 0.5),
     ("compact_after", "0", 0),
     ("keep_bundles", "1", 1),
+    ("recalibrate", "false", False),
+    ("query_retention_s", "60", 60),
     ("bundle_keys", '["/srv/publisher.pub"]', (Path("/srv/publisher.pub"),)),
     ("signing_key", "/srv/compaction.key", Path("/srv/compaction.key")),
     ("otlp_endpoint", "http://collector:4318", "http://collector:4318"),
