@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from index_builder.metrics.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, UNIT, WIDTH
+from index_builder.metrics.charts import UNIT
+from index_builder.metrics.pages import SIZE, templates_of
 
 SIZES = {"one": "one image", "few": "2 to 5 images", "many": "more than 5 images"}
 """Size classes of labels, as people say them."""
@@ -15,15 +14,8 @@ SIZES = {"one": "one image", "few": "2 to 5 images", "many": "more than 5 images
 
 def page(content: Mapping[str, Any], public_key: str | None) -> str:
     """Return the page of a certificate's ``content``; ``public_key`` is that of who signed it."""
-    environment = Environment(
-        loader=PackageLoader("index_builder.certificates", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates_of("index_builder.certificates")
     environment.filters["number"] = number
-    environment.filters["percent"] = percent
     return environment.get_template("certificate.html.jinja").render(
         content=content,
         public_key=public_key,
@@ -31,14 +23,7 @@ def page(content: Mapping[str, Any], public_key: str | None) -> str:
         dots=_dots(content["measured"]["cross_fitted"]["reliability"]),
         axes=UNIT,
         evaluation=measurements(content["measured"]["evaluation"] or {}),
-        size={
-            "width": WIDTH,
-            "height": HEIGHT,
-            "left": LEFT,
-            "right": WIDTH - RIGHT,
-            "top": TOP,
-            "bottom": HEIGHT - BOTTOM,
-        },
+        size=SIZE,
     )
 
 
@@ -47,11 +32,6 @@ def number(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
-
-
-def percent(value: float | None) -> str:
-    """Return a share as the page prints it."""
-    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def measurements(report: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -7,12 +7,12 @@ import html
 import io
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
 from index_builder.calibration.evaluate import Evaluation
 from index_builder.datasets import LabelledImages
-from index_builder.metrics.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, UNIT, WIDTH, fitted
+from index_builder.metrics.charts import UNIT, fitted
+from index_builder.metrics.pages import SIZE, templates_of
 from model_store.answers import Answer
 from model_store.gallery import Gallery
 
@@ -41,28 +41,13 @@ def page(evaluation: Evaluation, gallery: Gallery, name: str) -> str:
         ],
         risk=risk,
         risk_path=risk.path(stream["risk_coverage"]),
-        size={
-            "width": WIDTH,
-            "height": HEIGHT,
-            "left": LEFT,
-            "right": WIDTH - RIGHT,
-            "top": TOP,
-            "bottom": HEIGHT - BOTTOM,
-        },
+        size=SIZE,
     )
 
 
 def rendered(template: str, **content: Any) -> str:  # noqa: ANN401 - whatever it shows
     """Return a page of a template of this package."""
-    environment = Environment(
-        loader=PackageLoader("index_builder.indexing", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["percent"] = _percent
-    return environment.get_template(template).render(content)
+    return templates_of("index_builder.indexing").get_template(template).render(content)
 
 
 def _error(evaluation: Evaluation, gallery: Gallery, row: int) -> dict[str, Any]:
@@ -102,7 +87,3 @@ def thumbnail_of(gallery: Gallery, item_id: str) -> str | None:
 
 def _uri(media_type: str, data: bytes) -> str:
     return f"data:{html.escape(media_type)};base64,{base64.b64encode(data).decode()}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"

@@ -8,6 +8,7 @@
 `open_set`         gallery and strangers at once: detection and identification, OSCR
 `structure`        the embedding itself: NMI, entropy, feature and cluster diversity
 `charts`           curves as paths and ticks of an SVG
+`pages`            templates of HTML, and how numbers are printed in them
 =================  ==============================================================================
 
 A metric that is not defined, for example a rate over nothing, is None. NaN cannot be ranked, and is

@@ -7,20 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from index_builder.metrics.charts import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    UNIT,
-    WIDTH,
-    Line,
-    bars,
-    fitted,
-)
+from index_builder.metrics.charts import UNIT, Line, bars, fitted
+from index_builder.metrics.pages import SIZE, templates_of
 from index_builder.reproduction.summary import (
     COLUMNS,
     SEEN_BY_THE_DECISION_LAYER,
@@ -49,13 +37,7 @@ def write_page(report: Report, path: Path) -> None:
 
 def page(report: Report) -> str:
     """The page of a report."""
-    environment = Environment(
-        loader=PackageLoader("index_builder.reproduction", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates_of("index_builder.reproduction")
     environment.filters["figure"] = figure
     environment.filters["gibibytes"] = gibibytes
     methods = report["methods"]
@@ -75,14 +57,7 @@ def page(report: Report) -> str:
         longest=_longest(methods),
         comparison=_comparison(report),
         config=json.dumps(report["config"], indent=1, sort_keys=True),
-        size={
-            "width": WIDTH,
-            "height": HEIGHT,
-            "left": LEFT,
-            "right": WIDTH - RIGHT,
-            "top": TOP,
-            "bottom": HEIGHT - BOTTOM,
-        },
+        size=SIZE,
     )
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from index_builder.metrics.pages import templates_of
 from index_builder.reproduction.comparison.measure import DECISION, LAPLACE, NORM, Cell
 from index_builder.reproduction.protocols import PROTOCOLS
 from index_builder.reproduction.summary import summarised
@@ -203,13 +202,7 @@ def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def write_page(summary: Summary, path: Path) -> None:
     """Write the page of a comparison: all figures with deviations, the best of each column bold."""
-    environment = Environment(
-        loader=PackageLoader("index_builder.reproduction", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates_of("index_builder.reproduction")
     text = environment.get_template("comparison.html.jinja").render(
         summary=summary,
         groups=GROUPS,
