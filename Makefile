@@ -57,10 +57,10 @@ install: .venv/.installed-dev
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal -m "not bundle and not process and not slow" \
 	  --ignore tests/end_to_end --ignore tests/torture
-# Three processes, since each waits for a service or a browser at times; each file in one of them,
+# Four processes, since each waits for a service or a browser at times; each file in one of them,
 # and in these one thread each.
 test: lint .venv/.browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # What children of the service run in processes of their own is not counted.
 coverage: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal tests/model_store tests/service \

@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Uvicorn drains, then sends itself the signal again: ended as asked, that is success.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     app = create_app(settings, bundles, access, partial(open_served, settings))
+    del bundles  # one that is exchanged is to be freed
     freeze_garbage()
     uvicorn.run(
         app,

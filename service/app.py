@@ -65,7 +65,12 @@ def create_api(
     open_more: OpenBundle,
     tracing: Tracing | None = None,
 ) -> FastAPI:
-    """The routes, with what they work on in ``app.state.vouch`` while the application runs."""
+    """The routes, with what they work on in ``app.state.vouch`` while the application runs.
+
+    It runs once: the bundles are let go of when it has started, or the memory of those that are
+    exchanged while it runs would never be freed.
+    """
+    opened = list(bundles)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -73,8 +78,10 @@ def create_api(
             if tracing is not None:
                 stack.push_async_callback(tracing.close)
             stack.push_async_callback(access.close)
-            app.state.vouch = await _set_up(stack, settings, bundles, telemetry, open_more)
+            app.state.vouch = await _set_up(stack, settings, opened, telemetry, open_more)
+            opened.clear()
             yield
+        del app.state.vouch
 
     api = FastAPIOffline(
         redoc_url=None,

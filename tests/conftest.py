@@ -7,6 +7,7 @@ Nothing here imports torch before a test needs it.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import multiprocessing.process
@@ -47,6 +48,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.bundle)
         if fixtures & STARTED_BY or "end_to_end" in item.path.parts:
             item.add_marker(pytest.mark.process)
+
+
+def pytest_collection_finish() -> None:
+    """Have Python look for no garbage among the tests themselves and what they import."""
+    gc.collect()
+    gc.freeze()
 
 
 def _begun_early(item: pytest.Item) -> int:

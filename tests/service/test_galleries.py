@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -479,6 +480,20 @@ class TestThroughTheDoor:
         }
         assert client.get("/readyz").json()["galleries"][0]["bundle_id"] == ids[1]
         assert client.post(f"{path}/rollback").json()["bundle_id"] == ids[0]
+
+    def test_a_bundle_that_was_exchanged_leaves_memory(
+        self, start: Callable[..., TestClient], root: Path, ids: tuple[str, str]
+    ) -> None:
+        first = open_here(root)
+        held = weakref.ref(first.retriever)
+        client = start(first)
+        del first
+        assert held() is not None
+        client.post(f"/v1/galleries/digits/bundles/{ids[1]}/activate").raise_for_status()
+        deadline = time.monotonic() + 10
+        while held() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)  # who asks with it may be at it yet
+        assert held() is None
 
     def test_where_bundles_can_only_be_read_a_restart_serves_the_old(
         self, client: TestClient, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
