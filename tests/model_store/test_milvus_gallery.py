@@ -148,7 +148,7 @@ def test_what_was_not_written_to_its_end_is_written_anew(milvus: str, tmp_path: 
     written(tmp_path, milvus, embeddings, items).close()
     name = MilvusDescription.load(tmp_path).collection
     collection = Collection(name, MilvusAccess(), milvus)
-    collection.ask("drop_collection")
+    collection.drop()
     collection.create(4, "the-encoder")
     with pytest.raises(BundleMismatch, match="not written to its end"):
         MilvusGallery(tmp_path)
@@ -236,7 +236,7 @@ def test_a_gallery_of_another_encoder_is_refused(milvus: str, tmp_path: Path) ->
 def test_a_collection_that_is_dropped_meanwhile_is_missed(milvus: str, tmp_path: Path) -> None:
     gallery = written(tmp_path, milvus, random_embeddings(5, 4, seed=10), new_items(5))
     collection = Collection(gallery.described.collection, MilvusAccess(), milvus)
-    collection.ask("drop_collection")
+    collection.drop()
     with pytest.raises(BundleMismatch, match="no collection"):
         gallery.candidates(np.eye(4, dtype=np.float32)[:1], 3)
     collection.close()

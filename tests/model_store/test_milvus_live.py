@@ -250,7 +250,7 @@ def test_a_collection_that_names_no_log_does_not_lose_the_one_there_is(
     live: MilvusLive, folder: Path
 ) -> None:
     live.commit([some_upsert("a")])
-    live.snapshot().collection.ask("drop_collection")
+    live.snapshot().collection.drop()
     write(folder, live.snapshot().collection.uri)
     with pytest.raises(BundleMismatch, match="another log"):  # or Milvus has forgotten its name
         opened(folder)

@@ -14,8 +14,9 @@
     thumbnail  base64, media_type beside it
 
 A bundle names the collection in `MILVUS_FILE`. The collection carries the fingerprint of the
-encoder, and is not used with another; and the name of the log of its changes, without which it is
-not written to.
+encoder, and is not used with another. Once it is written to its end it is marked so, and it is
+marked with the name of the log of its changes, without which it is not written to. Marks are
+aliases: a server that is killed keeps those, and Milvus 2.3 forgets properties that were set later.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ MOST_FACTS = 4_096
 """Elements of an array that Milvus takes."""
 
 ENCODER_PROPERTY = "vouch.encoder"
-COMPLETE_PROPERTY = "vouch.complete"
 SCHEMA_PROPERTY = "vouch.schema"
-LOG_PROPERTY = "vouch.log"
-SCHEMA = "2"
+SCHEMA = "3"
+
+COMPLETE = "complete"
+"""The mark of a collection that was written to its end."""
 
 EVENTUALLY = 1
 """The time in Milvus that is always reached: a read that asks for it waits for nothing."""
@@ -174,9 +176,34 @@ class Collection:
             self.client.load_collection(self.name, timeout=self.timeout_s)
             return find()(self.name, *values, **options)
 
-    def properties(self) -> dict[str, str]:
-        """Return the properties stored with the collection."""
-        return dict(self.ask("describe_collection").get("properties", {}))
+    def marks(self) -> set[str]:
+        """Return what the collection was marked with."""
+        prefix = self._alias("")
+        aliases = self.ask("list_aliases")["aliases"]
+        return {alias.removeprefix(prefix) for alias in aliases if alias.startswith(prefix)}
+
+    def mark(self, mark: str) -> None:
+        """Mark the collection: with letters, digits and underscores."""
+        self.ask("create_alias", self._alias(mark))
+
+    def unmark(self, mark: str) -> None:
+        """Take a mark off."""
+        with self._asking():
+            self.client.drop_alias(self._alias(mark), timeout=self.timeout_s)
+
+    def drop(self) -> None:
+        """Drop the collection, if there is one; Milvus drops none that has aliases."""
+        if self.ask("has_collection"):
+            for mark in self.marks():
+                self.unmark(mark)
+            self.ask("drop_collection")
+
+    def is_whole(self) -> bool:
+        """Whether there is a collection that was written to its end."""
+        return bool(self.ask("has_collection")) and COMPLETE in self.marks()
+
+    def _alias(self, mark: str) -> str:
+        return f"{self.name}__{mark}"
 
     def require(self, described: MilvusDescription) -> None:
         """Refuse a collection that is not the one that was described.
@@ -187,24 +214,25 @@ class Collection:
         """
         if not self.ask("has_collection"):
             raise BundleMismatch(_missing(self.name))
-        properties = self.properties()
+        stored = self.ask("describe_collection")
+        properties = stored.get("properties", {})
+        if properties.get(SCHEMA_PROPERTY) != SCHEMA:
+            raise BundleMismatch(
+                f"The collection {self.name!r} was written by an earlier release. Run "
+                "`vouch-build index` again."
+            )
         encoder = properties.get(ENCODER_PROPERTY, "none")
         if encoder != described.encoder:
             raise BundleMismatch(
                 f"The collection {self.name!r} was made with encoder {encoder[:12]}, the bundle's "
                 f"is {described.encoder[:12]}. Run `vouch-build index` with this encoder."
             )
-        if COMPLETE_PROPERTY not in properties:
+        if COMPLETE not in self.marks():
             raise BundleMismatch(
                 f"The collection {self.name!r} was not written to its end. Run `vouch-build index` "
                 "again."
             )
-        if properties.get(SCHEMA_PROPERTY) != SCHEMA:
-            raise BundleMismatch(
-                f"The collection {self.name!r} was written by an earlier release. Run "
-                "`vouch-build index` again."
-            )
-        fields = {one["name"]: one["params"] for one in self.ask("describe_collection")["fields"]}
+        fields = {one["name"]: one["params"] for one in stored["fields"]}
         dim = int(fields["direction"]["dim"])
         if dim != described.dim:
             raise BundleMismatch(

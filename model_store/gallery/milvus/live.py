@@ -28,7 +28,7 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
-from model_store.gallery.milvus.collection import EVENTUALLY, LOG_PROPERTY, NOW
+from model_store.gallery.milvus.collection import EVENTUALLY, NOW
 from model_store.gallery.milvus.databases import Database, PostgresDatabase, SqliteDatabase
 from model_store.gallery.milvus.entities import write_entity
 from model_store.gallery.milvus.gallery import MilvusGallery
@@ -49,6 +49,9 @@ from model_store.gallery.writable import (
     Upsert,
     plan_writes,
 )
+
+LOG = "log_"
+"""How the mark begins that names the log of a collection's changes."""
 
 
 class MilvusLive:
@@ -190,10 +193,20 @@ class MilvusLive:
         return state
 
     def _named(self) -> str | None:
-        return self._gallery.collection.properties().get(LOG_PROPERTY)
+        """The log that the collection names; of several that were named at once, none of them."""
+        marks = self._gallery.collection.marks()
+        logs = [mark.removeprefix(LOG) for mark in sorted(marks) if mark.startswith(LOG)]
+        return " and ".join(logs) or None
 
     def _name(self, log: str) -> None:
-        self._gallery.collection.ask("alter_collection_properties", {LOG_PROPERTY: log})
+        collection = self._gallery.collection
+        collection.mark(LOG + log)
+        if self._named() != log:
+            collection.unmark(LOG + log)
+            raise GalleryUnavailable(
+                "Two logs were to keep the changes of the gallery at the same moment, and neither "
+                "does. Send the request again."
+            )
 
     def _rows(self, turn: Turn, item_ids: Sequence[str]) -> dict[str, int | None]:
         """The rows of items, None where one was deleted."""

@@ -32,7 +32,7 @@ from model_store.gallery.index.recall import (
     tenth_similarity,
 )
 from model_store.gallery.milvus.collection import (
-    COMPLETE_PROPERTY,
+    COMPLETE,
     NO_ACCESS,
     SCHEMA,
     Collection,
@@ -123,7 +123,7 @@ def write_milvus_parts(
     )
     collection = Collection(described.collection, access, uri)
     try:
-        if not _is_whole(collection):
+        if not collection.is_whole():
             _write(collection, described, parts(), parameters)
     finally:
         collection.close()
@@ -179,17 +179,13 @@ def _read_through(parts: Iterable[Part], shape: tuple[int, int], prefix: str) ->
     return _ReadThrough(f"vouch_{digest.hexdigest()[:24]}", sorted(labels), directions)
 
 
-def _is_whole(collection: Collection) -> bool:
-    return bool(collection.ask("has_collection")) and COMPLETE_PROPERTY in collection.properties()
-
-
 def _write(
     collection: Collection,
     described: MilvusDescription,
     parts: Iterable[Part],
     parameters: Mapping[str, int],
 ) -> None:
-    collection.ask("drop_collection")  # what is left of one that was not written to its end
+    collection.drop()  # what is left of one that was not written to its end
     collection.create(described.dim, described.encoder)
     waiting: list[dict[str, Any]] = []
     n_written = n_bytes = 0
@@ -205,7 +201,7 @@ def _write(
                 waiting, n_bytes = [], 0
     collection.ask("flush", timeout=TIMEOUT_S)
     collection.build_index(described.index["type"], parameters, TIMEOUT_S)
-    collection.ask("alter_collection_properties", {COMPLETE_PROPERTY: str(described.n_items)})
+    collection.mark(COMPLETE)
     collection.ask("load_collection", timeout=TIMEOUT_S)
 
 
