@@ -199,7 +199,7 @@ class Collection:
             self.ask("drop_collection")
 
     def is_whole(self) -> bool:
-        """Whether there is a collection that was written to its end."""
+        """Return whether there is a collection that was written to its end."""
         return bool(self.ask("has_collection")) and COMPLETE in self.marks()
 
     def _alias(self, mark: str) -> str:

@@ -51,7 +51,7 @@ from model_store.gallery.writable import (
 )
 
 LOG = "log_"
-"""How the mark begins that names the log of a collection's changes."""
+"""Prefix of the mark that names the log of a collection's changes."""
 
 
 class MilvusLive:
