@@ -18,7 +18,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import ConfigError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
-from model_store.images import ImageLimits
+from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE, ImageLimits
 from model_store.processors import ProviderChoice, usable_processors
 
 if TYPE_CHECKING:
@@ -183,6 +183,15 @@ class IndexOptions:
             "each. [default: those that most items have]"
         ),
     ] = None
+    previews: Annotated[
+        int | None,
+        typer.Option(
+            min=THUMBNAIL_SIDE + 1,
+            max=MOST_PREVIEW_SIDE,
+            help="Longest side of pictures to compare by, pixels, such as 1024: kept in the bundle "
+            "beside thumbnails, 100 to 250 kB a photograph at 1,024. [default: none]",
+        ),
+    ] = None
     milvus: Annotated[
         str | None,
         typer.Option(
@@ -213,7 +222,13 @@ class IndexOptions:
         budget = parse_bytes(self.memory_budget, "--memory-budget")
         names = tuple(self.filter_field) if self.filter_field else None
         named_fields(names)
-        return IndexSettings(self.index.value, budget, self.min_recall, filter_fields=names)
+        return IndexSettings(
+            self.index.value,
+            budget,
+            self.min_recall,
+            filter_fields=names,
+            preview_side=self.previews,
+        )
 
     @property
     def promises(self) -> dict[str, float]:
@@ -240,9 +255,10 @@ class IndexOptions:
             self.calibrate or self.promises or self._of_labels or self.settings != DEFAULT_SETTINGS
         ):
             raise ConfigError(
-                "--calibrate and what it promises, --index, --memory-budget, --min-recall and "
-                "--filter-field are for SOURCE. With --config the tables [calibration] and [index] "
-                "say so, and `vouch-build calibrate` is a step of its own."
+                "--calibrate and what it promises, --index, --memory-budget, --min-recall, "
+                "--filter-field and --previews are for SOURCE. With --config the tables "
+                "[calibration] and [index] say so, and `vouch-build calibrate` is a step of its "
+                "own."
             )
         encoders = self.encoder, self.encoder_name
         n_encoders = sum(one is not None for one in encoders)

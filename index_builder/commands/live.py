@@ -126,14 +126,23 @@ def _upsert(
     bundle: Bundle, path: Path, item_id: str, label: str | None, metadata: dict[str, object]
 ) -> Upsert:
     from model_store.gallery import NewItem, Thumbnail, Upsert, Vector  # noqa: PLC0415
-    from model_store.images import decode_image, encode_thumbnail  # noqa: PLC0415
+    from model_store.images import (  # noqa: PLC0415
+        decode_image,
+        encode_preview,
+        encode_thumbnail,
+    )
 
-    retriever = bundle.retriever
+    retriever, data = bundle.retriever, path.read_bytes()
     smallest_side = retriever.encoder.metadata.preprocessing.smallest_side
-    decoded = decode_image(path.read_bytes(), smallest_side=smallest_side)
+    decoded = decode_image(data, smallest_side=smallest_side)
     embedded = retriever.encoder.encode(retriever.prepare(decoded)[None])
     thumbnail = Thumbnail(*encode_thumbnail(decoded.pixels))
-    item = NewItem(item_id, label, metadata, thumbnail)
+    preview = encode_preview(
+        decoded.pixels,
+        retriever.gallery.preview_side,
+        lambda side: decode_image(data, smallest_side=side).pixels,
+    )
+    item = NewItem(item_id, label, metadata, thumbnail, preview)
     return Upsert(item, Vector(embedded.mean[0], embedded.variance[0], embedded.features[0]))
 
 

@@ -15,6 +15,7 @@ from index_builder.configuration.section import Section
 from model_store.errors import ConfigError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexKind, IndexSettings
+from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE
 from model_store.verdicts import Order
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
@@ -125,6 +126,14 @@ class IndexConfig(Section):
         "item. Any other is indexed in memory when a filter first asks for it.",
     )
 
+    previews: int | None = Field(
+        None,
+        gt=THUMBNAIL_SIDE,
+        le=MOST_PREVIEW_SIDE,
+        description="Longest side of pictures to compare by, pixels, such as 1024; they are kept "
+        "in the bundle beside thumbnails, 100 to 250 kB a photograph at 1,024. Not with Milvus.",
+    )
+
     @field_validator("filter_fields")
     @classmethod
     def _can_be_named(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -135,9 +144,24 @@ class IndexConfig(Section):
         return names
 
     def settings(self, seed: int) -> IndexSettings:
-        """Return the settings of an index in files."""
+        """Return the settings of an index.
+
+        Raises
+        ------
+        ConfigError : there would be previews in Milvus.
+        """
+        if self.previews is not None and self.milvus_uri is not None:
+            raise ConfigError(
+                f"The index has previews = {self.previews} and a gallery in Milvus, which takes no "
+                "pictures of that size. Leave one of them out."
+            )
         return IndexSettings(
-            self.kind, self.memory_budget_bytes, self.min_recall, seed, self.filter_fields
+            self.kind,
+            self.memory_budget_bytes,
+            self.min_recall,
+            seed,
+            self.filter_fields,
+            self.previews,
         )
 
 

@@ -25,13 +25,14 @@ from model_store.gallery import (
     write_faiss_parts,
     write_milvus_parts,
 )
-from model_store.gallery.protocol import AT_ONCE, Part
+from model_store.gallery.protocol import AT_ONCE, PREVIEWED_AT_ONCE, Part
 
 _SCHEMA = """
 CREATE TABLE embedded (
   id TEXT PRIMARY KEY, hash TEXT NOT NULL, media_type TEXT NOT NULL,
   shard INTEGER NOT NULL, mean INTEGER NOT NULL, variance INTEGER NOT NULL,
-  start INTEGER NOT NULL, stop INTEGER NOT NULL
+  thumbnail INTEGER NOT NULL, thumbnail_end INTEGER NOT NULL,
+  preview INTEGER NOT NULL, preview_end INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
 
@@ -40,7 +41,8 @@ IDS_OF_GALLERY = f"SELECT id {_OF_GALLERY}"
 """SQL for the ids of the gallery's items, in a catalogue after `assemble`."""
 
 _BY_ID = f"""
-SELECT id, label, metadata, media_type, shard, mean, variance, start, stop {_OF_GALLERY} ORDER BY id
+SELECT id, label, metadata, media_type, shard, mean, variance,
+  thumbnail, thumbnail_end, preview, preview_end {_OF_GALLERY} ORDER BY id
 """
 
 
@@ -79,7 +81,8 @@ def assemble(
                 f"None of the images could be embedded; {work.quarantine} says why of each."
             )
         shape = n_items, dim
-        parts = partial(_parts, connection, work.store, shape)
+        at_once = AT_ONCE if settings.preview_side is None else PREVIEWED_AT_ONCE
+        parts = partial(_parts, connection, work.store, shape, at_once)
         try:
             if milvus_uri is None:
                 write_faiss_parts(work.bundle, shape, parts(), fingerprint, settings)
@@ -116,7 +119,7 @@ def _note_embedded(
     with connection:
         for shard in store.all(n_blocks):
             connection.executemany(
-                "INSERT INTO embedded VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO embedded VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
                     (name, content, thumbnail.media_type, *position)
                     for name, content, thumbnail, position in zip(
@@ -132,16 +135,18 @@ def _note_embedded(
 
 
 def _parts(
-    connection: sqlite3.Connection, store: ShardStore, shape: tuple[int, int]
+    connection: sqlite3.Connection, store: ShardStore, shape: tuple[int, int], at_once: int
 ) -> Iterator[Part]:
     """Read embeddings and items in the order of the gallery, some at a time."""
     n_items, dim = shape
     found = connection.execute(_BY_ID)
-    for _ in track(range(0, n_items, AT_ONCE), "assembling", -(-n_items // AT_ONCE)):
-        rows = found.fetchmany(AT_ONCE)
+    for _ in track(range(0, n_items, at_once), "assembling", -(-n_items // at_once)):
+        rows = found.fetchmany(at_once)
         mean, variance, pictures = store.gather([Position(*row[4:]) for row in rows], dim)
         items = [
-            NewItem(name, label, json.loads(metadata), Thumbnail(picture, media_type))
-            for (name, label, metadata, media_type, *_), picture in zip(rows, pictures, strict=True)
+            NewItem(name, label, json.loads(metadata), Thumbnail(picture, media_type), preview)
+            for (name, label, metadata, media_type, *_), (picture, preview) in zip(
+                rows, pictures, strict=True
+            )
         ]
         yield Embeddings(mean, variance, np.empty((len(items), 0), np.float32)), items

@@ -141,6 +141,7 @@ class PreparedBlock:
     thumbnails : n of them, empty ones of vectors; None where an image could not be read.
     hashes : n SHA-256 of what the images were read from.
     failures : by id, of the images that could not be read.
+    previews : n of them, JPEG; empty ones where none is wanted, or larger than the thumbnail.
     """
 
     number: int
@@ -149,6 +150,7 @@ class PreparedBlock:
     thumbnails: tuple[EncodedThumbnail | None, ...]
     hashes: tuple[str, ...]
     failures: Mapping[str, Failure]
+    previews: tuple[bytes, ...]
 
     @classmethod
     def joined(cls, parts: list[PreparedBlock]) -> PreparedBlock:
@@ -160,4 +162,5 @@ class PreparedBlock:
             tuple(one for part in parts for one in part.thumbnails),
             tuple(one for part in parts for one in part.hashes),
             {name: why for part in parts for name, why in part.failures.items()},
+            tuple(one for part in parts for one in part.previews),
         )

@@ -158,6 +158,13 @@ class Indexing:
                 "--engine ray decodes and encodes, and of vectors there is nothing to decode. "
                 "Leave it out."
             )
+        of_vectors = isinstance(self.source, VectorSource)
+        if self.index.preview_side is not None and (of_vectors or self.milvus_uri is not None):
+            raise ConfigError(
+                "--previews keeps pictures of images in a gallery of files; "
+                f"{'of vectors there are none' if of_vectors else 'Milvus does not take them'}. "
+                "Leave it out."
+            )
         if self.milvus_uri is None:
             plan_index(catalogue.contents.n_images, dim, self.index)
         if self.parents.table is not None:
@@ -241,10 +248,7 @@ def index_collection(indexing: Indexing) -> Outcome:
         try:
             with writing(f"the run directory {work.directory}"):
                 write_summary(work, {**summary, "state": "embedding"})
-            with closing(_engine(indexing, encoder, work)) as engine:
-                embed_catalogue(
-                    catalogue, work.store, encoder, engine, indexing.tolerance, progress
-                )
+            _embed(indexing, encoder, work, catalogue, progress)
         except (TooManyBadImages, SourceUnavailable):
             write_quarantine(work, progress.failures, others)
             raise
@@ -269,6 +273,25 @@ def index_collection(indexing: Indexing) -> Outcome:
     return outcome
 
 
+def _embed(
+    indexing: Indexing,
+    encoder: StoredEncoder,
+    work: Work,
+    catalogue: Catalogue,
+    progress: Progress,
+) -> None:
+    with closing(_engine(indexing, encoder, work)) as engine:
+        embed_catalogue(
+            catalogue,
+            work.store,
+            encoder,
+            engine,
+            indexing.tolerance,
+            progress,
+            indexing.index.preview_side,
+        )
+
+
 def _engine(indexing: Indexing, encoder: StoredEncoder, work: Work) -> Engine:
     if indexing.engine == "ray":
         from index_builder.indexing.ray_engine import RayEngine  # noqa: PLC0415 - an extra
@@ -279,9 +302,12 @@ def _engine(indexing: Indexing, encoder: StoredEncoder, work: Work) -> Engine:
             indexing.n_workers,
             indexing.limits,
             indexing.storage.patience,
+            indexing.index.preview_side,
         )
     fetching = Fetching(indexing.storage, work.fetched, indexing.limits)
-    return local_engine(encoder, indexing.n_workers, indexing.limits, fetching)
+    return local_engine(
+        encoder, indexing.n_workers, indexing.limits, fetching, indexing.index.preview_side
+    )
 
 
 def _published(

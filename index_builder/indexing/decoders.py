@@ -78,6 +78,7 @@ class DecoderProcesses:
     ----------
     limits : which images are decoded.
     budget : what one of them may cost; by default as much as ``limits`` ask for.
+    preview_side : see `IndexSettings`.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class DecoderProcesses:
         n: int,
         limits: ImageLimits | None = None,
         budget: DecodingBudget | None = None,
+        preview_side: int | None = None,
     ) -> None:
         limits = limits or ImageLimits()
         self._preprocessing = preprocessing
@@ -94,6 +96,7 @@ class DecoderProcesses:
             preprocessing=preprocessing,
             budget=budget or budget_for(limits),
             limits=limits,
+            preview_side=preview_side,
         )
         self._n = n
         self._pool = _started(n)
@@ -136,12 +139,14 @@ class DecoderProcesses:
         return failed_block(single, _TOOK_IT_ALONG, self._preprocessing)
 
 
-def decoders_for(encoder: Encoder, n: int, limits: ImageLimits) -> Decoders:
+def decoders_for(
+    encoder: Encoder, n: int, limits: ImageLimits, preview_side: int | None = None
+) -> Decoders:
     """Return ``n`` decoders of what an encoder takes: processes for files of images."""
     expected = encoder.metadata.input
     if isinstance(expected, VectorInput):
         return DecoderThreads(partial(prepare_vectors, expected=expected), n)
-    return DecoderProcesses(expected, n, limits)
+    return DecoderProcesses(expected, n, limits, preview_side=preview_side)
 
 
 def _started(n: int) -> ProcessPoolExecutor:

@@ -79,7 +79,7 @@ def inspect_collection(indexing: Indexing) -> DryRun:
         contents, sample = catalogue.contents, _sample(catalogue)
         encoder = indexing.opened()
         indexing.require_feasible(catalogue, encoder.dim)
-        decoders = decoders_for(encoder, 1, indexing.limits)
+        decoders = decoders_for(encoder, 1, indexing.limits, indexing.index.preview_side)
         try:
             for _ in range(2):  # the first time starts a process
                 started = time.perf_counter()
@@ -91,8 +91,12 @@ def inspect_collection(indexing: Indexing) -> DryRun:
             fetching.close()
             catalogue.close()
     each = decoding / len(sample.ids) + _seconds_of_encoding(prepared, encoder)
-    thumbnails = [len(one[0]) for one in prepared.thumbnails if one is not None]
-    of_item = 8 * encoder.dim + float(np.mean(thumbnails or [0])) + 200
+    pictures = [
+        len(one[0]) + len(preview)
+        for one, preview in zip(prepared.thumbnails, prepared.previews, strict=True)
+        if one is not None
+    ]
+    of_item = 8 * encoder.dim + float(np.mean(pictures or [0])) + 200
     return DryRun(
         contents,
         others,
@@ -125,6 +129,7 @@ def _seconds_of_encoding(prepared: PreparedBlock, encoder: Encoder) -> float:
         prepared.thumbnails[:n_images],
         prepared.hashes[:n_images],
         prepared.failures,
+        prepared.previews[:n_images],
     )
     seconds = []
     for _ in range(2):

@@ -65,6 +65,7 @@ def embed(
         tuple(Thumbnail(*one) for one in thumbnails if one is not None),
         tuple(prepared.hashes[row] for row in rows),
         failures,
+        tuple(prepared.previews[row] for row in rows),
     )
 
 

@@ -55,8 +55,13 @@ def embed_catalogue(
     engine: Engine,
     tolerance: Tolerance,
     progress: Progress,
+    preview_side: int | None = None,
 ) -> None:
     """Fill ``store`` with a shard for each block; those that are there and sound are left alone.
+
+    Parameters
+    ----------
+    preview_side : see `IndexSettings`; a shard with others is made again.
 
     Raises
     ------
@@ -65,6 +70,8 @@ def embed_catalogue(
     OutputError : the disk is full.
     """
     of_encoder = recipe(encoder)
+    if preview_side is not None:
+        of_encoder += f" previews {preview_side}"
     with progress_bar() as bar:
         task = bar.add_task("embedding", total=progress.n_images)
 

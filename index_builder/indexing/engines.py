@@ -126,7 +126,11 @@ class LocalEngine:
 
 
 def local_engine(
-    encoder: StoredEncoder, n: int, limits: ImageLimits, fetching: Fetching | None = None
+    encoder: StoredEncoder,
+    n: int,
+    limits: ImageLimits,
+    fetching: Fetching | None = None,
+    preview_side: int | None = None,
 ) -> LocalEngine:
     """Return an engine for files, on this machine, whose encoder remembers what it has seen.
 
@@ -135,9 +139,11 @@ def local_engine(
     n : decoders, and batches encoded at once.
     limits : which images are decoded.
     fetching : of images that do not lie on this machine; None where all do.
+    preview_side : see `IndexSettings`.
     """
 
     def encode(prepared: PreparedBlock) -> Embeddings:
         return encoder.encode_known(prepared.images, [*map(bytes.fromhex, prepared.hashes)])
 
-    return LocalEngine(decoders_for(encoder, n, limits), encoder, n, encode, fetching)
+    decoders = decoders_for(encoder, n, limits, preview_side)
+    return LocalEngine(decoders, encoder, n, encode, fetching)

@@ -57,7 +57,9 @@ def build_gallery(
 
     def prepare(block: Block) -> PreparedBlock:
         first = block.number * BLOCK
-        return prepare_pixels(block, images.pixels, first, encoder.metadata.input)
+        return prepare_pixels(
+            block, images.pixels, first, encoder.metadata.input, settings.preview_side
+        )
 
     def encode(prepared: PreparedBlock) -> Embeddings:
         first = prepared.number * BLOCK

@@ -29,6 +29,7 @@ from model_store.images import (
     Preprocessing,
     check_size,
     decode_image,
+    encode_preview,
     encode_thumbnail,
 )
 from model_store.images.budget import DecodingBudget, spending
@@ -59,6 +60,7 @@ class _Picture:
     image: Inputs
     thumbnail: EncodedThumbnail
     sha256: str
+    preview: bytes = b""
 
 
 def prepare_files(
@@ -66,10 +68,18 @@ def prepare_files(
     preprocessing: Preprocessing,
     budget: DecodingBudget = BUDGET,
     limits: ImageLimits | None = None,
+    preview_side: int | None = None,
 ) -> PreparedBlock:
     """Prepare images that lie in files, in a process that may be lost over them."""
     limits = limits or ImageLimits()
-    reads = [partial(_read_file, place, preprocessing, budget, limits) for place in block.places]
+    read = partial(
+        _read_file,
+        preprocessing=preprocessing,
+        budget=budget,
+        limits=limits,
+        preview_side=preview_side,
+    )
+    reads = [partial(read, place) for place in block.places]
     return _prepared(block, reads, preprocessing)
 
 
@@ -78,6 +88,7 @@ def prepare_pixels(
     read: Callable[[int, int | None], Inputs],
     first: int,
     preprocessing: EncoderInput,
+    preview_side: int | None = None,
 ) -> PreparedBlock:
     """Prepare images that somebody else decodes, or vectors: see `LabelledImages.pixels`.
 
@@ -89,9 +100,10 @@ def prepare_pixels(
     def at(position: int) -> _Picture:
         pixels = read(position, preprocessing.smallest_side)
         sha256 = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
-        of_vectors = isinstance(preprocessing, VectorInput)
-        thumbnail = NO_THUMBNAIL if of_vectors else encode_thumbnail(pixels)
-        return _Picture(preprocessing(pixels), thumbnail, sha256)
+        if isinstance(preprocessing, VectorInput):
+            return _Picture(preprocessing(pixels), NO_THUMBNAIL, sha256)
+        preview = encode_preview(pixels, preview_side, partial(read, position))
+        return _Picture(preprocessing(pixels), encode_thumbnail(pixels), sha256, preview)
 
     reads = [partial(at, first + place) for place in range(len(block.ids))]
     return _prepared(block, reads, preprocessing)
@@ -145,7 +157,7 @@ def _prepared(
     """Every image has its place, whatever becomes of the others."""
     images = np.zeros((len(block.ids), *expected.shape), dtype=expected.dtype)
     thumbnails: list[EncodedThumbnail | None] = [None] * len(block.ids)
-    hashes, failures = [""] * len(block.ids), {}
+    hashes, previews, failures = [""] * len(block.ids), [b""] * len(block.ids), {}
     for row, (name, read) in enumerate(zip(block.ids, reads, strict=True)):
         if name in block.failures:
             failures[name] = block.failures[name]
@@ -161,8 +173,15 @@ def _prepared(
         else:
             images[row] = picture.image
             thumbnails[row], hashes[row] = picture.thumbnail, picture.sha256
+            previews[row] = picture.preview
     return PreparedBlock(
-        block.number, block.ids, images, tuple(thumbnails), tuple(hashes), failures
+        block.number,
+        block.ids,
+        images,
+        tuple(thumbnails),
+        tuple(hashes),
+        failures,
+        tuple(previews),
     )
 
 
@@ -172,7 +191,11 @@ def _unreadable(error: OSError) -> Failure:
 
 
 def _read_file(
-    place: Place, preprocessing: Preprocessing, budget: DecodingBudget, limits: ImageLimits
+    place: Place,
+    preprocessing: Preprocessing,
+    budget: DecodingBudget,
+    limits: ImageLimits,
+    preview_side: int | None,
 ) -> _Picture:
     data = bytes_of(place, limits)
     with spending(budget):
@@ -180,10 +203,13 @@ def _read_file(
             pixels = _pixels(data, limits, place.box, preprocessing.smallest_side)
             image = preprocessing(pixels)
             thumbnail = encode_thumbnail(pixels)
+            preview = encode_preview(
+                pixels, preview_side, partial(_pixels, data, limits, place.box)
+            )
         except MemoryError as error:
             raise ImageTooCostly(TOO_MUCH_MEMORY) from error
     content = data if place.box is None else data + repr(place.box).encode()
-    return _Picture(image, thumbnail, hashlib.sha256(content).hexdigest())
+    return _Picture(image, thumbnail, hashlib.sha256(content).hexdigest(), preview)
 
 
 def _pixels(

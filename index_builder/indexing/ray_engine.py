@@ -49,6 +49,7 @@ class RayEngine:
     limits : which images are decoded.
     patience : of the workers, with servers that images lie on; their credentials are those in the
         environment of the workers.
+    preview_side : see `IndexSettings`.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class RayEngine:
         n: int,
         limits: ImageLimits | None = None,
         patience: Patience | None = None,
+        preview_side: int | None = None,
     ) -> None:
+        self._preview_side = preview_side
         self._limits = limits or ImageLimits()
         self._patience = patience or Patience()
         self._encoder = path.read_bytes()
@@ -79,7 +82,13 @@ class RayEngine:
             _Worker,
             batch_size=None,
             compute=ray.data.ActorPoolStrategy(size=min(self._n, n_parts)),
-            fn_constructor_args=(encoder, self._provider, self._limits, self._patience),
+            fn_constructor_args=(
+                encoder,
+                self._provider,
+                self._limits,
+                self._patience,
+                self._preview_side,
+            ),
             num_cpus=1,
             num_gpus=1 if self._provider in {"cuda", "tensorrt"} else 0,
         )
@@ -115,12 +124,15 @@ class _Worker:
         provider: ProviderChoice,
         limits: ImageLimits,
         patience: Patience,
+        preview_side: int | None,
     ) -> None:
         with TemporaryDirectory() as scratch:
             path = Path(scratch) / "encoder.onnx"
             path.write_bytes(ray.get(encoder))
             opened = open_encoder(path, provider)
-        decoders = DecoderProcesses(opened.metadata.preprocessing, 1, limits)
+        decoders = DecoderProcesses(
+            opened.metadata.preprocessing, 1, limits, preview_side=preview_side
+        )
         self._scratch = TemporaryDirectory()
         fetching = Fetching(Storage(patience), Path(self._scratch.name), limits)
         self._engine = LocalEngine(decoders, opened, 1, fetching=fetching)

@@ -2,8 +2,10 @@
 
 ::
 
-    SHA-256 of the rest │ length of the header │ header, JSON │ means │ variances │ thumbnails
+    SHA-256 of the rest │ length of the header │ header, JSON │ means │ variances │ pictures
     32 bytes            │ 8 bytes              │              │ float32, (n, D) each │ one by one
+
+Pictures are the thumbnails of all images, then their previews, of which most may be empty.
 """
 
 from __future__ import annotations
@@ -30,13 +32,15 @@ _HASH_BYTES = 32
 
 
 class Position(NamedTuple):
-    """A shard's number, and bytes of its file: of a mean, a variance, a thumbnail and its end."""
+    """A shard's number, and bytes of its file: of a mean, a variance, both ends of its pictures."""
 
     shard: int
     mean: int
     variance: int
-    start: int
-    stop: int
+    thumbnail: int
+    thumbnail_end: int
+    preview: int
+    preview_end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Shard:
     thumbnails : n of them.
     hashes : n SHA-256 of the bytes that the images were read from.
     failures : by id, of the images that are left out.
+    previews : n of them, JPEG; empty where there is none.
     positions : where in the file each of them lies, where it was read from one.
     """
 
@@ -62,6 +67,7 @@ class Shard:
     thumbnails: tuple[Thumbnail, ...]
     hashes: tuple[str, ...]
     failures: Mapping[str, Failure]
+    previews: tuple[bytes, ...]
     positions: tuple[Position, ...] = ()
 
     def to_bytes(self) -> bytes:
@@ -73,6 +79,7 @@ class Shard:
             "dim": self.mean.shape[1],
             "media_types": [one.media_type for one in self.thumbnails],
             "sizes": [len(one.data) for one in self.thumbnails],
+            "preview_sizes": [len(one) for one in self.previews],
             "hashes": self.hashes,
             "failures": {name: asdict(why) for name, why in self.failures.items()},
         }
@@ -84,6 +91,7 @@ class Shard:
                 self.mean.astype("<f4").tobytes(),
                 self.variance.astype("<f4").tobytes(),
                 *(one.data for one in self.thumbnails),
+                *self.previews,
             ]
         )
         return hashlib.sha256(content).digest() + content
@@ -105,10 +113,13 @@ class Shard:
         n, dim = shape = (len(header["ids"]), header["dim"])
         values = np.frombuffer(content, "<f4", 2 * n * dim, start).reshape(2, *shape)
         first = _HASH_BYTES + start
-        bounds = pairwise(accumulate(header["sizes"], initial=first + 8 * n * dim))
+        sizes = header["sizes"] + header.get("preview_sizes", [0] * n)  # none in shards of old
+        bounds = list(pairwise(accumulate(sizes, initial=first + 8 * n * dim)))
         positions = tuple(
-            Position(header["number"], at, at + 4 * n * dim, *thumbnail)
-            for at, thumbnail in zip(count(first, 4 * dim), bounds, strict=False)
+            Position(header["number"], at, at + 4 * n * dim, *thumbnail, *preview)
+            for at, thumbnail, preview in zip(
+                count(first, 4 * dim), bounds[:n], bounds[n:], strict=False
+            )
         )
         return cls(
             header["number"],
@@ -117,11 +128,12 @@ class Shard:
             values[0],
             values[1],
             tuple(
-                Thumbnail(data[one.start : one.stop], media_type)
+                Thumbnail(data[one.thumbnail : one.thumbnail_end], media_type)
                 for one, media_type in zip(positions, header["media_types"], strict=True)
             ),
             tuple(header["hashes"]),
             {name: Failure(**why) for name, why in header["failures"].items()},
+            tuple(data[one.preview : one.preview_end] for one in positions),
             positions,
         )
 
@@ -165,13 +177,13 @@ class ShardStore:
 
     def gather(
         self, positions: Sequence[Position], dim: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[bytes]]:
-        """Return means (n, D), variances (n, D) and thumbnails at n ``positions``.
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[tuple[bytes, bytes]]]:
+        """Return means (n, D), variances (n, D), thumbnails and previews at n ``positions``.
 
         Each shard is opened once. Checksums are not verified: `read` has done so.
         """
         mean, variance = np.empty((2, len(positions), dim), np.float32)
-        pictures = [b""] * len(positions)
+        pictures = [(b"", b"")] * len(positions)
         by_shard: dict[int, list[int]] = {}
         for row, position in enumerate(positions):
             by_shard.setdefault(position.shard, []).append(row)
@@ -184,7 +196,10 @@ class ShardStore:
                     at = positions[row]
                     mean[row] = np.frombuffer(content, "<f4", dim, at.mean)
                     variance[row] = np.frombuffer(content, "<f4", dim, at.variance)
-                    pictures[row] = content[at.start : at.stop]
+                    pictures[row] = (
+                        content[at.thumbnail : at.thumbnail_end],
+                        content[at.preview : at.preview_end],
+                    )
         return mean, variance, pictures
 
     def _path(self, number: int) -> Path:

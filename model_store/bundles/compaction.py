@@ -213,7 +213,11 @@ def _write(
         (snapshot.n_items, snapshot.dim),
         snapshot.parts(),
         snapshot.encoder_fingerprint,
-        IndexSettings(kind=_next_kind(snapshot.index_kind), filter_fields=snapshot.filter_fields),
+        IndexSettings(
+            kind=_next_kind(snapshot.index_kind),
+            filter_fields=snapshot.filter_fields,
+            preview_side=snapshot.preview_side,
+        ),
         snapshot.n_changed,
     )
     gallery = FaissGallery(staging)

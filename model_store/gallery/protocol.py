@@ -35,12 +35,18 @@ class Thumbnail:
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
-    """An item on its way into a gallery."""
+    """An item on its way into a gallery.
+
+    Attributes
+    ----------
+    preview : a larger picture than the thumbnail, JPEG; empty where there is none.
+    """
 
     id: str
     label: str | None
     metadata: Mapping[str, Any]
     thumbnail: Thumbnail
+    preview: bytes = b""
 
 
 Part = tuple[Embeddings, Sequence[NewItem]]
@@ -48,6 +54,9 @@ Part = tuple[Embeddings, Sequence[NewItem]]
 
 AT_ONCE = 1_000
 """Items of a part: with their pictures some megabytes."""
+
+PREVIEWED_AT_ONCE = 100
+"""Items of a part with previews: likewise."""
 
 
 def in_parts(embeddings: Embeddings, items: Sequence[NewItem]) -> Iterator[Part]:
@@ -132,6 +141,10 @@ class Gallery(Protocol):
         Sorted when the gallery is built; labels that come later stand after these.
         """
 
+    @property
+    def preview_side(self) -> int | None:
+        """The longest side of its previews, pixels; None where it keeps none."""
+
     def candidates(
         self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
@@ -179,3 +192,9 @@ class Gallery(Protocol):
 
     def thumbnail(self, item_id: str) -> Thumbnail:
         """The picture of that item, or `ItemNotFound`."""
+
+    def preview(self, item_id: str) -> bytes:
+        """The larger picture of that item, JPEG, or `ItemNotFound`.
+
+        Nothing where its thumbnail is as large, or no previews are kept.
+        """

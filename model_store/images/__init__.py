@@ -3,7 +3,7 @@
 A second copy is how train/serve skew is born, so everything that turns an image file into the
 encoder's input is here: `decode` (what is accepted, within which limits), `containers` (what a file
 says of itself before it is decoded), `colours` (whatever was in it, as RGB), `profiles` (colour
-profiles), and `resize` (to the encoder's input, and to thumbnails).
+profiles), and `resize` (to the encoder's input, to thumbnails and previews).
 `budget` is what decoding one image may cost, `quality` measures whether a picture is good enough.
 """
 
@@ -16,10 +16,17 @@ from model_store.images.decode import (
     check_size,
     decode_image,
 )
-from model_store.images.resize import THUMBNAIL_SIDE, Preprocessing, encode_thumbnail
+from model_store.images.resize import (
+    MOST_PREVIEW_SIDE,
+    THUMBNAIL_SIDE,
+    Preprocessing,
+    encode_preview,
+    encode_thumbnail,
+)
 
 __all__ = [
     "FORMATS",
+    "MOST_PREVIEW_SIDE",
     "SUFFIXES",
     "THUMBNAIL_SIDE",
     "TOO_MUCH_MEMORY",
@@ -28,5 +35,6 @@ __all__ = [
     "Preprocessing",
     "check_size",
     "decode_image",
+    "encode_preview",
     "encode_thumbnail",
 ]

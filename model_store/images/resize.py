@@ -1,8 +1,9 @@
-"""To the encoder's input size, and to the size of a thumbnail."""
+"""To the encoder's input size, and to the sizes of thumbnails and previews."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,9 @@ from PIL import Image
 
 THUMBNAIL_SIDE = 160
 """Longest side of a gallery thumbnail, pixels: two columns on a phone at double density."""
+
+MOST_PREVIEW_SIDE = 1024
+"""Longest side of a preview at most, pixels."""
 
 
 Fit = Literal["stretch", "cover", "pad"]
@@ -127,3 +131,28 @@ def encode_thumbnail(pixels: NDArray[np.uint8]) -> tuple[bytes, str]:
     image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     image.save(buffer, "JPEG", quality=85)
     return buffer.getvalue(), "image/jpeg"
+
+
+def encode_preview(
+    pixels: NDArray[np.uint8], side: int | None, again: Callable[[int], NDArray[np.uint8]]
+) -> bytes:
+    """Re-encode an image to decide by, as JPEG.
+
+    Nothing where no ``side`` is wanted, or the image is no larger than its thumbnail.
+
+    Parameters
+    ----------
+    pixels : (H, W, 3), maybe reduced when it was decoded.
+    side : the longest of the preview at most, pixels.
+    again : decodes the same image, reduced to sides of at least so many pixels; asked where
+        ``pixels`` are fewer than the preview may have.
+    """
+    if side is None:
+        return b""
+    image = Image.fromarray(again(side) if max(pixels.shape[:2]) < side else pixels)
+    if max(image.size) <= THUMBNAIL_SIDE:
+        return b""
+    buffer = io.BytesIO()
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    image.save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()

@@ -11,7 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery import Thumbnail
-from model_store.images import ImageLimits, Preprocessing, decode_image, encode_thumbnail
+from model_store.images import (
+    ImageLimits,
+    Preprocessing,
+    decode_image,
+    encode_preview,
+    encode_thumbnail,
+)
 from model_store.images.quality import quality_measures
 
 
@@ -26,6 +32,7 @@ class Prepared:
     measures : `model_store.images.quality.quality_measures` of the picture in its own size, where
         they were asked for.
     thumbnail : a small picture of it, likewise.
+    preview : a larger one, JPEG; see `encode_preview`.
     """
 
     pixels: NDArray[np.uint8]
@@ -35,6 +42,7 @@ class Prepared:
     warnings: tuple[str, ...]
     measures: NDArray[np.float64] | None = None
     thumbnail: Thumbnail | None = None
+    preview: bytes = b""
 
 
 class Decoder(Protocol):
@@ -54,6 +62,7 @@ class Decoder(Protocol):
         *,
         measured: bool = False,
         thumbnail: bool = False,
+        preview_side: int | None = None,
     ) -> Prepared:
         """Decode an image file and bring it to the encoder's input size."""
 
@@ -74,6 +83,7 @@ class ThreadDecoder:
         *,
         measured: bool = False,
         thumbnail: bool = False,
+        preview_side: int | None = None,
     ) -> Prepared:
         """Decode an image file and bring it to the encoder's input size.
 
@@ -83,12 +93,20 @@ class ThreadDecoder:
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._executor, self._decode, data, preprocessing, measured, thumbnail
+            self._executor, self._decode, data, preprocessing, measured, thumbnail, preview_side
         )
 
     def _decode(
-        self, data: bytes, preprocessing: Preprocessing, measured: bool, thumbnail: bool
+        self,
+        data: bytes,
+        preprocessing: Preprocessing,
+        measured: bool,
+        thumbnail: bool,
+        preview_side: int | None,
     ) -> Prepared:
+        def again(side: int) -> NDArray[np.uint8]:
+            return decode_image(data, self._limits, side).pixels
+
         decoded = decode_image(data, self._limits, preprocessing.smallest_side)
         return Prepared(
             preprocessing(decoded.pixels),
@@ -98,4 +116,5 @@ class ThreadDecoder:
             decoded.warnings,
             quality_measures(decoded.pixels, (decoded.width, decoded.height)) if measured else None,
             Thumbnail(*encode_thumbnail(decoded.pixels)) if thumbnail else None,
+            encode_preview(decoded.pixels, preview_side, again),
         )

@@ -21,12 +21,15 @@ _ERRORS = {error.__name__: error for error in ImageError.__subclasses__()}
 
 
 @lru_cache(maxsize=8)
-def request_message(preprocessing: Preprocessing, *, measured: bool, thumbnail: bool) -> bytes:
+def request_message(
+    preprocessing: Preprocessing, *, measured: bool, thumbnail: bool, preview_side: int | None
+) -> bytes:
     """The header of what a decoder is asked; the encoders that are served ask for the same."""
     header = {
         "preprocessing": asdict(preprocessing),
         "measured": measured,
         "thumbnail": thumbnail,
+        "preview_side": preview_side,
     }
     return json.dumps(header).encode()
 
@@ -53,6 +56,7 @@ class _Decoded(_Reply):
     warnings: tuple[str, ...]
     measures: Annotated[list[float], _ONE_EACH] | None = None
     thumbnail: Base64Bytes | None = None
+    preview: Base64Bytes = b""
 
 
 class _Started(_Reply):
@@ -100,6 +104,7 @@ def read_reply(
         answer.warnings,
         None if answer.measures is None else np.array(answer.measures),
         None if answer.thumbnail is None else _thumbnail(answer.thumbnail),
+        answer.preview,
     )
 
 

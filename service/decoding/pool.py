@@ -110,6 +110,7 @@ class DecoderPool:
         *,
         measured: bool = False,
         thumbnail: bool = False,
+        preview_side: int | None = None,
     ) -> Prepared:
         """Decode an image file and bring it to the encoder's input size.
 
@@ -118,7 +119,9 @@ class DecoderPool:
         ImageError : the image is empty, too large, damaged, of another format, or too costly.
         """
         check_size(data, self._limits)
-        request = request_message(preprocessing, measured=measured, thumbnail=thumbnail)
+        request = request_message(
+            preprocessing, measured=measured, thumbnail=thumbnail, preview_side=preview_side
+        )
         outcome = None
         for _ in range(2):
             who = await self._share.enter()

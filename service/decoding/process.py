@@ -14,8 +14,10 @@ from service.processes.shared_pixels import SharedPixels
 
 WORKER = "service.decoding.worker"
 
-_MAX_HEADER = 2**16
-"""Bytes; a thumbnail of pure noise takes 27,000 in it."""
+_MAX_HEADER = 2**21
+"""Bytes; a preview of pure noise takes 1,060,000 in it, a thumbnail 27,000."""
+
+_AT_ONCE = 2**16
 
 
 class DecoderProcess:
@@ -74,13 +76,13 @@ class DecoderProcess:
         loop = asyncio.get_running_loop()
         prefix = PREFIX.pack(len(header), len(data))
         await loop.sock_sendall(self._socket, b"".join([prefix, header, data]))
-        answer = await self._received(PREFIX.size)
+        answer = bytearray(await self._received(PREFIX.size))
         n_header, n_data = PREFIX.unpack_from(answer)
         if n_header > _MAX_HEADER or n_data:
             raise EOFError(f"a decoder announced {n_header} and {n_data} bytes")
         while len(answer) < PREFIX.size + n_header:
             answer += await self._received(1)
-        return answer[PREFIX.size :]
+        return bytes(answer[PREFIX.size :])
 
     async def end(self) -> int:
         """Kill the process, if it still runs; returns its exit status."""
@@ -94,7 +96,7 @@ class DecoderProcess:
         loop = asyncio.get_running_loop()
         received = b""
         while len(received) < n_least:
-            more = await loop.sock_recv(self._socket, _MAX_HEADER)
+            more = await loop.sock_recv(self._socket, _AT_ONCE)
             if not more:
                 raise EOFError("a decoder has ended")
             received += more

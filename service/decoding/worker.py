@@ -31,6 +31,7 @@ from model_store.images import (
     ImageLimits,
     Preprocessing,
     decode_image,
+    encode_preview,
     encode_thumbnail,
 )
 from model_store.images.budget import DecodingBudget, spending
@@ -82,6 +83,7 @@ def _answer(
     *,
     measured: bool,
     thumbnail: bool,
+    preview_side: int | None,
 ) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     decoded = decode_image(data, limits, preprocessing.smallest_side)
     fields: dict[str, Any] = {
@@ -98,6 +100,10 @@ def _answer(
         if thumbnail:
             small, _ = encode_thumbnail(decoded.pixels)
             fields["thumbnail"] = b64encode(small).decode()
+        large = encode_preview(
+            decoded.pixels, preview_side, lambda side: decode_image(data, limits, side).pixels
+        )
+        fields["preview"] = b64encode(large).decode()
     except MemoryError as error:
         raise ImageTooCostly(TOO_MUCH_MEMORY) from error
     return fields, picture
@@ -117,7 +123,9 @@ def _warm_up(limits: ImageLimits) -> None:
     for name in FORMATS:
         file = BytesIO()
         Image.new("RGB", (16, 16)).save(file, name)
-        _answer(file.getvalue(), preprocessing, limits, measured=True, thumbnail=True)
+        _answer(
+            file.getvalue(), preprocessing, limits, measured=True, thumbnail=True, preview_side=8
+        )
 
 
 def _send(channel: socket.socket, fields: dict[str, Any]) -> None:

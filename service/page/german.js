@@ -88,7 +88,7 @@ export const GERMAN = {
   "Item {0}": "Objekt {0}",
   "Items": "Objekte",
   "Items like this one": "Ähnliche Objekte",
-  "Its full picture could not be loaded; this is its preview.": "Das volle Bild konnte nicht geladen werden; dies ist seine Vorschau.",
+  "Its larger picture could not be loaded; this is its thumbnail.": "Das größere Bild konnte nicht geladen werden; dies ist das kleine.",
   "Kept in this tab alone, until you close it.": "Bleibt nur in diesem Tab, bis Sie ihn schließen.",
   "Key wanted": "Schlüssel nötig",
   "Kind of image ": "Art des Bildes ",

@@ -14,6 +14,10 @@ class ItemDetail(BaseModel):
     label: str | None
     metadata: dict[str, Any]
     thumbnail_url: str | None = Field(description="Null in a gallery of vectors.")
+    preview_url: str | None = Field(
+        None,
+        description="Of a picture to compare by; null where the gallery keeps thumbnails only.",
+    )
 
 
 class ItemList(BaseModel):

@@ -170,6 +170,10 @@ class Result(BaseModel):
     label: str | None
     metadata: dict[str, Any]
     thumbnail_url: str | None = Field(description="Null in a gallery of vectors.")
+    preview_url: str | None = Field(
+        None,
+        description="Of a picture to compare by; null where the gallery keeps thumbnails only.",
+    )
 
 
 SizeClass = Literal["one", "few", "many"]

@@ -252,14 +252,19 @@ class SearchEngine:
         await self._cache.put(key, CacheEntry(None, found.predictive, said))
         return Encoded(query_id, None, found.predictive, "miss", seconds, said)
 
-    async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail]:
-        """The embedding and the picture of an image that is to become an item; see `encoded`."""
-        prepared = await self.decode(data, thumbnail=True)
+    async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail, bytes]:
+        """Embedding, thumbnail and preview of an image that is to become an item; see `encoded`."""
+        prepared = await self._decoder.decode(
+            data,
+            self._retriever.encoder.metadata.preprocessing,
+            thumbnail=True,
+            preview_side=self._retriever.gallery.preview_side,
+        )
         embeddings = await self._batcher.encode(prepared.pixels)
         if prepared.thumbnail is None:
             raise InternalError("The decoder made no thumbnail.")
         vector = Vector(embeddings.mean[0], embeddings.variance[0], embeddings.features[0])
-        return vector, prepared.thumbnail
+        return vector, prepared.thumbnail, prepared.preview
 
     async def known(self, query_id: str) -> CacheEntry:
         """Return the entry of a query that is cached or retained, or raise `QueryNotFound`."""
@@ -330,14 +335,10 @@ class SearchEngine:
             return hashlib.sha256(data).hexdigest()
         return await self.compute(lambda: hashlib.sha256(data).hexdigest())
 
-    async def decode(
-        self, data: bytes, *, measured: bool = False, thumbnail: bool = False
-    ) -> Prepared:
+    async def decode(self, data: bytes, *, measured: bool = False) -> Prepared:
         """An uploaded image at the encoder's input size, and what else is asked of it."""
         preprocessing = self._retriever.encoder.metadata.preprocessing
-        return await self._decoder.decode(
-            data, preprocessing, measured=measured, thumbnail=thumbnail
-        )
+        return await self._decoder.decode(data, preprocessing, measured=measured)
 
     async def _encode(self, query_id: str, data: bytes, prepared: Prepared | None) -> Encoded:
         """Decode and embed an image file, and keep the outcome."""

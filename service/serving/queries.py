@@ -15,7 +15,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.decision import Assessment, FilterMeans
 from model_store.errors import ItemNotFound
 from model_store.feedback import DecisionKind
-from model_store.gallery import Allowed, Filter, Gallery, Item
+from model_store.gallery import Allowed, Filter, Gallery, Item, Thumbnail
 from model_store.images.quality import QualityHint
 from model_store.predictive import Predictive
 from model_store.search import EVERYTHING, Diversity
@@ -245,3 +245,14 @@ def _row(gallery: Gallery, item_id: str) -> int | None:
         return gallery.row(item_id)
     except ItemNotFound:
         return None
+
+
+def picture_of(gallery: Gallery, item_id: str, size: Literal["thumbnail", "preview"]) -> Thumbnail:
+    """The picture of an item; in place of a preview that is not kept its thumbnail.
+
+    Raises
+    ------
+    ItemNotFound
+    """
+    preview = gallery.preview(item_id) if size == "preview" else b""
+    return Thumbnail(preview, "image/jpeg") if preview else gallery.thumbnail(item_id)

@@ -200,5 +200,5 @@ class ItemWriter:
 
 
 async def _embedded(engine: SearchEngine, upload: Upload) -> Upsert:
-    vector, thumbnail = await engine.encode_item(upload.data)
-    return Upsert(NewItem(upload.id, upload.label, upload.metadata, thumbnail), vector)
+    vector, thumbnail, preview = await engine.encode_item(upload.data)
+    return Upsert(NewItem(upload.id, upload.label, upload.metadata, thumbnail, preview), vector)

@@ -138,14 +138,18 @@ def test_a_larger_picture_comes_only_from_where_it_may(shown: Shown) -> None:
     shown.page.route("https://images.test/*", lambda route: route.abort())
     shown.page.route("**/large.png", lambda route: route.fulfill(body=PICTURE))
     results = [result(n + 1, metadata=m) for n, m in enumerate((elsewhere, own, missing))]
+    preview = "/v1/galleries/shoes/items/item-4/thumbnail?size=preview"
+    results.append(result(4, metadata=own, preview_url=preview))
     dialog = looked_at(shown, results=results)
     picture = shown.found("pane-candidate").locator("img")
     expect(picture).to_have_attribute("src", re.compile("item-1/thumbnail$"))
     shown.page.keyboard.press("ArrowRight")
     expect(picture).to_have_attribute("src", "http://vouch.test/large.png")
     shown.page.keyboard.press("ArrowRight")
-    expect(dialog).to_contain_text("Its full picture could not be loaded")
+    expect(dialog).to_contain_text("Its larger picture could not be loaded")
     expect(picture).to_have_attribute("src", re.compile("item-3/thumbnail$"))
+    shown.page.keyboard.press("ArrowRight")
+    expect(picture).to_have_attribute("src", f"http://vouch.test{preview}")
 
 
 def test_an_item_without_a_picture_is_said_to_have_none(shown: Shown) -> None:

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,53 @@ def test_the_new_log_is_guarded_from_the_beginning(root: Path) -> None:
     changes_path(root, str(current_id(root))).unlink()
     with pytest.raises(LogDamaged, match="ends with change 0, though 3"):
         opened(root)
+
+
+def test_previews_go_along(tmp_path: Path) -> None:
+    items = [replace(item, preview=item.id.encode()) for item in new_items(N)]
+    settings = IndexSettings(preview_side=500)
+    root = published(tmp_path, random_embeddings(N, DIM, seed=0), items, settings)
+    live = opened(root)
+    there, gone = (item.id for item in items[:2])
+    new = upsert("new", 2)
+    live.commit([Delete(gone), replace(new, item=replace(new.item, preview=b"larger"))])
+    live.commit([upsert("plain", 3)])
+    with compaction(root, live) as one:
+        one.prepare()
+        late = upsert(there, 4)
+        live.commit([replace(late, item=replace(late.item, preview=b"another"))])
+        one.switch()
+    for now in (opened(root).snapshot(), live.snapshot()):
+        assert now.preview_side == 500
+        wanted = {"new": b"larger", "plain": b"", there: b"another", items[2].id: items[2].preview}
+        assert {name: now.preview(name) for name in wanted} == wanted
+        with pytest.raises(ItemNotFound):
+            now.preview(gone)
+
+
+@pytest.mark.parametrize(("table", "column"), [("features", "features"), ("previews", "preview")])
+def test_damage_beside_a_change_is_found(root: Path, table: str, column: str) -> None:
+    one = upsert("a", 1)
+    vector = replace(one.vector, features=np.ones(3, np.float32))
+    opened(root).commit([Upsert(replace(one.item, preview=b"larger"), vector)])
+    connection = sqlite3.connect(changes_path(root, str(current_id(root))))
+    with connection:
+        connection.execute(f"UPDATE {table} SET {column} = x'00'")
+    connection.close()
+    with pytest.raises(LogDamaged, match="damaged"):
+        opened(root)
+
+
+def test_a_log_of_a_release_without_previews_takes_them(root: Path) -> None:
+    opened(root).commit([upsert("a", 1)])
+    connection = sqlite3.connect(changes_path(root, str(current_id(root))))
+    with connection:
+        connection.execute("DROP TABLE previews")
+    connection.close()
+    live, one = opened(root), upsert("b", 2)
+    assert live.snapshot().preview("a") == b""
+    live.commit([Upsert(replace(one.item, preview=b"larger"), one.vector)])
+    assert (live.snapshot().preview("a"), live.snapshot().preview("b")) == (b"", b"larger")
 
 
 def test_a_damaged_change_is_not_sealed(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from PIL import Image
 from starlette.testclient import TestClient
 
 import model_store.bundles.bundle as bundle_module
@@ -18,9 +20,12 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.gallery import ChangesFile
+from model_store.gallery.files.previews import PREVIEWS_FILE, PreviewsWriter
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.questions import picture, search, truncated
 from tests.support.bundle_copies import flip_a_byte, republished
+from tests.support.image_files import encoded
+from tests.support.image_files import picture as picture_of
 
 StartClient = Callable[..., TestClient]
 
@@ -77,6 +82,54 @@ def first(client: TestClient, image: bytes) -> str:
 
 def n_items(client: TestClient) -> int:
     return int(client.get("/v1/galleries/digits").json()["n_items"])
+
+
+def with_previews(root: Path, side: int) -> None:
+    """Publish the current bundle again as one that keeps previews; its own pictures are small."""
+    bundle = root / str(current_id(root))
+    changed = root.parent / "with previews"
+    shutil.copytree(bundle, changed)
+    with PreviewsWriter(changed / PREVIEWS_FILE, side):
+        pass
+    republished(changed, root)
+
+
+def test_an_item_has_its_preview_until_it_is_deleted(root: Path, start: StartClient) -> None:
+    with_previews(root, 600)
+    live = start(open_bundle(root, "cpu", threads=1))
+    put(live, "large", encoded(picture_of(900, 450), "JPEG")).raise_for_status()
+    put(live, "small", encoded(picture_of(100, 50))).raise_for_status()
+    large, small = (
+        live.get(f"{ITEMS}/{name}").json()["preview_url"] for name in ("large", "small")
+    )
+    for _ in range(2):
+        found = live.get(large)
+        assert found.headers["Content-Type"] == "image/jpeg"
+        assert Image.open(io.BytesIO(found.content)).size == (600, 300)
+        assert live.get(small).content == live.get(f"{ITEMS}/small/thumbnail").content
+        known = live.get(large, headers={"If-None-Match": found.headers["ETag"]})
+        assert (known.status_code, known.content) == (304, b"")
+        compact(live)
+    result = search(live, encoded(picture_of(900, 450), "JPEG")).json()["results"][0]
+    assert (result["id"], result["preview_url"]) == ("large", large)
+    put(live, "large", encoded(picture_of(300, 200), "JPEG")).raise_for_status()
+    assert Image.open(io.BytesIO(live.get(large).content)).size == (300, 200)
+    delete(live, "large").raise_for_status()
+    assert live.get(large).status_code == 404
+    compact(live)
+    assert live.get(large).status_code == 404
+    bundle = open_bundle(root, "cpu", threads=1)
+    assert PREVIEWS_FILE in bundle.manifest.files
+
+
+def test_a_gallery_of_thumbnails_has_no_previews(live: TestClient) -> None:
+    item = live.get(ITEMS).json()["items"][0]
+    assert item["preview_url"] is None
+    thumbnail = live.get(item["thumbnail_url"])
+    in_place = live.get(item["thumbnail_url"], params={"size": "preview"})
+    assert in_place.content == thumbnail.content
+    assert in_place.headers["Content-Type"] == thumbnail.headers["Content-Type"]
+    assert live.get(item["thumbnail_url"], params={"size": "huge"}).status_code == 422
 
 
 class TestPuttingAnItem:

@@ -27,7 +27,7 @@ from model_store.errors import (
     ImageTooLarge,
     UnsupportedImage,
 )
-from model_store.images import ImageLimits, Preprocessing, decode_image
+from model_store.images import MOST_PREVIEW_SIDE, ImageLimits, Preprocessing, decode_image
 from model_store.images.budget import DecodingBudget
 from model_store.images.quality import quality_measures
 from service.decoding.decoder import Prepared
@@ -117,7 +117,9 @@ async def test_a_large_photograph_is_decoded_as_the_encoder_wants_it() -> None:
     turned[0x0112] = 6
     data = encoded(picture(1300, 700), "JPEG", exif=turned)
     async with DecoderPool(1) as pool:
-        prepared = await pool.decode(data, reduced, measured=True, thumbnail=True)
+        prepared = await pool.decode(
+            data, reduced, measured=True, thumbnail=True, preview_side=1024
+        )
         in_full = await pool.decode(data, PREPROCESSING, measured=True)
     assert_equal(replace(prepared, measures=None), decoded_here(data, reduced))
     assert (prepared.width, prepared.height) == (700, 1300)
@@ -130,6 +132,19 @@ async def test_a_large_photograph_is_decoded_as_the_encoder_wants_it() -> None:
     assert prepared.thumbnail is not None
     thumbnail = Image.open(io.BytesIO(prepared.thumbnail.data))
     assert thumbnail.size == (86, 160)
+    preview = Image.open(io.BytesIO(prepared.preview))
+    assert (preview.format, preview.size) == ("JPEG", (551, 1024))
+
+
+async def test_the_largest_preview_comes_whole() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (1100, 1100, 3), dtype=np.uint8)
+    async with DecoderPool(1) as pool:
+        prepared = await pool.decode(
+            encoded(noise), PREPROCESSING, thumbnail=True, preview_side=MOST_PREVIEW_SIDE
+        )
+    with Image.open(io.BytesIO(prepared.preview)) as preview:
+        preview.load()
+        assert preview.size == (1024, 1024)
 
 
 async def test_many_at_once_each_get_their_own() -> None:

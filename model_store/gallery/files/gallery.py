@@ -12,6 +12,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch
 from model_store.gallery.files.fields import COLUMNS_FILE, FIELDS_FILE, ITEMS_FILE
 from model_store.gallery.files.items import Items
+from model_store.gallery.files.previews import PREVIEWS_FILE, Previews
 from model_store.gallery.files.variances import NORMS_FILE, SCALES_FILE, VARIANCES_FILE, Variances
 from model_store.gallery.filters.facets import Facet
 from model_store.gallery.filters.grammar import Filter
@@ -32,6 +33,7 @@ GALLERY_FILES = (
     ITEMS_FILE,
     FIELDS_FILE,
     COLUMNS_FILE,
+    PREVIEWS_FILE,
 )
 """Every file that a gallery may have; not each has all."""
 
@@ -52,6 +54,8 @@ class FaissGallery:
         self.n_items, self.dim = self._directions.shape
         self._variances = Variances(directory)
         self._items = Items(directory / ITEMS_FILE)
+        self._previews = Previews(directory / PREVIEWS_FILE)
+        self.preview_side = self._previews.side
         self.encoder_fingerprint = self._items.encoder_fingerprint
         self.n_changed = self._items.n_changed
         self.n_rows: int = self.n_items
@@ -150,6 +154,10 @@ class FaissGallery:
     def thumbnail(self, item_id: str) -> Thumbnail:
         """The picture of that item, or `ItemNotFound`."""
         return self._items.thumbnail(item_id)
+
+    def preview(self, item_id: str) -> bytes:
+        """The larger picture of that item, or `ItemNotFound`; see `Gallery.preview`."""
+        return self._previews.at(self._items.row(item_id))
 
 
 def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:

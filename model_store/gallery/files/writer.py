@@ -13,6 +13,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.gallery.files.fields import ITEMS_FILE, write_fields
 from model_store.gallery.files.gallery import LABELS_FILE
 from model_store.gallery.files.items import ItemsWriter
+from model_store.gallery.files.previews import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.files.row_file import RowFile
 from model_store.gallery.files.variances import NORMS_FILE, VarianceWriter
 from model_store.gallery.filters.grammar import named_fields
@@ -89,6 +90,10 @@ def write_faiss_parts(
         written = stack.enter_context(
             ItemsWriter(directory / ITEMS_FILE, encoder_fingerprint, n_changed)
         )
+        previews = None
+        if settings.preview_side is not None:
+            path = directory / PREVIEWS_FILE
+            previews = stack.enter_context(PreviewsWriter(path, settings.preview_side))
         for embeddings, items in parts:
             mean = np.ascontiguousarray(embeddings.mean, dtype=np.float32)
             norm = np.linalg.norm(mean, axis=1)
@@ -96,6 +101,8 @@ def write_faiss_parts(
             norms.add(norm)
             variances.add(norm, embeddings.variance)
             written.add(items)
+            if previews is not None:
+                previews.add(items)
     np.save(directory / LABELS_FILE, written.label_codes())
     write_fields(directory, shape[0], fields, written.fields)
     report = _write_index(directory, plan, settings)

@@ -39,6 +39,8 @@ class IndexSettings:
     seed : of centroids, and of the queries that recall is measured with.
     filter_fields : names of fields to index for filters; None for those that most items have, as
         far as the space for them goes.
+    preview_side : the longest side of the pictures that are kept beside thumbnails, pixels; None
+        for none.
     """
 
     kind: Literal["auto"] | IndexKind = "auto"
@@ -46,6 +48,7 @@ class IndexSettings:
     min_recall: float = 0.99
     seed: int = 0
     filter_fields: tuple[str, ...] | None = None
+    preview_side: int | None = None
 
 
 DEFAULT_SETTINGS = IndexSettings()

@@ -151,7 +151,11 @@ class ChangesFile:
 
     def features(self, sequences: Sequence[int]) -> dict[int, bytes]:
         """The features of what was written at ``sequences``, as far as known; see `HalfRows`."""
-        return self._read(partial(rows.features_at, sequences=sequences), {})
+        return self._beside("features", sequences)
+
+    def preview(self, sequence: int) -> bytes:
+        """The larger picture that was written at ``sequence``; nothing where there was none."""
+        return self._beside("previews", [sequence]).get(sequence, b"")
 
     def receipt(self, retry: Retry) -> Receipt | None:
         """Return the receipt of a request that was carried out, else None.
@@ -216,6 +220,10 @@ class ChangesFile:
             if self._reader is None and self.path.exists():
                 self._reader = self._open_reader()
             return otherwise if self._reader is None else work(self._reader)
+
+    def _beside(self, table: rows.Beside, sequences: Sequence[int]) -> dict[int, bytes]:
+        found = partial(rows.contents_beside, table=table, sequences=sequences)
+        return self._read(found, {})
 
     def _there(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do ``work`` on a log that has changes already."""
@@ -327,9 +335,8 @@ class Transaction:
         row = rows.row_of(sequence, write)
         marks = ",".join("?" * len(row))
         self._connection.execute(f"INSERT INTO changes VALUES ({marks})", row)  # noqa: S608
-        features = rows.features_row(sequence, write)
-        if features is not None:
-            self._connection.execute("INSERT INTO features VALUES (?, ?, ?)", features)
+        for table, beside in rows.rows_beside(sequence, write):
+            self._connection.execute(f"INSERT INTO {table} VALUES (?, ?, ?)", beside)  # noqa: S608
         self.reached = sequence
         if isinstance(write, Delete):
             return Change(sequence, write.id, None, None)

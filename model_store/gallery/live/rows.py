@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,15 +45,24 @@ SCHEMA = (
   at REAL NOT NULL,
   checksum BLOB NOT NULL
 ) WITHOUT ROWID""",
-    # Of changes whose features are known; logs of earlier releases lack the table.
+    # Of changes whose features are known, or that have a preview; logs of earlier releases lack the
+    # tables.
     """CREATE TABLE IF NOT EXISTS features (
   sequence INTEGER PRIMARY KEY,
   features BLOB NOT NULL,
   checksum BLOB NOT NULL
 )""",
+    """CREATE TABLE IF NOT EXISTS previews (
+  sequence INTEGER PRIMARY KEY,
+  preview BLOB NOT NULL,
+  checksum BLOB NOT NULL
+)""",
 )
 
 Row = tuple[Any, ...]
+
+Beside = Literal["features", "previews"]
+"""Tables of what some changes have besides: a content each, with its checksum."""
 
 _FLOATS = np.dtype("<f4")
 _CHECKSUM_BYTES = 16
@@ -128,25 +137,33 @@ def row_of(sequence: int, write: Upsert | Delete) -> Row:
     return *values, b"".join(_checksum(sequence, *part) for part in enumerate(_parts(values)))
 
 
-def features_row(sequence: int, write: Upsert | Delete) -> Row | None:
-    """Return the row that keeps the features of a write, `HalfRows`; None where it has none."""
-    if isinstance(write, Delete) or write.vector.features is None:
-        return None
-    (content,) = HalfRows.of(write.vector.features[None]).to_bytes()
-    return sequence, content, _digest(b"features", str(sequence), content)
+def rows_beside(sequence: int, write: Upsert | Delete) -> Iterator[tuple[Beside, Row]]:
+    """Yield what is kept beside a write, and the table for it: its features, `HalfRows`; a preview.
+
+    Nothing where it has none.
+    """
+    if isinstance(write, Delete):
+        return
+    if write.vector.features is not None:
+        (content,) = HalfRows.of(write.vector.features[None]).to_bytes()
+        yield "features", _row_beside("features", sequence, content)
+    if write.item.preview:
+        yield "previews", _row_beside("previews", sequence, write.item.preview)
 
 
-def features_at(connection: sqlite3.Connection, sequences: Sequence[int]) -> dict[int, bytes]:
-    """Return the features that were written at ``sequences``, as far as they are known."""
-    if not _keeps_features(connection):
+def contents_beside(
+    connection: sqlite3.Connection, table: Beside, sequences: Sequence[int]
+) -> dict[int, bytes]:
+    """Return what is kept beside the writes at ``sequences``, of those that have it."""
+    if table not in _tables_beside(connection):
         return {}
     found = {}
     for start in range(0, len(sequences), _ASKED_TOGETHER):
         some = sequences[start : start + _ASKED_TOGETHER]
         marks = ",".join("?" * len(some))
-        query = f"SELECT * FROM features WHERE sequence IN ({marks})"  # noqa: S608
+        query = f"SELECT * FROM {table} WHERE sequence IN ({marks})"  # noqa: S608
         for row in fetched(connection, query, some):
-            _verify_features(row)
+            _verify_beside(table, row)
             found[int(row[0])] = bytes(row[1])
     return found
 
@@ -219,7 +236,8 @@ def upsert_at(connection: sqlite3.Connection, sequence: int) -> Upsert:
         raise LogDamaged(f"change {sequence} is missing")
     _verify_row(rows[0])
     _, item_id, label, metadata, media_type, data, mean, variance, _ = rows[0]
-    item = NewItem(item_id, label, json.loads(metadata), Thumbnail(data, media_type))
+    preview = contents_beside(connection, "previews", [sequence]).get(sequence, b"")
+    item = NewItem(item_id, label, json.loads(metadata), Thumbnail(data, media_type), preview)
     return Upsert(item, _vector(mean, variance))
 
 
@@ -258,18 +276,17 @@ def verify_all(connection: sqlite3.Connection) -> None:
         _verify_row(row)
     for row in connection.execute("SELECT key, request, outcome, at, checksum FROM outcomes"):
         _verify_outcome(row)
-    if _keeps_features(connection):
-        for row in connection.execute("SELECT * FROM features"):
-            _verify_features(row)
+    for table in _tables_beside(connection):
+        for row in connection.execute(f"SELECT * FROM {table}"):  # noqa: S608
+            _verify_beside(table, row)
 
 
 def copy_rows(
     connection: sqlite3.Connection, target: sqlite3.Connection, after: int, since: float
 ) -> None:
-    """Copy changes after a sequence number, with their features, and outcomes after a moment."""
+    """Copy changes after a sequence number, what is beside them, and outcomes after a moment."""
     tables = [("changes", "sequence", after), ("outcomes", "at", since)]
-    if _keeps_features(connection):
-        tables.append(("features", "sequence", after))
+    tables += [(table, "sequence", after) for table in _tables_beside(connection)]
     for table, column, bound in tables:
         query = f"SELECT * FROM {table} WHERE {column} > ?"  # noqa: S608
         rows = fetched(connection, query, [bound])
@@ -303,15 +320,19 @@ def _verify_outcome(row: Row) -> None:
         raise LogDamaged("what came of a request differs from its checksum")
 
 
-def _verify_features(row: Row) -> None:
-    sequence, content, checksum = row
-    if checksum != _digest(b"features", str(sequence), content):
-        raise LogDamaged(f"the features of change {sequence} differ from their checksum")
+def _row_beside(table: Beside, sequence: int, content: bytes) -> Row:
+    return sequence, content, _digest(table.encode(), str(sequence), content)
 
 
-def _keeps_features(connection: sqlite3.Connection) -> bool:
-    query = "SELECT 1 FROM sqlite_master WHERE name = 'features'"
-    return bool(fetched(connection, query))
+def _verify_beside(table: Beside, row: Row) -> None:
+    if row != _row_beside(table, *row[:2]):
+        raise LogDamaged(f"the {table} of change {row[0]} differ from their checksum")
+
+
+def _tables_beside(connection: sqlite3.Connection) -> list[Beside]:
+    """The tables of contents beside changes that a log has."""
+    found = {name for (name,) in fetched(connection, "SELECT name FROM sqlite_master")}
+    return [table for table in get_args(Beside) if table in found]
 
 
 def _require_next(found: int, wanted: int) -> None:

@@ -20,15 +20,20 @@ from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.live.allowed import RowsOfAll, RowsOfBase
 from model_store.gallery.live.fields import LogColumns
 from model_store.gallery.live.log import ChangesFile
-from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
+from model_store.gallery.protocol import (
+    AT_ONCE,
+    PREVIEWED_AT_ONCE,
+    SIMILARITY_DECIMALS,
+    Candidates,
+    Item,
+    NewItem,
+    Thumbnail,
+)
 
 NumberT = TypeVar("NumberT", bound=np.generic)
 
 _SLACK = 1e-5
 """By how much an inner product in float32 may be wrong; what is nearer than that is computed."""
-
-_AT_ONCE = 1000
-"""Items looked up together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class GallerySnapshot:
         self.version = version
         self.encoder_fingerprint, self.index_type = base.encoder_fingerprint, base.index_type
         self.index_kind, self.filter_fields = base.index.kind, base.filter_fields
-        self.dim = base.dim
+        self.dim, self.preview_side = base.dim, base.preview_side
         self.n_rows = len(removed)
         self.n_items = self.n_rows - int(removed.sum())
         removed_of_base, removed_since = np.split(removed, [base.n_rows])
@@ -261,6 +266,13 @@ class GallerySnapshot:
             return self._base.thumbnail(item_id)
         return self._log.thumbnail(int(self._appended.sequences[row - self._base.n_rows]))
 
+    def preview(self, item_id: str) -> bytes:
+        """The larger picture of that item, or `ItemNotFound`; see `Gallery.preview`."""
+        row = self.row(item_id)
+        if row < self._base.n_rows:
+            return self._base.preview(item_id)
+        return self._log.preview(int(self._appended.sequences[row - self._base.n_rows]))
+
     def appended_ids(self) -> list[str]:
         """The ids of the items that were put since the base was made and are still there."""
         return self._appended_by_id[0]
@@ -279,7 +291,8 @@ class GallerySnapshot:
     def parts(self) -> Iterator[tuple[Embeddings, list[NewItem]]]:
         """Everything there is by id, as `write_faiss_parts` takes it."""
         after = None
-        while (rows := self.page(after, _AT_ONCE)).size:
+        at_once = AT_ONCE if self.preview_side is None else PREVIEWED_AT_ONCE
+        while (rows := self.page(after, at_once)).size:
             yield self._whole(rows)
             after = int(rows[-1])
 
@@ -302,6 +315,12 @@ class GallerySnapshot:
     def _kept(self, rows: NDArray[np.int64]) -> list[NewItem]:
         """Items of the base with their pictures."""
         return [
-            NewItem(item.id, item.label, item.metadata, self._base.thumbnail(item.id))
+            NewItem(
+                item.id,
+                item.label,
+                item.metadata,
+                self._base.thumbnail(item.id),
+                self._base.preview(item.id),
+            )
             for item in self._base.items(rows)
         ]

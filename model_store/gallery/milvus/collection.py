@@ -105,6 +105,12 @@ class MilvusDescription:
     labels: Sequence[str]
     index: Mapping[str, Any]
 
+    @property
+    def engine(self) -> str:
+        """The index and how it is searched, in Milvus's words."""
+        parameters = [f"{name}={value}" for name, value in self.index["parameters"].items()]
+        return ",".join([f"Milvus {self.index['type']}", *parameters])
+
     def save(self, directory: Path) -> None:
         """Write to ``directory``."""
         text = json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False)

@@ -71,7 +71,7 @@ class MilvusGallery:
         self.described, self.access = described, access
         self.encoder_fingerprint = described.encoder
         self.dim = described.dim
-        self.index_type = _engine(described)
+        self.index_type, self.preview_side = described.engine, None
         self.collection = Collection(described.collection, access, described.uri)
         self.collection.require(described)
         self.collection.ask("load_collection")
@@ -321,6 +321,10 @@ class MilvusGallery:
         found = self._by_id(item_id, ["thumbnail", "media_type"])
         return Thumbnail(base64.b64decode(found["thumbnail"]), found["media_type"])
 
+    def preview(self, item_id: str) -> bytes:  # noqa: ARG002 - as `Gallery` has it
+        """Nothing: a text of Milvus holds no picture of that size."""
+        return b""
+
     def put(self, upserts: Sequence[tuple[int, Upsert]]) -> int:
         """Write items to their rows; the time in Milvus from which all of them are there.
 
@@ -379,12 +383,6 @@ class MilvusGallery:
                 self._codes[label] = len(self._labels)
                 self._labels.append(str(label))
             return self._codes[label]
-
-
-def _engine(described: MilvusDescription) -> str:
-    """The index and how it is searched, in Milvus's words."""
-    parameters = [f"{name}={value}" for name, value in described.index["parameters"].items()]
-    return ",".join([f"Milvus {described.index['type']}", *parameters])
 
 
 def _expressions(allowed: Allowed) -> list[str]:

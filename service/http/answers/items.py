@@ -22,6 +22,7 @@ def item_detail(bundle: Bundle, item: Item) -> schemas.ItemDetail:
         label=item.label,
         metadata=dict(item.metadata),
         thumbnail_url=thumbnail_url(bundle, item.id),
+        preview_url=preview_url(bundle, item.id),
     )
 
 
@@ -44,6 +45,13 @@ def thumbnail_url(bundle: Bundle, item_id: str) -> str | None:
     if not bundle.retriever.encoder.metadata.takes_images:
         return None
     return f"/v1/galleries/{_quoted(bundle.name)}/items/{_quoted(item_id)}/thumbnail"
+
+
+def preview_url(bundle: Bundle, item_id: str) -> str | None:
+    """Return the path of an item's picture to compare by; None where the gallery keeps none."""
+    if bundle.retriever.gallery.preview_side is None:
+        return None
+    return f"{thumbnail_url(bundle, item_id)}?size=preview"
 
 
 def _quoted(text: str) -> str:

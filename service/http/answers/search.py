@@ -14,7 +14,7 @@ from model_store.matches import Match
 from model_store.predictive import Predictive
 from service import schemas
 from service.http.answers.bundles import bundle_state, encoder_state
-from service.http.answers.items import item_detail, thumbnail_url
+from service.http.answers.items import item_detail, preview_url, thumbnail_url
 from service.http.cursors import SearchCursor, write
 from service.observability.metrics import Telemetry
 from service.observability.records import SearchRecord, current_record
@@ -213,6 +213,7 @@ def _result(bundle: Bundle, match: Match) -> schemas.Result:
         label=match.item.label,
         metadata=dict(match.item.metadata),
         thumbnail_url=thumbnail_url(bundle, match.item.id),
+        preview_url=preview_url(bundle, match.item.id),
     )
 
 

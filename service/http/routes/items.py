@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import hashlib
+from typing import Annotated, Literal
 
 from fastapi import Query, Request, Response
 from fastapi.responses import FileResponse
@@ -22,7 +23,7 @@ from service import schemas
 from service.http import answers, cursors
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, gallery_router, parameters_of
-from service.serving.queries import page_of
+from service.serving.queries import page_of, picture_of
 
 IMMUTABLE = "public, max-age=86400"
 """Samples belong to a bundle, and a bundle never changes."""
@@ -95,17 +96,32 @@ async def get_similar(
     response_class=Response,
     responses={
         200: {"content": {"image/png": {}, "image/jpeg": {}}},
-        **responses(GalleryNotFound, ItemNotFound),
+        304: {"description": "The picture is the one of `If-None-Match`."},
+        **responses(GalleryNotFound, ItemNotFound, InvalidRequest),
     },
 )
-async def get_thumbnail(lease: LeaseOf, item_id: str) -> Response:
+async def get_thumbnail(
+    request: Request,
+    lease: LeaseOf,
+    item_id: str,
+    size: Annotated[
+        Literal["thumbnail", "preview"],
+        Query(
+            description="`preview`: the larger picture that a gallery with previews keeps; the "
+            "thumbnail where there is none."
+        ),
+    ] = "thumbnail",
+) -> Response:
     """A small picture of an item, re-encoded from its pixels."""
     gallery = lease.bundle.retriever.gallery
-    thumbnail = await lease.engine.compute(lambda: gallery.thumbnail(item_id))
-    if not thumbnail.data:
+    found = await lease.engine.compute(lambda: picture_of(gallery, item_id, size))
+    if not found.data:
         raise ItemNotFound(f"There is no picture of {item_id!r}: the gallery was made of vectors.")
-    headers = {"Cache-Control": PASSING}
-    return Response(thumbnail.data, headers=headers, media_type=thumbnail.media_type)
+    tag = f'"{hashlib.blake2b(found.data, digest_size=16).hexdigest()}"'
+    headers = {"Cache-Control": PASSING, "ETag": tag}
+    if tag in request.headers.get("If-None-Match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(found.data, headers=headers, media_type=found.media_type)
 
 
 @router.get(

@@ -53,13 +53,13 @@ export function look(entry, gallery, options = {}) {
     }, t`Open the record`)) : "");
     tools.at(at, items.length);
     bar.show(item);
-    const original = originalUrl(item, gallery.image_origins ?? []);
     const alt = t`Item ${name}`;
-    const whole = original !== null && await pair.showCandidate(original, alt, name);
-    if (!whole && items[view.place] === item) {
-      if (original) note.textContent = t`Its full picture could not be loaded; this is its preview.`;
-      await pair.showCandidate(item.thumbnail_url, alt, name);
+    const larger = [item.preview_url, originalUrl(item, gallery.image_origins ?? [])].filter(Boolean);
+    for (const url of larger) {
+      if (await pair.showCandidate(url, alt, name) || items[view.place] !== item) return;
     }
+    if (larger.length) note.textContent = t`Its larger picture could not be loaded; this is its thumbnail.`;
+    await pair.showCandidate(item.thumbnail_url, alt, name);
   }
 
   function step(by) {

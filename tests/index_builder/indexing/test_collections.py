@@ -30,6 +30,7 @@ from model_store.errors import (
     RunInUse,
     TooManyBadImages,
 )
+from model_store.gallery import IndexSettings
 from model_store.images import ImageLimits, decode_image
 from tests.support import hostile_images
 from tests.support.collection_files import N_IMAGES, lines
@@ -59,13 +60,18 @@ def test_a_large_photograph_is_indexed_as_it_is_asked_with(
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     large = Image.fromarray(noise).resize((3000, 2000))
     large.save(folder / "0" / "large.jpg", quality=90)
-    indexing = at(folder)
+    indexing = replace(at(folder), index=IndexSettings(preview_side=1000))
     index_collection(indexing)
     retriever = open_bundle(indexing.bundles, "cpu", threads=1).retriever
     assert retriever.encoder.metadata.preprocessing.decoding == "reduced"
     first = retriever.search((folder / "0" / "large.jpg").read_bytes()).matches[0]
     assert first.item.id == "0/large.jpg"
-    assert first.similarity == pytest.approx(1, abs=1e-6)
+    assert first.similarity == pytest.approx(1, abs=1e-6)  # a preview decodes the item once more
+    preview = decode_image(retriever.gallery.preview("0/large.jpg")).pixels
+    assert preview.shape == (667, 1000, 3)
+    wanted = np.asarray(large.resize((1000, 667)), dtype=np.float64)
+    assert np.abs(preview - wanted).mean() < 4
+    assert retriever.gallery.preview("0/0000.png") == b""  # its thumbnail is as large
 
 
 def test_a_folder_becomes_a_bundle(indexing: Indexing, drawings: Path) -> None:

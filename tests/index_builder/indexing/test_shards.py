@@ -18,7 +18,10 @@ DIGEST = BLOCK.digest("recipe")
 def shard(**failures: Failure) -> Shard:
     values = np.random.default_rng(0).standard_normal((2, 2, 5)).astype(np.float32)
     thumbnails = (Thumbnail(b"first", "image/png"), Thumbnail(b"", "image/jpeg"))
-    return Shard(3, DIGEST, ("a", "ü"), values[0], values[1], thumbnails, ("h1", "h2"), failures)
+    hashes, previews = ("h1", "h2"), (b"", b"large")
+    return Shard(
+        3, DIGEST, ("a", "ü"), values[0], values[1], thumbnails, hashes, failures, previews
+    )
 
 
 @pytest.fixture
@@ -31,10 +34,11 @@ def test_what_was_written_is_read(store: ShardStore) -> None:
     store.write(wanted)
     found = store.find(BLOCK, DIGEST)
     assert found is not None
-    assert (found.ids, found.thumbnails, found.hashes) == (
+    assert (found.ids, found.thumbnails, found.hashes, found.previews) == (
         wanted.ids,
         wanted.thumbnails,
         wanted.hashes,
+        wanted.previews,
     )
     np.testing.assert_array_equal(found.mean, wanted.mean)
     np.testing.assert_array_equal(found.variance, wanted.variance)
@@ -42,7 +46,7 @@ def test_what_was_written_is_read(store: ShardStore) -> None:
     mean, variance, pictures = store.gather(found.positions[::-1], wanted.mean.shape[1])
     np.testing.assert_array_equal(mean, wanted.mean[::-1])
     np.testing.assert_array_equal(variance, wanted.variance[::-1])
-    assert pictures == [one.data for one in wanted.thumbnails[::-1]]
+    assert pictures == [(b"", b"large"), (b"first", b"")]
 
 
 def test_every_byte_counts(store: ShardStore, tmp_path: Path) -> None:
