@@ -10,7 +10,6 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.responses import FileResponse
-from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -30,6 +29,7 @@ from service.fair_share import FairShare
 from service.http.admission import Admission
 from service.http.middleware import RequestContext, content_security_policy
 from service.http.openapi import document
+from service.http.page_files import PageFiles
 from service.http.problems import add_problem_handlers
 from service.http.routes import ROUTERS
 from service.http.state import State
@@ -95,7 +95,7 @@ def create_api(
         api.include_router(router)
     add_problem_handlers(api)
     api.openapi = lambda: document(api)  # type: ignore[method-assign] # FastAPI's own way to do it
-    api.mount("/page", GZipMiddleware(StaticFiles(directory=PAGE)), name="page")
+    api.mount("/page", GZipMiddleware(PageFiles(directory=PAGE)), name="page")
 
     @api.get("/", include_in_schema=False)
     async def page() -> FileResponse:

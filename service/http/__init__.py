@@ -14,5 +14,6 @@
     cursors       pages of long lists
     problems      errors → RFC 9457
     openapi       the published description
+    page_files    files of the web page
     state         what routes work on
 """

@@ -149,6 +149,6 @@ export function outlierSentence({ p_value: p, alpha, flag, reason }, nQueries) {
   const strange = many < 1 ? t`fewer than 1 looks`
     : many > 1 ? t`${bound}about ${count(many)} look` : t`${bound}about ${count(many)} looks`;
   const line = `${count(Number((1000 * alpha).toFixed(1)))} (α${NBSP}=${NBSP}${alpha})`;
-  return `${t`Of 1,000 ordinary images, ${strange} at least this strange.`} ${flag
-    ? t`The line is at ${line}, so it is flagged.` : t`The line is at ${line}: not flagged.`}`;
+  const told = flag ? t`The line is at ${line}, so it is flagged.` : t`The line is at ${line}: not flagged.`;
+  return `${t`Of 1,000 ordinary images, ${strange} at least this strange.`} ${told}`;
 }
