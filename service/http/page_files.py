@@ -47,7 +47,7 @@ class PageFiles(StaticFiles):
 
 @lru_cache(maxsize=128)
 def _shortened(path: Path, changed_ns: int) -> tuple[bytes, str]:  # noqa: ARG001 - of the cache
-    """What a browser needs of a script in whose texts no line ends, and its ETag."""
+    """Return a script as a browser needs it, and its ETag; no text of it goes over a line."""
     text = path.read_text(encoding="utf-8")
     script = _UNSEEN.sub(lambda found: "\n" * found[0].count("\n"), text).encode()
     return script, f'"{hashlib.blake2b(script, digest_size=16).hexdigest()}"'

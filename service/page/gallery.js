@@ -5,7 +5,7 @@ import { t } from "./language.js";
 import { QUERIES, brief, count, estimateSentence, isNumber, percent } from "./words.js";
 
 /** A gallery by its description and the `report` on its calibration. `open` has what its buttons
- * open: the `report` and the `items`. */
+ * open: the `report`, the `items` and, where the service keeps them, the `decisions`. */
 export function galleryParts(gallery, report, open) {
   const { description, n_items: n, n_labels, labels = [], bundle, metrics } = gallery;
   const { status, n_queries: nQueries } = bundle.calibration;
@@ -27,8 +27,10 @@ export function galleryParts(gallery, report, open) {
     el("button.link", { type: "button", onclick: open.report, "data-testid": "open-report" },
       t`How far can it be believed?`), " ",
     el("button.link", { type: "button", onclick: open.items, "data-testid": "open-browse" },
-      t`Look through it`),
-  ].filter((part) => part !== "");
+      t`Look through it`), " ",
+    open.decisions && el("button.link", { type: "button", onclick: open.decisions, "data-testid": "open-decided" },
+      t`Decisions so far`),
+  ].filter(Boolean);
 }
 
 /** Sample questions; `ask` is given the one that is chosen. */

@@ -294,6 +294,7 @@ export class Search {
     const { samples = [] } = this.gallery;
     this.$("gallery-about").replaceChildren(...galleryParts(this.gallery, this.report, {
       report: () => this.openReport(), items: () => this.openItems(),
+      decisions: this.gallery.keeps && (() => this.openDecisions()),
     }));
     this.$("filters").replaceChildren(filterBar(this.gallery.name, (filter) =>
       this.choose("filter", filter)));
@@ -337,6 +338,11 @@ export class Search {
     browse(this.gallery, this.part);
   }
 
+  async openDecisions() {
+    const { showDecided } = await import("./look/decided.js");
+    showDecided(this.gallery, this.part);
+  }
+
   async importLooking() {
     const module = await import("./look/looking.js");
     const end = module.onDecision((decision) => {
@@ -352,7 +358,7 @@ export class Search {
   async look(place, items = this.answer.results) {
     const { answer, gallery, query } = this;
     const { look } = await this.looking;
-    const entry = (query.entry ??= { ...query, answer, said: new Map(), decision: null });
+    const entry = (query.entry ??= { ...query, answer, decision: null });
     look(entry, gallery, {
       place, items, within: this.part, closed: () => this.showDecision(entry),
     });

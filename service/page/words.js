@@ -80,6 +80,7 @@ const DECISIONS = {
   wrong: (name) => t`It is not “${name}”.`,
   none: () => t`It is none of these.`,
   new: (name) => t`It is new: “${name}” is in the gallery now.`,
+  stranger: () => t`It is new.`,
 };
 
 /** What a person has decided of a photograph. */

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -159,51 +162,107 @@ def test_an_item_without_a_picture_is_said_to_have_none(shown: Shown) -> None:
     assert not [path for _, path, _ in shown.asked if path.endswith("null")]
 
 
-def assert_heard(shown: Shown, wanted: list[tuple[str, bool]]) -> None:
-    """Assert that just these pairs have been sent to the service, or are in a moment."""
+def heard(shown: Shown, n: int) -> list[tuple[str, str | None]]:
+    """What the service was told in ``n`` requests: decisions with items, and numbers undone."""
     for _ in range(100):
-        heard = sorted((said["item_id"], said["correct"]) for said in shown.sent("/feedback"))
-        if len(heard) >= len(wanted):
+        said = [one for one in shown.asked if "/feedback" in one[1] and one[0] != "GET"]
+        if len(said) >= n:
             break
         shown.page.wait_for_timeout(50)
-    assert heard == wanted
+    bodies = [json.loads(body) if body else {} for *_, body in said]
+    undone = [path.rpartition("/")[2] if how == "DELETE" else None for how, path, _ in said]
+    return [
+        ("undo", number) if number else (body["decision"], body.get("item_id"))
+        for body, number in zip(bodies, undone, strict=True)
+    ]
+
+
+def listening(shown: Shown) -> None:
+    """A service that keeps decisions, and numbers them from 1."""
+    numbers = itertools.count(1)
+    shown.report = HEARD
+    shown.replies["/v1/galleries/shoes/feedback"] = lambda _: {"number": next(numbers)}
+    for number in range(1, 9):
+        shown.replies[f"/v1/galleries/shoes/feedback/{number}"] = {
+            "undone_at": "2026-01-01T00:00:00Z"
+        }
 
 
 @pytest.mark.parametrize(
     ("key", "sentence", "said"),
     [
-        ("y", "It is “label-1”.", [("item-1", True)]),
-        ("n", "It is not “label-1”.", [("item-1", False)]),
-        ("0", "It is none of these.", [("item-1", False), ("item-2", False)]),
+        ("y", "It is “label-1”.", ("this_item", "item-1")),
+        ("n", "It is not “label-1”.", ("not_this_item", "item-1")),
+        ("0", "It is none of these.", ("none_of_these", None)),
     ],
 )
-def test_a_key_decides(shown: Shown, key: str, sentence: str, said: list[tuple[str, bool]]) -> None:
-    shown.report = HEARD
+def test_a_key_decides(shown: Shown, key: str, sentence: str, said: tuple[str, str | None]) -> None:
+    listening(shown)
     looked_at(shown)
+    shown.page.get_by_label("Decided by").fill("Ada")
+    shown.found("decide-is").focus()
     shown.page.keyboard.press(key)
     if key == "n":  # the next result may be it
         expect(shown.page.get_by_role("dialog").get_by_role("heading")).to_contain_text("2 of 2")
         shown.page.keyboard.press("Escape")
     expect(shown.found("decision")).to_have_text(sentence)
     expect(shown.page.get_by_role("dialog")).to_have_count(0)
-    assert_heard(shown, said)
-    assert {one["query_id"] for one in shown.sent("/feedback")} == {"query-1"}
+    assert heard(shown, 1) == [said]
+    [body] = shown.sent("/feedback")
+    assert (body["query_id"], body["reviewer"]) == ("query-1", "Ada")
 
 
-def test_a_decision_is_taken_back_before_it_is_sent(shown: Shown) -> None:
-    shown.report = HEARD
+def test_a_decision_is_taken_back_and_replaced_in_the_service_too(shown: Shown) -> None:
+    listening(shown)
     looked_at(shown)
     shown.page.keyboard.press("n")
     shown.page.keyboard.press("u")
     expect(shown.found("look-status")).to_have_text("Taken back.")
     shown.page.keyboard.press("y")
     expect(shown.found("decision")).to_have_text("It is “label-2”.")
-    assert_heard(shown, [("item-2", True)])
+    said = [("not_this_item", "item-1"), ("undo", "1"), ("that_item", "item-2")]
+    assert heard(shown, 3) == said
     shown.found("look").click()
     expect(shown.page.get_by_role("dialog")).to_be_visible()
-    shown.page.keyboard.press("y")  # a decision that was sent can but be overruled
+    shown.page.keyboard.press("y")
     expect(shown.found("decision")).to_have_text("It is “label-1”.")
-    assert_heard(shown, [("item-1", True), ("item-2", False), ("item-2", True)])
+    said += [("undo", "2"), ("this_item", "item-1")]
+    assert heard(shown, 5) == said
+    shown.found("look").click()
+    shown.page.keyboard.press("u")  # what was decided before holds again
+    expect(shown.found("decided")).to_contain_text("It is “label-2”.")
+    assert heard(shown, 7) == [*said, ("undo", "3"), ("that_item", "item-2")]
+
+
+def test_decisions_of_before_are_seen_and_taken_back(shown: Shown) -> None:
+    def decision(number: int, **changes: object) -> dict[str, object]:
+        return {
+            "number": number, "query_id": "q", "decision": "this_item", "item_id": "a/b",
+            "label": "boot", "reviewer": "Ada", "comment": None, "bundle": "0",
+            "decided_at": "2026-01-02T03:04:05Z", "undone_at": None, **changes,
+        }  # fmt: skip
+
+    pages = {
+        "0": {"decisions": [decision(1, decision="none_of_these", item_id=None)], "next_after": 1},
+        "1": {"decisions": [decision(2, reviewer="Bo"), decision(3)], "next_after": None},
+    }
+    shown.report = HEARD
+    shown.replies["/v1/galleries/shoes/feedback"] = lambda request: pages[
+        parse_qs(urlsplit(request.url).query)["after"][0]
+    ]
+    shown.replies["/v1/galleries/shoes/feedback/3"] = decision(3, undone_at="2026-01-03T00:00:00Z")
+    shown.page.add_init_script("localStorage.setItem('vouch-reviewer', 'Ada')")
+    shown.open()
+    shown.found("open-decided").click()
+    rows = shown.found("decided-row")
+    expect(rows).to_have_count(3)
+    expect(rows.first).to_contain_text("It is “boot”.")
+    expect(rows.last).to_contain_text("It is none of these.")
+    rows.first.get_by_test_id("take-back").click()
+    expect(rows.first).to_contain_text("Taken back.")
+    assert ("DELETE", "/v1/galleries/shoes/feedback/3", b"") in shown.asked
+    shown.page.get_by_label("Only those of Ada").check()
+    expect(rows).to_have_count(2)
 
 
 def test_a_decision_that_the_service_refuses_says_so(shown: Shown) -> None:
@@ -224,7 +283,7 @@ def test_what_is_decided_stays_on_the_page_where_nobody_listens(shown: Shown) ->
 
 
 def test_another_item_is_found_by_a_part_of_its_label(shown: Shown) -> None:
-    shown.report = HEARD
+    listening(shown)
     labels = {"labels": ["boot", "clog", "rain Boot"], "next_after": None}
     shown.replies["/v1/galleries/shoes/labels"] = labels
     dialog = looked_at(shown)
@@ -238,7 +297,7 @@ def test_another_item_is_found_by_a_part_of_its_label(shown: Shown) -> None:
     assert f'{{"or":[{ids},{{"label":{{"in":["boot","rain Boot"]}}}}]}}'.encode() in body
     shown.page.get_by_test_id("decide-is").click()
     expect(shown.found("decision")).to_have_text("It is “boot”.")
-    assert_heard(shown, [("boot-7", True)])
+    assert heard(shown, 1) == [("that_item", "boot-7")]
 
 
 HOSTILE = '<img src=x onerror="alert(1)">\'"&\u202e\u200fשלום'
@@ -272,9 +331,9 @@ def test_decisions_reach_the_service_and_new_items_its_gallery(
         page.get_by_test_id("sample").first.click()
         page.get_by_test_id("look").click()
         expect(page.get_by_role("dialog")).to_be_visible()
-        with page.expect_response("**/feedback") as heard:
+        with page.expect_response("**/feedback") as told:
             page.keyboard.press("y")
-        assert heard.value.status == 200
+        assert told.value.status == 200
         report = service.http.get("/v1/galleries/digits/calibration").json()
         assert (report["feedback"]["n"], report["feedback"]["share"]) == (1, 1)
         page.get_by_test_id("look").click()
@@ -290,8 +349,16 @@ def test_decisions_reach_the_service_and_new_items_its_gallery(
         assert service.http.get(item).json()["label"] == "mine"
         page.get_by_test_id("look").click()
         expect(page.get_by_role("dialog")).to_be_visible()
-        with page.expect_response(lambda response: response.request.method == "DELETE"):
+        with (
+            page.expect_response(
+                lambda one: one.request.method == "DELETE" and "/items/" in one.url
+            ),
+            page.expect_response(lambda one: one.request.method == "POST"),  # the one before
+        ):
             page.keyboard.press("u")
         expect(page.get_by_test_id("look-status")).to_contain_text("Taken back")
         assert service.http.get(item).status_code == 404
+        kept = service.http.get("/v1/galleries/digits/feedback").json()["decisions"]
+        holds = [(one["decision"], one["undone_at"] is None) for one in kept]
+        assert holds == [("this_item", False), ("new", False), ("this_item", True)]
         page.close()

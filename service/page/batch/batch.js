@@ -5,7 +5,7 @@ import { askJson, searchWith } from "../api.js";
 import { el, glyph, picture } from "../elements.js";
 import { t } from "../language.js";
 import { said } from "../service_texts.js";
-import { flush, onDecision } from "../look/decisions.js";
+import { onDecision } from "../look/decisions.js";
 import { look } from "../look/looking.js";
 import { brief, count, decisionSentence, fixed, percent } from "../words.js";
 import { accept, sorted, stateOf } from "./budget.js";
@@ -30,7 +30,7 @@ const STATES = {
 export function runBatch(files, gallery, place, { refused, within }) {
   const entries = files.slice(0, MOST).map((blob) => ({
     name: blob.name || "pasted", blob, preview: URL.createObjectURL(blob), answer: null,
-    problem: null, said: new Map(), decision: null,
+    problem: null, decision: null,
   }));
   const stopping = new AbortController();
   const view = batchView(entries, gallery, place, {
@@ -60,7 +60,6 @@ export function runBatch(files, gallery, place, { refused, within }) {
   return {
     stop: () => {
       stopping.abort();
-      flush();
       view.end();
       for (const { preview } of entries) URL.revokeObjectURL(preview);
     },

@@ -61,7 +61,7 @@ export function decidingBar({ act, gallery, view, list, tell, added }) {
     slot, said,
     el("p.who", {}, el("label", { htmlFor: "reviewer" }, t`Decided by`), name,
       el("span.note", {}, gallery.keeps
-        ? t`Decisions are sent to the service, each with the next one.`
+        ? t`Decisions are sent to the service, with this name.`
         : t`This service keeps no feedback: decisions stay on this page.`)));
   return {
     element, show, end, focus: () => yes.focus(),

@@ -1,9 +1,8 @@
-// What a person has decided of photographs: kept here, and sent to the service where it listens.
+// What a person has decided of photographs: kept here, and by the service where it keeps decisions.
 
 import { askJson } from "../api.js";
 import { remember, remembered } from "../memory.js";
 
-const HOLD = 8000; // ms in which a decision can be taken back before it is sent
 const NAME = "vouch-reviewer"; // remembered by the browser
 
 export const reviewer = {
@@ -13,8 +12,6 @@ export const reviewer = {
 
 const made = []; // all decisions, the last one last
 const listeners = new Set();
-let waiting = null; // the decision that is not sent yet
-let timer;
 
 /** Call `listener` with each decision whose state has changed; what it answers ends that. */
 export function onDecision(listener) {
@@ -24,38 +21,37 @@ export function onDecision(listener) {
 
 const tell = (decision) => listeners.forEach((listener) => listener(decision));
 
-/** What to tell the service of each item, for a decision of one of the kinds `is`, `wrong`, `none`
- * and `new`. A decision that was sent before cannot be taken back, only overruled: of another
- * label's item that was confirmed it is said that it is wrong. */
-function pairsOf({ entry, kind, item }) {
-  const says = new Map();
-  const confirmed = [...entry.said].filter(([, { correct }]) => correct).map(([, pair]) => pair.item);
-  if (kind === "is") {
-    for (const other of confirmed) {
-      if (other.label === null || other.label !== item.label) says.set(other.id, [other, false]);
-    }
-    says.set(item.id, [item, true]);
-  } else if (kind === "wrong") {
-    says.set(item.id, [item, false]);
-  } else {
-    for (const one of [...entry.answer.results, ...confirmed]) says.set(one.id, [one, false]);
-  }
-  return [...says.values()];
+export const decisionsUrl = (gallery) => `/v1/galleries/${encodeURIComponent(gallery)}/feedback`;
+
+/** A decision in the service's words. Of an item that is not the first result it says more to
+ * decide that it is that one: the first is then wrong. */
+function worded({ entry: { answer }, kind, item }) {
+  const { results: [first], query } = answer;
+  const decision = {
+    is: item?.id === first?.id ? "this_item" : "that_item",
+    wrong: "not_this_item", none: "none_of_these", new: "new",
+  }[kind];
+  const named = kind === "is" || kind === "wrong";
+  return { query_id: query.id, decision, ...(named && { item_id: item.id }) };
 }
 
-/** Decide of a photograph; the decision before it is sent. `gallery.keeps`: the service listens. */
+/** Decide of a photograph; `gallery.keeps`: the service keeps decisions. */
 export function decide(entry, gallery, kind, item = null) {
-  flush();
+  // Several items may be wrong; all else is one decision, which a later one takes the place of.
+  const { decision: before, settled = null } = entry;
+  const replaces = kind === "wrong" && settled?.item?.id !== item.id ? null : settled;
   const decision = {
-    entry, gallery, kind, item, before: entry.decision, reviewer: reviewer.get(),
+    entry, gallery, kind, item, before, settled, replaces, reviewer: reviewer.get(),
     at: new Date().toISOString(), state: gallery.keeps ? "waiting" : "kept", problem: null,
   };
   entry.decision = decision;
+  if (kind !== "wrong") entry.settled = decision;
+  else if (replaces) entry.settled = null;
   made.push(decision);
-  if (gallery.keeps) {
-    waiting = decision;
-    timer = setTimeout(flush, HOLD);
-  }
+  inOrder(decision, async () => {
+    await retract(decision.replaces);
+    await send(decision);
+  });
   tell(decision);
   return decision;
 }
@@ -64,15 +60,46 @@ export function decide(entry, gallery, kind, item = null) {
 export function undo() {
   const last = made.pop() ?? null;
   if (!last) return null;
-  if (last === waiting) {
-    clearTimeout(timer);
-    waiting = null;
-  }
-  last.entry.decision = last.before;
+  Object.assign(last.entry, { decision: last.before, settled: last.settled });
+  inOrder(last, async () => {
+    await retract(last);
+    if (last.replaces) await send(last.replaces);
+  });
   if (last.kind === "new") remove(last);
   tell(last);
   return last;
 }
+
+/** Ask the service in the order in which a photograph was decided on. */
+function inOrder(decision, work) {
+  const { entry, gallery } = decision;
+  if (!gallery.keeps) return;
+  entry.line = (entry.line ?? Promise.resolve()).then(work).catch((error) => fail(decision, error));
+}
+
+async function send(decision) {
+  const { entry, gallery, reviewer: by } = decision;
+  const { number } = await askJson(decisionsUrl(gallery.name), {
+    method: "POST",
+    keepalive: true, // the page may be on its way out
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ ...worded(decision), ...(by && { reviewer: by }) }),
+  });
+  Object.assign(decision, { number, state: "sent" });
+  if (entry.decision === decision) tell(decision);
+}
+
+/** Take back what the service has of a decision. */
+async function retract(decision) {
+  if (decision?.number === undefined) return;
+  const { number, gallery } = decision;
+  await takeBack(gallery.name, number);
+  Object.assign(decision, { number: undefined, state: "waiting" });
+}
+
+/** Take back a decision that the service keeps under a number. */
+export const takeBack = (gallery, number) =>
+  askJson(`${decisionsUrl(gallery)}/${number}`, { method: "DELETE", keepalive: true });
 
 /** Take an item that was added back out of the gallery. */
 function remove(decision) {
@@ -86,31 +113,3 @@ function fail(decision, error) {
   decision.problem = error.problem?.detail ?? String(error);
   tell(decision);
 }
-
-/** Send the decision that is held back. */
-export function flush() {
-  clearTimeout(timer);
-  const decision = waiting;
-  waiting = null;
-  if (decision) send(decision);
-}
-
-async function send(decision) {
-  const { entry, gallery } = decision;
-  const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/feedback`;
-  const say = ([item, correct]) => askJson(url, {
-    method: "POST",
-    keepalive: true, // the page may be on its way out
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ query_id: entry.answer.query.id, item_id: item.id, correct }),
-  }).then(() => entry.said.set(item.id, { item, correct }));
-  try {
-    await Promise.all(pairsOf(decision).map(say));
-    decision.state = "sent";
-    tell(decision);
-  } catch (error) {
-    fail(decision, error);
-  }
-}
-
-addEventListener("pagehide", flush);

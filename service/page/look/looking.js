@@ -6,7 +6,7 @@ import { dialogHeader, el, openDialog } from "../elements.js";
 import { t } from "../language.js";
 import { brief, decisionSentence } from "../words.js";
 import { decidingBar } from "./deciding.js";
-import { decide, flush, undo } from "./decisions.js";
+import { decide, undo } from "./decisions.js";
 import { facts, originalUrl, recordUrl } from "./facts.js";
 import { STEP, panes } from "./panes.js";
 
@@ -17,7 +17,7 @@ const PAN = 0.12; // of a pane, by one press of an arrow key
 const MODES = { beside: () => t`Side by side`, flicker: () => t`In turns`, overlay: () => t`Overlaid` };
 
 /** Look at the results of `entry`, from the one at `place` on. An entry is a photograph with its
- * `answer`, `preview`, `blob`, `name`, what has been `said` of it and the `decision` on it.
+ * `answer`, `preview`, `blob`, `name` and the `decision` on it.
  * `next(entry)` gives the entry to go on with after a decision, or null: the dialog, which opens
  * `within` a part of the page, closes. */
 export function look(entry, gallery, options = {}) {
@@ -111,9 +111,7 @@ export function look(entry, gallery, options = {}) {
       if (!taken) return tell(t`There is nothing to take back.`);
       if (taken.entry !== view.entry) take(taken.entry);
       bar.show(view.items[view.place]);
-      return tell(taken.state === "sent"
-        ? t`Taken back here. It was sent already: what you decide now replaces it.`
-        : t`Taken back.`);
+      return tell(t`Taken back.`);
     }
     tell(`${view.entry.name}: ${decisionSentence(decide(view.entry, gallery, name, item))}`);
     if (name === "wrong" && view.place + 1 < view.items.length) return step(1);
@@ -130,7 +128,6 @@ export function look(entry, gallery, options = {}) {
   openDialog(dialog, within, () => {
     pair.stop();
     bar.end();
-    flush();
     closed();
   });
   pair.showQuestion(entry.preview, t`Your image`);

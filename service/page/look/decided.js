@@ -1,0 +1,73 @@
+// The decisions that the service keeps, of all reviewers: seen again, and taken back.
+
+import { askJson } from "../api.js";
+import { dialogHeader, el, openDialog, picture } from "../elements.js";
+import { language, t } from "../language.js";
+import { brief, count, decisionSentence } from "../words.js";
+import { decisionsUrl, reviewer, takeBack } from "./decisions.js";
+
+const PAGE = 1000; // decisions asked for at once
+const SHOWN = 200; // the last ones
+
+const KINDS = {
+  this_item: "is", that_item: "is", not_this_item: "wrong", none_of_these: "none", new: "stranger",
+};
+
+/** Open the decisions on a gallery, the last first, in a dialog `within` the page. */
+export function showDecided(gallery, within) {
+  const status = el("p.status", { role: "status", "data-testid": "decided-status" });
+  const mine = el("input", { type: "checkbox", id: "decided-mine", onchange: () => show() });
+  const list = el("ol.decided", { tabIndex: 0, "aria-labelledby": "decided-title" });
+  const name = reviewer.get();
+  const dialog = el("dialog.decisions", { "aria-labelledby": "decided-title", "data-testid": "decided-list" },
+    dialogHeader(el("h2", { id: "decided-title" }, t`Decisions`)),
+    name ? el("label", {}, mine, ` ${t`Only those of ${brief(name)}`}`) : "", status, list);
+  let all = [];
+
+  async function fetchAll() {
+    for (let after = 0; after !== null;) {
+      const query = new URLSearchParams({ after, limit: PAGE });
+      const { decisions, next_after: next } = await askJson(`${decisionsUrl(gallery.name)}?${query}`);
+      all.push(...decisions);
+      after = next;
+    }
+    all.reverse();
+  }
+
+  function show() {
+    const wanted = all.filter((one) => !mine.checked || one.reviewer === name);
+    list.replaceChildren(...wanted.slice(0, SHOWN).map((one) => row(gallery, one, status)));
+    status.textContent = wanted.length > SHOWN
+      ? t`The last ${count(SHOWN)} of ${count(wanted.length)} decisions.` : t`${count(wanted.length)} decisions.`;
+  }
+
+  openDialog(dialog, within);
+  fetchAll().then(show, (error) => { status.textContent = error.problem?.detail ?? String(error); });
+}
+
+function row(gallery, decision, status) {
+  const { number, item_id: id, label, reviewer: by, decided_at: at, comment } = decision;
+  const path = (id ?? "").split("/").map(encodeURIComponent).join("/");
+  const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/items/${path}/thumbnail`;
+  const sentence = decisionSentence({ kind: KINDS[decision.decision], item: { id, label } });
+  const when = new Date(at).toLocaleString(language, { dateStyle: "medium", timeStyle: "short" });
+  const button = el("button", { type: "button", "data-testid": "take-back" }, t`Take it back`);
+  const undone = el("span.note", { hidden: decision.undone_at === null }, t`Taken back.`);
+  button.hidden = decision.undone_at !== null;
+  button.onclick = async () => {
+    button.disabled = true;
+    try {
+      Object.assign(decision, await takeBack(gallery.name, number));
+      button.replaceWith(undone);
+      undone.hidden = false;
+      status.textContent = t`Taken back.`;
+    } catch (error) {
+      button.disabled = false;
+      status.textContent = error.problem?.detail ?? String(error);
+    }
+  };
+  return el("li", { "data-testid": "decided-row" }, id === null ? el("span") : picture(url, "", true),
+    el("div", {}, el("p", { dir: "auto" }, sentence),
+      el("p.note", { dir: "auto" }, [when, by && brief(by), comment && brief(comment)].filter(Boolean).join(" · "))),
+    button.hidden ? undone : button);
+}
