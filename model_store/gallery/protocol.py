@@ -157,10 +157,10 @@ class Gallery(Protocol):
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass a filter, as `candidates` takes them."""
 
-    def facets(self, most: int) -> list[Facet]:
+    def facets(self, most: int) -> list[Facet] | None:
         """The fields that the gallery was built with an index of, with ``most`` values each.
 
-        They are counted as it was built; what was written since is not. None where none is known.
+        The items of now are counted. None where the engine counts no values.
         """
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -69,5 +69,6 @@ export const SERVICE_GERMAN = {
   "There was no answer within the time that a request may take": "Die Antwort kam nicht rechtzeitig",
   "The service cannot answer at the moment": "Der Dienst kann gerade nicht antworten",
   "The engine that holds the gallery does not answer": "Die Sammlung antwortet nicht",
+  "The engine that holds the gallery counts no values of fields. A filter may ask for any field all the same.": "Diese Sammlung zählt die Werte ihrer Felder nicht. Ein Filter darf dennoch nach jedem Feld fragen.",
   "Something went wrong in the service": "Im Dienst ist etwas schiefgegangen",
 };

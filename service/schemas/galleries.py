@@ -256,8 +256,10 @@ class FacetList(BaseModel):
     gallery: str
     bundle_id: str
     facets: list[Facet] = Field(
-        description="The fields that the bundle has an index of, counted as it was built: without "
-        "what was written since."
+        description="The fields that the bundle has an index of, with the items of now counted."
+    )
+    reason: str | None = Field(
+        None, description="Why there are none; null where there may be some."
     )
 
 

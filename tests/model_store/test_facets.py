@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from model_store.gallery import FaissGallery, IndexSettings, NewItem, write_faiss_gallery
+from model_store.gallery import (
+    Delete,
+    FaissGallery,
+    IndexSettings,
+    NewItem,
+    Upsert,
+    Vector,
+    write_faiss_gallery,
+)
 from model_store.gallery.filters.facets import Facet
 from tests.laws.gallery_laws import random_embeddings
 from tests.support.filters_in_words import PICTURE
+from tests.support.live_bundles import DIM, opened, published
 
 COLOURS = ("red", "green", "blue", "rød")
 MANY = 2**53 + 1  # no float64 is as exact
@@ -27,16 +38,16 @@ METADATA: list[dict[str, Any]] = [
     for row in range(60)
 ]
 LABELS = [None if row % 6 == 0 else f"label {row % 3}" for row in range(60)]
+ITEMS = [
+    NewItem(f"item {row:04d}", label, metadata, PICTURE)
+    for row, (label, metadata) in enumerate(zip(LABELS, METADATA, strict=True))
+]
 
 
 @pytest.fixture(scope="module")
 def facets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Facet]:
     directory = tmp_path_factory.mktemp("gallery")
-    items = [
-        NewItem(f"item {row:04d}", label, metadata, PICTURE)
-        for row, (label, metadata) in enumerate(zip(LABELS, METADATA, strict=True))
-    ]
-    write_faiss_gallery(directory, random_embeddings(60, 4, 0), items, "e", IndexSettings())
+    write_faiss_gallery(directory, random_embeddings(60, 4, 0), ITEMS, "e", IndexSettings())
     return {facet.field: facet for facet in FaissGallery(directory).facets(3)}
 
 
@@ -75,3 +86,39 @@ def test_what_is_another_in_each_item_has_no_values_to_choose_by(facets: dict[st
     assert facets["file"].values == ()
     assert facets["file"].n_values == 60
     assert "id" not in facets
+
+
+def changed(row: int) -> NewItem:
+    """An item as it is put into the live gallery: known values, new ones, and other kinds."""
+    metadata = METADATA[row % 60] | {
+        "price": row % 4 - 1 if row % 5 else True,
+        "colour": f"{row % 9}",
+    }
+    metadata |= {"tags": [COLOURS[row % 4], f"new {row % 3}"], "maker": {"name": row % 2}}
+    return NewItem(f"item {7 * row % 400:04d}", f"label {row % 5}", metadata, PICTURE)
+
+
+def test_what_is_written_counts_at_once(tmp_path: Path) -> None:
+    there = {item.id: item for item in ITEMS}
+    root = published(tmp_path, random_embeddings(60, DIM, 0), ITEMS)
+    live = opened(root)
+    mean, variance = np.ones((2, DIM), np.float32)
+    for start in range(0, 600, 100):  # more than a run of indexes, and some after it
+        puts = [changed(row) for row in range(start, start + 100)]
+        live.commit([Upsert(item, Vector(mean, variance)) for item in puts])
+        there |= {item.id: item for item in puts}
+        gone = sorted(there)[start // 50 :: 9]
+        live.commit([Delete(item_id) for item_id in gone])
+        for item_id in gone:
+            del there[item_id]
+        now = [there[item_id] for item_id in sorted(there)]
+        directory = tmp_path / f"anew {start}"
+        directory.mkdir()
+        settings = IndexSettings(
+            filter_fields=("colour", "price", "sold", "tags", "mixed", "file", "maker.name")
+        )
+        write_faiss_gallery(directory, random_embeddings(len(now), DIM, 0), now, "e", settings)
+        anew = {facet.field: facet for facet in FaissGallery(directory).facets(4)}
+        found = {facet.field: facet for facet in live.snapshot().facets(4)}
+        assert found == {field: anew[field] for field in found}
+        assert {"label", "colour", "price", "tags", "mixed", "maker.name", "file"} <= set(found)

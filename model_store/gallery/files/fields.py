@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from model_store.deadline import interrupted_when_late
 from model_store.errors import InvalidFilter
 from model_store.gallery.filters.columns import Column
-from model_store.gallery.filters.facets import Facet, facet_of
 from model_store.gallery.filters.grammar import Field, parse_field
 from model_store.gallery.filters.selection import Selection, estimated_share
 from model_store.gallery.filters.sql import Source, column_of
@@ -201,13 +200,9 @@ class FieldColumns:
                 columns[field] = column
         return columns, places
 
-    def facets(self, most: int) -> list[Facet]:
-        """The fields with an index in the files, but the id, with at most ``most`` values each."""
-        return [
-            facet_of(field.name, column, most)
-            for field, column in self._stored.items()
-            if field.column != "id"
-        ]
+    def stored(self) -> dict[Field, Column]:
+        """Return the indexes that lie in the files, but that of the ids."""
+        return {field: column for field, column in self._stored.items() if field.column != "id"}
 
     def _learn(self, field: Field, connection: sqlite3.Connection) -> Column | None:
         """The index of a field that has none in the files; None where it cannot be."""

@@ -14,8 +14,9 @@ from model_store.gallery.files.fields import COLUMNS_FILE, FIELDS_FILE, ITEMS_FI
 from model_store.gallery.files.items import Items
 from model_store.gallery.files.previews import PREVIEWS_FILE, Previews
 from model_store.gallery.files.variances import NORMS_FILE, SCALES_FILE, VARIANCES_FILE, Variances
-from model_store.gallery.filters.facets import Facet
-from model_store.gallery.filters.grammar import Filter
+from model_store.gallery.filters.columns import Column
+from model_store.gallery.filters.facets import Counted, Facet, facet_of
+from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.build import REPORT_FILE, IndexReport
 from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE, open_index
@@ -105,7 +106,12 @@ class FaissGallery:
 
     def facets(self, most: int) -> list[Facet]:
         """The fields that the gallery was built with an index of; see `Gallery.facets`."""
-        return self._items.fields.facets(most)
+        stored = self.field_indexes().items()
+        return [facet_of(field.name, [Counted(column)], most) for field, column in stored]
+
+    def field_indexes(self) -> dict[Field, Column]:
+        """The indexes of fields that the gallery was built with, but that of the ids."""
+        return self._items.fields.stored()
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,46 +38,110 @@ class Facet:
     values: tuple[tuple[Scalar, int], ...]
 
 
-def facet_of(field: str, column: Column, most: int) -> Facet:
-    """Describe a field by its index, with at most ``most`` values.
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Some items by the index of a field.
 
-    It takes as long as there are distinct values, however many items.
+    Attributes
+    ----------
+    column : the index.
+    gone : rows of it that hold no item any more; None for none.
     """
-    of_lists = column.values.count(range(LIST, LIST + 1))
-    in_lists = of_lists > _n_valued(column.values)
-    postings = column.held if in_lists else column.values
-    counts = np.diff(postings.starts)
-    counts[[code for code in range(FIRST_VALUE) if code not in (FALSE, TRUE)]] = 0
-    numbers = postings.nearest
+
+    column: Column
+    gone: NDArray[np.int64] | None = None
+
+    def values(self) -> NDArray[np.int64]:
+        """Count the items of each code of ``column.values``."""
+        counts = np.diff(self.column.values.starts)
+        if self.gone is not None:
+            counts -= np.bincount(self.column.codes[self.gone], minlength=len(counts))
+        return counts
+
+    def held(self) -> NDArray[np.int64]:
+        """Count the items that hold each code of ``column.held``."""
+        held = self.column.held
+        if self.gone is None or not len(held.rows):
+            return np.diff(held.starts)
+        there = np.ones(len(self.column.codes), dtype=np.int64)
+        there[self.gone] = 0
+        before = np.concatenate([[0], np.cumsum(there[held.rows])])
+        return np.diff(before[held.starts])
+
+
+def facet_of(field: str, parts: Sequence[Counted], most: int) -> Facet:
+    """Describe a field by the indexes of its items, with at most ``most`` values.
+
+    It takes as long as there are distinct values in the first part, and items that are gone from it
+    or in the others.
+    """
+    by_value = [part.values() for part in parts]
+    of_lists = sum(int(counts[LIST]) for counts in by_value)
+    in_lists = of_lists > sum(int(_of_values(counts).sum()) for counts in by_value)
+    by_value = [part.held() for part in parts] if in_lists else by_value
+    postings = [part.column.held if in_lists else part.column.values for part in parts]
+    first, counts = postings[0], _of_values(by_value[0])
+    others = _joined(first, counts, zip(postings[1:], map(_of_values, by_value[1:]), strict=True))
+    ranked = [(_value(first, code), int(counts[code])) for code in _frequent(counts, most)]
+    ranked += others.items()
+    ranked.sort(key=lambda one: (-one[1], _order(one[0])))
+    numbers = first.nearest[counts[FIRST_VALUE : FIRST_VALUE + len(first.nearest)] > 0]
+    ends = [float(one) for one in (*numbers[:1], *numbers[-1:], *filter(_is_number, others))]
     return Facet(
         field=field,
         comparison="has" if in_lists else "eq",
-        n_items=of_lists if in_lists else int(counts.sum()),
-        n_values=int(np.count_nonzero(counts)),
-        least=float(numbers[0]) if numbers.size else None,
-        greatest=float(numbers[-1]) if numbers.size else None,
-        values=tuple(
-            (_value(postings, code), int(counts[code])) for code in _frequent(counts, most)
-        ),
+        n_items=of_lists if in_lists else int(counts.sum()) + sum(others.values()),
+        n_values=int(np.count_nonzero(counts)) + len(others),
+        least=min(ends, default=None),
+        greatest=max(ends, default=None),
+        values=tuple(ranked[:most]) if ranked and ranked[0][1] > 1 else (),
     )
 
 
-def _n_valued(values: Postings) -> int:
-    """Return the number of rows whose field is a number, a text, true or false."""
-    of_flags = values.count(range(FALSE, TRUE + 1))
-    return of_flags + values.count(range(FIRST_VALUE, values.codes.stop))
+def _joined(
+    first: Postings,
+    counts: NDArray[np.int64],
+    others: Iterable[tuple[Postings, NDArray[np.int64]]],
+) -> dict[Scalar, int]:
+    """Add to ``counts`` what others have of the values of ``first``; return the other values."""
+    new: Counter[Scalar] = Counter()
+    for postings, more in others:
+        for code in np.flatnonzero(more).tolist():
+            value = _value(postings, code)
+            known = first.compared("eq", value)
+            if len(known):
+                counts[known.start] += more[code]
+            else:
+                new[value] += int(more[code])
+    return new
+
+
+def _of_values(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return counts of true, false, numbers and texts, and none of what else a field may be."""
+    counts = counts.copy()
+    counts[[code for code in range(FIRST_VALUE) if code not in (FALSE, TRUE)]] = 0
+    return counts
 
 
 def _frequent(counts: NDArray[np.int64], most: int) -> list[int]:
-    """The places of the ``most`` largest counts, largest first; none where all are 1 or less."""
-    if counts.max(initial=0) <= 1:
-        return []
+    """The places of the ``most`` largest counts, those above 0, largest first."""
     least = np.partition(counts, -most)[-most] if len(counts) > most else 0
     large = np.flatnonzero(counts > least)
     equal = np.flatnonzero((counts == least) & (counts > 0))[: most - len(large)]
     places = np.concatenate([large, equal])
     order: list[int] = places[np.lexsort((places, -counts[places]))].tolist()
     return order
+
+
+def _is_number(value: Scalar) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _order(value: Scalar) -> tuple[int, float, bytes]:
+    """A key to sort values by: false, true, numbers, texts."""
+    if isinstance(value, str):
+        return 2, 0.0, value.encode()
+    return int(_is_number(value)), float(value or 0), b""
 
 
 def _value(postings: Postings, code: int) -> Scalar:

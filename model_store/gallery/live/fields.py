@@ -57,6 +57,20 @@ class LogColumns:
             mask[done:] = np.isin(last, found)
         return mask
 
+    def all(self, field: Field, sequences: NDArray[np.int64]) -> Iterator[tuple[int, Column]]:
+        """Yield indexes of a field that hold all items between them, and the place each begins at.
+
+        Parameters
+        ----------
+        sequences : see `matching`.
+        """
+        done = 0
+        for run in runs(len(sequences)):
+            yield run.start, self._column(field, run, sequences[run.start : run.stop])
+            done = run.stop
+        if done < len(sequences):
+            yield done, self._log.column(field, sequences[done:])
+
     def _column(self, field: Field, run: range, sequences: NDArray[np.int64]) -> Column:
         """The index of a field of one run."""
         key = field, run.start, run.stop

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import FaissGallery, similarities_of
-from model_store.gallery.filters.facets import Facet
-from model_store.gallery.filters.grammar import Filter
+from model_store.gallery.filters.columns import Column
+from model_store.gallery.filters.facets import Counted, Facet, facet_of
+from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.live.allowed import RowsOfAll, RowsOfBase
 from model_store.gallery.live.fields import LogColumns
@@ -173,7 +174,20 @@ class GallerySnapshot:
 
     def facets(self, most: int) -> list[Facet]:
         """The fields that the gallery was built with an index of; see `Gallery.facets`."""
-        return self._base.facets(most)
+        indexes = self._base.field_indexes().items()
+        return [
+            facet_of(field.name, self._counted(field, column), most) for field, column in indexes
+        ]
+
+    def _counted(self, field: Field, of_base: Column) -> list[Counted]:
+        """The indexes of a field of all items, and the rows of each that are removed."""
+        starts = {0: of_base}
+        for start, column in self._columns.all(field, self._appended.sequences):
+            starts[self._base.n_rows + start] = column
+        return [
+            Counted(column, np.flatnonzero(self._removed[start : start + len(column.codes)]))
+            for start, column in starts.items()
+        ]
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

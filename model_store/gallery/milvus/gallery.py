@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from model_store.errors import ItemNotFound
 from model_store.gallery.files.gallery import similarities_of
-from model_store.gallery.filters.facets import Facet
 from model_store.gallery.filters.grammar import Filter
 from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.recall import FETCHED
@@ -260,9 +259,8 @@ class MilvusGallery:
             self.by_number, expression, head.n_items, self.n_rows, head.since, self._current
         )
 
-    def facets(self, most: int) -> list[Facet]:  # noqa: ARG002 - as `Gallery` has it
+    def facets(self, most: int) -> None:
         """None: Milvus counts no values."""
-        return []
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""

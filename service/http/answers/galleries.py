@@ -78,8 +78,15 @@ def _text_state(lease: Lease) -> schemas.TextState | None:
     )
 
 
+NO_FACETS = (
+    "The engine that holds the gallery counts no values of fields. A filter may ask for any field "
+    "all the same."
+)
+
+
 def facet_list(bundle: Bundle, most: int) -> schemas.FacetList:
     """Describe the fields of the items, with at most ``most`` values each."""
+    facets = bundle.retriever.gallery.facets(most)
     return schemas.FacetList(
         gallery=bundle.name,
         bundle_id=bundle.manifest.id,
@@ -97,8 +104,9 @@ def facet_list(bundle: Bundle, most: int) -> schemas.FacetList:
                     if value is not None
                 ],
             )
-            for facet in bundle.retriever.gallery.facets(most)
+            for facet in facets or []
         ],
+        reason=NO_FACETS if facets is None else None,
     )
 
 

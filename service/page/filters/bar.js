@@ -3,6 +3,7 @@
 import { askJson } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
+import { said } from "../service_texts.js";
 import { brief, count } from "../words.js";
 
 const LISTED = 20; // values of a field
@@ -46,11 +47,12 @@ export function filterBar(gallery, changed) {
   async function open() {
     status.textContent = t`Looking up the fields`;
     try {
-      const { facets } = await askJson(
+      const { facets, reason } = await askJson(
         `/v1/galleries/${encodeURIComponent(gallery)}/facets?limit=${LISTED}`);
       const shown = facets.map((facet, i) => part(facet, `filter-${bar}-${i}`, choose(facet.field)));
       fields.replaceChildren(...shown.filter(Boolean));
-      status.textContent = fields.hasChildNodes() ? "" : t`No field of its items can be chosen by.`;
+      status.textContent = fields.hasChildNodes() ? ""
+        : reason ? said(reason) : t`No field of its items can be chosen by.`;
     } catch (error) {
       status.textContent = error.problem?.detail ?? String(error);
       element.addEventListener("toggle", open, { once: true });
