@@ -61,18 +61,20 @@ def searched(shown: Shown) -> NDArray[np.uint8]:
     return image_sent(shown)
 
 
-def test_a_part_is_drawn_with_the_mouse(shown: Shown) -> None:
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_part_is_drawn_with_the_mouse(shown: Shown, *, backwards: bool) -> None:
     edited(shown)
     box = shown.found("crop-stage").bounding_box()
     assert box is not None
     at = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in CORNERS]
+    at = at[::-1] if backwards else at
     shown.page.mouse.move(*at[0])
     shown.page.mouse.down()
     shown.page.mouse.move(*at[1], steps=3)
     shown.page.mouse.up()
     part = searched(shown)
-    assert part.shape == pytest.approx((HEIGHT // 2, WIDTH // 2, 3), abs=2)
-    np.testing.assert_allclose(part[0, 0], GRADIENT[HEIGHT // 4, WIDTH // 4], atol=16)
+    assert part.shape == pytest.approx((HEIGHT // 2, WIDTH // 2, 3), abs=1)
+    np.testing.assert_allclose(part[0, 0], GRADIENT[HEIGHT // 4, WIDTH // 4], atol=8)
     # Nothing was lost: what was chosen is cropped again from the whole.
     shown.found("edit").click()
     expect(shown.found("crop-status")).to_contain_text("100 % × 100 % of the picture")

@@ -92,7 +92,8 @@ def test_photograph_crop_compare_decide(
     keep("photograph-2-answer")
     page.get_by_test_id("look").click()
     facts = page.get_by_test_id("facts")
-    expect(facts.locator("dd").first).to_have_text(item_id)  # what was cut out is that very item
+    expect(facts.locator("dd").first).to_have_text(item_id)
+    expect(facts).to_contain_text("1.000")  # what was cut out is that very item
     page.keyboard.press("+")
     keep("photograph-3-compare")
     page.get_by_label("Overlaid").check(force=True)

@@ -30,6 +30,12 @@ export function moved({ x, y, w, h }, what, dx, dy) {
   return { x: west, y: north, w: east - west, h: south - north };
 }
 
+/** The part between two points, in whatever direction it was drawn. */
+function between(a, b) {
+  const [w, h] = [Math.max(LEAST, Math.abs(a.x - b.x)), Math.max(LEAST, Math.abs(a.y - b.y))];
+  return { x: Math.min(a.x, b.x, 1 - w), y: Math.min(a.y, b.y, 1 - h), w, h };
+}
+
 /** `image` turned to the right so many times, on a canvas so large at most. */
 function drawn(image, turns, most = Infinity) {
   const scale = Math.min(1, most / Math.max(image.width, image.height));
@@ -141,17 +147,16 @@ function listen(stage, box, { now, change }) {
     stage.setPointerCapture(event.pointerId);
     const from = at(event);
     const inside = event.target.closest(".box") && now().w * now().h < 0.99;
-    const what = event.target.dataset?.corner ?? (inside ? "box" : "se");
-    const part = what === "se" && !event.target.dataset?.corner
-      ? { x: Math.min(from.x, 1 - LEAST), y: Math.min(from.y, 1 - LEAST), w: LEAST, h: LEAST } : now();
-    drag = { what, from, part, begun: false };
+    const what = event.target.dataset?.corner ?? (inside ? "box" : null); // null: a new box
+    drag = { what, from, part: now(), begun: false };
   });
   stage.addEventListener("pointermove", (event) => {
     if (!drag) return;
     const to = at(event);
     const [dx, dy] = [to.x - drag.from.x, to.y - drag.from.y];
     if (!drag.begun && Math.hypot(dx, dy) < 0.01) return; // a click changes nothing
-    change(moved(drag.part, drag.what, dx, dy), { again: drag.begun });
+    const part = drag.what ? moved(drag.part, drag.what, dx, dy) : between(drag.from, to);
+    change(part, { again: drag.begun });
     drag.begun = true;
   });
   for (const over of ["pointerup", "pointercancel"]) {

@@ -125,7 +125,7 @@ function windowed(cellOf) {
       const cell = cells.get(place) ?? cellOf(items[place], place);
       const [row, column] = [Math.floor(place / across), place % across];
       cell.style.insetBlockStart = `${row * CELL.height}px`;
-      cell.style.insetInlineStart = `${column * CELL.width}px`;
+      cell.style.insetInlineStart = `${(100 * column) / across}%`;
       if (!cells.has(place)) {
         cells.set(place, cell);
         space.append(cell);
