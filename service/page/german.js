@@ -337,4 +337,7 @@ export const GERMAN = {
   "Take it back": "Zurücknehmen",
   "It is new.": "Es ist neu.",
   "Decisions so far": "Bisherige Entscheidungen",
+  "They come from {0}.": "Sie stammen aus {0}.",
+  "Calibrated, or brought here, on {0}.": "Kalibriert oder hierher gebracht am {0}.",
+  "Queries since then are not seen to differ from these.": "Anfragen seither unterscheiden sich, soweit man sieht, nicht von diesen.",
 };

@@ -326,6 +326,11 @@ export class Search {
   /** Show what the calibration measured, and let the visitor move the line. */
   async openReport() {
     const { believe } = await import("./believe/believing.js");
+    const url = galleryUrl(this.gallery.name);
+    const [{ bundle }, report] = await Promise.all([url, `${url}/calibration`].map((one) => askJson(one)))
+      .catch(() => [this.gallery, this.report]); // as it was when the gallery was opened
+    Object.assign(this.gallery, { bundle });
+    this.report = report;
     const moved = (line) => {
       this.line = line;
       if (this.$("result").hasChildNodes() && this.answer) this.showAnswer();

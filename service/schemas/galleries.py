@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -186,6 +187,10 @@ class CalibrationReport(BaseModel):
     correction: FeedbackCorrection | None = Field(
         description="Of match probabilities, by feedback; everything else here is measured before "
         "it. None where the gallery was calibrated without feedback."
+    )
+    written_at: datetime | None = Field(
+        None,
+        description="When its file was written: it was calibrated then, or brought here.",
     )
 
 

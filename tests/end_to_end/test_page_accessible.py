@@ -97,6 +97,24 @@ def browsing(shown: Shown) -> None:
     shown.found("browse").locator(".cell").first.click()
 
 
+def decided(shown: Shown) -> None:
+    one = {
+        "number": 1,
+        "decision": "this_item",
+        "item_id": "a/b",
+        "label": "boot",
+        "reviewer": "Ada",
+        "comment": "a reflection",
+        "decided_at": "2026-01-02T03:04:05Z",
+    }
+    decisions = [{**one, "undone_at": None}, {**one, "undone_at": "2026-01-03T00:00:00Z"}]
+    shown.report = {**shown.report, "errors_over_time": {"n_asked": 0}}
+    shown.replies["/v1/galleries/shoes/feedback"] = {"decisions": decisions, "next_after": None}
+    shown.open()
+    shown.found("open-decided").click()
+    expect(shown.found("decided-row")).to_have_count(2)
+
+
 def problem(shown: Shown) -> None:
     shown.status = 503
     shown.ask(title="Busy", detail="Wait.", code="busy", request_id="r-1")
@@ -122,6 +140,7 @@ VIEWS: dict[str, Callable[[Shown], object]] = {
     "believing": believing,
     "batch": batch,
     "browsing": browsing,
+    "decided": decided,
     "problem": problem,
     "key": key,
     "match": answered("match"),

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from service.schemas.galleries import CalibrationReport
-from tests.end_to_end.shown_page import ANSWER, CALIBRATION, NBSP, Shown, result
+from tests.end_to_end.shown_page import ANSWER, CALIBRATION, GALLERY, NBSP, Shown, result
 
 pytestmark = pytest.mark.browser
 
@@ -98,6 +98,21 @@ def test_it_says_what_was_measured_and_what_was_not(shown: Shown) -> None:
     assert "with 99 %" not in words  # which was not promised
     assert "images of labels it does not hold: right in 80 % of pairs" in words
     assert "made up" not in words
+
+
+def test_it_says_when_and_with_what_and_whether_that_still_holds(shown: Shown) -> None:
+    opened(shown, written_at="2026-01-02T12:00:00Z", sources=["shop", "web"])
+    text = said(shown, "believe")
+    assert "brought here, on January 2, 2026" in text
+    assert "They come from shop, web." in text
+    assert "Queries since then are not seen to differ" in text
+    shown.page.keyboard.press("Escape")
+    stale = {**CALIBRATION, "status": "stale", "reason": "It drifted."}
+    shown.gallery = {**GALLERY, "bundle": {"calibration": stale}}  # since the page was opened
+    shown.report = {**REPORT, "status": "stale"}
+    shown.found("open-report").click()
+    expect(shown.found("believe")).to_contain_text("what stands here is no promise. It drifted.")
+    expect(shown.found("drift")).to_have_count(0)
 
 
 def test_views_are_called_made_up(shown: Shown) -> None:

@@ -58,6 +58,7 @@ class TestASearch:
                 "label": match.item.label,
                 "metadata": dict(match.item.metadata),
                 "thumbnail_url": f"/v1/galleries/digits/items/{match.item.id}/thumbnail",
+                "preview_url": None,
             }
             for match in answer.matches
         ]

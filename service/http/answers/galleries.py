@@ -6,10 +6,12 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Calibration, MatchPromise, OperatingPoint, error_interval
+from model_store.decision.calibration import FILES
 from model_store.feedback import FeedbackSummary
 from model_store.verdicts import Order
 from service import schemas
@@ -169,7 +171,15 @@ def calibration_report(
         feedback=None if feedback is None else schemas.FeedbackSummary(**asdict(feedback)),
         errors_over_time=_errors_over_time(lease.watch.audit),
         correction=None if correction is None else schemas.FeedbackCorrection(**correction),
+        written_at=_written_at(lease),
     )
+
+
+def _written_at(lease: Lease) -> datetime:
+    """The time at which the calibration's file was written; bundles themselves hold no dates."""
+    name, _ = FILES[lease.bundle.retriever.kind]
+    written = (lease.bundle.directory / name).stat().st_mtime
+    return datetime.fromtimestamp(written, UTC)
 
 
 def _matches(

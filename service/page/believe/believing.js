@@ -1,8 +1,9 @@
 // How far a gallery may be believed: what its calibration measured, and a line drawn elsewhere.
 
 import { dialogHeader, el, openDialog } from "../elements.js";
-import { t } from "../language.js";
-import { QUERIES, absentSentence, count, fixed, isNumber, percent } from "../words.js";
+import { language, t } from "../language.js";
+import { said } from "../service_texts.js";
+import { QUERIES, absentSentence, brief, count, fixed, isNumber, percent } from "../words.js";
 import { reliability, riskAndCoverage } from "./diagrams.js";
 
 /** Show what `report` (of `GET …/calibration`) says of `gallery`. `line` is the probability from
@@ -14,15 +15,20 @@ export function believe(gallery, report, { line, moved, within }) {
   dialogHeader(el("h2", { id: "believe-title" }, t`How far can it be believed?`)),
   report.status === "missing"
     ? el("p", {}, t`This gallery has not been calibrated: there is nothing to believe yet.`)
-    : [origin(report), lineParts(report, line, moved), reliabilityPart(report), rest(report)]);
+    : [origin(report, gallery.bundle.calibration), lineParts(report, line, moved), reliabilityPart(report), rest(report)]);
   openDialog(dialog, within);
 }
 
-function origin({ status, n_queries: n, queries, absent }) {
+function origin({ status, n_queries: n, queries, absent, sources = [], written_at: at }, { reason }) {
+  const day = at && new Date(at).toLocaleDateString(language, { dateStyle: "long" });
   return [
     el("p", {}, t`Measured with ${count(n)} ${QUERIES[queries] ?? t`queries`}, each judged by a calibration that had not seen it.`,
-      queries === "views_of_items" && ` ${t`These are made up, and easier than photographs that others take.`}`),
-    status === "stale" && el("p.warning", {}, t`The calibration is out of date: what stands here is no promise.`),
+      queries === "views_of_items" && ` ${t`These are made up, and easier than photographs that others take.`}`,
+      sources.length > 1 && ` ${t`They come from ${sources.map(brief).join(", ")}.`}`,
+      day && ` ${t`Calibrated, or brought here, on ${day}.`}`),
+    status === "stale"
+      ? el("p.warning", {}, t`The calibration is out of date: what stands here is no promise.`, reason && ` ${said(reason)}`)
+      : el("p.note", { "data-testid": "drift" }, t`Queries since then are not seen to differ from these.`),
     absent && el("p.note", {}, absentSentence({ share: absent.used, origin: null, basis: absent.basis })),
   ];
 }
