@@ -222,7 +222,7 @@ export const GERMAN = {
   "This is not the kind of image the model knows. Any resemblance below is a guess.": "Solche Bilder kennt das Modell nicht. Jede Ähnlichkeit unten ist geraten.",
   "This page could not show the answer": "Diese Seite konnte die Antwort nicht zeigen",
   "This service asks for a key": "Dieser Dienst verlangt einen Schlüssel",
-  "This service keeps no feedback: decisions stay on this page.": "Dieser Dienst bewahrt keine Rückmeldungen auf: Entscheidungen bleiben auf dieser Seite.",
+  "Nothing keeps decisions on this gallery: they stay on this page.": "Entscheidungen zu dieser Sammlung werden nicht aufbewahrt: Sie bleiben auf dieser Seite.",
   "Time": "Zeit",
   "Told from ordinary images, {0}: right in {1} of pairs.": "Von gewöhnlichen Bildern unterschieden, {0}: richtig bei {1} der Paare.",
   "True match": "Echter Treffer",

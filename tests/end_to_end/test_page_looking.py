@@ -276,7 +276,7 @@ def test_a_decision_that_the_service_refuses_says_so(shown: Shown) -> None:
 
 def test_what_is_decided_stays_on_the_page_where_nobody_listens(shown: Shown) -> None:
     dialog = looked_at(shown)
-    expect(dialog).to_contain_text("This service keeps no feedback")
+    expect(dialog).to_contain_text("Nothing keeps decisions on this gallery")
     shown.page.keyboard.press("y")
     expect(shown.found("decision")).to_have_text("It is “label-1”.")
     assert shown.sent("/feedback") == []

@@ -62,7 +62,7 @@ export function decidingBar({ act, gallery, view, list, tell, added }) {
     el("p.who", {}, el("label", { htmlFor: "reviewer" }, t`Decided by`), name,
       el("span.note", {}, gallery.keeps
         ? t`Decisions are sent to the service, with this name.`
-        : t`This service keeps no feedback: decisions stay on this page.`)));
+        : t`Nothing keeps decisions on this gallery: they stay on this page.`)));
   return {
     element, show, end, focus: () => yes.focus(),
     find: () => toggle(forms.find()), add: () => toggle(forms.add()),
