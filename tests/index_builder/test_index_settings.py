@@ -27,7 +27,7 @@ def test_an_index_of_another_kind_leaves_nothing_of_the_one_before(tmp_path: Pat
     encoder = FakeEncoder()
     work, tmp_path = tmp_path / "work", tmp_path / "staging"
     tmp_path.mkdir()
-    build_gallery(work, tmp_path, encoder, IMAGES, IndexSettings("ivf_sq8"))
+    build_gallery(work, tmp_path, encoder, IMAGES, IndexSettings("ivf_sq8", preview_side=500))
     assert FaissGallery(tmp_path).index.kind == "ivf_sq8"
     assert {path.name for path in tmp_path.iterdir()} == set(GALLERY_FILES)
     build_gallery(work, tmp_path, encoder, IMAGES)
@@ -35,17 +35,21 @@ def test_an_index_of_another_kind_leaves_nothing_of_the_one_before(tmp_path: Pat
     assert set(GALLERY_FILES) - {path.name for path in tmp_path.iterdir()} == {
         "directions.npy",
         "variance_scales.npy",
+        "previews.sqlite",
     }
 
 
 def test_a_configuration_says_which(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     text = '[index]\nkind = "hnsw"\nmin_recall = 0.9\nmemory_budget_bytes = 1000000\n'
-    text += 'filter_fields = ["brand.name"]\n'
+    text += 'filter_fields = ["brand.name"]\npreviews = 800\n'
     path.write_text('name = "x"\n[dataset]\nkind = "digits"\n' + text)
     assert load_config(path).index.settings(4) == IndexSettings(
-        "hnsw", 1_000_000, 0.9, 4, ("brand.name",)
+        "hnsw", 1_000_000, 0.9, 4, ("brand.name",), 800
     )
+    path.write_text(path.read_text() + 'milvus_uri = "http://milvus.example"\n')
+    with pytest.raises(ConfigError, match="takes no pictures of that size"):
+        load_config(path).index.settings(4)
 
 
 def test_a_field_that_no_filter_can_name_is_refused_before_anything_is_done(tmp_path: Path) -> None:
