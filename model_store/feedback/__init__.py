@@ -11,7 +11,6 @@
 from model_store.feedback.answered import AnsweredQueries, AnsweredQuery
 from model_store.feedback.decisions import DECISIONS, Decided, DecisionKind, Pair, moment
 from model_store.feedback.log import (
-    Feedback,
     FeedbackLog,
     FeedbackSummary,
     Reviews,
@@ -24,7 +23,6 @@ __all__ = [
     "AnsweredQuery",
     "Decided",
     "DecisionKind",
-    "Feedback",
     "FeedbackLog",
     "FeedbackSummary",
     "Pair",

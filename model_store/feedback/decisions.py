@@ -48,7 +48,10 @@ class Pair:
     ----------
     item_id : the item.
     correct : whether it is a true match.
-    rank, match_probability, match_log_odds, match_fingerprint : see `Feedback`.
+    rank : place of the item among the candidates, from 1.
+    match_probability : what was served.
+    match_log_odds : what was served, before any correction by feedback.
+    match_fingerprint : of what that came from, see `Calibration.match_fingerprint`.
     """
 
     item_id: str

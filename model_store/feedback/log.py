@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -50,32 +50,6 @@ _DRAWN = (
 _FITTED_TO = {"match_log_odds": "REAL", "match_fingerprint": "TEXT"}
 _ADDED = _FITTED_TO | {"first_received_at": "REAL"}
 """Columns that files of earlier releases lack; what was kept there cannot be fitted to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Feedback:
-    """One pair of a query and an item, as it was served, and whether it is a true match.
-
-    Attributes
-    ----------
-    gallery, bundle : what answered.
-    query_id, item_id : the pair.
-    correct : what the user says.
-    rank : place of the item among the candidates, from 1.
-    match_probability : what was served.
-    match_log_odds : what was served, before any correction by feedback.
-    match_fingerprint : of what that came from, see `Calibration.match_fingerprint`.
-    """
-
-    gallery: str
-    bundle: str
-    query_id: str
-    item_id: str
-    correct: bool
-    rank: int
-    match_probability: float
-    match_log_odds: float
-    match_fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +110,11 @@ class FeedbackLog:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def record(self, feedback: Feedback) -> None:
-        """Keep it: durable once this returns."""
-        now = time.time()
-        with self._opened() as connection:
-            _record(connection, feedback, now)
-
     def decide(self, decided: Decided) -> Decided:
         """Keep a decision and what it says of pairs: durable once this returns, with its number."""
         with self._opened() as connection:
             kept = decisions.add(connection, decided)
-            self._say(connection, kept)
+            _say(connection, kept)
         return kept
 
     def undo(self, gallery: str, number: int) -> Decided:
@@ -169,7 +137,7 @@ class FeedbackLog:
             of_query = {"bundle": decided.bundle, "query_id": decided.query_id}
             for other in decisions.listed(connection, of_query):
                 if other.undone_at is None:
-                    self._say(connection, other)
+                    _say(connection, other)
         return undone
 
     def decided(self, gallery: str, after: int = 0, limit: int = -1) -> list[Decided]:
@@ -196,22 +164,8 @@ class FeedbackLog:
                 kept = decisions.add(connection, one)
                 n_new += 1
                 if kept.undone_at is None:
-                    self._say(connection, kept)
+                    _say(connection, kept)
         return n_new
-
-    @staticmethod
-    def _say(connection: sqlite3.Connection, decided: Decided) -> None:
-        for pair in decided.pairs:
-            _record(
-                connection,
-                Feedback(
-                    decided.gallery,
-                    decided.bundle,
-                    decided.query_id,
-                    **asdict(pair),
-                ),
-                decided.decided_at,
-            )
 
     def summary(self, bundle: str) -> FeedbackSummary | None:
         """Summarise the feedback on a bundle; return None where there is none."""
@@ -305,8 +259,9 @@ def _columns(connection: sqlite3.Connection) -> set[str]:
     return {row[1] for row in connection.execute("PRAGMA table_info(feedback)")}
 
 
-def _record(connection: sqlite3.Connection, feedback: Feedback, now: float) -> None:
-    connection.execute(
+def _say(connection: sqlite3.Connection, decided: Decided) -> None:
+    """Let a decision be the last word on the pairs that it speaks of."""
+    connection.executemany(
         "INSERT INTO feedback (gallery, bundle, query_id, item_id, correct, "
         "rank, match_probability, received_at, match_log_odds, match_fingerprint, "
         "first_received_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
@@ -314,17 +269,20 @@ def _record(connection: sqlite3.Connection, feedback: Feedback, now: float) -> N
         "match_probability = excluded.match_probability, "
         "received_at = excluded.received_at, match_log_odds = excluded.match_log_odds, "
         "match_fingerprint = excluded.match_fingerprint",
-        (
-            feedback.gallery,
-            feedback.bundle,
-            feedback.query_id,
-            feedback.item_id,
-            feedback.correct,
-            feedback.rank,
-            feedback.match_probability,
-            now,
-            feedback.match_log_odds,
-            feedback.match_fingerprint,
-            now,
-        ),
+        [
+            (
+                decided.gallery,
+                decided.bundle,
+                decided.query_id,
+                pair.item_id,
+                pair.correct,
+                pair.rank,
+                pair.match_probability,
+                decided.decided_at,
+                pair.match_log_odds,
+                pair.match_fingerprint,
+                decided.decided_at,
+            )
+            for pair in decided.pairs
+        ],
     )

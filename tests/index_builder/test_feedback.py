@@ -17,7 +17,8 @@ from index_builder.calibration import corrected_by_feedback, fit_recalibration
 from model_store.bundles.bundle import open_bundle
 from model_store.decision import Calibration
 from model_store.errors import CalibrationError
-from model_store.feedback import Feedback, FeedbackLog
+from model_store.feedback import Decided, FeedbackLog
+from tests.support.decisions import said as decided
 
 EARLIER = """
 CREATE TABLE feedback (gallery TEXT NOT NULL, bundle TEXT NOT NULL, query_id TEXT NOT NULL,
@@ -39,18 +40,15 @@ def log(tmp_path: Path) -> FeedbackLog:
     return FeedbackLog(tmp_path / "feedback.sqlite3")
 
 
-def said(number: int, log_odds: float, *, correct: bool, origin: str = "o") -> Feedback:
+def said(number: int, log_odds: float, *, correct: bool, origin: str = "o") -> Decided:
     """Two pairs of each query."""
-    return Feedback(
-        gallery="g",
-        bundle="b",
-        query_id=f"query-{number // 2}",
-        item_id=f"item-{number}",
+    return decided(
+        f"query-{number // 2}",
+        item=f"item-{number}",
         correct=correct,
-        rank=1,
-        match_probability=0.123,  # nothing is fitted to it: it may have been corrected already
-        match_log_odds=log_odds,
-        match_fingerprint=origin,
+        probability=0.123,  # nothing is fitted to it: it may have been corrected already
+        log_odds=log_odds,
+        origin=origin,
     )
 
 
@@ -68,7 +66,7 @@ def told(
             correct=bool(correct[number]),
             origin=calibration.match_fingerprint(),
         )
-        log.record(one)
+        log.decide(one)
     return log_odds
 
 
@@ -142,7 +140,7 @@ def test_too_little_is_refused(
     origin = calibration.match_fingerprint()
     for number in range(n):
         one = said(number, 0.5, correct=number < n_confirmed, origin=origin)
-        log.record(replace(one, query_id=f"query-{number % n_queries}"))
+        log.decide(replace(one, query_id=f"query-{number % n_queries}"))
     with pytest.raises(CalibrationError, match=rf"{n} pairs of {n_queries} queries.*at least 50"):
         corrected_by_feedback(calibration, log)
 
@@ -152,7 +150,7 @@ def test_words_on_other_probabilities_are_left_aside(
 ) -> None:
     told(log, calibration, 100, slope=0.6, intercept=-1)
     for number in range(1000, 1030):
-        log.record(said(number, 4.0, correct=False, origin="another"))
+        log.decide(said(number, 4.0, correct=False, origin="another"))
     assert corrected_by_feedback(calibration, log).report["feedback"]["n_others"] == 30
     assert len(log.pairs("another").correct) == 30
 
@@ -168,8 +166,8 @@ def test_probabilities_fitted_otherwise_are_others(
 
 
 def test_a_pair_that_two_bundles_served_counts_once_with_the_last_word(log: FeedbackLog) -> None:
-    log.record(said(0, 1.0, correct=True))
-    log.record(replace(said(0, 1.0, correct=False), bundle="another"))
+    log.decide(said(0, 1.0, correct=True))
+    log.decide(replace(said(0, 1.0, correct=False), bundle="another"))
     pairs = log.pairs("o")
     np.testing.assert_array_equal(pairs.correct, [False])
 
@@ -182,7 +180,7 @@ def test_a_file_of_an_earlier_release_goes_on_and_teaches_nothing_of_before(
         connection.execute("INSERT INTO feedback VALUES ('g','b','q','i',1,1,0.5,0)")
     connection.close()
     assert (len(log.pairs("o").correct), log.pairs("o").n_others) == (0, 1)
-    log.record(said(3, 0.7, correct=True))
+    log.decide(said(3, 0.7, correct=True))
     pairs = log.pairs("o")
     np.testing.assert_array_equal(pairs.log_odds, [0.7])
     assert pairs.n_others == 1
@@ -209,7 +207,7 @@ def test_volunteered_pairs_do_not_tell_how_often_matches_are_right() -> None:
 def test_the_log_tells_which_pairs_were_drawn(log: FeedbackLog) -> None:
     log.ask("b", [("query-0", "item-1")])
     for number in range(3):
-        log.record(said(number, 0.5, correct=True))
+        log.decide(said(number, 0.5, correct=True))
     pairs = log.pairs("o")
     assert pairs.drawn.sum() == 1
     assert pairs.queries[pairs.drawn].tolist() == [0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,8 @@ import pytest
 
 from model_store.decision import DriftTest
 from model_store.drift_states import DriftStates, SavedDrift
-from model_store.feedback import Feedback, FeedbackLog, Reviews
+from model_store.feedback import FeedbackLog, Reviews
+from tests.support.decisions import said
 
 
 @pytest.fixture
@@ -20,25 +20,18 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def log(file: Path, monkeypatch: pytest.MonkeyPatch) -> FeedbackLog:
-    """A log whose clock goes one second at each look."""
-    seconds = count(1000)
-    monkeypatch.setattr("model_store.feedback.log.time.time", lambda: float(next(seconds)))
+def log(file: Path) -> FeedbackLog:
     return FeedbackLog(file)
-
-
-def said(query: str, *, correct: bool, bundle: str = "b", item: str = "i") -> Feedback:
-    return Feedback("g", bundle, query, item, correct, 1, 0.9, 2.2, "origin")
 
 
 def test_only_what_was_asked_for_is_a_review(log: FeedbackLog) -> None:
     assert log.reviews("b") == Reviews(0, ())
     log.ask("b", [("q1", "i"), ("q2", "i"), ("q3", "i")])
     log.ask("b", [("q1", "i")])
-    log.record(said("q2", correct=False))
-    log.record(said("q2", correct=True, item="another"))
-    log.record(said("unasked", correct=False))
-    log.record(said("q1", correct=True, bundle="another"))
+    log.decide(said("q2", correct=False))
+    log.decide(said("q2", correct=True, item="another"))
+    log.decide(said("unasked", correct=False))
+    log.decide(said("q1", correct=True, bundle="another"))
     assert log.reviews("b") == Reviews(3, (True,))
     assert log.asked("b", "q2", "i")
     assert not log.asked("b", "q2", "another")
@@ -49,7 +42,7 @@ def test_it_does_not_matter_whether_the_word_or_the_question_is_written_first(
     log: FeedbackLog,
 ) -> None:
     """Another process may have drawn the match, and write so a moment later."""
-    log.record(said("q", correct=False))
+    log.decide(said("q", correct=False))
     assert log.reviews("b") == Reviews(0, ())
     log.ask("b", [("q", "i")])
     assert log.reviews("b") == Reviews(1, (True,))
@@ -59,9 +52,9 @@ def test_saying_it_again_moves_no_review_to_the_end(log: FeedbackLog) -> None:
     """Or whoever repeats the errors, and nothing else, would make a row of errors of them."""
     log.ask("b", [(query, "i") for query in "abc"])
     for query, correct in (("c", False), ("a", True), ("b", True), ("c", False)):
-        log.record(said(query, correct=correct))
+        log.decide(said(query, correct=correct))
     assert log.reviews("b").wrong == (True, False, False)
-    log.record(said("c", correct=True))
+    log.decide(said("c", correct=True))
     assert log.reviews("b").wrong == (False, False, False)
 
 
@@ -79,7 +72,7 @@ def test_a_file_of_an_earlier_release_is_read_on(file: Path, log: FeedbackLog) -
         )
     assert len(log.pairs("origin").correct) == 1  # before anything is written, as the builder does
     log.ask("b", [("old", "i"), ("new", "i")])
-    log.record(said("new", correct=True))
+    log.decide(said("new", correct=True))
     assert log.reviews("b").wrong == (True, False)
     assert len(log.pairs("origin").correct) == 2
 

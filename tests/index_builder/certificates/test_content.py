@@ -18,7 +18,7 @@ from model_store.bundles.manifest import Manifest
 from model_store.bundles.publish import publish
 from model_store.decision import DriftTest, ErrorTest, error_interval
 from model_store.drift_states import DriftStates, SavedDrift
-from model_store.feedback import Feedback, FeedbackLog
+from model_store.feedback import FeedbackLog
 from tests.support.calibration_evidence import evidence
 from tests.support.certified_bundles import (
     DAY,
@@ -30,6 +30,7 @@ from tests.support.certified_bundles import (
     run,
     said,
 )
+from tests.support.decisions import said as decided
 
 
 def test_it_says_what_is_promised_and_on_what_evidence(certificate: Path) -> None:
@@ -126,7 +127,7 @@ def test_what_happened_since(certificate: Path, bundle: Path) -> None:
     cwd, log = certificate.parents[2], FeedbackLog(certificate.parent / "feedback.sqlite")
     log.ask(bundle.name, [(f"q{n:02}", "coin") for n in range(30)])
     for n in range(20):
-        log.record(Feedback("coins", bundle.name, f"q{n:02}", "coin", n % 2 == 0, 1, 0.9, 2.2, "f"))
+        log.decide(decided(f"q{n:02}", item="coin", correct=n % 2 == 0, bundle=bundle.name))
     test = DriftTest(calibration().outlier_scores.tolist())
     for _ in range(60):
         test.observe(4.0)
