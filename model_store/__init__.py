@@ -16,7 +16,7 @@ algebra of uncertain distances, `errors` the whole error family.
     errors          the whole family
     files           files that survive a crash, and locks
     signing         keys and signatures of Ed25519
-    feedback        what users said of matches, in SQLite
+    feedback        what users said of matches, and queries to decide on, in SQLite
     drift_states    drift tests, kept across restarts
     share_states    the share of absent queries, counted by all replicas
     stores          vector databases of others

@@ -13,7 +13,7 @@ for nothing else, and `open_set` what comes of them where some are absent.
 """
 
 from index_builder.calibration.detector import fit_detector
-from index_builder.calibration.feedback import corrected_by_feedback, fit_recalibration
+from index_builder.calibration.feedback import corrected_by_feedback
 from index_builder.calibration.fit import ASSUMED_ABSENT, MIN_QUERIES, fit_calibration
 from index_builder.calibration.hidden_labels import LabelFolds, fit_label_folds
 from index_builder.calibration.leave_one_out import leave_one_out_queries, out_of_fold_signals
@@ -33,7 +33,6 @@ __all__ = [
     "fit_choice",
     "fit_detector",
     "fit_label_folds",
-    "fit_recalibration",
     "fit_venn_abers",
     "leave_one_out_queries",
     "out_of_fold_signals",

@@ -6,11 +6,9 @@ from dataclasses import asdict, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import expit
 
 from index_builder.progress import console
-from model_store.decision import Calibration, Recalibration
+from model_store.decision import Calibration, Recalibration, fit_recalibration
 from model_store.errors import CalibrationError
 from model_store.feedback import FeedbackLog, SaidPairs
 
@@ -23,11 +21,7 @@ MIN_OF_EACH = 10
 N_FOLDS = 5
 
 MIN_DRAWN = 30
-"""Pairs drawn at random from which on the others are taken for what they are: volunteered."""
-
-_PRIOR_STD = np.array([0.5, 1.0, 1.0])
-"""Standard deviations of the prior, around no correction at all: of log slope, intercept, and what
-the intercept of volunteered pairs has more."""
+"""Pairs that were asked for from which on the others are taken for what they are: volunteered."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -37,8 +31,10 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     """The calibration with its match probabilities corrected, and a report of it.
 
     Uncorrected log-odds are fitted to, so that feedback on corrected probabilities corrects
-    nothing twice. Pairs that were drawn at random for review speak for all that is served; where
-    there are enough of them, others are taken as volunteered. Where the correction does not
+    nothing twice. Pairs that were drawn at random for review speak for all that is served. Those
+    that the review queue gave were chosen by their log-odds, not by whether they are right, so that
+    they are fitted to as they are (covariate-dependent sampling); where there are enough of either,
+    others are taken as volunteered. Where the correction does not
     foretell better what users say, cross-fitted by query, of the drawn pairs if there are enough,
     nothing is corrected and the report says so.
 
@@ -49,9 +45,7 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     pairs = log.pairs(calibration.match_fingerprint())
     n_confirmed = int(pairs.correct.sum())
     _require_enough(pairs, n_confirmed)
-    judged = (
-        pairs.drawn if _speak_for_the_stream(pairs) else np.ones(len(pairs.correct), dtype=bool)
-    )
+    judged = _judged(pairs)
     before = _log_loss(Recalibration()(pairs.log_odds[judged]), pairs.correct[judged])
     after = _log_loss(_cross_fitted(pairs)[judged], pairs.correct[judged])
     applied = after < before
@@ -65,6 +59,7 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
         "n": len(pairs.correct),
         "confirmed": n_confirmed,
         "n_drawn": int(pairs.drawn.sum()),
+        "n_ordered": int(pairs.ordered.sum()),
         "n_others": pairs.n_others,
         "applied": bool(applied),
         "log_loss_before": before,
@@ -74,47 +69,25 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     return replace(calibration, feedback=fitted, report={**calibration.report, "feedback": report})
 
 
-def fit_recalibration(
-    log_odds: Floats, correct: Bools, volunteered: Bools | None = None
-) -> Recalibration:
-    """Slope and intercept on log-odds (Platt 1999), penalised towards no correction.
+def _judged(pairs: SaidPairs) -> Bools:
+    """Return the pairs by which a correction is judged: drawn ones, if there are enough.
 
-    Minimises the summed log loss plus ½ (log slope / 0.5)² + ½ (intercept / 1)²; a slope by its
-    logarithm is positive.
-
-    Parameters
-    ----------
-    log_odds, correct : (n,) of pairs.
-    volunteered : (n,) pairs whose reviewers chose to speak, maybe because they are wrong. How often
-        such are spoken of moves their intercept alone (Prentice and Pyke 1979), so that they have
-        one more of their own, with the same prior, and the slope is that of all. None: all pairs
-        are such as are served.
+    Else those that were asked for, whatever the answer; else all.
     """
-    sign = np.where(correct, 1.0, -1.0)
-    chosen = np.zeros(len(correct)) if volunteered is None else volunteered.astype(np.float64)
-
-    def loss_and_gradient(parameters: Floats) -> tuple[float, Floats]:
-        slope = np.exp(parameters[0])
-        margin = sign * (slope * log_odds + parameters[1] + parameters[2] * chosen)
-        pull = parameters / _PRIOR_STD**2
-        by_margin = -sign * expit(-margin)
-        gradient = np.array([slope * (by_margin @ log_odds), by_margin.sum(), by_margin @ chosen])
-        return float(np.logaddexp(0, -margin).sum() + 0.5 * parameters @ pull), gradient + pull
-
-    log_slope, intercept, _ = minimize(
-        loss_and_gradient, np.zeros(3), jac=True, method="L-BFGS-B"
-    ).x.tolist()
-    return Recalibration(float(np.exp(log_slope)), intercept, len(correct))
+    for judged in (pairs.drawn, pairs.drawn | pairs.ordered):
+        if int(judged.sum()) >= MIN_DRAWN:
+            return judged
+    return np.ones(len(pairs.correct), dtype=np.bool_)
 
 
-def _speak_for_the_stream(pairs: SaidPairs) -> bool:
-    """Return whether enough pairs were drawn at random to tell how others were chosen."""
-    return int(pairs.drawn.sum()) >= MIN_DRAWN
+def _volunteered(pairs: SaidPairs) -> Bools:
+    """Return the pairs that reviewers chose by themselves, where enough others tell how often."""
+    asked = pairs.drawn | pairs.ordered
+    return ~asked if int(asked.sum()) >= MIN_DRAWN else np.zeros_like(asked)
 
 
 def _fitted(pairs: SaidPairs) -> Recalibration:
-    volunteered = ~pairs.drawn if _speak_for_the_stream(pairs) else None
-    return fit_recalibration(pairs.log_odds, pairs.correct, volunteered)
+    return fit_recalibration(pairs.log_odds, pairs.correct, _volunteered(pairs))
 
 
 def _cross_fitted(pairs: SaidPairs) -> Floats:
@@ -122,7 +95,7 @@ def _cross_fitted(pairs: SaidPairs) -> Floats:
     from sklearn.model_selection import GroupKFold  # noqa: PLC0415 - slow
 
     probabilities = np.empty(len(pairs.correct))
-    volunteered = ~pairs.drawn if _speak_for_the_stream(pairs) else np.zeros_like(pairs.drawn)
+    volunteered = _volunteered(pairs)
     for kept, left_out in GroupKFold(N_FOLDS).split(pairs.log_odds, groups=pairs.queries):
         fitted = fit_recalibration(pairs.log_odds[kept], pairs.correct[kept], volunteered[kept])
         probabilities[left_out] = fitted(pairs.log_odds[left_out])

@@ -25,7 +25,7 @@ from model_store.decision.logistic import LogisticModel, bounded_logit, choice_p
 from model_store.decision.operating import OperatingPoint, Stream
 from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
 from model_store.decision.promises import MatchPromise, Promises
-from model_store.decision.recalibration import Recalibration
+from model_store.decision.recalibration import Recalibration, fit_recalibration
 from model_store.decision.result_sets import ResultSet, ResultSetRule
 from model_store.decision.signals import SIGNALS, labels_found, signals
 from model_store.decision.venn_abers import VennAbers
@@ -71,6 +71,7 @@ __all__ = [
     "decide",
     "error_interval",
     "estimate_absent_share",
+    "fit_recalibration",
     "label_means",
     "labels_found",
     "likeliest_parents",

@@ -2,13 +2,26 @@
 
 ::
 
+    file       its tables, and how it is opened
     log        pairs of a query and an item, and what was drawn for review
     decisions  what a reviewer decided of a query, one entry after another; the log keeps them
     answered   queries that can be decided on after they have left the cache
     exchange   decisions as CSV and JSONL
+    cases      queries that are kept to be decided on, and what was served for them
+    queue      the review queue: cases with pictures, and leases of them
+    turns      the order in which reviewers are given cases
+    teaching   the queries whose decisions would teach most
+    agreement  whether reviewers who decided by themselves agree
 """
 
 from model_store.feedback.answered import AnsweredQueries, AnsweredQuery
+from model_store.feedback.cases import (
+    CASE_REASONS,
+    Case,
+    CaseReason,
+    CaseState,
+    FoundItem,
+)
 from model_store.feedback.decisions import DECISIONS, Decided, DecisionKind, Pair, moment
 from model_store.feedback.log import (
     FeedbackLog,
@@ -16,16 +29,35 @@ from model_store.feedback.log import (
     Reviews,
     SaidPairs,
 )
+from model_store.feedback.queue import (
+    Bounds,
+    KeptQueries,
+    Leased,
+    NewCase,
+    Picture,
+    ReviewQueue,
+)
 
 __all__ = [
+    "CASE_REASONS",
     "DECISIONS",
     "AnsweredQueries",
     "AnsweredQuery",
+    "Bounds",
+    "Case",
+    "CaseReason",
+    "CaseState",
     "Decided",
     "DecisionKind",
     "FeedbackLog",
     "FeedbackSummary",
+    "FoundItem",
+    "KeptQueries",
+    "Leased",
+    "NewCase",
     "Pair",
+    "Picture",
+    "ReviewQueue",
     "Reviews",
     "SaidPairs",
     "moment",

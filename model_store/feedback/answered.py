@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from model_store.feedback.file import opened
 from model_store.half_precision import HalfRows
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS answered (
-  gallery TEXT NOT NULL,
-  encoder TEXT NOT NULL,
-  query_id TEXT NOT NULL,
-  answered_at REAL NOT NULL,
-  mean BLOB NOT NULL,
-  variance BLOB NOT NULL,
-  features BLOB NOT NULL,
-  PRIMARY KEY (gallery, encoder, query_id)
-) WITHOUT ROWID
-"""
-_BY_TIME = "CREATE INDEX IF NOT EXISTS answered_by_time ON answered (answered_at)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +41,16 @@ class AnsweredQueries:
     Parameters
     ----------
     path : of the file.
-    retention_s : seconds after which a query is forgotten.
+    retention_s : seconds after which a query is forgotten that is not under review.
     """
 
     def __init__(self, path: Path, retention_s: float) -> None:
         self._path, self._retention_s = path, retention_s
+
+    @property
+    def keeps_all(self) -> bool:
+        """True if every answered query is kept for a while, not those under review alone."""
+        return self._retention_s > 0
 
     def add(self, gallery: str, encoder: str, queries: Sequence[AnsweredQuery]) -> None:
         """Keep queries that were answered now, and forget those whose time is over.
@@ -70,25 +61,19 @@ class AnsweredQueries:
         encoder : fingerprint of the encoder.
         """
         now = time.time()
-        rows = [
-            (gallery, encoder, one.query_id, now, one.mean, one.variance, one.features)
-            for one in queries
-        ]
-        with self._opened() as connection:
-            statement = "INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?, ?, ?, ?)"
-            connection.executemany(statement, rows)
-            connection.execute(
-                "DELETE FROM answered WHERE answered_at < ?", (now - self._retention_s,)
-            )
+        with opened(self._path, writing=True) as connection:
+            add(connection, gallery, encoder, queries, now)
+            purge(connection, now - self._retention_s)
 
     def find(self, gallery: str, encoder: str, query_id: str) -> AnsweredQuery | None:
         """Return a query that is kept; None where there is none."""
         if not self._path.exists():
             return None
-        with self._opened() as connection:
+        with opened(self._path) as connection:
             row = connection.execute(
-                "SELECT query_id, mean, variance, features FROM answered "
-                "WHERE gallery = ? AND encoder = ? AND query_id = ? AND answered_at >= ?",
+                "SELECT query_id, mean, variance, features FROM answered "  # noqa: S608
+                "WHERE gallery = ? AND encoder = ? AND query_id = ? AND "
+                f"(answered_at >= ? OR {_UNDER_REVIEW})",
                 (gallery, encoder, query_id, time.time() - self._retention_s),
             ).fetchone()
         return None if row is None else AnsweredQuery(*row)
@@ -97,16 +82,44 @@ class AnsweredQueries:
         """Delete a query, on request; whether there was one."""
         if not self._path.exists():
             return False
-        with self._opened() as connection:
-            deleted = connection.execute(
-                "DELETE FROM answered WHERE gallery = ? AND query_id = ?", (gallery, query_id)
-            )
-            return deleted.rowcount > 0
+        with opened(self._path) as connection:
+            return forget(connection, gallery, query_id)
 
-    @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(self._path)) as connection, connection:
-            connection.execute(_SCHEMA)
-            connection.execute(_BY_TIME)
-            yield connection
+
+_UNDER_REVIEW = (
+    "EXISTS (SELECT 1 FROM cases WHERE cases.gallery = answered.gallery "
+    "AND cases.query_id = answered.query_id)"
+)
+
+
+def add(
+    connection: sqlite3.Connection,
+    gallery: str,
+    encoder: str,
+    queries: Sequence[AnsweredQuery],
+    now: float,
+) -> None:
+    """Keep queries."""
+    connection.executemany(
+        "INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [
+            (gallery, encoder, one.query_id, now, one.mean, one.variance, one.features)
+            for one in queries
+        ],
+    )
+
+
+def purge(connection: sqlite3.Connection, before: float) -> None:
+    """Forget what was answered before a moment, but what is under review."""
+    connection.execute(
+        f"DELETE FROM answered WHERE answered_at < ? AND NOT {_UNDER_REVIEW}",  # noqa: S608
+        (before,),
+    )
+
+
+def forget(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
+    """Delete what every encoder made of a query; whether there was anything."""
+    deleted = connection.execute(
+        "DELETE FROM answered WHERE gallery = ? AND query_id = ?", (gallery, query_id)
+    )
+    return deleted.rowcount > 0

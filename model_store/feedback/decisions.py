@@ -17,27 +17,28 @@ DECISIONS: tuple[DecisionKind, ...] = get_args(DecisionKind)
 ``none_of_these``: nothing in the gallery matches; ``that_item``: it is an item of the gallery,
 found or not; ``new``: nothing matches, and what it shows ought to be in the gallery."""
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS decisions (
-  number INTEGER PRIMARY KEY AUTOINCREMENT,
-  gallery TEXT NOT NULL,
-  bundle TEXT NOT NULL,
-  query_id TEXT NOT NULL,
-  decision TEXT NOT NULL,
-  item_id TEXT,
-  label TEXT,
-  reviewer TEXT,
-  comment TEXT,
-  decided_at REAL NOT NULL,
-  pairs TEXT NOT NULL,
-  undone_at REAL
-)
-"""
+Selection = Literal["volunteered", "ordered", "drawn"]
+SELECTIONS: tuple[Selection, ...] = get_args(Selection)
+"""``volunteered``: the reviewer chose the query, maybe because its answer is wrong; ``ordered``:
+the review queue gave it, by what it would teach and not by whether it is right; ``drawn``: the
+queue gave it, because it was drawn at random."""
 
-_COLUMNS = (
-    "number, gallery, bundle, query_id, decision, item_id, label, reviewer, comment, decided_at, "
-    "pairs, undone_at"
+COLUMNS = (
+    "number",
+    "gallery",
+    "bundle",
+    "query_id",
+    "decision",
+    "item_id",
+    "label",
+    "reviewer",
+    "comment",
+    "decided_at",
+    "pairs",
+    "undone_at",
+    "selection",
 )
+_LISTED = ", ".join(COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Decided:
     decided_at : seconds since 1970.
     number : counts the decisions; 0 as long as it is not kept.
     undone_at : when it was taken back; None while it holds.
+    selection : how the query came to be decided on, see `SELECTIONS`.
     """
 
     gallery: str
@@ -91,6 +93,7 @@ class Decided:
     decided_at: float
     number: int = 0
     undone_at: float | None = None
+    selection: Selection = "volunteered"
 
     def row(self) -> tuple[Any, ...]:
         """Return the columns of the table but the first."""
@@ -107,12 +110,13 @@ class Decided:
             self.decided_at,
             pairs,
             self.undone_at,
+            self.selection,
         )
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> Decided:
         """Read a row of the table."""
-        fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
+        fields = dict(zip(COLUMNS, row, strict=True))
         pairs = tuple(Pair(**pair) for pair in json.loads(fields.pop("pairs")))
         return cls(pairs=pairs, **fields)
 
@@ -125,7 +129,7 @@ def moment() -> float:
 def add(connection: sqlite3.Connection, decided: Decided) -> Decided:
     """Append a decision; returns it with its number."""
     marks = ",".join("?" * len(decided.row()))
-    names = _COLUMNS.partition(", ")[2]
+    names = ", ".join(COLUMNS[1:])
     cursor = connection.execute(
         f"INSERT INTO decisions ({names}) VALUES ({marks})",  # noqa: S608
         decided.row(),
@@ -136,7 +140,7 @@ def add(connection: sqlite3.Connection, decided: Decided) -> Decided:
 def find(connection: sqlite3.Connection, gallery: str, number: int) -> Decided:
     """Return a decision of a gallery, or raise `DecisionNotFound`."""
     row = connection.execute(
-        f"SELECT {_COLUMNS} FROM decisions WHERE gallery = ? AND number = ?",  # noqa: S608
+        f"SELECT {_LISTED} FROM decisions WHERE gallery = ? AND number = ?",  # noqa: S608
         (gallery, number),
     ).fetchone()
     if row is None:
@@ -165,7 +169,7 @@ def listed(
     """
     conditions = " AND ".join(f"{name} = ?" for name in where) or "1"
     rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM decisions WHERE {conditions} AND number > ? "  # noqa: S608
+        f"SELECT {_LISTED} FROM decisions WHERE {conditions} AND number > ? "  # noqa: S608
         "ORDER BY number LIMIT ?",
         (*where.values(), after, limit),
     )

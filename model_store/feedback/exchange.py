@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from model_store.errors import ConfigError
-from model_store.feedback.decisions import DECISIONS, Decided, Pair, moment
+from model_store.feedback.decisions import DECISIONS, SELECTIONS, Decided, Pair, moment
 
 FIELDS = (
     "gallery",
@@ -24,6 +24,7 @@ FIELDS = (
     "comment",
     "decided_at",
     "undone_at",
+    "selection",
     "pairs",
 )
 """Columns. Times are as of RFC 3339; ``pairs`` is JSON: what was served of the items named."""
@@ -99,6 +100,8 @@ def _read(number: int, fields: Mapping[str, Any]) -> Decided:
             f"Line {number} is not a decision: wanted texts for {_NEEDED}, and one of {DECISIONS} "
             f"as the decision, not {fields.get('decision')!r}."
         )
+    if (selection := fields.get("selection") or "volunteered") not in SELECTIONS:
+        raise ConfigError(f"Line {number}: `selection` is {selection!r}, not of {SELECTIONS}.")
     unknown = sorted(fields.keys() - {*FIELDS})
     if unknown:
         raise ConfigError(f"Line {number} has unknown fields {unknown}; known are {FIELDS}.")
@@ -119,6 +122,7 @@ def _read(number: int, fields: Mapping[str, Any]) -> Decided:
         pairs=pairs,
         decided_at=moment() if at is None else at,
         undone_at=undone_at,
+        selection=selection,
     )
 
 

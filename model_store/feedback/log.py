@@ -4,52 +4,22 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.feedback import decisions
+from model_store.feedback import cases, decisions
 from model_store.feedback.decisions import Decided
-
-_FEEDBACK = """
-CREATE TABLE IF NOT EXISTS feedback (
-  gallery TEXT NOT NULL,
-  bundle TEXT NOT NULL,
-  query_id TEXT NOT NULL,
-  item_id TEXT NOT NULL,
-  correct INTEGER NOT NULL,
-  rank INTEGER NOT NULL,
-  match_probability REAL NOT NULL,
-  received_at REAL NOT NULL,
-  match_log_odds REAL,
-  match_fingerprint TEXT,
-  first_received_at REAL,
-  PRIMARY KEY (bundle, query_id, item_id)
-) WITHOUT ROWID
-"""
-
-_AUDITS = """
-CREATE TABLE IF NOT EXISTS audits (
-  bundle TEXT NOT NULL,
-  query_id TEXT NOT NULL,
-  item_id TEXT NOT NULL,
-  asked_at REAL NOT NULL,
-  PRIMARY KEY (bundle, query_id, item_id)
-) WITHOUT ROWID
-"""
+from model_store.feedback.file import FITTED_TO, columns, opened
 
 _DRAWN = (
     "EXISTS (SELECT 1 FROM audits WHERE audits.bundle = feedback.bundle AND audits.query_id = "
     "feedback.query_id AND audits.item_id = feedback.item_id)"
 )
-
-_FITTED_TO = {"match_log_odds": "REAL", "match_fingerprint": "TEXT"}
-_ADDED = _FITTED_TO | {"first_received_at": "REAL"}
-"""Columns that files of earlier releases lack; what was kept there cannot be fitted to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +31,9 @@ class SaidPairs:
     log_odds : (n,) uncorrected.
     correct : (n,) whether users confirmed the pair.
     queries : (n,) number of the query that the pair belongs to.
-    drawn : (n,) whether the pair was drawn at random for review; who speaks of another chose to.
+    drawn : (n,) whether the pair was drawn at random for review.
+    ordered : (n,) whether the review queue gave it, by what it would teach; who speaks of a pair
+        that is neither chose to.
     n_others : pairs that were stored with probabilities of another origin.
     """
 
@@ -69,6 +41,7 @@ class SaidPairs:
     correct: NDArray[np.bool_]
     queries: NDArray[np.int64]
     drawn: NDArray[np.bool_]
+    ordered: NDArray[np.bool_]
     n_others: int
 
 
@@ -111,11 +84,14 @@ class FeedbackLog:
         self.path = path
 
     def decide(self, decided: Decided) -> Decided:
-        """Keep a decision and what it says of pairs: durable once this returns, with its number."""
-        with self._opened() as connection:
-            kept = decisions.add(connection, decided)
-            _say(connection, kept)
-        return kept
+        """Keep a decision and what it says of pairs: durable once this returns, with its number.
+
+        It ends the reviewer's lease of the query. Where more than one reviewer has to agree, it
+        says nothing of pairs until they do.
+        """
+        with opened(self.path, writing=True) as connection:
+            selection = cases.selection(connection, decided)
+            return _take(connection, replace(decided, selection=selection))
 
     def undo(self, gallery: str, number: int) -> Decided:
         """Take a decision back: of the pairs that it spoke of, the word before it counts again.
@@ -124,7 +100,7 @@ class FeedbackLog:
         ------
         DecisionNotFound
         """
-        with self._opened() as connection:
+        with opened(self.path, writing=True) as connection:
             decided = decisions.find(connection, gallery, number)
             if decided.undone_at is not None:
                 return decided
@@ -134,9 +110,8 @@ class FeedbackLog:
                     "DELETE FROM feedback WHERE bundle = ? AND query_id = ? AND item_id = ?",
                     (decided.bundle, decided.query_id, pair.item_id),
                 )
-            of_query = {"bundle": decided.bundle, "query_id": decided.query_id}
-            for other in decisions.listed(connection, of_query):
-                if other.undone_at is None:
+            for other in cases.counted(connection, gallery, decided.query_id):
+                if other.bundle == decided.bundle:
                     _say(connection, other)
         return undone
 
@@ -144,7 +119,7 @@ class FeedbackLog:
         """Return the decisions on a gallery after a number, by number; −1 for all of them."""
         if not self.path.exists():
             return []
-        with self._opened() as connection:
+        with opened(self.path) as connection:
             return decisions.listed(connection, {"gallery": gallery}, after, limit)
 
     def bring(self, decided: Iterable[Decided]) -> int:
@@ -155,23 +130,21 @@ class FeedbackLog:
         How many are new.
         """
         n_new = 0
-        with self._opened() as connection:
+        with opened(self.path, writing=True) as connection:
             known = {replace(one, number=0) for one in decisions.listed(connection, {})}
             for one in decided:
                 if replace(one, number=0) in known:
                     continue
                 known.add(replace(one, number=0))
-                kept = decisions.add(connection, one)
+                _take(connection, one)
                 n_new += 1
-                if kept.undone_at is None:
-                    _say(connection, kept)
         return n_new
 
     def summary(self, bundle: str) -> FeedbackSummary | None:
         """Summarise the feedback on a bundle; return None where there is none."""
         if not self.path.exists():
             return None
-        with self._opened() as connection:
+        with opened(self.path) as connection:
             n, probability, share = connection.execute(
                 "SELECT COUNT(*), AVG(match_probability), AVG(correct) FROM feedback "
                 "WHERE bundle = ?",
@@ -183,14 +156,14 @@ class FeedbackLog:
         """Keep which matches, pairs of a query's and an item's id, were drawn for review."""
         now = time.time()
         rows = [(bundle, query_id, item_id, now) for query_id, item_id in matches]
-        with self._opened() as connection:
+        with opened(self.path) as connection:
             connection.executemany("INSERT OR IGNORE INTO audits VALUES (?, ?, ?, ?)", rows)
 
     def asked(self, bundle: str, query_id: str, item_id: str) -> bool:
         """Return whether a match was drawn for review."""
         if not self.path.exists():
             return False
-        with self._opened() as connection:
+        with opened(self.path) as connection:
             found = connection.execute(
                 "SELECT 1 FROM audits WHERE bundle = ? AND query_id = ? AND item_id = ?",
                 (bundle, query_id, item_id),
@@ -201,7 +174,7 @@ class FeedbackLog:
         """Return what was said of the matches that were drawn for review."""
         if not self.path.exists():
             return Reviews(0, ())
-        with self._opened() as connection:
+        with opened(self.path) as connection:
             (n_asked,) = connection.execute(
                 "SELECT COUNT(*) FROM audits WHERE bundle = ?", (bundle,)
             ).fetchone()
@@ -212,51 +185,53 @@ class FeedbackLog:
             ).fetchall()
         return Reviews(n_asked, tuple(not correct for (correct,) in rows))
 
-    @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        """Open the file, which is made if need be, with all of its tables and columns."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(self.path)) as connection, connection:
-            connection.execute(_FEEDBACK)
-            connection.execute(_AUDITS)
-            connection.execute(decisions.SCHEMA)
-            for column in _ADDED.keys() - _columns(connection):
-                connection.execute(f"ALTER TABLE feedback ADD COLUMN {column} {_ADDED[column]}")
-            yield connection
-
     def pairs(self, match_fingerprint: str) -> SaidPairs:
         """All pairs, of whichever bundle, whose probabilities came from what is named.
 
         One that several bundles served counts once, with the last word on it.
         """
         with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as connection:
-            columns = _columns(connection)
-            if _FITTED_TO.keys() <= columns:
-                audits = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'audits'")
-                drawn = _DRAWN if audits.fetchone() else "0"
-                rows = connection.execute(
-                    f"SELECT query_id, item_id, match_log_odds, correct, {drawn} FROM feedback "  # noqa: S608
-                    "WHERE match_fingerprint = ? ORDER BY received_at",
-                    (match_fingerprint,),
-                ).fetchall()
-            else:
-                rows = []
-            count = "SELECT COUNT(*) FROM feedback" if columns else "SELECT 0"
-            (n_all,) = connection.execute(count).fetchone()
-        last = {(query, item): said for query, item, *said in rows}
-        said = np.array(list(last.values()), dtype=np.float64).reshape(-1, 3)
-        queries = np.unique([query for query, _ in last], return_inverse=True)[1]
-        return SaidPairs(
-            said[:, 0],
-            said[:, 1] == 1,
-            queries.astype(np.int64),
-            said[:, 2] == 1,
-            n_all - len(rows),
-        )
+            return pairs_in(connection, match_fingerprint)
 
 
-def _columns(connection: sqlite3.Connection) -> set[str]:
-    return {row[1] for row in connection.execute("PRAGMA table_info(feedback)")}
+def pairs_in(connection: sqlite3.Connection, match_fingerprint: str | None) -> SaidPairs:
+    """Return the pairs of a file that may be of an earlier release, see `FeedbackLog.pairs`."""
+    found = columns(connection, "feedback")
+    if FITTED_TO.keys() <= found:
+        audited = _DRAWN if columns(connection, "audits") else "0"
+        selection = "selection" if "selection" in found else "NULL"
+        rows = connection.execute(
+            f"SELECT query_id, item_id, match_log_odds, correct, {audited} "  # noqa: S608
+            f"OR {selection} IS 'drawn', {selection} IS 'ordered' "
+            "FROM feedback WHERE match_fingerprint = ? ORDER BY received_at",
+            (match_fingerprint,),
+        ).fetchall()
+    else:
+        rows = []
+    count = "SELECT COUNT(*) FROM feedback" if found else "SELECT 0"
+    (n_all,) = connection.execute(count).fetchone()
+    last = {(query, item): said for query, item, *said in rows}
+    said = np.array(list(last.values()), dtype=np.float64).reshape(-1, 4)
+    queries = np.unique([query for query, _ in last], return_inverse=True)[1]
+    drawn = said[:, 2] == 1
+    return SaidPairs(
+        said[:, 0],
+        said[:, 1] == 1,
+        queries.astype(np.int64),
+        drawn,
+        (said[:, 3] == 1) & ~drawn,
+        n_all - len(rows),
+    )
+
+
+def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
+    """Append a decision, and let those that count by now speak of their pairs."""
+    kept = decisions.add(connection, decided)
+    if kept.undone_at is None:
+        spoken = cases.counted(connection, kept.gallery, kept.query_id, kept)
+        for one in spoken:
+            _say(connection, one)
+    return kept
 
 
 def _say(connection: sqlite3.Connection, decided: Decided) -> None:
@@ -264,7 +239,7 @@ def _say(connection: sqlite3.Connection, decided: Decided) -> None:
     connection.executemany(
         "INSERT INTO feedback (gallery, bundle, query_id, item_id, correct, "
         "rank, match_probability, received_at, match_log_odds, match_fingerprint, "
-        "first_received_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+        "first_received_at, selection) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET correct = excluded.correct, rank = excluded.rank, "
         "match_probability = excluded.match_probability, "
         "received_at = excluded.received_at, match_log_odds = excluded.match_log_odds, "
@@ -282,6 +257,8 @@ def _say(connection: sqlite3.Connection, decided: Decided) -> None:
                 pair.match_log_odds,
                 pair.match_fingerprint,
                 decided.decided_at,
+                # Of another item than the first the reviewer speaks because of what it is.
+                decided.selection if pair.rank == 1 else "volunteered",
             )
             for pair in decided.pairs
         ],

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from index_builder.calibration.feedback import fit_recalibration
 from index_builder.metrics import calibration_error, reliability
-from model_store.decision import Recalibration
+from model_store.decision import Recalibration, fit_recalibration
 
 SLOPE, INTERCEPT = 0.6, -0.8
 DRAWN = 0.3

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from index_builder.calibration import corrected_by_feedback, fit_recalibration
+from index_builder.calibration import corrected_by_feedback
 from model_store.bundles.bundle import open_bundle
-from model_store.decision import Calibration
+from model_store.decision import Calibration, fit_recalibration
 from model_store.errors import CalibrationError
 from model_store.feedback import Decided, FeedbackLog
 from tests.support.decisions import said as decided

@@ -1,0 +1,131 @@
+"""The tables of the file, and how it is opened; processes share it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS feedback (
+  gallery TEXT NOT NULL,
+  bundle TEXT NOT NULL,
+  query_id TEXT NOT NULL,
+  item_id TEXT NOT NULL,
+  correct INTEGER NOT NULL,
+  rank INTEGER NOT NULL,
+  match_probability REAL NOT NULL,
+  received_at REAL NOT NULL,
+  match_log_odds REAL,
+  match_fingerprint TEXT,
+  first_received_at REAL,
+  selection TEXT,
+  PRIMARY KEY (bundle, query_id, item_id)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS audits (
+  bundle TEXT NOT NULL,
+  query_id TEXT NOT NULL,
+  item_id TEXT NOT NULL,
+  asked_at REAL NOT NULL,
+  PRIMARY KEY (bundle, query_id, item_id)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS decisions (
+  number INTEGER PRIMARY KEY AUTOINCREMENT,
+  gallery TEXT NOT NULL,
+  bundle TEXT NOT NULL,
+  query_id TEXT NOT NULL,
+  decision TEXT NOT NULL,
+  item_id TEXT,
+  label TEXT,
+  reviewer TEXT,
+  comment TEXT,
+  decided_at REAL NOT NULL,
+  pairs TEXT NOT NULL,
+  undone_at REAL,
+  selection TEXT NOT NULL DEFAULT 'volunteered'
+);
+CREATE INDEX IF NOT EXISTS decisions_by_query ON decisions (query_id, gallery);
+CREATE TABLE IF NOT EXISTS answered (
+  gallery TEXT NOT NULL,
+  encoder TEXT NOT NULL,
+  query_id TEXT NOT NULL,
+  answered_at REAL NOT NULL,
+  mean BLOB NOT NULL,
+  variance BLOB NOT NULL,
+  features BLOB NOT NULL,
+  PRIMARY KEY (gallery, encoder, query_id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS answered_by_time ON answered (answered_at);
+CREATE TABLE IF NOT EXISTS cases (
+  number INTEGER PRIMARY KEY AUTOINCREMENT,
+  gallery TEXT NOT NULL,
+  encoder TEXT NOT NULL,
+  bundle TEXT NOT NULL,
+  query_id TEXT NOT NULL,
+  reason TEXT NOT NULL,
+  drawn INTEGER NOT NULL,
+  verdict TEXT NOT NULL,
+  found TEXT NOT NULL,
+  no_match_probability REAL,
+  match_log_odds REAL,
+  match_fingerprint TEXT,
+  reviewers INTEGER NOT NULL,
+  wanted INTEGER NOT NULL,
+  kept_at REAL NOT NULL,
+  media_type TEXT,
+  n_bytes INTEGER NOT NULL,
+  settled_at REAL,
+  UNIQUE (gallery, query_id)
+);
+CREATE TABLE IF NOT EXISTS case_images (
+  number INTEGER PRIMARY KEY,
+  data BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS case_leases (
+  number INTEGER NOT NULL,
+  reviewer TEXT NOT NULL,
+  until REAL NOT NULL,
+  PRIMARY KEY (number, reviewer)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS case_turns (
+  gallery TEXT PRIMARY KEY,
+  given INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+FITTED_TO = {"match_log_odds": "REAL", "match_fingerprint": "TEXT"}
+_ADDED = {
+    "feedback": FITTED_TO | {"first_received_at": "REAL", "selection": "TEXT"},
+    "decisions": {"selection": "TEXT NOT NULL DEFAULT 'volunteered'"},
+}
+"""Columns that files of earlier releases lack; what was kept there cannot be fitted to."""
+
+WAIT_S = 10.0
+"""Seconds for which another process may keep the file to itself."""
+
+
+@contextmanager
+def opened(path: Path, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
+    """Open the file, which is made if need be, with all of its tables and columns.
+
+    Parameters
+    ----------
+    writing : whether what is done is one transaction that nobody else writes in between.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path, timeout=WAIT_S)) as connection, connection:
+        connection.executescript(_TABLES)
+        for table, added in _ADDED.items():
+            for column in added.keys() - columns(connection, table):
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {added[column]}")
+        # What is deleted is overwritten: on request it is really gone.
+        connection.execute("PRAGMA secure_delete = ON")
+        if writing:
+            connection.execute("BEGIN IMMEDIATE")
+        yield connection
+
+
+def columns(connection: sqlite3.Connection, table: str) -> set[str]:
+    """Return the names of a table's columns; none where there is no such table."""
+    return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}

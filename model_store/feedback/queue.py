@@ -1,0 +1,273 @@
+"""The review queue: queries that are kept to be decided on, and leases of them."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.feedback import answered, cases, turns
+from model_store.feedback.answered import AnsweredQuery
+from model_store.feedback.cases import Case, CaseReason, CaseState
+from model_store.feedback.file import opened
+from model_store.half_precision import HalfRows
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The picture of a case."""
+
+    data: bytes
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewCase:
+    """A case to keep: with what the encoder made of the query, and maybe its picture."""
+
+    case: Case
+    embedded: AnsweredQuery
+    picture: Picture | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The bounds of what the cases of a gallery may be.
+
+    Attributes
+    ----------
+    retention_s : seconds after which a case is forgotten.
+    most : cases at most.
+    most_bytes : of their pictures together.
+    query_retention_s : seconds for which embeddings are kept whatever becomes of the case.
+    """
+
+    retention_s: float
+    most: int
+    most_bytes: int
+    query_retention_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A case that a reviewer has for themselves, until a moment in seconds since 1970."""
+
+    case: Case
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeptQueries:
+    """What an encoder made of kept queries.
+
+    Attributes
+    ----------
+    query_ids, reasons : (n,) of each.
+    kept_at : (n,) seconds since 1970.
+    is_open : (n,) whether reviewers have not decided yet.
+    mean, variance, features : (n, D), (n, D) and (n, F), of which half precision was kept.
+    """
+
+    query_ids: tuple[str, ...]
+    reasons: tuple[CaseReason, ...]
+    kept_at: NDArray[np.float64]
+    is_open: NDArray[np.bool_]
+    mean: NDArray[np.float32]
+    variance: NDArray[np.float32]
+    features: NDArray[np.float32]
+
+
+class ReviewQueue:
+    """The cases of all galleries, in the feedback's file; safe to share by processes.
+
+    A case is open until as many reviewers agree as it wants; decisions are `FeedbackLog`'s.
+    """
+
+    def __init__(self, path: Path, bounds: Bounds) -> None:
+        self._path, self._bounds = path, bounds
+
+    def add(self, new: Sequence[NewCase]) -> dict[str, int]:
+        """Keep cases; a query has one, which gets a picture where it had none.
+
+        What is too old goes, and then, beyond the bounds, what is settled, what would teach least,
+        and what was drawn at random, oldest first.
+
+        Returns
+        -------
+        How many were ``kept``, ``expired``, and ``displaced`` by the bounds.
+        """
+        now = time.time()
+        n_kept = 0
+        with opened(self._path, writing=True) as connection:
+            for one in new:
+                n_kept += self._add(connection, one)
+            before = now - self._bounds.retention_s
+            rows = connection.execute("SELECT number FROM cases WHERE kept_at < ?", (before,))
+            expired = [number for (number,) in rows]
+            cases.remove(connection, expired)
+            displaced = [
+                number
+                for gallery in {one.case.gallery for one in new}
+                for number in turns.displaced(
+                    connection, gallery, self._bounds.most, self._bounds.most_bytes
+                )
+            ]
+            cases.remove(connection, displaced)
+            answered.purge(connection, now - self._bounds.query_retention_s)
+        return {"kept": n_kept, "expired": len(expired), "displaced": len(displaced)}
+
+    def lease(
+        self,
+        gallery: str,
+        encoder: str,
+        reviewer: str,
+        n: int,
+        seconds: float,
+        reasons: Collection[CaseReason] = cases.CASE_REASONS,
+    ) -> list[Leased]:
+        """Give a reviewer the next ``n`` cases, or fewer, for some seconds.
+
+        Nobody else gets them meanwhile, unless more than one has to decide, and nobody a case that
+        they decided on. See `model_store.feedback.turns` for their order.
+
+        Parameters
+        ----------
+        encoder : fingerprint of the encoder that is served: decisions need its embeddings.
+        """
+        now = time.time()
+        with opened(self._path, writing=True) as connection:
+            free = turns.free(connection, gallery, encoder, reviewer, reasons, now)
+            numbers = turns.take(connection, gallery, free, n)
+            until = now + seconds
+            connection.executemany(
+                "INSERT OR REPLACE INTO case_leases VALUES (?, ?, ?)",
+                [(number, reviewer, until) for number in numbers],
+            )
+            found = [cases.listed(connection, {"number": number})[0] for number in numbers]
+        return [Leased(case, until) for case in found]
+
+    def give_back(self, gallery: str, query_id: str, reviewer: str) -> bool:
+        """End a lease without a decision; whether there was one."""
+        with opened(self._path, writing=True) as connection:
+            ended = connection.execute(
+                "DELETE FROM case_leases WHERE reviewer = ? AND number IN "
+                "(SELECT number FROM cases WHERE gallery = ? AND query_id = ?)",
+                (reviewer, gallery, query_id),
+            )
+            return ended.rowcount > 0
+
+    def contradict(self, new: NewCase) -> None:
+        """Have somebody else decide on a match that a reviewer has called wrong."""
+        with opened(self._path, writing=True) as connection:
+            self._add(connection, new)
+            connection.execute(
+                "UPDATE cases SET reason = 'contradicted', wanted = MAX(wanted, 2), "
+                "settled_at = NULL WHERE gallery = ? AND query_id = ? AND reason = 'random'",
+                (new.case.gallery, new.case.query_id),
+            )
+
+    def find(self, gallery: str, query_id: str) -> Case | None:
+        """Return the case of a query; None where there is none."""
+        with opened(self._path) as connection:
+            return cases.find(connection, gallery, query_id)
+
+    def listed(
+        self,
+        gallery: str,
+        where: Mapping[str, Any],
+        state: CaseState | None = None,
+        after: int = 0,
+        limit: int = -1,
+    ) -> list[Case]:
+        """Return cases of a gallery by their number; see `model_store.feedback.cases.listed`."""
+        with opened(self._path) as connection:
+            return cases.listed(connection, {"gallery": gallery, **where}, state, after, limit)
+
+    def counts(self, gallery: str) -> dict[tuple[CaseReason, CaseState], int]:
+        """Return how many cases there are, by reason and state."""
+        with opened(self._path) as connection:
+            rows = connection.execute(
+                "SELECT reason, CASE WHEN settled_at IS NULL THEN 'open' ELSE 'settled' END, "
+                "COUNT(*) FROM cases WHERE gallery = ? GROUP BY 1, 2",
+                (gallery,),
+            ).fetchall()
+        return {(reason, state): n for reason, state, n in rows}
+
+    def picture(self, gallery: str, query_id: str) -> Picture | None:
+        """Return the picture of a case; None where none is kept."""
+        with opened(self._path) as connection:
+            row = connection.execute(
+                "SELECT data, media_type FROM cases JOIN case_images USING (number) "
+                "WHERE gallery = ? AND query_id = ?",
+                (gallery, query_id),
+            ).fetchone()
+        return None if row is None else Picture(*row)
+
+    def forget(self, gallery: str, query_id: str) -> bool:
+        """Delete a case, its picture and what every encoder made of it; whether there was one."""
+        with opened(self._path, writing=True) as connection:
+            case = cases.find(connection, gallery, query_id)
+            if case is not None:
+                cases.remove(connection, [case.number])
+            return answered.forget(connection, gallery, query_id) or case is not None
+
+    def embedded(
+        self, gallery: str, encoder: str, reasons: Sequence[CaseReason] = cases.CASE_REASONS
+    ) -> KeptQueries:
+        """Return what an encoder made of the cases of a gallery, oldest first.
+
+        Parameters
+        ----------
+        encoder : its fingerprint.
+        reasons : of the cases; ``("absent",)``: the answer was that nothing matches.
+        """
+        marks = ",".join("?" * len(reasons))
+        with opened(self._path) as connection:
+            rows = connection.execute(
+                "SELECT query_id, reason, kept_at, settled_at IS NULL, mean, variance, features "  # noqa: S608
+                "FROM cases JOIN answered USING (gallery, encoder, query_id) "
+                f"WHERE gallery = ? AND encoder = ? AND reason IN ({marks}) ORDER BY number",
+                (gallery, encoder, *reasons),
+            ).fetchall()
+        parts = [
+            HalfRows.from_bytes([row[place] for row in rows]).whole()
+            if rows
+            else np.zeros((0, 0), np.float32)
+            for place in (4, 5, 6)
+        ]
+        return KeptQueries(
+            tuple(row[0] for row in rows),
+            tuple(row[1] for row in rows),
+            np.array([row[2] for row in rows], np.float64),
+            np.array([row[3] for row in rows], np.bool_),
+            *parts,
+        )
+
+    @staticmethod
+    def _add(connection: sqlite3.Connection, new: NewCase) -> bool:
+        picture = new.picture
+        case = new.case
+        if picture is not None:
+            case = replace(case, media_type=picture.media_type, n_bytes=len(picture.data))
+        kept = cases.add(connection, case)
+        is_new = kept is not None
+        if kept is None:
+            known = cases.find(connection, case.gallery, case.query_id)
+            if known is None or known.media_type is not None or picture is None:
+                return False
+            kept = replace(known, media_type=case.media_type, n_bytes=case.n_bytes)
+            connection.execute(
+                "UPDATE cases SET media_type = ?, n_bytes = ? WHERE number = ?",
+                (kept.media_type, kept.n_bytes, kept.number),
+            )
+        if picture is not None:
+            row = (kept.number, picture.data)
+            connection.execute("INSERT OR REPLACE INTO case_images VALUES (?, ?)", row)
+        answered.add(connection, case.gallery, case.encoder, [new.embedded], case.kept_at)
+        return is_new
