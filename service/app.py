@@ -16,7 +16,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp
 
 from model_store.bundles.bundle import Bundle, open_bundle
-from model_store.feedback import AnsweredQueries, FeedbackLog
+from model_store.feedback import AnsweredQueries, Bounds, FeedbackLog, ReviewQueue
 from model_store.installation import installed_version
 from model_store.threads import one_blas_thread
 from service.access.access import Access, open_access
@@ -40,6 +40,7 @@ from service.serving.metrics import GalleryMetrics
 from service.serving.recalibration import Recalibrator, installed_command
 from service.serving.registry import Galleries, OpenBundle
 from service.serving.resources import EngineResources
+from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
 from service.serving.writer import ItemWriter
 from service.settings import Settings
 
@@ -157,11 +158,21 @@ def _open_tracing(endpoint: str | None) -> Tracing | None:
     return OtlpTracing(endpoint)
 
 
-def _answered(settings: Settings) -> AnsweredQueries | None:
-    """Return what keeps answered queries, where their owner chose to keep them."""
-    if settings.feedback is None or not settings.query_retention_s:
-        return None
-    return AnsweredQueries(settings.feedback, settings.query_retention_s)
+def _kept_queries(
+    settings: Settings,
+) -> tuple[AnsweredQueries | None, ReviewQueue | None, ReviewTerms]:
+    """Return what keeps answered queries and those under review, and which of them are."""
+    file, retention_s = settings.feedback, settings.query_retention_s
+    if file is None or not (retention_s or settings.review_reasons):
+        return None, None, NOTHING_REVIEWED
+    answered = AnsweredQueries(file, retention_s)
+    if not settings.review_reasons:
+        return answered, None, NOTHING_REVIEWED
+    bounds = Bounds(
+        settings.review_retention_s, settings.review_cases, settings.review_bytes, retention_s
+    )
+    terms = ReviewTerms(settings.review_reasons, settings.review_image, settings.reviewers)
+    return answered, ReviewQueue(file, bounds), terms
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
@@ -207,7 +218,7 @@ async def _set_up(
         settings.pad_batches,
         feedback,
         settings.audit_share,
-        _answered(settings),
+        *_kept_queries(settings),
     )
     galleries = Galleries(
         open_more,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from limits import RateLimitItem, parse_many
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.bundles.directory import KEPT_BUNDLES
+from model_store.feedback.cases import CaseReason
 from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
@@ -64,6 +65,9 @@ def _check_origin(text: str) -> str:
         raise ValueError(f"must be an origin, such as https://images.example, not {text!r}")
     return text
 
+
+ImageKept = Literal["none", "thumbnail", "original"]
+"""The part of an image that is kept for reviewers."""
 
 Origin = Annotated[str, AfterValidator(_check_origin)]
 
@@ -236,7 +240,27 @@ class Settings(BaseSettings):
         0.05,
         ge=0,
         le=1,
-        description="Share of answers `match` drawn at random for review, where feedback is kept.",
+        description="Share of answers `match` drawn at random for review, where feedback is kept; "
+        "of all answers where `review_reasons` has random.",
+    )
+    review_reasons: tuple[CaseReason, ...] = Field(
+        (),
+        description="Which queries with images are kept in the file of feedback to be decided on, "
+        'as JSON, of: ["ambiguous", "absent", "alien", "contradicted", "random"]; none, unless '
+        "told.",
+    )
+    review_image: ImageKept = Field(
+        "thumbnail",
+        description="What is kept of their images: thumbnail, of 160 pixels and without metadata; "
+        "original, the file as it was sent; none.",
+    )
+    review_retention_s: int = Field(
+        2_592_000, gt=0, description="Seconds after which such a query is forgotten; 30 days."
+    )
+    review_cases: int = Field(10_000, ge=1, description="Such queries of a gallery at most.")
+    review_bytes: int = Field(2**30, ge=0, description="Size of their images at most.")
+    reviewers: int = Field(
+        1, ge=1, le=9, description="Reviewers who have to agree before a decision on one counts."
     )
     otlp_endpoint: Annotated[str, AfterValidator(_check_otlp_endpoint)] | None = Field(
         None, description="OpenTelemetry collector that traces are sent to; left out: none are."

@@ -79,6 +79,13 @@ class Case:
     n_bytes: int = 0
     settled_at: float | None = None
 
+    @property
+    def selection(self) -> Selection:
+        """The way in which decisions come about that this case asked for."""
+        if self.reason == "contradicted":  # somebody has chosen it because it is wrong
+            return "volunteered"
+        return "drawn" if self.drawn else "ordered"
+
     def row(self) -> tuple[Any, ...]:
         """Return the columns of the table but the first."""
         fields = asdict(self) | {"found": json.dumps([asdict(item) for item in self.found])}
@@ -138,14 +145,14 @@ def listed(
 
 def selection(connection: sqlite3.Connection, decided: Decided) -> Selection:
     """Return how a decision that is about to be made came about: on a lease, or not."""
-    row = connection.execute(
-        "SELECT drawn, reason FROM cases JOIN case_leases USING (number) "
-        "WHERE gallery = ? AND query_id = ? AND reviewer = ?",
-        (decided.gallery, decided.query_id, decided.reviewer),
-    ).fetchone()
-    if row is None or row[1] == "contradicted":
+    case = find(connection, decided.gallery, decided.query_id)
+    if case is None:
         return "volunteered"
-    return "drawn" if row[0] else "ordered"
+    leased = connection.execute(
+        "SELECT 1 FROM case_leases WHERE number = ? AND reviewer = ?",
+        (case.number, decided.reviewer),
+    ).fetchone()
+    return "volunteered" if leased is None else case.selection
 
 
 def counted(

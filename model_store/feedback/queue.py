@@ -64,7 +64,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class KeptQueries:
-    """What an encoder made of kept queries.
+    """The embeddings of kept queries.
 
     Attributes
     ----------

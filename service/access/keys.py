@@ -22,7 +22,7 @@ from service.settings import RateText
 
 logger = logging.getLogger(__name__)
 
-KeyScope = Literal["read", "write", "admin"]
+KeyScope = Literal["read", "review", "write", "admin"]
 SCOPES: Final[tuple[KeyScope, ...]] = get_args(KeyScope)
 """Each allows what those before it allow."""
 

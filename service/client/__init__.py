@@ -4,6 +4,7 @@
 
     client      `VouchClient`: a method for each path
     contract    the options that it takes, and the problems that it raises
+    review      the review queue of a gallery
 
 and, for tools of others, each of which needs that tool's library::
 

@@ -36,6 +36,7 @@ from service.client.contract import (
     problem_of,
     sent_again,
 )
+from service.client.review import ReviewQueueClient
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -110,10 +111,7 @@ class VouchClient:
             options["after"] = page.next_after
 
     def search(
-        self,
-        gallery: str,
-        image: Image,
-        **options: Unpack[SearchOptions],
+        self, gallery: str, image: Image, **options: Unpack[SearchOptions]
     ) -> schemas.SearchAnswer:
         """Find the items most like an image, and how sure that is.
 
@@ -177,10 +175,7 @@ class VouchClient:
         return self._get(path, schemas.SearchAnswer, {"cursor": answer.next_cursor})
 
     def search_batch(
-        self,
-        gallery: str,
-        images: Sequence[Image],
-        **options: Unpack[SearchOptions],
+        self, gallery: str, images: Sequence[Image], **options: Unpack[SearchOptions]
     ) -> list[schemas.BatchItem]:
         """An answer or a problem for each image, in their order; a bad image harms no other."""
         files = [("images", image_file(image)) for image in images]
@@ -216,10 +211,7 @@ class VouchClient:
         return self._get(path_of(gallery, "items", item_id), schemas.ItemDetail)
 
     def similar(
-        self,
-        gallery: str,
-        item_id: str,
-        **options: Unpack[ListOptions],
+        self, gallery: str, item_id: str, **options: Unpack[ListOptions]
     ) -> schemas.SimilarAnswer:
         """List the items most similar to an item of the gallery, without the item itself."""
         path = path_of(gallery, "items", item_id, "similar")
@@ -327,6 +319,10 @@ class VouchClient:
         request = self._http.build_request("DELETE", path_of(gallery, "feedback", str(number)))
         return self._ask(request, schemas.Decision)
 
+    def review_queue(self, gallery: str) -> ReviewQueueClient:
+        """The queries of a gallery that are kept to be decided on."""
+        return ReviewQueueClient(gallery, self._http, self._send)
+
     def calibration(self, gallery: str, *, order: Order | None = None) -> schemas.CalibrationReport:
         """Fetch the calibration report: the evidence behind probabilities and thresholds.
 
@@ -378,6 +374,13 @@ class VouchClient:
         return self._ask(request, answer)
 
     def _ask(self, request: httpx2.Request, answer: type[AnswerT]) -> AnswerT:
+        response = self._send(request)
+        try:
+            return answer.model_validate_json(response.content)
+        except ValidationError:
+            raise not_vouch(response) from None
+
+    def _send(self, request: httpx2.Request) -> httpx2.Response:
         request.read()  # a body that is in memory can be sent again
         for attempt in range(1, MAX_ATTEMPTS + 1):
             response = self._http.send(request)
@@ -388,7 +391,4 @@ class VouchClient:
             if response.status_code != 503 or wait is None or attempt == MAX_ATTEMPTS:
                 raise problem
             time.sleep(min(wait, MAX_WAIT_S))
-        try:
-            return answer.model_validate_json(response.content)
-        except ValidationError:
-            raise not_vouch(response) from None
+        return response

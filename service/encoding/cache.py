@@ -79,6 +79,9 @@ class Cache(Protocol):
     async def put(self, key: str, entry: CacheEntry) -> None:
         """Keep the entry, if possible."""
 
+    async def remove(self, key: str) -> None:
+        """Delete the entry, if possible."""
+
     async def close(self) -> None:
         """Let go of connections."""
 
@@ -110,6 +113,11 @@ class ProcessCache:
         while self._bytes > self._max_bytes:
             _, (_, dropped) = self._entries.popitem(last=False)
             self._bytes -= dropped
+
+    async def remove(self, key: str) -> None:
+        """Delete the entry."""
+        removed = self._entries.pop(key, None)
+        self._bytes -= removed[1] if removed else 0
 
     async def close(self) -> None:
         """Nothing to let go of."""
@@ -148,6 +156,10 @@ class RedisCache:
         """Keep the entry, unless Redis is gone."""
         data = entry.to_bytes(key, self._secret)
         await self._calls.ask(lambda: self._redis.set(key, data, ex=self._ttl_s))
+
+    async def remove(self, key: str) -> None:
+        """Delete the entry, unless Redis is gone."""
+        await self._calls.ask(lambda: self._redis.delete(key))
 
     async def close(self) -> None:
         """Let go of connections."""

@@ -167,13 +167,13 @@ class RequestContext:
 
     def _bound(self, path: str) -> _BodyBound:
         """Return the size limit of a body sent to ``path``."""
-        if path.endswith("/search/batch") or _PATH_OF_ITEMS.fullmatch(path):
+        if path.endswith(("/search/batch", "/review/import")) or _PATH_OF_ITEMS.fullmatch(path):
             return _BodyBound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
         if path.endswith(VECTOR_PATHS):
             return _BodyBound(MAX_VECTOR_BYTES, "a document of vectors", MAX_VECTOR_BYTES)
         if path.endswith(TEXT_PATH):
             return _BodyBound(MAX_TEXT_BYTES, "a document with a text", MAX_TEXT_BYTES)
-        if path.endswith("/feedback"):
+        if path.endswith(("/feedback", "/review/leases")):
             return _BodyBound(0, "feedback", FORM_ALLOWANCE)
         image = self._max_image_bytes
         in_base64 = 4 * -(-image // 3)

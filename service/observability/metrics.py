@@ -80,6 +80,15 @@ class Telemetry:
 
         return observe
 
+    def reviews(self, gallery: str) -> Callable[[str, int], None]:
+        """Return a callback that counts the cases of a gallery, by what became of them."""
+
+        def observe(outcome: str, n: int) -> None:
+            if n:
+                _of(self.review_cases, gallery, outcome).inc(n)
+
+        return observe
+
     def activation(self, gallery: str, outcome: str) -> None:
         """Count an attempt to serve another bundle."""
         self.activations.labels(gallery, outcome).inc()
@@ -117,6 +126,12 @@ class Telemetry:
         self.verdicts = self._counter("vouch_verdicts_total", "Verdicts.", "gallery", "verdict")
         self.audits = self._counter(
             "vouch_audits_total", "Answers `match` drawn at random for review.", "gallery"
+        )
+        self.review_cases = self._counter(
+            "vouch_review_cases_total",
+            "Queries kept to be decided on, expired, displaced by the bounds, and lost before.",
+            "gallery",
+            "outcome",
         )
         self.outliers = self._counter(
             "vouch_outliers_total", "Queries flagged as out of distribution.", "gallery"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,8 @@ from typing import Any, Protocol
 
 UNMATCHED = "unmatched"
 """In place of a route, for paths that lead nowhere."""
+
+_QUERY_ID = re.compile("[0-9a-f]{64}")
 
 LONGEST_PATH = 256
 """Characters of a path in a log line: a client may put anything there, in any length."""
@@ -76,7 +79,8 @@ class RequestRecord:
         fields: dict[str, Any] = {
             **self.ids(),
             "method": self.method,
-            "path": self.path[:LONGEST_PATH],
+            # The id of a query is a hash of its image: it would tell who sent the same one.
+            "path": _QUERY_ID.sub("{query_id}", self.path)[:LONGEST_PATH],
             "status": self.status,
             "ms": round(1000 * self.seconds, 2),
             "gallery": self.gallery,

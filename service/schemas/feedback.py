@@ -10,6 +10,9 @@ from pydantic import BaseModel, Field, model_validator
 DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item", "new"]
 
 
+Selection = Literal["volunteered", "ordered", "drawn"]
+
+
 class FeedbackRequest(BaseModel):
     """A reviewer's decision on an earlier query; with `correct`, short for one on an item found."""
 
@@ -77,6 +80,10 @@ class Decision(BaseModel):
     bundle: str = Field(description="What answered.")
     decided_at: datetime
     undone_at: datetime | None = Field(description="When it was taken back; null: it holds.")
+    selection: Selection = Field(
+        description="How the query came to be decided on: the review queue gave it, `drawn` at "
+        "random or `ordered` by what a decision would teach; or it was `volunteered`."
+    )
 
 
 class DecisionList(BaseModel):
@@ -125,6 +132,7 @@ class FeedbackCorrection(BaseModel):
     n: int = Field(description="Pairs that users had spoken of.")
     confirmed: int
     n_drawn: int = Field(0, description="Of the pairs, those drawn at random for review.")
+    n_ordered: int = Field(0, description="Of the pairs, those that the review queue chose.")
     n_others: int = Field(description="Further pairs, served with other probabilities: left aside.")
     applied: bool = Field(
         description="Whether the correction foretells what users say better than none, "

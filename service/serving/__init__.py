@@ -13,6 +13,7 @@
     recalibration     stale calibrations, fitted again by another process
     health            canaries
     retained          embeddings of answered queries, to be decided on later
+    reviewing         queries that are kept to be decided on
     watch             drift, errors and shares over time, kept across restarts
     drift             the drift test of a served stream
     audit             the random choice of answers that ask for feedback

@@ -37,6 +37,7 @@ from service.schemas import QueryImage, QueryText
 from service.serving.queries import Encoded, text_id, vector_id
 from service.serving.resources import EngineResources
 from service.serving.retained import RetainedQueries
+from service.serving.reviewing import ReviewedGallery, ReviewKeeper
 from service.serving.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,18 @@ class SearchEngine:
         }
         self.retained = RetainedQueries(
             bundle.name, bundle.retriever.encoder.fingerprint, resources.answered
+        )
+        self.reviews = ReviewKeeper(
+            ReviewedGallery(
+                bundle.name,
+                bundle.retriever.encoder.fingerprint,
+                lambda data, thumbnail: self.decode(data, thumbnail=thumbnail),
+                lambda prepared: self._batcher.encode(prepared.pixels),
+                self.retained.find,
+                resources.telemetry.reviews(bundle.name),
+            ),
+            resources.reviews,
+            resources.review_terms,
         )
         self.secret = secret_of(bundle.root, bundle.manifest)
         self.files = BundleFiles(bundle.directory, bundle.manifest)
@@ -142,6 +155,7 @@ class SearchEngine:
         """Write what was seen of queries, and hear of reviews."""
         for watch in self.watches.values():
             await watch.keep()
+        await self.reviews.keep()
         try:
             await self.retained.keep()
         except (sqlite3.Error, OSError) as error:
@@ -279,6 +293,12 @@ class SearchEngine:
                 "with the image again, and send the id of that answer."
             )
         return entry
+
+    async def forget(self, query_id: str) -> None:
+        """Delete what is known of a query, on request; what other processes cache expires."""
+        self.reviews.forget(query_id)
+        await self.retained.forget(query_id)
+        await self._cache.remove(self._key(query_id))
 
     async def _remembered(self, key: str) -> CacheEntry | None:
         """Return what is cached under a key, if it can be of this encoder at all."""

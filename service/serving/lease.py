@@ -20,6 +20,7 @@ from service.schemas import ShareOrigin
 from service.serving.absent_share import AbsentState
 from service.serving.engine import SearchEngine
 from service.serving.queries import (
+    Answered,
     Assessed,
     DecidedList,
     Embedded,
@@ -90,7 +91,11 @@ class Lease:
         ImageError : the bytes cannot be searched with.
         """
         started = time.perf_counter()
-        return await self._searched(await self.engine.encoded(data), parameters, started)
+        found = await self._searched(await self.engine.encoded(data), parameters, started)
+        if parameters.where is None and self._retriever.calibration is not None:
+            drawn = self.watch.audit.draws(found.query_id)
+            self.engine.reviews.note(data, found, self.watch.key, drawn=drawn)
+        return found
 
     async def search_vector(self, query: VectorQuery, parameters: SearchParameters) -> SearchResult:
         """Answer for a query that was embedded elsewhere.
@@ -161,6 +166,7 @@ class Lease:
             seconds,
             audit,
             text=encoded.text,
+            match_fingerprint=self._fingerprint(),
         )
 
     async def assess(self, data: bytes, alpha: float | None) -> Assessed:
@@ -186,7 +192,7 @@ class Lease:
             self._retriever.alpha if alpha is None else alpha,
         )
 
-    async def review(self, review: Review) -> Decided:
+    async def review(self, review: Review) -> tuple[Decided, Answered]:
         """Return a decision on a query, with what was served for the items that it speaks of.
 
         Raises
@@ -203,8 +209,9 @@ class Lease:
         lease = self.for_kind(entry.predictive.kind)
         if lease.bundle.retriever.calibration is None:
             raise _not_calibrated(self.bundle)
-        label, pairs = await self.engine.compute(lambda: lease._reviewed(entry.predictive, review))
-        return Decided(
+        answer = await self.engine.compute(lambda: lease._answer_to(entry.predictive))
+        label, pairs = await self.engine.compute(lambda: lease._reviewed(answer, review))
+        decided = Decided(
             gallery=self.bundle.name,
             bundle=lease.watch.key,
             query_id=review.query_id,
@@ -216,6 +223,7 @@ class Lease:
             pairs=pairs,
             decided_at=moment(),
         )
+        return decided, Answered(review.query_id, answer, lease._fingerprint())
 
     async def again(self, query_id: str, parameters: SearchParameters) -> SearchResult:
         """Answer anew for a query that was asked before; nothing is encoded.
@@ -294,16 +302,21 @@ class Lease:
             order=parameters.order,
         )
 
-    def _reviewed(
-        self, predictive: Predictive, review: Review
-    ) -> tuple[str | None, tuple[Pair, ...]]:
+    def _fingerprint(self) -> str | None:
+        calibration = self._retriever.calibration
+        return None if calibration is None else calibration.match_fingerprint()
+
+    def _answer_to(self, predictive: Predictive) -> Answer:
+        """Return the answer that a decision is about."""
+        return self._find(predictive, self._with_share(SearchParameters(N_CANDIDATES))[0])
+
+    def _reviewed(self, answer: Answer, review: Review) -> tuple[str | None, tuple[Pair, ...]]:
         """Return the label of the item that a decision names, and the pairs that it speaks of.
 
         Where it is another item than the first, or none, the first is no match.
         """
         retriever, item_id = self._retriever, review.item_id
         item = None if item_id is None else retriever.gallery.item(item_id)
-        answer = self._find(predictive, self._with_share(SearchParameters(N_CANDIDATES))[0])
         listed = {match.item.id: place for place, match in enumerate(answer.matches)}
         if item is not None and review.decision != "that_item" and item.id not in listed:
             raise ItemNotFound(

@@ -47,6 +47,11 @@ _GAUGES = (
     ),
     ("vouch_error_alarm", "1 where that evidence ever was so strong.", ["gallery"]),
     (
+        "vouch_review_queue",
+        "Queries that are kept to be decided on.",
+        ["gallery", "reason", "state"],
+    ),
+    (
         "vouch_canary_age_seconds",
         "Time since a gallery last encoded and searched a canary.",
         ["gallery"],
@@ -111,6 +116,8 @@ class GalleryMetrics(Collector):
                 families["vouch_audited_errors"].add_metric([name], audit.test.n_wrong)
                 families["vouch_error_log_evidence"].add_metric([name], audit.test.log_evidence)
                 families["vouch_error_alarm"].add_metric([name], audit.test.alarmed)
+            for (reason, state), n in engine.reviews.counts.items():
+                families["vouch_review_queue"].add_metric([name, reason, state], n)
             families["vouch_canary_age_seconds"].add_metric([name], now - engine.canary_at)
             families["vouch_gallery_items"].add_metric([name], bundle.retriever.gallery.n_items)
             families["vouch_pending_changes"].add_metric([name], bundle.n_pending)

@@ -66,6 +66,20 @@ class Review:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer that a decision is about.
+
+    Attributes
+    ----------
+    match_fingerprint : see `Calibration.match_fingerprint`.
+    """
+
+    query_id: str
+    answer: Answer
+    match_fingerprint: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """A query, embedded.
 
@@ -100,6 +114,7 @@ class SearchResult:
         searched, of which nothing is to be shown.
     at_ns : when the answer was there, nanoseconds since 1970.
     text : what is known of a query in words.
+    match_fingerprint : see `Calibration.match_fingerprint`.
     """
 
     query_id: str
@@ -112,6 +127,7 @@ class SearchResult:
     gone: frozenset[str] = frozenset()
     at_ns: int = field(default_factory=time.time_ns)
     text: QueryText | None = None
+    match_fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from model_store.feedback import AnsweredQueries, FeedbackLog
+from model_store.feedback import AnsweredQueries, FeedbackLog, ReviewQueue
 from service.decoding.decoder import Decoder
 from service.encoding.cache import Cache
 from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
+from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class EngineResources:
     feedback : keeps users' feedback, and the state of drift tests.
     audit_share : share of matches to draw for review, where feedback is kept.
     answered : keeps what was made of queries; None where they are remembered as long as cached.
+    reviews, review_terms : queries that are kept to be decided on, and which; None: none are.
     """
 
     cache: Cache
@@ -42,3 +44,5 @@ class EngineResources:
     feedback: FeedbackLog | None = None
     audit_share: float = 0.0
     answered: AnsweredQueries | None = None
+    reviews: ReviewQueue | None = None
+    review_terms: ReviewTerms = NOTHING_REVIEWED

@@ -52,9 +52,18 @@ class RetainedQueries:
         """Write what waits; forget what has been kept for long enough."""
         if self._kept is None:
             return
+        if not self._kept.keeps_all:  # those under review have been written with their cases
+            self._waiting.clear()
+            return
         async with self._writing:
             queries = list(self._waiting.values())
             await asyncio.to_thread(self._kept.add, self._gallery, self._encoder, queries)
             for one in queries:
                 if self._waiting.get(one.query_id) is one:
                     del self._waiting[one.query_id]
+
+    async def forget(self, query_id: str) -> None:
+        """Delete a query, on request."""
+        self._waiting.pop(query_id, None)
+        if self._kept is not None:
+            await asyncio.to_thread(self._kept.forget, self._gallery, query_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,11 @@ Respond = Callable[[httpx2.Request], httpx2.Response]
 @pytest.fixture(scope="module")
 def vouch(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VouchClient]:
     place = tmp_path_factory.mktemp("client")
-    variables = {"VOUCH_FEEDBACK": str(place / "feedback.sqlite3")}
+    variables = {
+        "VOUCH_FEEDBACK": str(place / "feedback.sqlite3"),
+        "VOUCH_REVIEW_REASONS": '["random"]',
+        "VOUCH_AUDIT_SHARE": "1",
+    }
     with (
         Service(digits_bundle, place / "service.log", variables) as service,
         VouchClient(str(service.http.base_url)) as client,
@@ -179,6 +184,23 @@ class TestAtAService:
         point = vouch.operating_point("digits", 0.2)
         assert point is not None
         assert point.error <= 0.2
+
+    def test_it_reviews_what_is_kept(self, vouch: VouchClient, photograph: Path) -> None:
+        queue = vouch.review_queue("digits")
+        for case in list(queue.cases()):
+            queue.forget(case.query_id)
+        answer = vouch.search("digits", photograph)
+        [leased] = queue.lease("ann", seconds=60)
+        assert leased.case.query_id == answer.query.id
+        assert queue.image(answer.query.id).startswith(b"\x89PNG")
+        assert queue.give_back(answer.query.id, "ann")
+        assert queue.lease("bob", 2)[0].case == leased.case
+        [part] = queue.export("label_studio")
+        assert len(json.loads(part)) == 1
+        vouch.decide_query("digits", answer.query.id, "none_of_these", reviewer="bob")
+        assert [one.state for one in queue.cases(page_size=1)] == ["settled"]
+        assert queue.summary().counts[0].n == 1
+        assert queue.import_label_studio([]).n_new == 0
 
     def test_a_problem_is_an_exception_with_all_that_was_said(self, vouch: VouchClient) -> None:
         with pytest.raises(VouchProblem, match=r"422 corrupt_image: .*truncated") as caught:

@@ -79,6 +79,14 @@ class CacheLaws:
             await cache.put("key", new_entry(seed))
         assert_same_bits(await cache.get("key"), new_entry(4))
 
+    async def test_what_was_removed_is_not_found(self, cache: Cache) -> None:
+        for key in ("k", "other"):
+            await cache.put(key, new_entry(3))
+        await cache.remove("k")
+        await cache.remove("never there")
+        assert await cache.get("k") is None
+        assert await cache.get("other") is not None
+
     async def test_requests_at_the_same_time_do_not_mix(self, cache: Cache) -> None:
         async def use(seed: int) -> None:
             await cache.put(f"key-{seed}", new_entry(seed))

@@ -105,6 +105,7 @@ def test_the_calibration_shows_what_feedback_changed(
         "n": 60,
         "confirmed": 20,
         "n_drawn": 15,
+        "n_ordered": 5,
         "n_others": 3,
         "applied": True,
         "slope": 0.5,

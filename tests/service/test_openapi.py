@@ -26,6 +26,7 @@ import service
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate as activate_in
 from model_store.errors import EncoderError
+from model_store.feedback import CASE_REASONS
 from service.app import create_app
 from service.http import cursors
 from service.http.routes.search import MAX_BATCH
@@ -88,7 +89,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 34
+    assert len(names) == len(set(names)) == 43
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -103,6 +104,7 @@ UPLOADS = {
     "put_items": {"multipart/form-data": "images"},
 }
 JSON_BODIES = {"search_json", "search_vector", "search_text", "decide", "give_feedback"}
+JSON_BODIES |= {"lease_review_cases", "import_decisions"}
 
 
 def test_an_upload_is_typed_for_generators_old_and_new(document: dict[str, Any]) -> None:
@@ -185,6 +187,14 @@ def ask_with_text(gallery: str, text: str, client: TestClient) -> httpx2.Respons
     return client.post(f"/v1/galleries/{gallery}/search/text", json={"text": text})
 
 
+def review(method: str, rest: str = "", gallery: str = "digits", **sent: Any) -> Ask:
+    """Ask about the review queue."""
+    path = f"/v1/galleries/{gallery}/review{rest}"
+    return lambda client: client.request(method, path, **sent)
+
+
+TEXT = {"Content-Type": "text/plain"}
+
 SECRET = b"that these services sign with"
 FOREIGN_ITEMS = cursors.write(cursors.ItemsCursor(bundle="another", after=1), SECRET)
 FOREIGN_SEARCH = cursors.write(
@@ -193,6 +203,21 @@ FOREIGN_SEARCH = cursors.write(
 )
 
 # For each operation, a request that is answered, and one for each error that it documents.
+REVIEWS = {
+    "give_feedback",
+    "list_feedback",
+    "undo_feedback",
+    "list_review_cases",
+    "get_review_summary",
+    "lease_review_cases",
+    "export_review_cases",
+    "import_decisions",
+    "get_review_case",
+    "get_review_image",
+    "end_review_lease",
+}
+"""What reviewers may do, and readers may not."""
+
 REQUESTS: dict[tuple[str, str], Ask] = {
     ("list_galleries", "200"): lambda client: client.get("/v1/galleries"),
     ("get_gallery", "200"): lambda client: client.get("/v1/galleries/digits"),
@@ -291,6 +316,44 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("undo_feedback", "404"): lambda client: client.delete("/v1/galleries/digits/feedback/999"),
     ("undo_feedback", "409"): lambda client: client.delete("/v1/galleries/digits/feedback/1"),
     ("undo_feedback", "422"): lambda client: client.delete("/v1/galleries/digits/feedback/x"),
+    ("list_review_cases", "200"): review("GET"),
+    ("list_review_cases", "404"): review("GET", gallery="none"),
+    ("list_review_cases", "409"): review("GET"),
+    ("list_review_cases", "422"): review("GET", "?limit=0"),
+    ("get_review_summary", "200"): review("GET", "/summary"),
+    ("get_review_summary", "404"): review("GET", "/summary", gallery="none"),
+    ("get_review_summary", "409"): review("GET", "/summary"),
+    ("lease_review_cases", "200"): review("POST", "/leases", json={"reviewer": "ann"}),
+    ("lease_review_cases", "404"): review("POST", "/leases", "none", json={"reviewer": "ann"}),
+    ("lease_review_cases", "409"): review("POST", "/leases", json={"reviewer": "ann"}),
+    ("lease_review_cases", "413"): review("POST", "/leases", json={"reviewer": "x" * 90_000}),
+    ("lease_review_cases", "415"): review("POST", "/leases", content=b"{}", headers=TEXT),
+    ("lease_review_cases", "422"): review("POST", "/leases", json={}),
+    ("export_review_cases", "200"): review("GET", "/export?format=label_studio"),
+    ("export_review_cases", "404"): review("GET", "/export?format=fiftyone", "none"),
+    ("export_review_cases", "409"): review("GET", "/export?format=fiftyone"),
+    ("export_review_cases", "422"): review("GET", "/export?format=excel"),
+    ("import_decisions", "200"): review("POST", "/import", json=[]),
+    ("import_decisions", "404"): review("POST", "/import", "none", json=[]),
+    ("import_decisions", "409"): review("POST", "/import", json=[]),
+    ("import_decisions", "413"): review("POST", "/import", json=[{"data": "x" * 90_000}]),
+    ("import_decisions", "415"): review("POST", "/import", content=b"[]", headers=TEXT),
+    ("import_decisions", "422"): review("POST", "/import", json={}),
+    **{
+        (operation, status): review(method, f"/{query_id}{rest}", gallery)
+        for operation, method, rest in (
+            ("get_review_case", "GET", ""),
+            ("get_review_image", "GET", "/image"),
+            ("end_review_lease", "DELETE", "/lease?reviewer=ann"),
+            ("forget_review_case", "DELETE", ""),
+        )
+        for status, query_id, gallery in (
+            ("404", "0" * 64, "none"),
+            ("409", "0" * 64, "digits"),
+            ("422", "short", "digits"),
+        )
+    },
+    ("end_review_lease", "200"): review("DELETE", f"/{'0' * 64}/lease?reviewer=ann"),
     ("get_item", "200"): lambda client: client.get(f"/v1/galleries/digits/items/{an_item(client)}"),
     ("get_item", "404"): lambda client: client.get("/v1/galleries/digits/items/none"),
     ("get_thumbnail", "200"): lambda client: client.get(
@@ -356,12 +419,22 @@ TRIED_ELSEWHERE = {
     ("readyz", "503"),
     ("compact_gallery", "200"),
     ("search_text", "200"),
+    ("get_review_case", "200"),
+    ("get_review_image", "200"),
+    ("forget_review_case", "200"),
     *((name, "507") for name in ("put_item", "put_items", "delete_item", "compact_gallery")),
 }
-"""In test_galleries.py, test_answers.py, test_changes.py and test_texts.py: they want another state
-of the service, or another gallery."""
+"""In test_galleries.py, test_answers.py, test_changes.py, test_texts.py and test_review.py: they
+want another state of the service, or another gallery."""
 
-IDS = {"gallery": "digits", "item_id": 1, "sample_id": 1, "bundle_id": 1, "number": 1}
+IDS = {
+    "gallery": "digits",
+    "item_id": 1,
+    "sample_id": 1,
+    "bundle_id": 1,
+    "number": 1,
+    "query_id": 1,
+}
 
 IN_A_CROWD = {"503", "504"}
 """What any request that computes may be answered when there are too many."""
@@ -428,8 +501,8 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
     for status in ("401", "429"):
         named = {name for name, refusal in refusals if refusal == status}
         assert named == {name for name, _ in REQUESTS} - open_to_all
-    more = {"give_feedback", "activate_bundle", "rollback_bundle", "compact_gallery"}
-    more |= {"put_item", "put_items", "delete_item", "list_feedback", "undo_feedback"}
+    more = {"activate_bundle", "rollback_bundle", "compact_gallery", "forget_review_case"}
+    more |= {"put_item", "put_items", "delete_item"} | REVIEWS
     assert {name for name, refusal in refusals if refusal == "403"} == more
 
 
@@ -448,7 +521,7 @@ def apps(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("service.serving.engine.secret_of", lambda *_: SECRET)
         apps = [
-            create_app(Settings(feedback=file, **bounds), [changing]),
+            create_app(Settings(feedback=file, review_reasons=CASE_REASONS, **bounds), [changing]),
             create_app(Settings(**bounds), [fixed]),
         ]
         with LocalClient(apps[0]) as keeping, LocalClient(apps[1]) as forgetting:
@@ -524,9 +597,9 @@ def test_each_documented_refusal_is_given(
 @pytest.mark.parametrize(
     ("settings", "optional"),
     [
-        ({}, {"read", "write", "admin"}),
+        ({}, {"read", "review", "write", "admin"}),
         ({"keys": True}, set()),
-        ({"keys": True, "anonymous": True}, {"read", "write"}),
+        ({"keys": True, "anonymous": True}, {"read", "review", "write"}),
     ],
 )
 def test_it_says_which_scope_is_needed_and_whether_a_key_is(
@@ -546,9 +619,8 @@ def test_it_says_which_scope_is_needed_and_whether_a_key_is(
             assert "security" not in operation
             continue
         scope = {
-            "give_feedback": "write",
-            "list_feedback": "write",
-            "undo_feedback": "write",
+            **dict.fromkeys(REVIEWS, "review"),
+            "forget_review_case": "write",
             "put_item": "write",
             "put_items": "write",
             "delete_item": "write",

@@ -9,6 +9,8 @@
     galleries     galleries and their calibration
     bundles       which bundle answers
     feedback      what users said
+    review        queries that are kept to be decided on
+    labelling     the same for the labelling tools of others
     operations    health
 """
 
@@ -25,6 +27,7 @@ from service.http.answers.galleries import (
 )
 from service.http.answers.items import item_detail, item_list
 from service.http.answers.operations import ready
+from service.http.answers.review import case_list, leases, review_case, review_summary
 from service.http.answers.search import (
     assessment_answer,
     embedding_answer,
@@ -41,6 +44,7 @@ __all__ = [
     "bundle_list",
     "bundle_state",
     "calibration_report",
+    "case_list",
     "decision",
     "decision_answer",
     "decision_list",
@@ -53,9 +57,12 @@ __all__ = [
     "item_list",
     "item_written",
     "label_list",
+    "leases",
     "operating_point",
     "ready",
     "record",
+    "review_case",
+    "review_summary",
     "search_answer",
     "similar_answer",
 ]

@@ -46,4 +46,5 @@ def decision(kept: Decided) -> schemas.Decision:
         bundle=kept.bundle,
         decided_at=datetime.fromtimestamp(kept.decided_at, UTC),
         undone_at=None if kept.undone_at is None else datetime.fromtimestamp(kept.undone_at, UTC),
+        selection=kept.selection,
     )

@@ -9,6 +9,7 @@
     changes       changing a gallery while it is served
     galleries     galleries and their calibration reports
     feedback      users' feedback on matches
+    review        queries that are kept to be decided on
     bundles       the bundles of a gallery, and the one that is served
     operations    liveness, readiness and metrics
     dependencies  the application's state, and the gallery in the path
@@ -21,6 +22,7 @@ from service.http.routes import (
     galleries,
     items,
     operations,
+    review,
     search,
     texts,
     vectors,
@@ -29,7 +31,18 @@ from service.http.routes.search import SearchForm
 
 ROUTERS = tuple(
     room.router
-    for room in (search, galleries, items, texts, vectors, changes, feedback, bundles, operations)
+    for room in (
+        search,
+        galleries,
+        items,
+        texts,
+        vectors,
+        changes,
+        feedback,
+        review,
+        bundles,
+        operations,
+    )
 )
 """The busiest first: a path is looked for in one after the other."""
 

@@ -42,7 +42,7 @@ router = gallery_router("feedback")
         UnsupportedMediaType,
         InvalidRequest,
     ),
-    dependencies=[Depends(requires("write")), Depends(body_of(JSON))],
+    dependencies=[Depends(requires("review")), Depends(body_of(JSON))],
 )
 async def give_feedback(
     lease: LeaseOf, state: StateOf, review: schemas.FeedbackRequest
@@ -52,14 +52,16 @@ async def give_feedback(
     On return it is on the disk. Of each pair of query and item the last word counts, every decision
     is kept. `GET …/calibration` compares what was served with what users say of it. What is said of
     answers that ask for it (`audit`) tells how often a match is wrong. A query is known for as long
-    as it is cached, or for `VOUCH_QUERY_RETENTION_S`.
+    as it is cached, or for `VOUCH_QUERY_RETENTION_S`, or under review. A decision ends its
+    reviewer's lease of the query; where several reviewers have to agree, it counts once they do.
     """
-    kept = _require_kept(state)
-    decided = await lease.review(
+    kept = require_feedback(state)
+    decided, answered = await lease.review(
         Review(review.query_id, review.decided, review.item_id, review.reviewer, review.comment)
     )
     written = await lease.engine.compute(lambda: kept.decide(decided))
-    await _hear(lease)
+    await lease.engine.reviews.contradict(written, answered)
+    await hear(lease)
     asked = await lease.engine.compute(
         lambda: [kept.asked(written.bundle, written.query_id, p.item_id) for p in written.pairs]
     )
@@ -70,7 +72,7 @@ async def give_feedback(
     "/{gallery}/feedback",
     operation_id="list_feedback",
     responses=responses(GalleryNotFound, FeedbackNotKept, InvalidRequest),
-    dependencies=[Depends(requires("write"))],
+    dependencies=[Depends(requires("review"))],
 )
 async def list_feedback(
     lease: LeaseOf,
@@ -79,7 +81,7 @@ async def list_feedback(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> schemas.DecisionList:
     """The decisions on a gallery, oldest first, those that were taken back among them."""
-    kept, name = _require_kept(state), lease.bundle.name
+    kept, name = require_feedback(state), lease.bundle.name
     found = await lease.engine.compute(lambda: kept.decided(name, after, limit + 1))
     return answers.decision_list(found, limit)
 
@@ -88,22 +90,24 @@ async def list_feedback(
     "/{gallery}/feedback/{number}",
     operation_id="undo_feedback",
     responses=responses(GalleryNotFound, DecisionNotFound, FeedbackNotKept, InvalidRequest),
-    dependencies=[Depends(requires("write"))],
+    dependencies=[Depends(requires("review"))],
 )
 async def undo_feedback(lease: LeaseOf, state: StateOf, number: int) -> schemas.Decision:
     """Take a decision back; what was said before it counts again. It stays in the list."""
-    kept, name = _require_kept(state), lease.bundle.name
+    kept, name = require_feedback(state), lease.bundle.name
     undone = await lease.engine.compute(lambda: kept.undo(name, number))
-    await _hear(lease)
+    await hear(lease)
     return answers.decision(undone)
 
 
-async def _hear(lease: Lease) -> None:
+async def hear(lease: Lease) -> None:
+    """Let the statistics of a gallery hear what was said."""
     for watch in lease.engine.watches.values():
         await watch.hear()
 
 
-def _require_kept(state: State) -> FeedbackLog:
+def require_feedback(state: State) -> FeedbackLog:
+    """Return what keeps feedback, or raise `FeedbackNotKept`."""
     if state.feedback is None:
         raise FeedbackNotKept(
             "This service keeps no feedback. Its operator names a file in VOUCH_FEEDBACK."

@@ -1,0 +1,92 @@
+"""The review queue of a gallery, as the client asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import httpx2
+
+from service import schemas
+from service.client.contract import path_of
+
+
+class ReviewQueueClient:
+    """The queries of one gallery that are kept to be decided on; see `VouchClient.review_queue`.
+
+    Decide with `VouchClient.decide_query`, as the reviewer who leased them.
+    """
+
+    def __init__(
+        self, gallery: str, http: httpx2.Client, send: Callable[[httpx2.Request], httpx2.Response]
+    ) -> None:
+        self._gallery, self._http, self._send = gallery, http, send
+
+    def lease(
+        self,
+        reviewer: str,
+        limit: int = 1,
+        *,
+        seconds: int = 600,
+        reasons: Sequence[schemas.CaseReason] | None = None,
+    ) -> list[schemas.LeasedCase]:
+        """Return the next cases for a reviewer, which nobody else gets for so many seconds."""
+        chosen = None if reasons is None else list(reasons)
+        wanted = schemas.LeaseRequest(
+            reviewer=reviewer, limit=limit, seconds=seconds, reasons=chosen
+        )
+        response = self._ask("POST", "leases", json=wanted.model_dump())
+        return schemas.Leases.model_validate_json(response.content).leases
+
+    def give_back(self, query_id: str, reviewer: str) -> bool:
+        """End a lease without a decision; whether there was one."""
+        response = self._ask("DELETE", query_id, "lease", params={"reviewer": reviewer})
+        return schemas.LeaseEnded.model_validate_json(response.content).ended
+
+    def cases(
+        self,
+        reason: schemas.CaseReason | None = None,
+        state: schemas.CaseState | None = None,
+        page_size: int = 100,
+    ) -> Iterator[schemas.ReviewCase]:
+        """All cases, oldest first, fetched page by page as they are asked for."""
+        chosen = {"reason": reason, "state": state, "limit": page_size}
+        options: dict[str, Any] = {name: value for name, value in chosen.items() if value}
+        while True:
+            response = self._ask("GET", params=options)
+            page = schemas.CaseList.model_validate_json(response.content)
+            yield from page.cases
+            if page.next_after is None:
+                return
+            options["after"] = page.next_after
+
+    def summary(self) -> schemas.ReviewSummary:
+        """Count the cases by reason and state, and say which queries are kept."""
+        return schemas.ReviewSummary.model_validate_json(self._ask("GET", "summary").content)
+
+    def image(self, query_id: str) -> bytes:
+        """The image file that is kept of a query."""
+        return bytes(self._ask("GET", query_id, "image").content)
+
+    def forget(self, query_id: str) -> None:
+        """Delete a query on request: its image and its embedding (scope ``write``)."""
+        self._ask("DELETE", query_id)
+
+    def export(
+        self, to: schemas.ExportFormat, *, state: schemas.CaseState = "open"
+    ) -> Iterator[bytes]:
+        """Files for a labelling tool, each of at most a thousand cases: JSON, or a zip."""
+        response = self._ask("GET", "export", params={"format": to, "state": state})
+        yield response.content
+        while (following := response.links.get("next")) is not None:
+            response = self._send(self._http.build_request("GET", following["url"]))
+            yield response.content
+
+    def import_label_studio(self, tasks: schemas.LabelStudioTasks) -> schemas.DecisionsImported:
+        """Take in annotations that Label Studio has exported (JSON) as decisions."""
+        response = self._ask("POST", "import", json=tasks)
+        return schemas.DecisionsImported.model_validate_json(response.content)
+
+    def _ask(self, method: str, *rest: str, **sent: Any) -> httpx2.Response:  # noqa: ANN401 - of httpx2
+        path = path_of(self._gallery, "review", *rest)
+        return self._send(self._http.build_request(method, path, **sent))

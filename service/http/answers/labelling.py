@@ -1,0 +1,170 @@
+"""Cases as the labelling tools of others read them, and annotations as they write them.
+
+Label Studio reads tasks in JSON, each with `data` and `predictions`, and writes the same with
+`annotations`; `LABELLING` is the interface that both are for. FiftyOne reads a folder with
+`samples.json`, `metadata.json` and `data`, its `LegacyFiftyOneDataset`.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from model_store.feedback import DECISIONS, Case, DecisionKind, Picture
+from service.schemas.review import ImportProblem
+from service.serving.queries import Review
+
+LABELLING = """<View>
+  <Image name="image" value="$image"/>
+  <Choices name="decision" toName="image" choice="single" required="true">
+    <Choice value="this_item"/><Choice value="not_this_item"/><Choice value="none_of_these"/>
+    <Choice value="that_item"/><Choice value="new"/>
+  </Choices>
+  <Choices name="item" toName="image" choice="single" value="$items"/>
+  <TextArea name="other_item" toName="image" maxSubmissions="1" placeholder="id, for that_item"/>
+  <TextArea name="comment" toName="image" maxSubmissions="1" placeholder="comment"/>
+</View>
+"""
+
+_NAMES_AN_ITEM = {"this_item", "not_this_item", "that_item"}
+
+Illustrated = tuple[Case, Picture]
+
+
+def label_studio(cases: Iterable[Illustrated]) -> list[dict[str, Any]]:
+    """Return tasks with the images inside, and what was served as a prediction."""
+    return [
+        {
+            "data": {
+                "image": f"data:{picture.media_type};base64,{_in_base64(picture.data)}",
+                "items": [{"value": item.item_id} for item in case.found],
+                "labels": {item.item_id: item.label for item in case.found},
+                "query_id": case.query_id,
+                "gallery": case.gallery,
+                "reason": case.reason,
+                "verdict": case.verdict,
+            },
+            "predictions": [_prediction(case)],
+        }
+        for case, picture in cases
+    ]
+
+
+def fiftyone(cases: Iterable[Illustrated]) -> bytes:
+    """Return a zip of a dataset: its samples, with what was served as fields, and its images."""
+    packed = io.BytesIO()
+    samples = []
+    with zipfile.ZipFile(packed, "w") as archive:
+        for case, picture in cases:
+            suffix = picture.media_type.removeprefix("image/").replace("jpeg", "jpg")
+            path = f"data/{case.query_id}.{suffix}"
+            archive.writestr(path, picture.data)
+            samples.append(_sample(case, path))
+        archive.writestr("samples.json", json.dumps({"samples": samples}))
+        archive.writestr("metadata.json", json.dumps({"media_type": "image"}))
+    return packed.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """A reviewer's word from a labelling tool, and when it was given, in seconds since 1970."""
+
+    review: Review
+    decided_at: float
+
+
+def annotated(tasks: Iterable[object]) -> Iterator[Annotation | ImportProblem]:
+    """Read the annotations of Label Studio's tasks; skipped and cancelled ones are left out."""
+    for task in tasks:
+        data = task.get("data") if isinstance(task, dict) else None
+        query_id = data.get("query_id") if isinstance(data, dict) else None
+        if not isinstance(task, dict) or not isinstance(query_id, str):
+            detail = "A task without `data.query_id`: export the cases from here."
+            yield ImportProblem(query_id=None, detail=detail)
+            continue
+        for annotation in task.get("annotations") or ():
+            try:
+                if not annotation.get("was_cancelled"):
+                    yield _annotation(query_id, annotation)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                detail = f"An annotation that is none of the labelling interface: {error!r}."
+                yield ImportProblem(query_id=query_id, detail=detail)
+
+
+def _prediction(case: Case) -> dict[str, Any]:
+    first = case.found[0] if case.found else None
+    is_match = case.verdict == "match" and first is not None
+    result = [_choice("decision", "this_item" if is_match else "none_of_these")]
+    if is_match and first is not None:
+        result.append(_choice("item", first.item_id))
+    probability = first.match_probability if is_match and first else case.no_match_probability
+    score = {} if probability is None else {"score": probability}
+    return {"model_version": case.bundle, "result": result, **score}
+
+
+def _choice(name: str, value: str) -> dict[str, Any]:
+    return {"from_name": name, "to_name": "image", "type": "choices", "value": {"choices": [value]}}
+
+
+def _sample(case: Case, path: str) -> dict[str, Any]:
+    first = case.found[0] if case.found else None
+    shown: dict[str, Any] = {
+        "filepath": path,
+        "tags": [case.reason, *(["drawn"] if case.drawn else [])],
+        "metadata": None,
+        "query_id": case.query_id,
+        "gallery": case.gallery,
+        "vouch_verdict": case.verdict,
+        "no_match_probability": case.no_match_probability,
+        "found": [item.item_id for item in case.found],
+        "state": "open" if case.settled_at is None else "settled",
+    }
+    if first is not None:
+        shown["prediction"] = {
+            "_cls": "Classification",
+            "label": first.label or first.item_id,
+            "confidence": first.match_probability,
+        }
+    return shown
+
+
+def _annotation(query_id: str, annotation: dict[str, Any]) -> Annotation:
+    said: dict[str, str] = {}
+    for result in annotation["result"]:
+        value = result["value"]
+        said[result["from_name"]] = (value.get("choices") or value["text"])[0]
+    decision = said.get("decision")
+    if decision not in DECISIONS:
+        raise ValueError(f"the decision is {decision!r}, not of {DECISIONS}")
+    item_id = said.get("item")
+    if decision == "that_item":
+        item_id = said.get("other_item") or item_id
+    if decision in _NAMES_AN_ITEM and not item_id:
+        raise ValueError(f"{decision} names no item")
+    kind: DecisionKind = decision
+    review = Review(
+        query_id,
+        kind,
+        item_id if kind in _NAMES_AN_ITEM else None,
+        _annotator(annotation.get("completed_by")),
+        said.get("comment"),
+    )
+    at = datetime.fromisoformat(str(annotation["created_at"]))
+    return Annotation(review, at.timestamp())
+
+
+def _annotator(who: object) -> str | None:
+    """Return who has annotated: Label Studio exports a number, or what it knows of the person."""
+    if isinstance(who, dict):
+        who = who.get("email") or who.get("id")
+    return None if who is None else f"label-studio:{who}"[:200]
+
+
+def _in_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,287 @@
+"""The paths of the review queue: queries that are kept to be decided on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import Depends, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from model_store.errors import (
+    FeedbackNotKept,
+    GalleryNotFound,
+    ImageTooLarge,
+    InvalidRequest,
+    QueryNotFound,
+    Unauthenticated,
+    UnsupportedMediaType,
+    VouchError,
+)
+from model_store.feedback import CASE_REASONS, Case, Decided, ReviewQueue
+from service import schemas
+from service.access.access import Caller, requires
+from service.http import answers
+from service.http.answers import labelling
+from service.http.bodies import JSON, body_of
+from service.http.problems import responses
+from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
+from service.http.routes.feedback import hear, require_feedback
+
+router = gallery_router("review")
+
+PRIVATE = {"Cache-Control": "no-store"}
+"""Headers of pictures that somebody sent: no browser and no proxy is to keep them."""
+
+QueryId = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="`query.id` of an answer.")]
+After = Annotated[int, Query(ge=0, description="`next_after` of the page before.")]
+
+
+async def queue_of(request: Request, lease: LeaseOf) -> ReviewQueue:
+    """Return the review queue, with all that this process has seen of the gallery's queries.
+
+    Raises
+    ------
+    FeedbackNotKept : no queries are kept.
+    Unauthenticated : the caller has no key, and does not ask from this machine alone.
+    """
+    caller: Caller = request.state.caller
+    if caller.name is None and caller.scope != "admin":
+        raise Unauthenticated(
+            "A key with the scope review is needed: what others have sent is not for anyone, even "
+            "where anyone may search."
+        )
+    queue = lease.engine.reviews.queue
+    if queue is None:
+        raise FeedbackNotKept(
+            "This service keeps no queries for review. Its operator names a file in "
+            "VOUCH_FEEDBACK, and which queries in VOUCH_REVIEW_REASONS."
+        )
+    await lease.engine.reviews.keep()
+    return queue
+
+
+QueueOf = Annotated[ReviewQueue, Depends(queue_of)]
+BY_REVIEWERS = [Depends(requires("review"))]
+KEPT = (GalleryNotFound, FeedbackNotKept)
+ALWAYS = (*KEPT, InvalidRequest)
+
+
+@router.get(
+    "/{gallery}/review",
+    operation_id="list_review_cases",
+    responses=responses(*ALWAYS),
+    dependencies=BY_REVIEWERS,
+)
+async def list_review_cases(
+    lease: LeaseOf,
+    queue: QueueOf,
+    reason: Annotated[schemas.CaseReason | None, Query(description="Left out: any.")] = None,
+    state: Annotated[schemas.CaseState | None, Query(description="Left out: either.")] = None,
+    after: After = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> schemas.CaseList:
+    """The queries that are kept to be decided on, oldest first."""
+    where = {} if reason is None else {"reason": reason}
+    name = lease.bundle.name
+    found = await asyncio.to_thread(queue.listed, name, where, state, after, limit + 1)
+    return answers.case_list(lease.bundle, found, limit)
+
+
+@router.get(
+    "/{gallery}/review/summary",
+    operation_id="get_review_summary",
+    responses=responses(*KEPT),
+    dependencies=BY_REVIEWERS,
+)
+async def get_review_summary(
+    lease: LeaseOf, queue: QueueOf, state: StateOf
+) -> schemas.ReviewSummary:
+    """The number of queries that are kept, by reason, and which are."""
+    counts = await asyncio.to_thread(queue.counts, lease.bundle.name)
+    terms, settings = lease.engine.reviews.terms, state.settings
+    return answers.review_summary(counts, terms, settings.audit_share, settings.review_retention_s)
+
+
+@router.post(
+    "/{gallery}/review/leases",
+    operation_id="lease_review_cases",
+    responses=responses(*ALWAYS, ImageTooLarge, UnsupportedMediaType),
+    dependencies=[*BY_REVIEWERS, Depends(body_of(JSON))],
+)
+async def lease_review_cases(
+    lease: LeaseOf, queue: QueueOf, wanted: schemas.LeaseRequest
+) -> schemas.Leases:
+    """The next queries for a reviewer, which nobody else gets until the leases end.
+
+    They come by what a decision would teach about the probabilities that are served; one in four is
+    one drawn at random, as long as there is one. `POST …/feedback` with a `query_id` and the same
+    `reviewer` ends its lease. Where several reviewers have to agree, a query comes to others until
+    they do, and to nobody twice.
+    """
+    given = await asyncio.to_thread(
+        queue.lease,
+        lease.bundle.name,
+        lease.bundle.retriever.encoder.fingerprint,
+        wanted.reviewer,
+        wanted.limit,
+        wanted.seconds,
+        wanted.reasons or CASE_REASONS,
+    )
+    return answers.leases(lease.bundle, given)
+
+
+@router.get(
+    "/{gallery}/review/export",
+    operation_id="export_review_cases",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/json": {}, "application/xml": {}, "application/zip": {}}},
+        **responses(*ALWAYS),
+    },
+    dependencies=BY_REVIEWERS,
+)
+async def export_review_cases(
+    request: Request,
+    lease: LeaseOf,
+    queue: QueueOf,
+    to: Annotated[
+        schemas.ExportFormat,
+        Query(
+            alias="format",
+            description="`label_studio`: tasks to import (JSON); `label_studio_interface`: the "
+            "labelling interface of their project (XML); `fiftyone`: a zip of a "
+            "`LegacyFiftyOneDataset`.",
+        ),
+    ],
+    state: Annotated[schemas.CaseState | None, Query(description="Left out: either.")] = "open",
+    after: After = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+) -> Response:
+    """The queries with an image, for a labelling tool; `Link` names the next part, if there is."""
+    if to == "label_studio_interface":
+        return Response(labelling.LABELLING, media_type="application/xml")
+    name = lease.bundle.name
+    found = await asyncio.to_thread(queue.listed, name, {}, state, after, limit + 1)
+    cases = await asyncio.to_thread(_illustrated, queue, found[:limit])
+    headers = dict(PRIVATE)
+    if len(found) > limit:
+        following = request.url.include_query_params(after=found[limit - 1].number)
+        headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
+    if to == "label_studio":
+        return JSONResponse(labelling.label_studio(cases), headers=headers)
+    packed = await asyncio.to_thread(labelling.fiftyone, cases)
+    return Response(packed, headers=headers, media_type="application/zip")
+
+
+@router.post(
+    "/{gallery}/review/import",
+    operation_id="import_decisions",
+    responses=responses(*ALWAYS, ImageTooLarge, UnsupportedMediaType),
+    dependencies=[*BY_REVIEWERS, Depends(body_of(JSON))],
+)
+async def import_decisions(
+    lease: LeaseOf, queue: QueueOf, state: StateOf, tasks: schemas.LabelStudioTasks
+) -> schemas.DecisionsImported:
+    """Take in the annotations of a Label Studio project, exported as JSON, as decisions.
+
+    Each counts once, however often it is sent; what cannot be taken in is named, and the rest is.
+    """
+    kept = require_feedback(state)
+    decided: list[Decided] = []
+    problems: list[schemas.ImportProblem] = []
+    for one in labelling.annotated(tasks):
+        if isinstance(one, schemas.ImportProblem):
+            problems.append(one)
+            continue
+        try:
+            made, _ = await lease.review(one.review)
+        except VouchError as error:
+            query_id = one.review.query_id
+            problems.append(schemas.ImportProblem(query_id=query_id, detail=str(error)))
+            continue
+        case = await asyncio.to_thread(queue.find, made.gallery, made.query_id)
+        selection = "volunteered" if case is None else case.selection
+        decided.append(replace(made, decided_at=one.decided_at, selection=selection))
+    n_new = await asyncio.to_thread(kept.bring, decided)
+    await hear(lease)
+    return schemas.DecisionsImported(n_new=n_new, n_known=len(decided) - n_new, problems=problems)
+
+
+@router.get(
+    "/{gallery}/review/{query_id}",
+    operation_id="get_review_case",
+    responses=responses(*ALWAYS, QueryNotFound),
+    dependencies=BY_REVIEWERS,
+)
+async def get_review_case(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> schemas.ReviewCase:
+    """One query that is kept to be decided on."""
+    case = await asyncio.to_thread(queue.find, lease.bundle.name, query_id)
+    if case is None:
+        raise _not_kept(query_id)
+    return answers.review_case(lease.bundle, case)
+
+
+@router.get(
+    "/{gallery}/review/{query_id}/image",
+    operation_id="get_review_image",
+    response_class=Response,
+    responses={200: {"content": {"image/*": {}}}, **responses(*ALWAYS, QueryNotFound)},
+    dependencies=BY_REVIEWERS,
+)
+async def get_review_image(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> Response:
+    """The image of a query as it is kept: a thumbnail, or the file as it was sent."""
+    picture = await asyncio.to_thread(queue.picture, lease.bundle.name, query_id)
+    if picture is None:
+        raise _not_kept(query_id)
+    return Response(picture.data, headers=PRIVATE, media_type=picture.media_type)
+
+
+@router.delete(
+    "/{gallery}/review/{query_id}/lease",
+    operation_id="end_review_lease",
+    responses=responses(*ALWAYS),
+    dependencies=BY_REVIEWERS,
+)
+async def end_review_lease(
+    lease: LeaseOf,
+    queue: QueueOf,
+    query_id: QueryId,
+    reviewer: Annotated[str, Query(min_length=1, max_length=200)],
+) -> schemas.LeaseEnded:
+    """Give a query back undecided; somebody else may get it."""
+    ended = await asyncio.to_thread(queue.give_back, lease.bundle.name, query_id, reviewer)
+    return schemas.LeaseEnded(query_id=query_id, ended=ended)
+
+
+@router.delete(
+    "/{gallery}/review/{query_id}",
+    operation_id="forget_review_case",
+    responses=responses(*ALWAYS, QueryNotFound),
+    dependencies=[Depends(requires("write"))],
+)
+async def forget_review_case(
+    lease: LeaseOf, queue: QueueOf, query_id: QueryId
+) -> schemas.CaseForgotten:
+    """Delete a query on request: its image, its embedding, and what is cached of it here.
+
+    Decisions on it stay: they name the query by a hash of its image, and hold nothing of that.
+    """
+    known = await asyncio.to_thread(queue.forget, lease.bundle.name, query_id)
+    await lease.engine.forget(query_id)
+    if not known:
+        raise _not_kept(query_id)
+    return schemas.CaseForgotten(query_id=query_id)
+
+
+def _illustrated(queue: ReviewQueue, cases: list[Case]) -> list[labelling.Illustrated]:
+    found = ((case, queue.picture(case.gallery, case.query_id)) for case in cases)
+    return [(case, picture) for case, picture in found if picture is not None]
+
+
+def _not_kept(query_id: str) -> QueryNotFound:
+    return QueryNotFound(
+        f"Nothing is kept of the query {query_id[:12]}…, or no image of it. `GET …/review` lists "
+        "what there is."
+    )

@@ -1,0 +1,233 @@
+"""The queries of a gallery that are kept to be decided on, for as long as their owner says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from model_store.encoder.contract import Embeddings
+from model_store.errors import VouchError
+from model_store.feedback import (
+    AnsweredQuery,
+    Case,
+    CaseReason,
+    CaseState,
+    Decided,
+    FoundItem,
+    NewCase,
+    Picture,
+    ReviewQueue,
+)
+from model_store.half_precision import HalfRows
+from model_store.verdicts import Verdict
+from service.decoding.decoder import Prepared
+from service.serving.queries import Answered, SearchResult
+from service.settings import ImageKept
+
+logger = logging.getLogger(__name__)
+
+REASON_OF: Final[dict[Verdict, CaseReason]] = {
+    "ambiguous": "ambiguous",
+    "no_match": "absent",
+    "out_of_distribution": "alien",
+}
+"""Why a query is kept, by the verdict that it got."""
+
+N_FOUND = 10
+"""Items of an answer that a reviewer is shown."""
+
+MOST_WAITING_BYTES = 64 * 2**20
+"""Size of the uploads that wait to be written; what comes beyond is counted as ``lost``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewTerms:
+    """The owner's choice of what is kept.
+
+    Attributes
+    ----------
+    reasons : for which a query is kept.
+    image : what is kept of its picture.
+    reviewers : who have to agree before a decision counts.
+    """
+
+    reasons: Collection[CaseReason]
+    image: ImageKept
+    reviewers: int
+
+
+NOTHING_REVIEWED = ReviewTerms((), "none", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewedGallery:
+    """The gallery under review, as far as its queue needs it.
+
+    Attributes
+    ----------
+    name, encoder : of the gallery, and the fingerprint of its encoder.
+    decode : uploaded bytes to an image, with a thumbnail if asked for.
+    encode : an image to its embedding.
+    find : the embedding of a query that was answered; None where it is not at hand.
+    observe : told how many cases were ``kept``, ``expired``, ``displaced``, ``lost``.
+    """
+
+    name: str
+    encoder: str
+    decode: Callable[[bytes, bool], Awaitable[Prepared]]
+    encode: Callable[[Prepared], Awaitable[Embeddings]]
+    find: Callable[[str], Awaitable[Embeddings | None]]
+    observe: Callable[[str, int], None]
+
+
+class ReviewKeeper:
+    """Keeps queries of one gallery for review; written every few seconds, and before a lease.
+
+    What a crash loses are the queries since; of what was decided nothing is lost.
+
+    Parameters
+    ----------
+    queue : the cases of all galleries; None where none are to be kept.
+    """
+
+    def __init__(
+        self, gallery: ReviewedGallery, queue: ReviewQueue | None, terms: ReviewTerms
+    ) -> None:
+        self._gallery, self.queue, self.terms = gallery, queue, terms
+        self._waiting: OrderedDict[str, tuple[bytes, Case]] = OrderedDict()
+        self._waiting_bytes = 0
+        self._writing = asyncio.Lock()
+        self.counts: dict[tuple[CaseReason, CaseState], int] = {}
+
+    def note(self, data: bytes, found: SearchResult, bundle: str, *, drawn: bool) -> None:
+        """Have a query kept, if its answer is of a kind that is.
+
+        Parameters
+        ----------
+        data : the upload.
+        bundle : under which its decisions are kept.
+        drawn : whether it was drawn at random.
+        """
+        if self.queue is None:
+            return
+        reasons = self.terms.reasons
+        drawn = drawn and "random" in reasons
+        reason = REASON_OF.get(found.answer.decision.verdict)
+        if reason not in reasons:
+            reason = "random" if drawn else None
+        if reason is None or found.query_id in self._waiting:
+            return
+        if self._waiting_bytes + len(data) > MOST_WAITING_BYTES:
+            self._gallery.observe("lost", 1)
+            return
+        case = self._case(found, bundle, reason, drawn=drawn)
+        self._waiting[found.query_id] = data, case
+        self._waiting_bytes += len(data)
+
+    async def keep(self) -> None:
+        """Write what waits, and let go of what has been kept for long enough."""
+        if self.queue is None:
+            return
+        async with self._writing:
+            waiting = list(self._waiting.items())
+            made = [await self._new(self.queue, *one) for _, one in waiting]
+            new = [one for one in made if one is not None]
+            try:
+                done = await asyncio.to_thread(self.queue.add, new)
+                self.counts = await asyncio.to_thread(self.queue.counts, self._gallery.name)
+            except (sqlite3.Error, OSError) as error:
+                fields = {"gallery": self._gallery.name, "reason": str(error)}
+                logger.error("cases not kept", extra={"fields": fields})  # noqa: TRY400
+                return
+            for query_id, (data, case) in waiting:
+                if self._waiting.get(query_id) == (data, case):
+                    self._drop(query_id)
+            for outcome, n in done.items():
+                self._gallery.observe(outcome, n)
+
+    async def contradict(self, decided: Decided, answered: Answered) -> None:
+        """Have somebody else look at a match that a decision calls wrong."""
+        wrong = any(pair.rank == 1 and not pair.correct for pair in decided.pairs)
+        if (
+            self.queue is None
+            or "contradicted" not in self.terms.reasons
+            or answered.answer.decision.verdict != "match"
+            or not wrong
+        ):
+            return
+        await self.keep()
+        embeddings = await self._gallery.find(decided.query_id)
+        if embeddings is None:  # then nobody could decide on it once it has left the cache
+            return
+        case = self._case(answered, decided.bundle, "contradicted", drawn=False)
+        new = NewCase(case, _embedded(decided.query_id, embeddings), None)
+        await asyncio.to_thread(self.queue.contradict, new)
+
+    def forget(self, query_id: str) -> None:
+        """Forget a query that waits to be written."""
+        if query_id in self._waiting:
+            self._drop(query_id)
+
+    def _drop(self, query_id: str) -> None:
+        data, _ = self._waiting.pop(query_id)
+        self._waiting_bytes -= len(data)
+
+    async def _new(self, queue: ReviewQueue, data: bytes, case: Case) -> NewCase | None:
+        """Return what is to be kept of an upload; None where it is kept already."""
+        known = await asyncio.to_thread(queue.find, case.gallery, case.query_id)
+        image = self.terms.image
+        if known is not None and (known.media_type is not None or image == "none"):
+            return None
+        try:
+            embeddings = await self._gallery.find(case.query_id)
+            picture = None
+            if embeddings is None or image != "none":
+                prepared = await self._gallery.decode(data, image == "thumbnail")
+                embeddings = embeddings or await self._gallery.encode(prepared)
+                if image == "original":
+                    picture = Picture(data, f"image/{prepared.format.lower()}")
+                elif prepared.thumbnail is not None:
+                    picture = Picture(prepared.thumbnail.data, prepared.thumbnail.media_type)
+        except VouchError as error:  # it was answered from the cache, and is refused now
+            fields = {"gallery": case.gallery, "reason": type(error).__name__}
+            logger.warning("case not kept", extra={"fields": fields})
+            self._gallery.observe("lost", 1)
+            return None
+        return NewCase(case, _embedded(case.query_id, embeddings), picture)
+
+    def _case(
+        self, found: SearchResult | Answered, bundle: str, reason: CaseReason, *, drawn: bool
+    ) -> Case:
+        answer = found.answer
+        log_odds = answer.decision.match_log_odds
+        reviewers = self.terms.reviewers
+        return Case(
+            gallery=self._gallery.name,
+            encoder=self._gallery.encoder,
+            bundle=bundle,
+            query_id=found.query_id,
+            reason=reason,
+            drawn=drawn,
+            verdict=answer.decision.verdict,
+            found=tuple(
+                FoundItem(match.item.id, match.item.label, match.match_probability)
+                for match in answer.matches[:N_FOUND]
+            ),
+            no_match_probability=answer.decision.no_match_probability,
+            match_log_odds=None if log_odds is None or not len(log_odds) else float(log_odds[0]),
+            match_fingerprint=found.match_fingerprint,
+            reviewers=reviewers,
+            wanted=max(2, reviewers) if reason == "contradicted" else reviewers,
+            kept_at=time.time(),
+        )
+
+
+def _embedded(query_id: str, embeddings: Embeddings) -> AnsweredQuery:
+    parts = (embeddings.mean, embeddings.variance, embeddings.features)
+    return AnsweredQuery(query_id, *(HalfRows.of(part).to_bytes()[0] for part in parts))

@@ -1,0 +1,308 @@
+"""The review queue over HTTP: what is kept and by whom it is seen, leased, decided and deleted."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import sqlite3
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from model_store.feedback import CASE_REASONS
+from tests.end_to_end.keys import KeysFile, bearer
+from tests.end_to_end.questions import picture, search
+
+StartClient = Callable[..., TestClient]
+
+REVIEW = "/v1/galleries/digits/review"
+FEEDBACK = "/v1/galleries/digits/feedback"
+EVERYTHING: dict[str, Any] = {"review_reasons": CASE_REASONS, "audit_share": 1.0}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "feedback.sqlite3"
+
+
+@pytest.fixture
+def client(start: StartClient, log: Path) -> TestClient:
+    return start(feedback=log, **EVERYTHING)
+
+
+def lease(client: TestClient, reviewer: str, limit: int = 1, **wanted: Any) -> list[dict[str, Any]]:
+    asked = {"reviewer": reviewer, "limit": limit, **wanted}
+    found: list[dict[str, Any]] = client.post(f"{REVIEW}/leases", json=asked).json()["leases"]
+    return found
+
+
+def photograph(seed: int = 0) -> bytes:
+    """A large noisy JPEG that says where it was taken."""
+    exif = Image.Exif()
+    exif[0x010E] = "taken-at-home"
+    file = io.BytesIO()
+    with Image.open(io.BytesIO(picture("PNG", 300, 200, seed=seed))) as image:
+        image.convert("RGB").save(file, "JPEG", exif=exif)
+    return file.getvalue()
+
+
+def test_a_query_is_kept_given_to_one_reviewer_and_settled(
+    client: TestClient, digit: bytes, stranger: bytes
+) -> None:
+    found, alien = (search(client, image).json() for image in (digit, stranger))
+    cases = client.get(REVIEW).json()["cases"]
+    assert [(one["query_id"], one["reason"], one["drawn"]) for one in cases] == [
+        (found["query"]["id"], "random", True),
+        (alien["query"]["id"], "alien", True),
+    ]
+    assert [item["id"] for item in cases[0]["found"]] == [one["id"] for one in found["results"]]
+    [first] = lease(client, "ann")
+    [second] = lease(client, "bob", 5)
+    assert first["case"] == cases[0]
+    assert second["case"]["query_id"] == alien["query"]["id"]
+    assert lease(client, "eve") == []
+    said = {"query_id": alien["query"]["id"], "decision": "none_of_these", "reviewer": "bob"}
+    assert client.post(FEEDBACK, json=said).status_code == 200
+    assert client.get(FEEDBACK).json()["decisions"][0]["selection"] == "drawn"
+    assert client.get(f"{REVIEW}/{alien['query']['id']}").json()["state"] == "settled"
+    ended = client.delete(f"{REVIEW}/{found['query']['id']}/lease", params={"reviewer": "ann"})
+    assert ended.json()["ended"]
+    assert len(lease(client, "eve", 5)) == 1
+    told = client.get(f"{REVIEW}/summary").json()
+    assert (told["random_share"], told["image"], told["reviewers"]) == (1, "thumbnail", 1)
+    assert {(one["reason"], one["state"], one["n"]) for one in told["counts"]} == {
+        ("random", "open", 1),
+        ("alien", "settled", 1),
+    }
+
+
+def test_only_what_the_owner_chose_is_kept(
+    start: StartClient, log: Path, digit: bytes, stranger: bytes
+) -> None:
+    client = start(feedback=log, review_reasons=["absent", "random"], audit_share=0.0)
+    for image in (digit, stranger):
+        search(client, image)
+    assert client.get(REVIEW).json() == {"cases": [], "next_after": None}
+    off = start(feedback=log)
+    search(off, stranger)
+    refused = off.get(REVIEW)
+    assert (refused.status_code, refused.json()["code"]) == (409, "feedback_not_kept")
+    assert sqlite3.connect(log).execute("SELECT COUNT(*) FROM cases").fetchone() == (0,)
+
+
+def test_a_query_under_a_filter_is_not_kept(client: TestClient, stranger: bytes) -> None:
+    """Its answer is about some of the items only."""
+    search(client, stranger, filter=json.dumps({"label": "3"}))
+    assert client.get(REVIEW).json()["cases"] == []
+
+
+@pytest.mark.parametrize("kept", ["thumbnail", "original", "none"])
+def test_what_is_kept_of_the_image(start: StartClient, log: Path, kept: str) -> None:
+    client = start(feedback=log, review_image=kept, **EVERYTHING)
+    sent = photograph()
+    query_id = search(client, sent).json()["query"]["id"]
+    [case] = client.get(REVIEW).json()["cases"]
+    shown = client.get(f"{REVIEW}/{query_id}/image")
+    if kept == "none":
+        assert (case["image_url"], shown.status_code) == (None, 404)
+        return
+    assert case["image_url"] == f"{REVIEW}/{query_id}/image"
+    assert (shown.headers["content-type"], shown.headers["cache-control"]) == (
+        "image/jpeg",
+        "no-store",
+    )
+    with Image.open(io.BytesIO(shown.content)) as image:
+        assert (max(image.size), bool(image.getexif())) == (
+            (160, False) if kept == "thumbnail" else (300, True)
+        )
+    assert (shown.content == sent) == (kept == "original")
+    assert (b"taken-at-home" in log.read_bytes()) == (kept == "original")
+
+
+def test_a_kept_query_can_be_decided_on_when_nothing_is_cached(
+    start: StartClient, log: Path, digit: bytes
+) -> None:
+    given = {"feedback": log, "cache_bytes": 0, **EVERYTHING}
+    first = start(**given)
+    answer = search(first, digit).json()
+    first.__exit__(None, None, None)
+    said = {"query_id": answer["query"]["id"], "decision": "none_of_these"}
+    assert start(**given).post(FEEDBACK, json=said).status_code == 200
+    forgetful = start(feedback=log, cache_bytes=0)
+    assert forgetful.post(FEEDBACK, json=said).status_code == 404
+
+
+def test_what_is_deleted_on_request_is_gone(client: TestClient, log: Path) -> None:
+    answer = search(client, photograph()).json()
+    query_id = answer["query"]["id"]
+    kept = client.get(f"{REVIEW}/{query_id}/image").content
+    said = {"query_id": query_id, "decision": "none_of_these"}
+    assert client.post(FEEDBACK, json=said).status_code == 200
+    mean = sqlite3.connect(log).execute("SELECT mean FROM answered").fetchone()[0]
+    assert kept[-40:] in log.read_bytes()
+    assert mean in log.read_bytes()
+    assert client.delete(f"{REVIEW}/{query_id}").json() == {"query_id": query_id}
+    assert kept[-40:] not in log.read_bytes()
+    assert mean not in log.read_bytes()
+    for path in (f"{REVIEW}/{query_id}", f"{REVIEW}/{query_id}/image"):
+        assert client.get(path).json()["code"] == "query_not_found"
+    assert client.delete(f"{REVIEW}/{query_id}").status_code == 404
+    assert client.post(FEEDBACK, json=said).status_code == 404
+    assert len(client.get(FEEDBACK).json()["decisions"]) == 1
+
+
+def test_one_deleted_before_it_is_written_is_gone_too(client: TestClient, log: Path) -> None:
+    query_id = search(client, photograph()).json()["query"]["id"]
+    assert client.delete(f"{REVIEW}/{query_id}").status_code == 200
+    assert client.get(REVIEW).json()["cases"] == []
+
+
+def test_neither_logs_nor_metrics_tell_of_a_query(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        query_id = search(client, photograph()).json()["query"]["id"]
+        image = client.get(f"{REVIEW}/{query_id}/image").content
+        lease(client, "ann-the-reviewer")
+        client.delete(f"{REVIEW}/{query_id}/lease", params={"reviewer": "ann-the-reviewer"})
+        client.post(FEEDBACK, json={"query_id": query_id, "decision": "none_of_these"})
+        metrics = client.get("/metrics").text
+        client.delete(f"{REVIEW}/{query_id}")
+    assert 'vouch_review_cases_total{gallery="digits",outcome="kept"} 1.0' in metrics
+    ours = [one for one in caplog.records if one.name.startswith(("service", "model_store"))]
+    logged = "\n".join(f"{one.getMessage()} {one.__dict__}" for one in ours)
+    assert "/review/{query_id}/image" in logged
+    private = (
+        query_id,
+        "ann-the-reviewer",
+        image.hex()[:64],
+        base64.b64encode(image).decode()[:64],
+    )
+    for text in (logged, metrics):
+        assert not [one for one in private if one in text]
+
+
+def test_reviewers_need_a_key_of_theirs_and_no_more(
+    start: StartClient, log: Path, keys_file: KeysFile, stranger: bytes
+) -> None:
+    reviewer, reader = (bearer(keys_file.make(scope)) for scope in ("review", "read"))
+    client = start(feedback=log, keys=keys_file.path, anonymous=True, **EVERYTHING)
+    query_id = search(client, stranger).json()["query"]["id"]
+    paths = (REVIEW, f"{REVIEW}/{query_id}/image", f"{REVIEW}/export?format=fiftyone")
+    for path in paths:
+        assert client.get(path).status_code == 401  # though anyone may search, and write
+        assert client.get(path, headers=reader).status_code == 403
+        assert client.get(path, headers=reviewer).status_code == 200
+    assert client.delete(f"{REVIEW}/{query_id}", headers=reviewer).status_code == 403
+    said = {"query_id": query_id, "decision": "new", "reviewer": "ann"}
+    assert client.post(FEEDBACK, json=said, headers=reviewer).status_code == 200
+
+
+def test_a_match_that_is_called_wrong_is_looked_at_by_somebody_else(
+    start: StartClient, log: Path, digit: bytes
+) -> None:
+    client = start(feedback=log, review_reasons=["contradicted"])
+    answer = search(client, digit).json()
+    assert answer["verdict"] == "match"
+    item_id = answer["results"][0]["id"]
+    query_id = answer["query"]["id"]
+    said = {"query_id": query_id, "decision": "not_this_item", "item_id": item_id}
+    assert client.post(FEEDBACK, json={**said, "reviewer": "ann"}).status_code == 200
+    assert lease(client, "ann") == []
+    [given] = lease(client, "bob")
+    assert (given["case"]["reason"], given["case"]["reviewers"]) == ("contradicted", 2)
+    assert given["case"]["image_url"] is None
+    search(client, digit)  # the same photograph once more: nothing new to keep of a match
+    client.post(FEEDBACK, json={**said, "reviewer": "bob"})
+    assert client.get(f"{REVIEW}/{query_id}").json()["state"] == "settled"
+
+
+def test_label_studio_reads_the_cases_and_its_annotations_become_decisions(
+    client: TestClient, digit: bytes, stranger: bytes
+) -> None:
+    found, alien = (search(client, image).json() for image in (digit, stranger))
+    first = client.get(f"{REVIEW}/export", params={"format": "label_studio", "limit": 1})
+    rest = client.get(first.links["next"]["url"])
+    assert "next" not in rest.links
+    tasks = first.json() + rest.json()
+    assert [task["data"]["query_id"] for task in tasks] == [
+        found["query"]["id"],
+        alien["query"]["id"],
+    ]
+    head, _, body = tasks[0]["data"]["image"].partition(";base64,")
+    with Image.open(io.BytesIO(base64.b64decode(body))) as image:
+        assert head == f"data:{Image.MIME[str(image.format)]}"
+    interface = client.get(f"{REVIEW}/export", params={"format": "label_studio_interface"}).text
+    names = {result["from_name"] for task in tasks for result in task["predictions"][0]["result"]}
+    assert all(f'name="{name}"' in interface for name in names)
+    item = tasks[0]["data"]["items"][0]["value"]
+    annotation = {
+        "completed_by": {"id": 7, "email": "ann@museum.example"},
+        "created_at": "2026-03-09T22:16:08.728353Z",
+        "was_cancelled": False,
+        "result": [
+            *tasks[0]["predictions"][0]["result"],
+            {
+                "from_name": "comment",
+                "to_name": "image",
+                "type": "textarea",
+                "value": {"text": ["clear"]},
+            },
+        ],
+    }
+    nothing = tasks[1]["predictions"][0]["result"]
+    annotated = [
+        {**tasks[0], "annotations": [annotation, {**annotation, "was_cancelled": True}]},
+        {**tasks[1], "annotations": [{**annotation, "result": nothing, "completed_by": 7}]},
+        {"data": {"query_id": "0" * 64}, "annotations": [{**annotation, "result": nothing}]},
+        {"data": {"query_id": found["query"]["id"]}, "annotations": [{"result": []}]},
+        {"data": {}},
+    ]
+    done = client.post(f"{REVIEW}/import", json=annotated).json()
+    assert (done["n_new"], done["n_known"], len(done["problems"])) == (2, 0, 3)
+    again = client.post(f"{REVIEW}/import", json=annotated).json()
+    assert (again["n_new"], again["n_known"]) == (0, 2)
+    decisions = client.get(FEEDBACK).json()["decisions"]
+    assert [
+        (one["decision"], one["item_id"], one["reviewer"], one["comment"]) for one in decisions
+    ] == [
+        ("this_item", item, "label-studio:ann@museum.example", "clear"),
+        ("none_of_these", None, "label-studio:7", None),
+    ]
+    assert decisions[0]["selection"] == "drawn"
+    assert decisions[0]["decided_at"] == "2026-03-09T22:16:08.728353Z"
+    assert client.get(f"{REVIEW}/export?format=label_studio").json() == []  # all are settled
+
+
+def test_fiftyone_reads_the_cases(client: TestClient, digit: bytes) -> None:
+    answer = search(client, digit).json()
+    packed = client.get(f"{REVIEW}/export", params={"format": "fiftyone"})
+    with zipfile.ZipFile(io.BytesIO(packed.content)) as archive:
+        [sample] = json.loads(archive.read("samples.json"))["samples"]
+        with Image.open(io.BytesIO(archive.read(sample["filepath"]))) as image:
+            image.verify()
+        assert json.loads(archive.read("metadata.json")) == {"media_type": "image"}
+    first = answer["results"][0]
+    assert sample["prediction"] == {
+        "_cls": "Classification",
+        "label": first["label"],
+        "confidence": first["match_probability"],
+    }
+    assert (sample["vouch_verdict"], sample["tags"]) == ("match", ["random", "drawn"])
+
+
+def test_more_than_may_wait_is_lost_and_counted(
+    client: TestClient, stranger: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.serving.reviewing.MOST_WAITING_BYTES", 10)
+    search(client, stranger)
+    assert client.get(REVIEW).json()["cases"] == []
+    counted = client.get("/metrics").text
+    assert 'vouch_review_cases_total{gallery="digits",outcome="lost"} 1.0' in counted
