@@ -10,7 +10,7 @@ from scipy.special import expit
 
 from model_store.decision.logistic import bounded_logit
 
-PRIOR_STD = np.array([0.5, 1.0, 1.0])
+_PRIOR_STD = np.array([0.5, 1.0, 1.0])
 """Standard deviations of the prior, around no correction at all: of log slope, intercept, and what
 the intercept of volunteered pairs has more."""
 
@@ -81,7 +81,7 @@ def fit_recalibration(
     def loss_and_gradient(parameters: Floats) -> tuple[float, Floats]:
         slope = np.exp(parameters[0])
         margin = sign * (slope * log_odds + parameters[1] + parameters[2] * chosen)
-        pull = parameters / PRIOR_STD**2
+        pull = parameters / _PRIOR_STD**2
         by_margin = -sign * expit(-margin)
         gradient = np.array([slope * (by_margin @ log_odds), by_margin.sum(), by_margin @ chosen])
         return float(np.logaddexp(0, -margin).sum() + 0.5 * parameters @ pull), gradient + pull

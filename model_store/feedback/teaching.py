@@ -1,31 +1,35 @@
-r"""The queries whose decisions would teach most about the probabilities that are served.
+"""The queries whose decisions would teach most about the probabilities that are served.
 
-A decision on a query with uncorrected log-odds ℓ is an observation of P = expit(a ℓ + b), of which
-the correction has to learn θ = (log a, b). With x = (a ℓ, 1) and w = P (1 − P) it brings the Fisher
-information w x xᵀ. What is to become small is the mean squared error of the probabilities of all
-that is served,
+The stream is divided by its log-odds into strata k of equal weight W_k. After n_k decisions the
+share of right first items in a stratum is known with a variance of about σ_k² / (n_k + 1), where
+σ_k² = mean P (1 − P) by the probabilities as far as they are known; and the whole curve from
+probability to truth with
 
-    V = mean_j w_j² x_jᵀ I⁻¹ x_j = tr(I⁻¹ M),   I = Λ + Σ_decided w x xᵀ,   M = mean_j w_j² x_j x_jᵀ
+    V = Σ_k W_k² σ_k² / (n_k + 1).
 
-with Λ the precision of the prior on θ: the I-optimal design of experiments (Atkinson, Donev and
-Tobias 2007), for a logistic curve as in Schein and Ungar (2007), and variance reduction in the
-sense of Cohn, Ghahramani and Jordan (1996). By the formula of Sherman and Morrison one more
-decision lowers V by
+One more decision in stratum k lowers V by W_k² σ_k² / ((n_k + 1)(n_k + 2)); the next query is the
+oldest of the stratum where that is most. In the long run decisions are shared out as W_k σ_k, which
+is Neyman's allocation (1934), with σ estimated on the way: active testing, as Sawade, Landwehr,
+Bickel and Scheffer (2010) have it for risks. Most of it goes where P is neither near 0 nor near 1.
 
-    w xᵀ I⁻¹ M I⁻¹ x / (1 + w xᵀ I⁻¹ x).
-
-It depends on the log-odds alone, never on whether the answer is right: whatever is learned from
-such decisions is unbiased as long as the curve is of this form, and those that are drawn at random
-tell whether it is.
+It depends on the log-odds alone, never on whether the answer is right, and assumes no form of the
+curve. (The I-optimal design for a logistic curve needs more decisions than random order where the
+curve is not one; see `tests.benchmarks.bench_review`.)
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.decision import Recalibration
-from model_store.decision.recalibration import PRIOR_STD
+
+N_STRATA = 10
+
+DOUBT = 0.1
+"""Added to each σ: the probabilities are what is in doubt, so that no stratum is left out."""
 
 Floats = NDArray[np.float64]
 
@@ -39,57 +43,35 @@ def most_teaching(
 
     Parameters
     ----------
-    log_odds : (m,) of the queries that may be chosen; NaN where there are none: these come last.
+    log_odds : (m,) of the queries that may be chosen, oldest first; NaN where there are none: these
+        come last.
     decided : of the pairs that were decided on already.
     stream : of what is served: of queries drawn at random, where there are such.
     served : the correction as far as it is known.
     """
-    slopes, weights = _linearised(log_odds, served)
-    moment, information = _moment(stream, served), _information(decided, served)
-    left = np.ones(len(log_odds), dtype=np.bool_)
+    stream = stream[np.isfinite(stream)]
+    edges = np.quantile(stream, np.linspace(0, 1, N_STRATA + 1)[1:-1]) if len(stream) else stream
+    deviation = _deviations(stream, np.searchsorted(edges, stream), served)
+    n_decided = np.bincount(np.searchsorted(edges, decided), minlength=N_STRATA).astype(float)
+    waiting = [deque[int]() for _ in range(N_STRATA)]
+    unknown = deque[int]()
+    for place, stratum in enumerate(np.searchsorted(edges, log_odds).tolist()):
+        (waiting[stratum] if np.isfinite(log_odds[place]) else unknown).append(place)
+    left = np.array([bool(places) for places in waiting])
     chosen: list[int] = []
-    for _ in range(min(n, len(log_odds))):
-        gain = _gain(slopes, weights, moment, information)
-        place = int(np.where(left, gain, -1.0).argmax())
-        chosen.append(place)
-        left[place] = False
-        information = information + weights[place] * np.outer(slopes[place], slopes[place])
-    return chosen
+    while len(chosen) < n and left.any():
+        fall = deviation**2 / ((n_decided + 1) * (n_decided + 2))
+        stratum = int(np.where(left, fall, -1.0).argmax())
+        chosen.append(waiting[stratum].popleft())
+        left[stratum] = bool(waiting[stratum])
+        n_decided[stratum] += 1
+    return (chosen + list(unknown))[:n]
 
 
-def teaching_order(
-    log_odds: Floats, decided: Floats, stream: Floats, served: Recalibration
-) -> list[int]:
-    """Return the places of all queries, by what a decision on each alone would teach."""
-    slopes, weights = _linearised(log_odds, served)
-    gain = _gain(slopes, weights, _moment(stream, served), _information(decided, served))
-    places: list[int] = np.argsort(-gain, kind="stable").tolist()
-    return places
-
-
-def _gain(slopes: Floats, weights: Floats, moment: Floats, information: Floats) -> Floats:
-    inverse = np.linalg.inv(information)
-    through = slopes @ inverse
-    lowered = weights * np.einsum("ni,ij,nj->n", through, moment, through)
-    gain: Floats = lowered / (1 + weights * np.einsum("ni,ni->n", through, slopes))
-    return gain
-
-
-def _moment(stream: Floats, served: Recalibration) -> Floats:
-    slopes, weights = _linearised(stream, served)
-    return (slopes.T * weights**2) @ slopes / max(len(stream), 1)
-
-
-def _information(decided: Floats, served: Recalibration) -> Floats:
-    slopes, weights = _linearised(decided, served)
-    known: Floats = np.diag(PRIOR_STD[:2] ** -2.0) + (slopes.T * weights) @ slopes
-    return known
-
-
-def _linearised(log_odds: Floats, served: Recalibration) -> tuple[Floats, Floats]:
-    """Return x (n, 2) and w (n,) of queries; zeros where the log-odds are not known."""
-    known = np.isfinite(log_odds)
-    finite = np.where(known, log_odds, 0.0)
-    slopes = np.stack([served.slope * finite, np.ones(len(finite))], axis=1) * known[:, None]
-    probabilities = served(finite)
-    return slopes, probabilities * (1 - probabilities) * known
+def _deviations(stream: Floats, strata: NDArray[np.int64], served: Recalibration) -> Floats:
+    """Return W σ of each stratum."""
+    probabilities = served(stream)
+    weights = np.bincount(strata, minlength=N_STRATA)
+    variances = np.bincount(strata, probabilities * (1 - probabilities), minlength=N_STRATA)
+    deviations: Floats = np.sqrt(variances / np.maximum(weights, 1)) + DOUBT
+    return deviations * weights / max(len(stream), 1)

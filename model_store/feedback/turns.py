@@ -20,7 +20,7 @@ from model_store.feedback.agreement import n_missing
 from model_store.feedback.cases import CaseReason
 from model_store.feedback.decisions import COLUMNS, Decided
 from model_store.feedback.log import pairs_in
-from model_store.feedback.teaching import most_teaching, teaching_order
+from model_store.feedback.teaching import most_teaching
 
 RANDOM_TURN = 4
 """One in so many cases that are given was drawn at random: reviewers who see but what teaches most
@@ -111,7 +111,7 @@ def displaced(
     settled = [_waiting(row) for row in rows if not row[5]]
     drawn = [_waiting(row) for row in rows if row[5] and row[1]]
     others = [_waiting(row) for row in rows if row[5] and not row[1]]
-    places = teaching_order(*_known(connection, others, drawn))
+    places = most_teaching(*_known(connection, others, drawn), len(others))
     going: list[int] = []
     for case in [*settled, *(others[place] for place in reversed(places)), *drawn]:
         if n <= most and n_bytes <= most_bytes:

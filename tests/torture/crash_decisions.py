@@ -1,8 +1,9 @@
 """Fifty processes that keep decisions are killed: none that was acknowledged is lost.
 
 ``python -m tests.torture.crash_decisions`` starts a process that decides, takes back and retains
-queries as fast as it can, and says of each decision when it is kept; kills it at a random moment;
-and reads the file. It ends with an error if a decision is missing, or was changed.
+queries as fast as it can, some of them on leases of the review queue, and says of each decision
+when it is kept; kills it at a random moment; and reads the file. It ends with an error if a
+decision is missing, or was changed, or if a case does not come back once its lease has ended.
 """
 
 from __future__ import annotations
@@ -16,10 +17,21 @@ import tempfile
 import time
 from pathlib import Path
 
-from model_store.feedback import AnsweredQueries, AnsweredQuery, Decided, FeedbackLog, Pair
+from model_store.feedback import (
+    AnsweredQueries,
+    AnsweredQuery,
+    Bounds,
+    Case,
+    Decided,
+    FeedbackLog,
+    NewCase,
+    Pair,
+    ReviewQueue,
+)
 
 N_KILLS = 50
 LONGEST_S = 2.0
+LEASE_S = 1.0
 
 
 def decision(number: int) -> Decided:
@@ -38,11 +50,41 @@ def decision(number: int) -> Decided:
     )
 
 
+def queue_at(path: Path) -> ReviewQueue:
+    """The review queue in the file."""
+    return ReviewQueue(path, Bounds(retention_s=1e6, most=1_000_000, most_bytes=0))
+
+
+def case(number: int) -> NewCase:
+    """The case of a query that is decided on next."""
+    query_id = f"{number // 2:064x}"
+    kept = Case(
+        gallery="g",
+        encoder="e",
+        bundle="b",
+        query_id=query_id,
+        reason="ambiguous",
+        drawn=False,
+        verdict="ambiguous",
+        found=(),
+        no_match_probability=None,
+        match_log_odds=0.0,
+        match_fingerprint="f",
+        reviewers=1,
+        wanted=1,
+        kept_at=time.time(),
+    )
+    return NewCase(kept, AnsweredQuery(query_id, b"1", b"2", b"3"), None)
+
+
 def work(path: Path, start: int, acknowledged: int) -> None:
     """Decide for ever, and write each number once it is kept."""
-    log, answered = FeedbackLog(path), AnsweredQueries(path, 3600)
+    log, answered, queue = FeedbackLog(path), AnsweredQueries(path, 3600), queue_at(path)
     number = start
     while True:
+        if number % 10 == 0:
+            queue.add([case(number), case(-number)])  # one that is decided on, one that is not
+            queue.lease("g", "e", f"reviewer {number}", 9, LEASE_S)
         kept = log.decide(decision(number))
         os.write(acknowledged, f"{number} {kept.number}\n".encode())
         if number % 7 == 0:
@@ -90,11 +132,17 @@ def main() -> None:
             found = kept.get(place)
             if found is None or found.decided_at != number or found.pairs != decision(number).pairs:
                 raise SystemExit(f"decision {number} was acknowledged as {place} and is lost")
+        time.sleep(LEASE_S)
+        queue = queue_at(path)
+        waiting = len(queue.listed("g", {}, "open"))
+        if waiting == 0 or len(queue.lease("g", "e", "another", waiting, LEASE_S)) != waiting:
+            raise SystemExit(f"of {waiting} open cases not all came back after their leases")
         with sqlite3.connect(path) as connection:
             (sound,) = connection.execute("PRAGMA integrity_check").fetchone()
         if sound != "ok":
             raise SystemExit(f"the file is damaged: {sound}")
         print(f"{options.kills} kills, {len(acknowledged)} decisions acknowledged, none lost")
+        print(f"{waiting} cases undecided, all came back once their leases had ended")
 
 
 if __name__ == "__main__":
