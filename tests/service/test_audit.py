@@ -195,7 +195,7 @@ def test_too_many_errors_make_the_calibration_stale_also_after_a_restart(
             connection.execute(
                 "INSERT INTO feedback SELECT gallery, bundle, ?, item_id, correct, rank, "
                 "match_probability, received_at, match_log_odds, match_fingerprint, "
-                "first_received_at FROM feedback WHERE query_id = ?",
+                "first_received_at, selection FROM feedback WHERE query_id = ?",
                 (one, answer["query"]["id"]),
             )
     log.ask(bundle_id, [(one, answer["results"][0]["id"]) for one in IDS[:12]])
