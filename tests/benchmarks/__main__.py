@@ -5,8 +5,9 @@ epoch that `bench_fit` trains is made into one, which changes no shape and no ti
 images (VOUCH_DATA_DIR, or a download) and some minutes. The benchmarks of throughput, indexing,
 the first hour and a busy machine want photographs (VOUCH_DATA_DIR), of which they build a bundle
 once. Left out, because they take an hour and print tables: `make bench-posteriors`,
-`make bench-zero-shot`, `make bench-decision`, `make bench-label-free`, `make bench-roll-up`; and
-because they build a gallery of a million items: `make bench-gallery`, `make bench-filters`.
+`make bench-zero-shot`, `make bench-decision`, `make bench-label-free`, `make bench-roll-up`,
+`make bench-review`; and because they build a gallery of a million items: `make bench-gallery`,
+`make bench-filters`.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def main() -> None:
         "bench-gallery",
         "bench-filters",
         "bench-roll-up",
+        "bench-review",
     ]
     if "VOUCH_DATA_DIR" in os.environ:
         results |= bench_throughput.measure()
