@@ -268,12 +268,8 @@ class SearchEngine:
 
     async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail, bytes]:
         """Embedding, thumbnail and preview of an image that is to become an item; see `encoded`."""
-        prepared = await self._decoder.decode(
-            data,
-            self._retriever.encoder.metadata.preprocessing,
-            thumbnail=True,
-            preview_side=self._retriever.gallery.preview_side,
-        )
+        side = self._retriever.gallery.preview_side
+        prepared = await self.decode(data, thumbnail=True, preview_side=side)
         embeddings = await self._batcher.encode(prepared.pixels)
         if prepared.thumbnail is None:
             raise InternalError("The decoder made no thumbnail.")
@@ -355,10 +351,22 @@ class SearchEngine:
             return hashlib.sha256(data).hexdigest()
         return await self.compute(lambda: hashlib.sha256(data).hexdigest())
 
-    async def decode(self, data: bytes, *, measured: bool = False) -> Prepared:
+    async def decode(
+        self,
+        data: bytes,
+        *,
+        measured: bool = False,
+        thumbnail: bool = False,
+        preview_side: int | None = None,
+    ) -> Prepared:
         """An uploaded image at the encoder's input size, and what else is asked of it."""
-        preprocessing = self._retriever.encoder.metadata.preprocessing
-        return await self._decoder.decode(data, preprocessing, measured=measured)
+        return await self._decoder.decode(
+            data,
+            self._retriever.encoder.metadata.preprocessing,
+            measured=measured,
+            thumbnail=thumbnail,
+            preview_side=preview_side,
+        )
 
     async def _encode(self, query_id: str, data: bytes, prepared: Prepared | None) -> Encoded:
         """Decode and embed an image file, and keep the outcome."""
