@@ -229,7 +229,8 @@ def test_what_the_service_says_has_its_german_word_for_word() -> None:
     assert sentences - set(table) == set()
     titles = {
         (ast.get_docstring(node) or "").split("\n", 1)[0].rstrip(".")
-        for node in ast.parse((ROOT / "model_store/errors.py").read_text("utf-8")).body
+        for path in (ROOT / "model_store/errors").glob("*.py")
+        for node in ast.parse(path.read_text("utf-8")).body
         if isinstance(node, ast.ClassDef)
     }
     known = sentences | titles | FROM_ELSEWHERE

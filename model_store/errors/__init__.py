@@ -84,11 +84,48 @@ nothing that a client of the service may not see.
         ├── CalibrationError     too few queries, or none of a kind that is needed
         ├── CertificateError     a certificate or its feedback cannot be read or written
         └── TransferError        a bundle cannot be brought to another place, or from it
+
+Those of the index builder lie in `building`, the `root` in a file of its own.
 """
 
+from model_store.errors.building import (
+    BuildError,
+    CalibrationError,
+    CertificateError,
+    ConfigError,
+    DatasetError,
+    EncoderSourceError,
+    OutputError,
+    ParityError,
+    RunInUse,
+    SourceUnavailable,
+    StepNotReady,
+    TooManyBadImages,
+    TrainingDiverged,
+    TransferError,
+    WeightsError,
+)
+from model_store.errors.root import VouchError
 
-class VouchError(Exception):
-    """Root of the family."""
+__all__ = [
+    "BuildError",
+    "CalibrationError",
+    "CertificateError",
+    "ConfigError",
+    "DatasetError",
+    "EncoderSourceError",
+    "OutputError",
+    "ParityError",
+    "RunInUse",
+    "SourceUnavailable",
+    "StepNotReady",
+    "TooManyBadImages",
+    "TrainingDiverged",
+    "TransferError",
+    "VouchError",
+    "WeightsError",
+]
+"""Those that are defined elsewhere; all that follow are public as well."""
 
 
 class ImageError(VouchError):
@@ -337,63 +374,3 @@ class SigningKeyError(VouchError):
 
 class InternalError(VouchError):
     """Something went wrong in the service."""
-
-
-class BuildError(VouchError):
-    """A step of the index builder cannot do what it was asked."""
-
-
-class ConfigError(BuildError):
-    """The configuration is wrong."""
-
-
-class DatasetError(BuildError):
-    """The data is missing or not what it should be."""
-
-
-class TooManyBadImages(DatasetError):
-    """More of the images are unreadable than was allowed."""
-
-
-class SourceUnavailable(DatasetError):
-    """Nothing can be read, or not any more, from where the images lie."""
-
-
-class OutputError(BuildError):
-    """The output cannot be written: there is no space, or no permission."""
-
-
-class RunInUse(BuildError):
-    """Another process works in the run directory."""
-
-
-class WeightsError(BuildError):
-    """Pretrained weights are missing, cannot be read, or do not fit the trunk."""
-
-
-class EncoderSourceError(BuildError):
-    """An encoder that was made elsewhere cannot be brought to Vouch's contract."""
-
-
-class TrainingDiverged(BuildError):
-    """The loss is no number any more."""
-
-
-class StepNotReady(BuildError):
-    """An earlier step has not been run."""
-
-
-class ParityError(BuildError):
-    """The exported encoder disagrees with the trained one."""
-
-
-class CalibrationError(BuildError):
-    """Too few queries, or none of a kind that is needed."""
-
-
-class CertificateError(BuildError):
-    """A certificate, its key or its feedback cannot be read or written."""
-
-
-class TransferError(BuildError):
-    """A bundle cannot be brought to another place, or from it."""
