@@ -28,7 +28,9 @@ nothing that a client of the service may not see.
     │   ├── Unauthenticated      there is no key, or not a good one
     │   ├── Forbidden            the key allows less than that
     │   ├── MisdirectedRequest   it was sent to a name that is not the service's
+    │   ├── QuotaExceeded        the key may keep no more items or galleries
     │   └── RateLimited          too many requests of this caller
+    │       └── SearchesUsedUp   the key's searches of this period have been made
     ├── OutdatedCursor           a cursor into a list of another bundle
     ├── NotFound                 what the request names does not exist
     │   ├── GalleryNotFound
@@ -47,6 +49,7 @@ nothing that a client of the service may not see.
     ├── ActivationRefused        a bundle cannot take the place of the one that is served
     ├── WriteError               a change of a gallery was not kept, and nothing of it
     │   ├── WriteRefused         the gallery takes no changes, or not this one
+    │   │   └── GalleryExists    the name of a gallery is taken
     │   ├── KeyReused            the Idempotency-Key was sent before with another request
     │   ├── GallerySuperseded    another bundle has become current meanwhile
     │   ├── StorageBusy          another process is writing
@@ -216,8 +219,16 @@ class MisdirectedRequest(AccessError):
     """The request was sent to a name that is not the service's."""
 
 
+class QuotaExceeded(AccessError):
+    """The API key may keep no more items or galleries."""
+
+
 class RateLimited(AccessError):
     """Too many requests of this caller."""
+
+
+class SearchesUsedUp(RateLimited):
+    """The searches of this period that the API key allows have been made."""
 
 
 class NotFound(VouchError):
@@ -262,6 +273,10 @@ class WriteError(VouchError):
 
 class WriteRefused(WriteError):
     """The gallery takes no changes, or not this one."""
+
+
+class GalleryExists(WriteRefused):
+    """The name of a gallery is taken."""
 
 
 class KeyReused(WriteError):
