@@ -161,7 +161,7 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
             f"missing {missing}, added {added}. Build or copy the bundle again."
         )
     with ThreadPoolExecutor(usable_processors()) as pool:  # hashing lets go of the interpreter
-        found = pool.map(_describe_shared, [directory / name for name in manifest.files])
+        found = pool.map(describe_shared, [directory / name for name in manifest.files])
         described = dict(zip(manifest.files, found, strict=True))
     for name, wanted in manifest.files.items():
         if described[name] != wanted:
@@ -171,7 +171,7 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
             )
 
 
-def _describe_shared(path: Path) -> dict[str, Any]:
+def describe_shared(path: Path) -> dict[str, Any]:
     """Return what `describe_file` does; of a file with many names, which it has once for all.
 
     The encoder of a thousand galleries is one file. It is believed as `BundleFiles` believes the

@@ -11,6 +11,7 @@
     items        the items of a gallery
     changes      changes of a gallery
     galleries    galleries and their calibration reports
+    created      galleries created, described, renamed and dropped; usage
     feedback     users' feedback on matches
     operations   liveness and readiness
     problems     errors, as RFC 9457 has them
@@ -24,6 +25,15 @@ from service.schemas.bundles import (
     CalibrationStatus,
 )
 from service.schemas.changes import BatchItemWritten, BatchWritten, ItemWritten
+from service.schemas.created import (
+    GalleryChange,
+    GalleryDropped,
+    GalleryRename,
+    GalleryUsage,
+    NewGallery,
+    SearchUsage,
+    Usage,
+)
 from service.schemas.feedback import (
     Decision,
     DecisionKind,
@@ -130,9 +140,13 @@ __all__ = [
     "FeedbackSummary",
     "FieldError",
     "FilterText",
+    "GalleryChange",
     "GalleryDetail",
+    "GalleryDropped",
     "GalleryList",
     "GalleryName",
+    "GalleryRename",
+    "GalleryUsage",
     "ItemDetail",
     "ItemList",
     "ItemWritten",
@@ -142,6 +156,7 @@ __all__ = [
     "Live",
     "MatchPromise",
     "Neighbour",
+    "NewGallery",
     "OnUncertain",
     "OperatingPoint",
     "OperatingPointAnswer",
@@ -164,12 +179,14 @@ __all__ = [
     "SearchAnswer",
     "SearchOptions",
     "SearchRequest",
+    "SearchUsage",
     "SetItem",
     "ShareOrigin",
     "SimilarAnswer",
     "TextSearchRequest",
     "TextState",
     "Uncertainty",
+    "Usage",
     "VectorFields",
     "VectorSearchRequest",
 ]

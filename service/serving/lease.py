@@ -205,7 +205,7 @@ class Lease:
             raise _not_calibrated(self.bundle)
         label, pairs = await self.engine.compute(lambda: lease._reviewed(entry.predictive, review))
         return Decided(
-            gallery=self.bundle.name,
+            gallery=self.bundle.key,
             bundle=lease.watch.key,
             query_id=review.query_id,
             decision=review.decision,

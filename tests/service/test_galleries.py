@@ -252,7 +252,7 @@ async def test_what_is_named_itself_stays(
     root: Path, ids: tuple[str, str], galleries: Galleries
 ) -> None:
     await galleries.add(open_here(root / ids[0]))
-    assert galleries.bundles("digits") == [ids[0]]
+    assert galleries.bundles(served(galleries)) == [ids[0]]
     with pytest.raises(ActivationRefused, match="directory that holds its bundles"):
         await galleries.activate("digits", ids[1])
 

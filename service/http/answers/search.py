@@ -16,7 +16,7 @@ from service import schemas
 from service.http.answers.bundles import bundle_state, encoder_state
 from service.http.answers.items import item_detail, thumbnail_url
 from service.http.cursors import SearchCursor, write
-from service.observability.metrics import Telemetry
+from service.observability.metrics import Telemetry, counted_as
 from service.observability.records import SearchRecord, current_record
 from service.serving.lease import Lease
 from service.serving.queries import Assessed, DecidedList, Embedded, SearchResult, SimilarItems
@@ -29,6 +29,13 @@ _LEAST_PLANNED = 1e-9
 NOT_OF_ITEMS = (
     "Probabilities are calibrated for queries that are not in the gallery, and of an item its "
     "outlier score is not known."
+)
+
+NOT_YET_CALIBRATED = (
+    "Nothing is calibrated in this gallery of {n_items} items yet: no probability is known, and "
+    "nothing is called a match. Once it holds its items, its operator calibrates it with queries "
+    "whose truth is known: `vouch-build calibrate {id} --queries FILE`, in the directory of "
+    "galleries."
 )
 
 
@@ -72,7 +79,7 @@ def search_answer(
         request_id=request_id,
         gallery=bundle.name,
         verdict=decision.verdict,
-        reason=decision.reason,
+        reason=decision.reason or _not_yet_calibrated(lease),
         roll_up=roll_up(decision),
         no_match_probability=decision.no_match_probability,
         absent=absent_share(bundle, decision, found.share_origin),
@@ -134,8 +141,19 @@ def assessment_answer(
     )
 
 
-def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: SearchResult) -> None:
+def _not_yet_calibrated(lease: Lease) -> str | None:
+    """Say of a created gallery why it gives no probabilities, and what to do."""
+    entry = lease.bundle.entry
+    if entry is None or lease.bundle.retriever.calibration is not None:
+        return None
+    return NOT_YET_CALIBRATED.format(n_items=lease.bundle.retriever.gallery.n_items, id=entry.id)
+
+
+def record(
+    telemetry: Telemetry, lease: Lease, answer: schemas.SearchAnswer, found: SearchResult
+) -> None:
     """Count what was answered, and note it for the log and the trace of the request."""
+    gallery = counted_as(lease.bundle)
     query = answer.query
     search = SearchRecord(
         verdict=answer.verdict,
@@ -146,9 +164,9 @@ def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: SearchResu
         seconds=found.seconds,
         ended_ns=found.at_ns,
     )
-    telemetry.search(answer.gallery, search)
+    telemetry.search(gallery, search)
     if answer.audit:
-        telemetry.audits.labels(answer.gallery).inc()
+        telemetry.audits.labels(gallery).inc()
     request = current_record()
     if request is not None:
         request.searches.append(search)

@@ -8,6 +8,8 @@
     items         the items of a gallery, and its sample queries
     changes       changing a gallery while it is served
     galleries     galleries and their calibration reports
+    created       galleries created, described, renamed and dropped
+    usage         what a caller may do, and has done
     feedback      users' feedback on matches
     bundles       the bundles of a gallery, and the one that is served
     operations    liveness, readiness and metrics
@@ -17,19 +19,33 @@
 from service.http.routes import (
     bundles,
     changes,
+    created,
     feedback,
     galleries,
     items,
     operations,
     search,
     texts,
+    usage,
     vectors,
 )
 from service.http.routes.search import SearchForm
 
 ROUTERS = tuple(
     room.router
-    for room in (search, galleries, items, texts, vectors, changes, feedback, bundles, operations)
+    for room in (
+        search,
+        galleries,
+        items,
+        texts,
+        vectors,
+        changes,
+        feedback,
+        bundles,
+        created,
+        usage,
+        operations,
+    )
 )
 """The busiest first: a path is looked for in one after the other."""
 
