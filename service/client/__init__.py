@@ -3,6 +3,7 @@
 ::
 
     client      `VouchClient`: a method for each path
+    management  galleries created, described, renamed and dropped
     contract    the options that it takes, and the problems that it raises
 
 and, for tools of others, each of which needs that tool's library::

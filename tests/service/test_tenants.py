@@ -46,7 +46,11 @@ def serve(bundle: Bundle, tmp_path: Path, encoders: SharedEncoders) -> Iterator[
     )
 
     def start_one(**settings: Any) -> TestClient:
-        given = {"decoders": 0, "recalibrate": False, "galleries": tmp_path / "galleries"}
+        given: dict[str, Any] = {
+            "decoders": 0,
+            "recalibrate": False,
+            "galleries": tmp_path / "galleries",
+        }
         app = create_app(Settings(**given | settings), [bundle], open_more=open_one)
         started.append(LocalClient(app, raise_server_exceptions=False).__enter__())
         return started[-1]
@@ -193,12 +197,12 @@ class TestAGallery:
         assert create(client, "boots", like="shoes").status_code == 201
 
     def test_that_was_built_is_its_operators(self, client: TestClient) -> None:
-        for method, path, options in (
-            ("PATCH", "", {"json": {"title": "Mine"}}),
-            ("POST", "/rename", {"json": {"name": "mine"}}),
-            ("DELETE", "", {"params": {"confirm": "digits"}}),
+        path = "/v1/galleries/digits"
+        for refused in (
+            client.patch(path, json={"title": "Mine"}),
+            client.post(f"{path}/rename", json={"name": "mine"}),
+            client.delete(path, params={"confirm": "digits"}),
         ):
-            refused = client.request(method, f"/v1/galleries/digits{path}", **options)
             assert (refused.status_code, refused.json()["code"]) == (409, "write_refused")
 
     def test_is_not_created_where_there_is_no_place_for_it(self, serve: START) -> None:

@@ -30,24 +30,15 @@ from service.http.state import State
 
 router = gallery_router("galleries")
 
-CHANGE_ERRORS = (
-    GalleryNotFound,
-    Forbidden,
-    ImageTooLarge,
-    UnsupportedMediaType,
-    InvalidRequest,
-    GalleryExists,
-    WriteRefused,
-    StorageFull,
-    WriteError,
-)
+CHANGE_ERRORS = (GalleryNotFound, Forbidden, InvalidRequest, WriteRefused, StorageFull, WriteError)
+BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType)
 
 
 @router.post(
     "",
     status_code=201,
     operation_id="create_gallery",
-    responses=responses(*CHANGE_ERRORS, QuotaExceeded),
+    responses=responses(*CHANGE_ERRORS, *BODY_ERRORS, GalleryExists, QuotaExceeded),
     dependencies=[Depends(requires("admin")), Depends(body_of(JSON))],
 )
 async def create_gallery(
@@ -77,7 +68,7 @@ async def create_gallery(
 @router.patch(
     "/{gallery}",
     operation_id="describe_gallery",
-    responses=responses(*CHANGE_ERRORS),
+    responses=responses(*CHANGE_ERRORS, *BODY_ERRORS),
     dependencies=[Depends(requires("admin")), Depends(body_of(JSON))],
 )
 async def describe_gallery(
@@ -91,7 +82,7 @@ async def describe_gallery(
 @router.post(
     "/{gallery}/rename",
     operation_id="rename_gallery",
-    responses=responses(*CHANGE_ERRORS),
+    responses=responses(*CHANGE_ERRORS, *BODY_ERRORS, GalleryExists),
     dependencies=[Depends(requires("admin")), Depends(body_of(JSON))],
 )
 async def rename_gallery(
