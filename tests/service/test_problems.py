@@ -332,7 +332,7 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         get("/v1/galleries/%ff%00"),
         404,
         "gallery_not_found",
-        "Served: digits",
+        "no gallery '.*lists those",
     ),
     "half a percent sign": (get("/v1/galleries/%zz"), 404, "gallery_not_found", "%zz"),
     "text in the place of a file": (
@@ -367,13 +367,13 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         get("/v1/galleries/none"),
         404,
         "gallery_not_found",
-        "'none'.*Served: digits",
+        "no gallery 'none'.*lists those",
     ),
     "search in an unknown gallery": (
         lambda client: search(client, picture("PNG"), "none"),
         404,
         "gallery_not_found",
-        "'none'.*Served: digits",
+        "no gallery 'none'.*lists those",
     ),
     "unknown item": (get("/v1/galleries/digits/items/none"), 404, "item_not_found", "'none'"),
     "thumbnail of an unknown item": (
