@@ -224,7 +224,7 @@ async def _set_up(
         settings.keep_bundles,
         settings.signing_key,
         folder,
-        galleries_at_once(settings.open_galleries),
+        galleries_at_once(settings.open_galleries, settings.max_connections),
     )
     stack.push_async_callback(galleries.close)
     for bundle in bundles:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import resource
 from contextlib import suppress
 
-FILES_OF_A_GALLERY = 32
-"""Arrays, items and the log of one, as several threads read them."""
+FILES_OF_A_GALLERY = 16
+"""Items and log of one that was written to, as several threads read them."""
+
+FILES_OF_EVERYTHING_ELSE = 256
+
+FEWEST = 8
+"""Galleries that are held open however few files may be."""
 
 _MOST = 2**20
 
@@ -20,9 +25,10 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def galleries_at_once(wanted: int) -> int:
-    """Return how many galleries can be open at once: connections take the larger part of files."""
+def galleries_at_once(wanted: int, connections: int) -> int:
+    """Return how many galleries can be open at once, beside so many connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
-    return max(1, min(wanted, soft // 4 // FILES_OF_A_GALLERY))
+    left = soft - min(connections, soft * 3 // 4) - FILES_OF_EVERYTHING_ELSE
+    return min(wanted, max(FEWEST, left // FILES_OF_A_GALLERY))

@@ -12,6 +12,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch
 from model_store.gallery.files.fields import COLUMNS_FILE, FIELDS_FILE, ITEMS_FILE
 from model_store.gallery.files.items import Items
+from model_store.gallery.files.row_file import load_rows
 from model_store.gallery.files.variances import NORMS_FILE, SCALES_FILE, VARIANCES_FILE, Variances
 from model_store.gallery.filters.facets import Facet
 from model_store.gallery.filters.grammar import Filter
@@ -56,7 +57,7 @@ class FaissGallery:
         self.n_changed = self._items.n_changed
         self.n_rows: int = self.n_items
         self.labels: Sequence[str] = self._items.labels()
-        self._label_codes = np.load(directory / LABELS_FILE, mmap_mode="r")
+        self._label_codes = load_rows(directory / LABELS_FILE)
         sizes = {
             INDEX_FILE: self.n_items,
             **self._variances.lengths(),
