@@ -6,7 +6,8 @@ images (VOUCH_DATA_DIR, or a download) and some minutes. The benchmarks of throu
 the first hour and a busy machine want photographs (VOUCH_DATA_DIR), of which they build a bundle
 once. Left out, because they take an hour and print tables: `make bench-posteriors`,
 `make bench-zero-shot`, `make bench-decision`, `make bench-label-free`, `make bench-roll-up`; and
-because they build a gallery of a million items: `make bench-gallery`, `make bench-filters`.
+because they build a gallery of a million items: `make bench-gallery`, `make bench-filters`,
+`make bench-tenants`.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def main() -> None:
         "bench-label-free",
         "bench-gallery",
         "bench-filters",
+        "bench-tenants",
         "bench-roll-up",
     ]
     if "VOUCH_DATA_DIR" in os.environ:

@@ -53,7 +53,7 @@ class VarianceWriter(ExitStack):
 
 
 class Variances:
-    """The files that `VarianceWriter` wrote into ``directory``, memory-mapped where they are large."""
+    """The files that `VarianceWriter` wrote into ``directory``; large ones are mapped."""
 
     def __init__(self, directory: Path) -> None:
         self._norms = load_rows(directory / NORMS_FILE)

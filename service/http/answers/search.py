@@ -34,8 +34,8 @@ NOT_OF_ITEMS = (
 NOT_YET_CALIBRATED = (
     "Nothing is calibrated in this gallery of {n_items} items yet: no probability is known, and "
     "nothing is called a match. Once it holds its items, its operator calibrates it with queries "
-    "whose truth is known: `vouch-build calibrate {id} --queries FILE`, in the directory of "
-    "galleries."
+    "whose truth is known: `vouch-build calibrate {id} --queries FILE --gallery FILE`, in the "
+    "directory of galleries."
 )
 
 
