@@ -1,7 +1,7 @@
 """A thousand galleries of a thousand items on one service, beside one gallery of as many items.
 
-Two services run at the same time, each with one created gallery or many, of the same items: random
-directions and variances of the encoder's own width. They are asked in turn, block by block, by
+Two services run at the same time, each with one created gallery or many, of random
+objects of ten items each, in the encoder's own width. They are asked in turn, block by block, by
 vector and by image, without a cache; of the many, another gallery each time. Every gallery has been
 asked once before, and is open.
 
@@ -43,6 +43,11 @@ N_QUERIES = 25
 """Of each kind in each round."""
 
 AT_ONCE = 1_000
+
+VIEWS, SPREAD = 10, 0.5
+"""Items of one object, and how far they lie from it, in its own standard deviation: items without
+any neighbour are what no approximate index is fast for."""
+
 PICTURE = Thumbnail(b"\x89PNG of 8 by 8 pixels, about as many bytes as one has" * 2, "image/png")
 
 
@@ -111,13 +116,14 @@ def _parts(n_items: int, like: Path, seed: int = 0) -> Iterator[Part]:
     dim, generator = int(manifest.encoder["dim"]), np.random.default_rng(seed)
     for start in range(0, n_items, AT_ONCE):
         n = min(AT_ONCE, n_items - start)
-        mean = generator.standard_normal((n, dim)).astype(np.float32)
+        objects = generator.standard_normal((-(-n // VIEWS), dim))
+        mean = np.repeat(objects, VIEWS, axis=0)[:n] + SPREAD * generator.standard_normal((n, dim))
         variance = generator.uniform(0.001, 0.01, (n, dim)).astype(np.float32)
         items = [
             NewItem(f"item-{row:07}", str(row % 100), {"row": row}, PICTURE)
             for row in range(start, start + n)
         ]
-        yield Embeddings(mean, variance, np.empty((n, 0), np.float32)), items
+        yield Embeddings(mean.astype(np.float32), variance, np.empty((n, 0), np.float32)), items
 
 
 def _serve(like: Path, folder: GalleryFolder, logs: str) -> Service:

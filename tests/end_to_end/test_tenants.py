@@ -33,12 +33,12 @@ def test_many_galleries_have_one_encoder_and_the_readme_is_true(
     digits_bundle: Path, belonging: list[bytes], tmp_path: Path
 ) -> None:
     with serving(digits_bundle, tmp_path) as (service, vouch):
-        for number in range(5):
+        for number in range(3):
             made = vouch.manage.create(f"acme-{number}", title=f"{number}")
             assert (made.n_items, made.title) == (0, f"{number}")
-            vouch.put_item(f"acme-{number}", "one", belonging[number], label="x")
+            vouch.put_item(f"acme-{number}", "one", belonging[0], label="x")
         vouch.manage.rename("acme-0", "acme-zero")
-        for name, image in (("acme-zero", belonging[0]), ("acme-1", belonging[1])):
+        for name, image in (("acme-zero", belonging[0]), ("acme-1", belonging[0])):
             found = vouch.search(name, image)
             assert (found.verdict, found.results[0].id) == ("not_calibrated", "one")
         with pytest.raises(VouchProblem, match="gallery_not_found"):
@@ -47,13 +47,14 @@ def test_many_galleries_have_one_encoder_and_the_readme_is_true(
         assert vouch.gallery("acme-1").description == "Boots"
         vouch.manage.drop("acme-1")
         assert [one.name for one in vouch.galleries()] == [
-            *("acme-2", "acme-3", "acme-4", "acme-zero"),
+            "acme-2",
+            "acme-zero",
             "digits",
         ]
         assert vouch.manage.usage().scope == "admin"
         assert len(service.logged("encoder started")) == 1
         service.encoder().kill()  # it starts again, for all of them
-        wait_until(lambda: _answers(vouch, "acme-2", belonging[2]), service)
+        wait_until(lambda: _answers(vouch, "acme-2", belonging[0]), service)
         _run_readme(service, tmp_path, belonging[0])
 
 
@@ -97,7 +98,7 @@ def test_a_kill_while_galleries_are_changed_leaves_those_that_were_acknowledged(
         changing = [threading.Thread(target=change, args=(vouch, who)) for who in range(3)]
         for thread in changing:
             thread.start()
-        wait_until(lambda: len(acknowledged) > 20, service)
+        wait_until(lambda: len(acknowledged) > 10, service)
         service.popen.kill()
         for thread in changing:
             thread.join()
@@ -108,6 +109,6 @@ def test_a_kill_while_galleries_are_changed_leaves_those_that_were_acknowledged(
         assert len(there - certain) <= 6  # what each was at when it was cut off
         for name in there:
             assert vouch.search(name, belonging[0]).results == []
-        some = sorted(there)[0]
+        some = min(there)
         vouch.put_item(some, "one", belonging[0])
         assert vouch.search(some, belonging[0]).results[0].id == "one"

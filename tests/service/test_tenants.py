@@ -20,6 +20,7 @@ from service.encoding.shared import SharedEncoders
 from service.http.routes import ROUTERS
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile, bearer
+from tests.end_to_end.processes import Redis
 from tests.support.local_client import LocalClient
 
 START = Callable[..., TestClient]
@@ -210,6 +211,13 @@ class TestAGallery:
         assert (refused.status_code, refused.json()["code"]) == (409, "write_refused")
         assert "VOUCH_GALLERIES" in refused.json()["detail"]
 
+    def test_is_not_created_where_its_bundle_would_not_be_served(
+        self, serve: START, tmp_path: Path
+    ) -> None:
+        refused = create(serve(bundle_keys=(tmp_path / "publisher.pub",)), "shoes")
+        assert (refused.status_code, refused.json()["code"]) == (409, "write_refused")
+        assert "VOUCH_SIGNING_KEY" in refused.json()["detail"]
+
     def test_makes_room_for_others_and_comes_back(self, serve: START, digit: bytes) -> None:
         client = serve(open_galleries=1)
         for name in ("one", "two", "three"):
@@ -357,6 +365,17 @@ class TestQuotas:
         assert 0 < int(ended.headers["retry-after"]) <= used["period_s"]
         assert client.get("/v1/galleries/digits", headers=key).status_code == 200
         assert client.get("/v1/usage", headers=key).json()["searches"]["used"] == 4
+
+    def test_searches_are_counted_for_all_replicas_and_over_a_restart_in_redis(
+        self, serve: START, keys_file: KeysFile, digit: bytes, redis_server: Redis
+    ) -> None:
+        key = bearer(keys_file.make("read", searches="3/month"))
+        shared = {"keys": keys_file.path, "redis_url": redis_server.url}
+        for _ in range(3):
+            assert search(serve(**shared), "digits", digit, headers=key).status_code == 200
+        client = serve(**shared)
+        assert client.get("/v1/usage", headers=key).json()["searches"]["used"] == 3
+        assert search(client, "digits", digit, headers=key).status_code == 429
 
     def test_items_are_kept_up_to_a_number(
         self, client: TestClient, keys_file: KeysFile, digit: bytes
