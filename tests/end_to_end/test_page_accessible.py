@@ -185,7 +185,7 @@ SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these
     "model_store/decision/result_sets.py": {"_why_not"},
     "model_store/decision/verdict.py": {"SETS_UNDER_A_FILTER"},
     "service/serving/drift.py": {"DRIFTED"},
-    "service/http/answers/search.py": {"_why_none_is_flagged"},
+    "service/http/answers/search.py": {"_why_none_is_flagged", "_not_yet_calibrated"},
 }
 
 

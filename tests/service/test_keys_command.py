@@ -188,7 +188,8 @@ def test_a_key_is_made_for_some_galleries_with_quotas(
     kept = Keyring(path).find(text)
     assert kept.galleries == ("acme-*", "shoes")
     assert (kept.searches, kept.max_items, kept.max_galleries) == ("100/month", 9, 2)
-    successor = Keyring(path).find(made(capsys, "rotate", kept.id))
+    text = made(capsys, "rotate", kept.id)
+    successor = Keyring(path).find(text)
     ignored = {"id", "sha256", "created_at", "expires_at"}
     assert successor.model_dump(exclude=ignored) == kept.model_dump(exclude=ignored)
     assert "acme-* shoes" in said(capsys, "list")

@@ -31,13 +31,6 @@ NOT_OF_ITEMS = (
     "outlier score is not known."
 )
 
-NOT_YET_CALIBRATED = (
-    "Nothing is calibrated in this gallery of {n_items} items yet: no probability is known, and "
-    "nothing is called a match. Once it holds its items, its operator calibrates it with queries "
-    "whose truth is known: `vouch-build calibrate {id} --queries FILE --gallery FILE`, in the "
-    "directory of galleries."
-)
-
 
 def search_answer(
     lease: Lease,
@@ -146,7 +139,12 @@ def _not_yet_calibrated(lease: Lease) -> str | None:
     entry = lease.bundle.entry
     if entry is None or lease.bundle.retriever.calibration is not None:
         return None
-    return NOT_YET_CALIBRATED.format(n_items=lease.bundle.retriever.gallery.n_items, id=entry.id)
+    return (
+        f"Nothing is calibrated in this gallery of {lease.bundle.retriever.gallery.n_items} items "
+        "yet: no probability is known, and nothing is called a match. Once it holds its items, its "
+        "operator calibrates it with queries whose truth is known: `vouch-build calibrate "
+        f"{entry.id} --queries FILE --gallery FILE`, in the directory of galleries."
+    )
 
 
 def record(
