@@ -7,7 +7,9 @@ asked once before, and is open.
 
 - `tenants_memory`: resident memory of all processes of the one service over that of the other;
 - `tenants_p50_vector`, `tenants_p50_image`: median time of a search there over that here;
-- `tenants_open_ms`: median time of the first search in a gallery, which opens it.
+- `tenants_open_ms`: median time of the first search in a gallery, which opens it;
+- `tenants_written_mib`: memory for each of some galleries whose items were all put while they were
+  served, and lie in their logs; `tenants_written_open_ms`: the same for these.
 
     python -m tests.benchmarks.bench_tenants bundles/digits [--galleries 1000] [--items 1000]
 """
@@ -22,6 +24,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +32,12 @@ import numpy as np
 import psutil
 from PIL import Image
 
+from model_store.bundles.changes import open_live
 from model_store.bundles.directory import locate
 from model_store.bundles.galleries import GalleryFolder
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.encoder.contract import Embeddings
-from model_store.gallery import NewItem, Thumbnail
+from model_store.gallery import NewItem, Thumbnail, Upsert, Vector
 from model_store.gallery.protocol import Part
 from tests.end_to_end.processes import Service
 
@@ -42,7 +46,7 @@ N_ROUNDS = 20
 N_QUERIES = 25
 """Of each kind in each round."""
 
-AT_ONCE = 1_000
+AT_ONCE, N_WRITTEN = 1_000, 40
 
 VIEWS, SPREAD = 10, 0.5
 """Items of one object, and how far they lie from it, in its own standard deviation: items without
@@ -105,8 +109,31 @@ def measure(like: Path, n_galleries: int, n_items: int) -> dict[str, Any]:
             f"tenants_{place}_{kind}_p50_ms": 1000 * statistics.median(each)
             for (place, kind), each in times.items()
         },
+        **_written(like, n_items),
         "tenants_one_built_s": built_one,
         "tenants_many_built_s": built_many,
+    }
+
+
+def _written(like: Path, n_items: int) -> dict[str, float]:
+    """What galleries take whose items lie in their logs."""
+    directory, folder = locate(like), GalleryFolder(WORK / "written", N_WRITTEN)
+    names = [f"written-{number}" for number in range(N_WRITTEN)]
+    for seed, name in enumerate(names):
+        root = folder.root(folder.create(name, (directory, read_manifest(directory))))
+        with closing(open_live(root, locate(root))) as live:
+            for embeddings, items in _parts(n_items, like, seed):
+                pairs = zip(items, embeddings.mean, embeddings.variance, strict=True)
+                live.commit([Upsert(item, Vector(mean, spread)) for item, mean, spread in pairs])
+    with tempfile.TemporaryDirectory() as logs, _serve(like, folder, logs) as service:
+        query = _vector(int(read_manifest(directory).encoder["dim"]), 0)
+        _timed(service, names[0], query)
+        before = _resident(service)
+        opened = [_timed(service, name, query) for name in names[1:]]
+        grown = _resident(service) - before
+    return {
+        "tenants_written_mib": grown / len(opened) / 2**20,
+        "tenants_written_open_ms": 1000 * statistics.median(opened),
     }
 
 
