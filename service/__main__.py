@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsConfigDict, SettingsError
 
 from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.bundles.galleries import GalleryFolder
 from model_store.errors import BundleMismatch, VouchError
 from model_store.signing import read_public_key
 from service.access.access import open_access
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tune_malloc()
         raise_gc_threshold()
         access = open_access(settings)
+        if settings.galleries is not None:  # sooner than models are loaded
+            GalleryFolder(settings.galleries, settings.max_galleries)
         raise_file_limit()
         open_one = partial(open_served, settings, SharedEncoders(EncoderProcess))
         bundles = open_bundles(bundle_paths, open_one)

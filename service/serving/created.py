@@ -178,6 +178,8 @@ class CreatedGalleries:
             try:
                 for gone in await asyncio.to_thread(self._folder.remove_nameless):
                     logger.info("gallery removed", extra={"fields": {"id": gone}})
+            except WriteRefused:
+                pass  # the directory can only be read: another service removes them
             except Exception:
                 logger.exception("dropped galleries not removed")
             await asyncio.sleep(REMOVED_EVERY_S)
