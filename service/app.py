@@ -175,6 +175,28 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+def _galleries(
+    settings: Settings, resources: EngineResources, open_more: OpenBundle
+) -> tuple[Galleries, CreatedGalleries]:
+    """Return the registry of galleries, none of which is served yet, and what creates more."""
+    folder = None
+    if settings.galleries is not None:
+        folder = GalleryFolder(settings.galleries, settings.max_galleries)
+    galleries = Galleries(
+        open_more,
+        lambda bundle: SearchEngine.start(bundle, resources),
+        settings.canary_period_s,
+        resources.telemetry.activation,
+        settings.compacts_after,
+        settings.keep_bundles,
+        settings.signing_key,
+        folder,
+        galleries_at_once(settings.open_galleries, settings.max_connections),
+    )
+    signed = bool(settings.bundle_keys)
+    return galleries, CreatedGalleries(galleries, folder, settings.signing_key, must_sign=signed)
+
+
 async def _set_up(
     stack: AsyncExitStack,
     settings: Settings,
@@ -212,20 +234,7 @@ async def _set_up(
         settings.audit_share,
         _answered(settings),
     )
-    folder = None
-    if settings.galleries is not None:
-        folder = GalleryFolder(settings.galleries, settings.max_galleries)
-    galleries = Galleries(
-        open_more,
-        lambda bundle: SearchEngine.start(bundle, resources),
-        settings.canary_period_s,
-        telemetry.activation,
-        settings.compacts_after,
-        settings.keep_bundles,
-        settings.signing_key,
-        folder,
-        galleries_at_once(settings.open_galleries, settings.max_connections),
-    )
+    galleries, created = _galleries(settings, resources, open_more)
     stack.push_async_callback(galleries.close)
     for bundle in bundles:
         await galleries.add(bundle)
@@ -234,8 +243,6 @@ async def _set_up(
     stack.callback(telemetry.registry.unregister, metrics)
     command = installed_command() if settings.recalibrates else ()
     again = Recalibrator(command, settings.canary_period_s, settings.signing_key)
-    signed = bool(settings.bundle_keys)
-    created = CreatedGalleries(galleries, folder, settings.signing_key, must_sign=signed)
     for watching in (galleries.watch(), again.watch(galleries.engines), created.clean_up()):
         stack.push_async_callback(_ended, asyncio.create_task(watching))
     writer = ItemWriter(galleries, telemetry)

@@ -67,7 +67,7 @@ class Bundle:
 
     @property
     def description(self) -> str:
-        """What the gallery holds, for people."""
+        """The content of the gallery, for people."""
         if self.entry is not None:
             return self.entry.description
         return str(self.manifest.gallery["description"])

@@ -21,7 +21,7 @@ from model_store.gallery.protocol import Part
 from model_store.half_precision import HalfRows
 
 ENCODER_FILES = (ENCODER_FILE, TEXT_ENCODER_FILE, TOKENIZER_FILE)
-"""What bundles of one encoder have in common, to the byte."""
+"""The files that bundles of one encoder have in common, to the byte."""
 
 Items = tuple[int, Iterable[Part]]
 """The number of items, and their embeddings, part by part."""

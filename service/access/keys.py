@@ -82,7 +82,7 @@ class ApiKey(BaseModel):
 
 
 class KeyOptions(TypedDict, total=False):
-    """What a key may be made with; see `ApiKey`."""
+    """The options of a new key; see `ApiKey`."""
 
     expires_at: datetime | None
     rate_limit: str | None

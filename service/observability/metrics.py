@@ -38,8 +38,8 @@ def _of(metric: MetricT, *labels: str) -> MetricT:
 
 
 CREATED = "(created)"
-"""What galleries that were created while the service runs are counted as, all together: there may
-be thousands, and whose they are is nobody else's business."""
+"""The label of galleries that were created while the service runs, all together: there may be
+thousands, and whose they are is nobody else's business."""
 
 
 def counted_as(bundle: Bundle) -> str:

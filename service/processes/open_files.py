@@ -1,4 +1,4 @@
-"""How many files this process may have open, and how many galleries that is enough for."""
+"""The files that this process may have open, and the galleries that they are enough for."""
 
 from __future__ import annotations
 

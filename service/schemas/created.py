@@ -36,7 +36,7 @@ class NewGallery(BaseModel):
 
 
 class GalleryChange(BaseModel):
-    """What is to be said of a gallery; what is left out stays as it is."""
+    """A new title or description of a gallery; the one that is left out stays as it is."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -45,7 +45,7 @@ class GalleryChange(BaseModel):
 
 
 class GalleryRename(BaseModel):
-    """What a gallery is to be called."""
+    """The new name of a gallery."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -77,7 +77,7 @@ class GalleryUsage(BaseModel):
 
 
 class Usage(BaseModel):
-    """What the caller may do, and how much of it is used."""
+    """The scope, galleries and quotas of the caller, and how much of them is used."""
 
     key: str | None = Field(description="Its id; null without a key.")
     name: str | None

@@ -1,4 +1,4 @@
-"""What is served, by name: engines, and how many requests are at work with each."""
+"""The engines that are open, by name of gallery, and how many requests work with each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ServedGalleries:
             self._close_if_done_with(before)
 
     def get(self, name: str) -> Served | None:
-        """What serves a gallery at this moment; None where it is not open."""
+        """Return what serves a gallery at this moment; None where it is not open."""
         return self._served.get(name)
 
     def engines(self, *, created: bool | None = None) -> list[SearchEngine]:
