@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.encoder.onnx import OnnxEncoder
+from model_store.feedback import Decided, FeedbackLog, moment
 from service.app import create_app
 from service.encoding.shared import SharedEncoders
 from service.http.routes import ROUTERS
@@ -153,6 +154,33 @@ class TestAGallery:
         again = create(client, "shoes")  # the name is free, and has nothing of the other
         assert (again.status_code, again.json()["n_items"]) == (201, 0)
         assert search(client, "shoes", digit).json()["cache"] == "miss"
+
+    def test_is_renamed_with_its_decisions(self, serve: START, tmp_path: Path) -> None:
+        log = FeedbackLog(tmp_path / "feedback.sqlite")
+        client = serve(feedback=log.path)
+        create(client, "shoes")
+        [file] = (tmp_path / "galleries" / "names").glob("*.json")
+        log.decide(
+            Decided(
+                gallery=json.loads(file.read_text("utf-8"))["id"],
+                bundle="0" * 16,
+                query_id="0" * 64,
+                decision="none_of_these",
+                item_id=None,
+                label=None,
+                reviewer=None,
+                comment=None,
+                pairs=(),
+                decided_at=moment(),
+            )
+        )
+        client.post("/v1/galleries/shoes/rename", json={"name": "boots"})
+        create(client, "shoes")
+        kept = {
+            name: len(client.get(f"/v1/galleries/{name}/feedback").json()["decisions"])
+            for name in ("boots", "shoes", "digits")
+        }
+        assert kept == {"boots": 1, "shoes": 0, "digits": 0}
 
     def test_is_compacted_like_any_other(self, client: TestClient, digit: bytes) -> None:
         create(client, "shoes")
