@@ -7,7 +7,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
-  bench-throughput bench-gallery bench-milvus bench-page bench-filters bench-roll-up bench-review bench-indexing \
+  bench-throughput bench-gallery bench-tenants bench-milvus bench-page bench-filters bench-roll-up \
+  bench-review bench-indexing \
   bench-poison element fuzz-images mutants crash-indexing crash-writes linearizability torture \
   ray-indexing soak test-milvus try-compose try-fiftyone try-azurite pictures tables clean
 .DEFAULT_GOAL := help
@@ -29,6 +30,7 @@ help:
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
 	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
 	@echo "make test-milvus   galleries in Milvus against the real server; ten minutes"
+	@echo "make bench-tenants a thousand galleries on one service, beside one of a million items; ten minutes"
 	@echo "make bench-milvus  a million items in the real server, beside files and pymilvus; half an hour"
 	@echo "make bench-filters   filters never asked before on a million items; ten minutes"
 	@echo "make bench-indexing  images indexed a second, beside what the cores could do; minutes"
@@ -120,6 +122,9 @@ crash-indexing: install bundles/digits/CURRENT
 
 ray-indexing: install bundles/digits/CURRENT
 	$(BIN)/python -m tests.torture.ray_indexing bundles/digits
+
+bench-tenants: install bundles/digits/CURRENT
+	$(BIN)/python -m tests.benchmarks.bench_tenants bundles/digits
 
 bench-page: install bundles/digits/CURRENT .venv/.browser
 	$(BIN)/python -m tests.benchmarks.bench_page bundles/digits

@@ -6,6 +6,7 @@ import math
 import time
 from copy import copy
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypedDict, Unpack
 
 import numpy as np
@@ -34,6 +35,10 @@ from model_store.verdicts import Order
 
 DEFAULT_ALPHA = 0.05
 """Rate of false alarms where neither the request nor a calibration names one."""
+
+
+_noise_of = lru_cache(maxsize=16)(base_noise)
+"""The galleries of one encoder have it in common."""
 
 
 class SearchOptions(TypedDict, total=False):
@@ -83,7 +88,7 @@ class Retriever:
         self.text = text
         self.kind: QueryKind = "image"
         self._calibrations = {"image": calibration, "text": text_calibration}
-        self._noise = base_noise(encoder.fingerprint, N_SAMPLES, encoder.dim)
+        self._noise = _noise_of(encoder.fingerprint, N_SAMPLES, encoder.dim)
 
     def with_gallery(self, gallery: Gallery) -> Retriever:
         """The same encoder and decision layer, with another state of the gallery."""

@@ -6,7 +6,7 @@ import argparse
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -17,11 +17,13 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsConfigDict, SettingsError
 
 from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.bundles.galleries import GalleryFolder
 from model_store.errors import BundleMismatch, VouchError
 from model_store.signing import read_public_key
 from service.access.access import open_access
 from service.app import create_app
 from service.encoding.process import EncoderProcess
+from service.encoding.shared import SharedEncoders
 from service.http.connections import BoundedConnection, Room
 from service.http.limits import IDLE_TIMEOUT_S
 from service.observability.logs import log_as_json
@@ -30,6 +32,7 @@ from service.processes.memory import (
     raise_gc_threshold,
     tune_malloc,
 )
+from service.processes.open_files import raise_file_limit
 from service.settings import Settings
 
 logger = logging.getLogger("service")
@@ -47,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tune_malloc()
         raise_gc_threshold()
         access = open_access(settings)
-        bundles = open_bundles(bundle_paths, settings)
+        if settings.galleries is not None:  # sooner than models are loaded
+            GalleryFolder(settings.galleries, settings.max_galleries)
+        raise_file_limit()
+        open_one = partial(open_served, settings, SharedEncoders(EncoderProcess))
+        bundles = open_bundles(bundle_paths, open_one)
     except ValidationError as error:
         _refuse("; ".join(f"{_variable(entry)}: {entry['msg']}" for entry in error.errors()))
     except (VouchError, SettingsError) as error:
@@ -58,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logger.info("serving", extra={"fields": fields})
     # Uvicorn drains, then sends itself the signal again: ended as asked, that is success.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    app = create_app(settings, bundles, access, partial(open_served, settings))
+    app = create_app(settings, bundles, access, open_one)
     del bundles  # one that is exchanged is to be freed
     freeze_garbage()
     uvicorn.run(
@@ -87,21 +94,22 @@ def _refuse(why: str) -> NoReturn:
     sys.exit(1)
 
 
-def open_served(settings: Settings, path: Path) -> Bundle:
-    """Open a bundle whose encoder runs in a process of its own."""
+def open_served(settings: Settings, encoders: SharedEncoders, path: Path) -> Bundle:
+    """Open a bundle whose encoder runs in a process of its own, as do others of that encoder."""
     return open_bundle(
         path,
         settings.provider,
         settings.encoder_threads,
-        EncoderProcess,
+        encoders.open,
         settings.milvus,
         [read_public_key(file) for file in settings.bundle_keys],
+        encoders.open_text,
     )
 
 
-def open_bundles(paths: Sequence[Path], settings: Settings) -> list[Bundle]:
+def open_bundles(paths: Sequence[Path], open_one: Callable[[Path], Bundle]) -> list[Bundle]:
     """Open every bundle; their galleries must have different names."""
-    bundles = [open_served(settings, path) for path in paths]
+    bundles = [open_one(path) for path in paths]
     names = [bundle.name for bundle in bundles]
     if len(set(names)) != len(names):
         raise BundleMismatch(f"Two bundles hold a gallery of the same name: {sorted(names)}.")

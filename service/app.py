@@ -16,6 +16,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp
 
 from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.bundles.galleries import GalleryFolder
 from model_store.feedback import AnsweredQueries, Bounds, FeedbackLog, ReviewQueue
 from model_store.installation import installed_version
 from model_store.threads import one_blas_thread
@@ -25,6 +26,7 @@ from service.access.proxies import KnownProxies
 from service.decoding.decoder import Decoder, ThreadDecoder
 from service.decoding.pool import DecoderPool
 from service.encoding.cache import open_cache
+from service.encoding.queues import BatchLimits
 from service.fair_share import FairShare
 from service.http.admission import Admission
 from service.http.middleware import RequestContext, content_security_policy
@@ -35,10 +37,13 @@ from service.http.routes import ROUTERS
 from service.http.state import State
 from service.observability.metrics import Telemetry
 from service.observability.records import Tracing
+from service.processes.open_files import galleries_at_once
+from service.serving.created import CreatedGalleries
 from service.serving.engine import SearchEngine
 from service.serving.metrics import GalleryMetrics
+from service.serving.opening import OpenBundle
 from service.serving.recalibration import Recalibrator, installed_command
-from service.serving.registry import Galleries, OpenBundle
+from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
 from service.serving.writer import ItemWriter
@@ -143,7 +148,7 @@ def create_app(
         app = CORSMiddleware(
             app,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
@@ -181,6 +186,28 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+def _galleries(
+    settings: Settings, resources: EngineResources, open_more: OpenBundle
+) -> tuple[Galleries, CreatedGalleries]:
+    """Return the registry of galleries, none of which is served yet, and what creates more."""
+    folder = None
+    if settings.galleries is not None:
+        folder = GalleryFolder(settings.galleries, settings.max_galleries)
+    galleries = Galleries(
+        open_more,
+        lambda bundle: SearchEngine.start(bundle, resources),
+        settings.canary_period_s,
+        resources.telemetry.activation,
+        settings.compacts_after,
+        settings.keep_bundles,
+        settings.signing_key,
+        folder,
+        galleries_at_once(settings.open_galleries, settings.max_connections),
+    )
+    signed = bool(settings.bundle_keys)
+    return galleries, CreatedGalleries(galleries, folder, settings.signing_key, must_sign=signed)
+
+
 async def _set_up(
     stack: AsyncExitStack,
     settings: Settings,
@@ -213,22 +240,12 @@ async def _set_up(
         threads,
         FairShare(settings.workers),
         telemetry,
-        settings.max_batch,
-        settings.max_batch_pixels,
-        settings.pad_batches,
+        BatchLimits(settings.max_batch, settings.max_batch_pixels, settings.pad_batches),
         feedback,
         settings.audit_share,
         *_kept_queries(settings),
     )
-    galleries = Galleries(
-        open_more,
-        lambda bundle: SearchEngine.start(bundle, resources),
-        settings.canary_period_s,
-        telemetry.activation,
-        settings.compacts_after,
-        settings.keep_bundles,
-        settings.signing_key,
-    )
+    galleries, created = _galleries(settings, resources, open_more)
     stack.push_async_callback(galleries.close)
     for bundle in bundles:
         await galleries.add(bundle)
@@ -237,7 +254,7 @@ async def _set_up(
     stack.callback(telemetry.registry.unregister, metrics)
     command = installed_command() if settings.recalibrates else ()
     again = Recalibrator(command, settings.canary_period_s, settings.signing_key)
-    for watching in (galleries.watch(), again.watch(galleries.engines)):
+    for watching in (galleries.watch(), again.watch(galleries.engines), created.clean_up()):
         stack.push_async_callback(_ended, asyncio.create_task(watching))
     writer = ItemWriter(galleries, telemetry)
-    return State(galleries, writer, cache, telemetry, feedback, decoder.sandbox, settings)
+    return State(galleries, created, writer, cache, telemetry, feedback, decoder.sandbox, settings)

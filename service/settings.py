@@ -193,6 +193,17 @@ class Settings(BaseSettings):
         description="Bundles of a gallery that are kept, the current one among them; older ones it "
         "was compacted from are removed, with their changes.",
     )
+    galleries: Path | None = Field(
+        None,
+        description="Directory of the galleries that are created over HTTP; left out: none are.",
+    )
+    max_galleries: int = Field(1_000, ge=1, description="Created galleries that there may be.")
+    open_galleries: int = Field(
+        1_000,
+        ge=1,
+        description="Created galleries held open at once, fewer where few files may be open; the "
+        "one idle for longest makes room.",
+    )
     bundle_keys: tuple[Path, ...] = Field(
         (),
         description="Files of public keys, as JSON. Only bundles that one of them has signed are "

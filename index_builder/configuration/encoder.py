@@ -17,6 +17,7 @@ from index_builder.configuration.posterior import (
     PosteriorConfig,
 )
 from index_builder.configuration.section import Section
+from model_store.bundles.directory import GALLERY_NAME
 
 PHOTOGRAPH = 224
 """Height and width that ImageNet's networks were trained at, pixels."""
@@ -171,7 +172,7 @@ class TrainingConfig(Section):
 class EncoderConfig(Section):
     """An encoder with its posterior."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Of the gallery.")
+    name: str = Field(pattern=GALLERY_NAME, description="Of the gallery.")
     description: str = ""
     seed: int = Field(0, ge=0)
     network: NetworkConfig = NetworkConfig()

@@ -8,6 +8,8 @@
     bundle        a bundle, opened
     signatures    who published a bundle
     item_features  features of a sample of a gallery's items
+    empty         a bundle with the encoder of another
+    galleries     galleries that are created, renamed and dropped, in one directory
     changes       the place of a live gallery's log
     compaction    bundle and log → a new bundle
     intact        whether the files are still those that were opened

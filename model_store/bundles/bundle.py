@@ -8,11 +8,12 @@ from pathlib import Path
 
 from model_store.bundles.changes import open_writable
 from model_store.bundles.directory import locate
+from model_store.bundles.galleries import GalleryEntry
 from model_store.bundles.manifest import ENCODER_FILE, Manifest, read_manifest
 from model_store.bundles.retention import Hold
 from model_store.bundles.signatures import require_signature
 from model_store.decision import Calibration
-from model_store.encoder.contract import Encoder
+from model_store.encoder.contract import Encoder, TextEncoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.encoder.text import open_text_encoder
 from model_store.errors import BundleMismatch, VouchError, WriteRefused
@@ -38,6 +39,7 @@ class Bundle:
     root : the directory of bundles whose `CURRENT` named it; None where it was named itself.
     live : takes changes of the gallery, by way of ``root``; None where there is no root.
     hold : keeps it from being removed while it is open.
+    entry : the gallery's in the folder that it was created in; None for one that was built.
     """
 
     directory: Path
@@ -46,11 +48,29 @@ class Bundle:
     root: Path | None = None
     live: Writable | None = None
     hold: Hold | None = None
+    entry: GalleryEntry | None = None
 
     @property
     def name(self) -> str:
         """Name of the gallery."""
+        return self.built_as if self.entry is None else self.entry.name
+
+    @property
+    def built_as(self) -> str:
+        """The name that the gallery was built or created with."""
         return str(self.manifest.gallery["name"])
+
+    @property
+    def key(self) -> str:
+        """The name that what is kept of the gallery elsewhere has, whatever it is called."""
+        return self.built_as if self.entry is None else self.entry.id
+
+    @property
+    def description(self) -> str:
+        """The content of the gallery, for people."""
+        if self.entry is not None:
+            return self.entry.description
+        return str(self.manifest.gallery["description"])
 
     @property
     def version(self) -> int:
@@ -112,9 +132,10 @@ class Bundle:
 
 
 OpenEncoder = Callable[[Path, ProviderChoice, int], Encoder]
-
-
 """File, provider and threads to an encoder: `OnnxEncoder`, or what runs it elsewhere."""
+
+OpenText = Callable[[Path, int], TextEncoder | None]
+"""Directory and threads to the text encoder that lies there: `open_text_encoder`, or the like."""
 
 
 def open_parts(
@@ -123,13 +144,14 @@ def open_parts(
     threads: int = 0,
     open_encoder: OpenEncoder = OnnxEncoder,
     milvus: MilvusAccess = NO_ACCESS,
+    open_text: OpenText = open_text_encoder,
 ) -> Retriever:
     """Put together the encoders, gallery and calibrations that lie in ``directory``.
 
     ``milvus`` says how to reach the gallery where Milvus holds it.
     """
     gallery, calibration = open_gallery(directory, milvus), Calibration.load(directory)
-    text, of_texts = open_text_encoder(directory, threads), Calibration.load(directory, "text")
+    text, of_texts = open_text(directory, threads), Calibration.load(directory, "text")
     encoder = open_encoder(directory / ENCODER_FILE, provider, threads)
     try:
         return Retriever(encoder, gallery, calibration, text, of_texts)
@@ -145,6 +167,7 @@ def open_bundle(
     open_encoder: OpenEncoder = OnnxEncoder,
     milvus: MilvusAccess = NO_ACCESS,
     trusted: Collection[str] = (),
+    open_text: OpenText = open_text_encoder,
 ) -> Bundle:
     """Verify and open the bundle at ``path``, or the current one of a directory of bundles.
 
@@ -163,7 +186,7 @@ def open_bundle(
     manifest = read_manifest(directory)
     if trusted:
         require_signature(directory, manifest, trusted)
-    retriever = open_parts(directory, provider, threads, open_encoder, milvus)
+    retriever = open_parts(directory, provider, threads, open_encoder, milvus, open_text)
     if manifest.encoder["fingerprint"] != retriever.encoder.fingerprint:
         retriever.encoder.close()
         raise BundleMismatch(

@@ -34,6 +34,7 @@ from model_store.bundles.directory import (
     is_bundle_id,
     require_current,
 )
+from model_store.bundles.empty import ENCODER_FILES, link_or_copy
 from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import Manifest, content_files
 from model_store.bundles.publish import seal, with_digests
@@ -251,7 +252,10 @@ def _copy_rest(bundle: Path, staging: Path) -> None:
         if name not in GALLERY_FILES:
             target = staging / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(bundle / name, target)
+            if name in ENCODER_FILES:  # nothing writes to them: many bundles may have one file
+                link_or_copy(bundle / name, target)
+            else:
+                shutil.copy2(bundle / name, target)
 
 
 def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:

@@ -13,6 +13,9 @@ ACTIVATION_LOCK = ".activating"
 CURRENT_FILE = "CURRENT"
 PREVIOUS_FILE = "PREVIOUS"
 
+GALLERY_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+"""The names that a gallery can have: each can be a part of an address, and a file's name."""
+
 KEPT_BUNDLES = 3
 """Bundles that are kept where nothing else is said, the current one among them."""
 

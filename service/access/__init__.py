@@ -2,7 +2,8 @@
 
 ::
 
-    access         the caller of a request, and what its key allows
+    access         who may ask, and how often
+    caller         the caller of a request, and what its key is for
     keys           API keys in a file
     proxies        the caller behind a proxy
     hosts          names that the service goes by

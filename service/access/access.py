@@ -14,7 +14,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,11 +22,19 @@ from fastapi.routing import APIRoute
 from limits import RateLimitItem
 from starlette.types import Scope
 
-from model_store.errors import Forbidden, KeysRequired, RateLimited, Unauthenticated
+from model_store.bundles.galleries import gallery_not_found
+from model_store.errors import (
+    Forbidden,
+    KeysRequired,
+    RateLimited,
+    SearchesUsedUp,
+    Unauthenticated,
+)
+from service.access.caller import Caller, KeyLimits, account_of_address, account_of_key
 from service.access.hosts import ip_of, is_loopback
 from service.access.keys import SCOPES, Keyring, KeyScope, allows
 from service.access.proxies import is_forwarded_by_a_stranger
-from service.access.rate_limits import Rates
+from service.access.rate_limits import Rates, Standing
 from service.settings import Settings, parse_rate
 
 SECURITY_SCHEMES = {
@@ -44,29 +51,6 @@ SECURITY_SCHEMES = {
     },
 }
 """The two ways to send a key, for the OpenAPI document."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The caller of a request.
-
-    Attributes
-    ----------
-    id : of the key, or the address of a caller without one.
-    account : the name that requests are counted under: no address can be taken for a key.
-    name : of the key; None for a caller without one.
-    scope : what the caller may do.
-    rate : how often it may ask; None without a limit.
-    expected_absent : share of the caller's queries without a match in a gallery; None where the key
-        names none.
-    """
-
-    id: str
-    account: str
-    name: str | None
-    scope: KeyScope
-    rate: RateLimitItem | None
-    expected_absent: float | None = None
 
 
 class Access:
@@ -173,6 +157,31 @@ class Access:
                 f"{request.url.path} needs {scope}. Ask the service's operator for such a key."
             )
 
+    async def count_searches(self, request: Request, n: int = 1) -> Standing | None:
+        """Count searches against those that the caller's key allows, whatever comes of them.
+
+        Returns how many there were; None where the key allows any number. With ``n`` = 0 nothing
+        is counted.
+
+        Raises
+        ------
+        SearchesUsedUp
+        """
+        caller: Caller = request.state.caller
+        rate = caller.limits.searches
+        if rate is None:
+            return None
+        standing = await self._rates.count(f"searches of {caller.account}", rate, n)
+        if n and standing.exceeded:
+            wait = standing.headers()["Retry-After"]
+            request.state.answer_headers["Retry-After"] = wait
+            raise SearchesUsedUp(
+                f"The key {caller.id} allows {rate.amount:,} searches within {rate.get_expiry():,} "
+                f"s, and they have been made; the next period begins in {wait} s. The service's "
+                "operator can allow more."
+            )
+        return standing
+
     async def close(self) -> None:
         """Let go of connections."""
         await self._rates.close()
@@ -191,7 +200,8 @@ class Access:
             raise self._challenge(request, str(refused)) from None
         rate = self._rate if key.rate_limit is None else parse_rate(key.rate_limit)
         account = account_of_key(key.id)
-        return Caller(key.id, account, key.name, key.scope, rate, key.expected_absent)
+        limits = KeyLimits.of(key)
+        return Caller(key.id, account, key.name, key.scope, rate, key.expected_absent, limits)
 
     def _without_a_key(self, request: Request) -> KeyScope:
         """Return the scope of a caller without a key.
@@ -246,6 +256,24 @@ def _check_of(scope: KeyScope) -> Check:
 CHECKS = {scope: _check_of(scope) for scope in SCOPES}
 
 
+async def counts_as_search(request: Request) -> None:
+    """A dependency of a `GuardedRoute`: a request is one of the searches that its key allows."""
+    access: Access = request.app.state.access
+    await access.count_searches(request)
+
+
+def _require_seen(request: Request) -> None:
+    """Answer for a gallery that the caller's key is not for as if there were none of that name.
+
+    Raises
+    ------
+    GalleryNotFound
+    """
+    gallery = request.path_params.get("gallery")
+    if gallery is not None and not request.state.caller.sees(gallery):
+        raise gallery_not_found(gallery)
+
+
 def requires(scope: KeyScope) -> Check:
     """A dependency of a `GuardedRoute` or its router: their callers need ``scope``."""
     return CHECKS[scope]
@@ -259,7 +287,9 @@ class GuardedRoute(APIRoute):
 
     Attributes
     ----------
-    scopes : that callers need, all of them; the last allows the most.
+    scopes : that callers need, all of them; the last allows the most. Where there is one, galleries
+        that the caller's key is not for do not exist.
+    is_search : whether a request is one of the searches that a key allows.
     """
 
     def __init__(
@@ -274,12 +304,15 @@ class GuardedRoute(APIRoute):
         checks = {dependency.dependency for dependency in dependencies or ()}
         scopes = [scope for scope, check in CHECKS.items() if check in checks]
         self.scopes = tuple(scopes)
+        self.is_search = counts_as_search in checks
         security = [{name: scopes[-1:]} for name in SECURITY_SCHEMES]
         super().__init__(
             path,
             endpoint,
             dependencies=[
-                each for each in dependencies or () if each.dependency not in CHECKS.values()
+                each
+                for each in dependencies or ()
+                if each.dependency not in (*CHECKS.values(), counts_as_search)
             ],
             openapi_extra=({"security": security} if scopes else {}) | (openapi_extra or {}),
             **options,
@@ -292,6 +325,10 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             for scope in self.scopes:
                 await CHECKS[scope](request)
+            if self.scopes:
+                _require_seen(request)
+            if self.is_search:
+                await counts_as_search(request)
             return await handle(request)
 
         return guarded
@@ -335,16 +372,6 @@ def _is_local(request: Request) -> bool:
     """Return whether a program of this machine asks, as far as anyone knows."""
     host = request.client.host if request.client else ""
     return is_loopback(host) and not is_forwarded_by_a_stranger(request)
-
-
-def account_of_key(key_id: str) -> str:
-    """Return the name that the requests of a key are counted under."""
-    return f"key {key_id}"
-
-
-def account_of_address(address: str) -> str:
-    """Return the name that the requests of an address are counted under."""
-    return f"address {address}"
 
 
 def _presented_key(request: Request) -> str | None:

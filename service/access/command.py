@@ -46,9 +46,22 @@ def create(path: Path, options: argparse.Namespace) -> None:
     if not (options.name.isprintable() and 1 <= len(options.name) <= MAX_NAME):
         raise KeysError(f"{options.name!r} is no name; wanted: 1 to {MAX_NAME} printable letters.")
     expires_at = None if options.expires is None else datetime.now(UTC) + options.expires
-    kept, text = mint(
-        options.name, options.scope, expires_at, options.rate_limit, options.expected_absent
-    )
+    try:
+        kept, text = mint(
+            options.name,
+            options.scope,
+            expires_at=expires_at,
+            rate_limit=options.rate_limit,
+            expected_absent=options.expected_absent,
+            galleries=None if options.galleries is None else tuple(options.galleries),
+            searches=options.searches,
+            max_items=options.max_items,
+            max_galleries=options.max_galleries,
+        )
+    except ValidationError as error:
+        raise KeysError(
+            "; ".join(f"{entry['loc'][0]}: {entry['msg']}" for entry in error.errors())
+        ) from None
     change_keys(path, lambda keys: [*keys, kept])
     _hand_out(kept, text)
 
@@ -74,7 +87,7 @@ def revoke(path: Path, options: argparse.Namespace) -> None:
 def show(path: Path, _: argparse.Namespace) -> None:
     """Print what is known of each key, in columns; a key itself is not."""
     now = datetime.now(UTC)
-    rows = [("id", "scope", "state", "created", "expires", "rate limit", "name")]
+    rows = [("id", "scope", "state", "created", "expires", "rate limit", "galleries", "name")]
     rows += [
         (
             key.id,
@@ -83,6 +96,7 @@ def show(path: Path, _: argparse.Namespace) -> None:
             f"{key.created_at:%Y-%m-%d %H:%M}",
             f"{key.expires_at:%Y-%m-%d %H:%M}" if key.expires_at else "never",
             key.rate_limit or "the service's",
+            " ".join(key.galleries or ("all",)),
             key.name,
         )
         for key in read_keys(path)
@@ -180,6 +194,15 @@ def _parser() -> argparse.ArgumentParser:
         type=_share,
         help="share of its queries without a match in a gallery, such as 0.3; or the gallery's",
     )
+    making.add_argument(
+        "--galleries",
+        nargs="+",
+        metavar="NAME",
+        help="that it is for, such as shoes or 'acme-*'; of others it learns nothing; or all",
+    )
+    making.add_argument("--searches", type=_rate, help="such as 100000/month; or without limit")
+    making.add_argument("--max-items", type=int, help="that it may keep in a gallery")
+    making.add_argument("--max-galleries", type=int, help="of its galleries that may be created")
     rotating = command("rotate", rotate, "replace a key; it stays good for a time of grace")
     rotating.add_argument("id", help="as `vouch-keys list` shows it")
     rotating.add_argument(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, TypedDict, Unpack, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
@@ -40,6 +40,10 @@ LOOK_AFTER_S = 1.0
 second."""
 
 
+GalleryPattern = Annotated[str, Field(pattern=r"^[a-z0-9*][a-z0-9*._-]{0,63}$")]
+"""The name of a gallery, in which `*` stands for any letters: ``acme-*``."""
+
+
 class ApiKey(BaseModel):
     """A key as the file stores it: the hash of its secret, and what it allows.
 
@@ -60,6 +64,14 @@ class ApiKey(BaseModel):
     expected_absent: float | None = Field(
         None, gt=0, lt=1, description="Share of its queries without a match in a gallery."
     )
+    galleries: tuple[GalleryPattern, ...] | None = Field(
+        None, min_length=1, description="That it is for; `*` stands for any letters. None: all."
+    )
+    searches: RateText | None = None
+    max_items: int | None = Field(None, ge=0, description="That it may keep in a gallery.")
+    max_galleries: int | None = Field(
+        None, ge=0, description="Created galleries that it is for and may create more of."
+    )
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
         """Return whether the key is active, expired or revoked at ``now``."""
@@ -69,6 +81,18 @@ class ApiKey(BaseModel):
         return "expired" if expired else "active"
 
 
+class KeyOptions(TypedDict, total=False):
+    """The options of a new key; see `ApiKey`."""
+
+    expires_at: datetime | None
+    rate_limit: str | None
+    expected_absent: float | None
+    galleries: tuple[str, ...] | None
+    searches: str | None
+    max_items: int | None
+    max_galleries: int | None
+
+
 class _KeysFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -76,24 +100,11 @@ class _KeysFile(BaseModel):
     keys: tuple[ApiKey, ...] = ()
 
 
-def mint(
-    name: str,
-    scope: KeyScope,
-    expires_at: datetime | None = None,
-    rate_limit: str | None = None,
-    expected_absent: float | None = None,
-) -> tuple[ApiKey, str]:
+def mint(name: str, scope: KeyScope, **options: Unpack[KeyOptions]) -> tuple[ApiKey, str]:
     """Make a key: what to keep of it, and the key itself, ``vouch_<id>_<secret>``."""
     key_id, secret = secrets.token_hex(6), secrets.token_hex(SECRET_BYTES)
     kept = ApiKey(
-        id=key_id,
-        name=name,
-        scope=scope,
-        sha256=_digest(secret),
-        created_at=_now(),
-        expires_at=expires_at,
-        rate_limit=rate_limit,
-        expected_absent=expected_absent,
+        id=key_id, name=name, scope=scope, sha256=_digest(secret), created_at=_now(), **options
     )
     return kept, f"{PREFIX}_{key_id}_{secret}"
 
@@ -101,14 +112,25 @@ def mint(
 def rotated(key: ApiKey, grace: timedelta) -> tuple[ApiKey, ApiKey, str]:
     """Replace a key: the old one, good for ``grace`` more; its successor; the new key itself.
 
-    The successor has the old one's name, scope, rate limit, and life, if that was limited.
+    The successor has the old one's name, scope, galleries, limits, and life, if that was limited.
+    Its searches are counted anew.
     """
     now = _now()
     if (state := key.state(now)) != "active":
         raise KeysError(f"The key {key.id} is {state}; only an active key is rotated. Create one.")
     life = None if key.expires_at is None else key.expires_at - key.created_at
     until = None if life is None else now + life
-    new, text = mint(key.name, key.scope, until, key.rate_limit, key.expected_absent)
+    new, text = mint(
+        key.name,
+        key.scope,
+        expires_at=until,
+        rate_limit=key.rate_limit,
+        expected_absent=key.expected_absent,
+        galleries=key.galleries,
+        searches=key.searches,
+        max_items=key.max_items,
+        max_galleries=key.max_galleries,
+    )
     ends = now + grace if key.expires_at is None else min(now + grace, key.expires_at)
     return key.model_copy(update={"expires_at": ends}), new, text
 

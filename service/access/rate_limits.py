@@ -62,8 +62,8 @@ class Tally:
         self.seen = 0
         self._lost = 0
 
-    def settle(self, before: int, shared: int | None) -> int:
-        """The count of a request.
+    def settle(self, before: int, shared: int | None, n: int = 1) -> int:
+        """The count of a request, or of ``n``; of none, that of those before.
 
         Parameters
         ----------
@@ -71,10 +71,10 @@ class Tally:
         shared : the count there; None if it could not be had.
         """
         if shared is None:
-            self.seen += 1
+            self.seen += n
             return self.seen
-        if shared + self._lost <= before:  # it has forgotten: counts only grow
-            self._lost = before + 1 - shared
+        if shared + self._lost < before + n:  # it has forgotten: counts only grow
+            self._lost = before + n - shared
         count = shared + self._lost
         self.seen = max(self.seen, count)
         return count
@@ -132,24 +132,30 @@ class Rates:
                 connection_pool=self._pool,  # type: ignore[arg-type] # documented, not annotated
             )
 
-    async def count(self, caller: str, rate: RateLimitItem) -> Standing:
-        """Count one request of ``caller``, who is a key's id or an address; never raises."""
+    async def count(self, caller: str, rate: RateLimitItem, n: int = 1) -> Standing:
+        """Count ``n`` requests of ``caller``, who is a key's id or an address; never raises.
+
+        Of none, it is told how many there were.
+        """
         length = rate.get_expiry()
         period, passed = divmod(time.time(), length)
         tally = self._tallies.of(caller, rate, int(period))
         before = tally.seen
-        shared = await self._increment_shared(rate.key_for(caller, int(period)), length)
-        return Standing(rate.amount, tally.settle(before, shared), length - passed)
+        shared = await self._increment_shared(rate.key_for(caller, int(period)), length, n)
+        return Standing(rate.amount, tally.settle(before, shared, n), length - passed)
 
     async def close(self) -> None:
         """Let go of connections."""
         if self._pool is not None:
             await self._pool.aclose()
 
-    async def _increment_shared(self, key: str, life_s: int) -> int | None:
+    async def _increment_shared(self, key: str, life_s: int, n: int) -> int | None:
         """The count in Redis; None where it cannot be had in time."""
         if self._pool is None:
             return None
-        count = await self._calls.ask(lambda: self._shared.incr(key, life_s))
+        shared = self._shared
+        count = await self._calls.ask(
+            (lambda: shared.incr(key, life_s, n)) if n else (lambda: shared.get(key))
+        )
         # Whatever else it says is no count; see `RedisCalls`.
-        return count if type(count) is int and 0 < count < MAX_COUNT else None
+        return count if type(count) is int and 0 <= count < MAX_COUNT and count >= n else None

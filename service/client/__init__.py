@@ -3,6 +3,7 @@
 ::
 
     client      `VouchClient`: a method for each path
+    management  galleries created, described, renamed and dropped
     contract    the options that it takes, and the problems that it raises
     review      the review queue of a gallery
 

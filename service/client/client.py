@@ -36,6 +36,7 @@ from service.client.contract import (
     problem_of,
     sent_again,
 )
+from service.client.management import GalleryManagement
 from service.client.review import ReviewQueueClient
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
@@ -59,6 +60,10 @@ class VouchClient:
     api_key : sent as ``Authorization: Bearer``, where the service asks for one.
     timeout_s : for each attempt.
     transport : another way to the service than the network, for tests.
+
+    Attributes
+    ----------
+    manage : creates galleries, describes, renames and drops them.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class VouchClient:
         self._http = httpx2.Client(
             base_url=url, headers=headers, timeout=timeout_s, transport=transport
         )
+        self.manage = GalleryManagement(self._http.build_request, self._ask)
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,8 @@
 
     process          the encoder process as its parent sees it
     worker           the encoder process itself
+    shared           one encoder of several bundles, run once
+    queues           the queue of each encoder
     batching         images of several requests, encoded together
     batch_size       how many of them pay
     single_flight    equal work done once

@@ -184,12 +184,16 @@ KEY_VERSION = 9
 key."""
 
 
-def key_prefix(retriever: Retriever) -> str:
+def key_prefix(retriever: Retriever, gallery: str = "") -> str:
     """Return what the keys of one encoder and one outlier detector, of each kind, begin with.
 
     A gallery may change, and be compacted: cached images stay valid.
+
+    Parameters
+    ----------
+    gallery : id of one whose users are to learn nothing of what others have asked elsewhere.
     """
-    digest = hashlib.sha256(retriever.encoder.fingerprint.encode())
+    digest = hashlib.sha256(retriever.encoder.fingerprint.encode() + gallery.encode())
     if retriever.text is not None:
         digest.update(f"text {retriever.text.fingerprint}".encode())
     for kind in FILES:

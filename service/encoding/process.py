@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing import Pipe
 from pathlib import Path
@@ -40,15 +41,21 @@ class EncoderProcess:
 
     Parameters
     ----------
-    path, provider, threads : as for `OnnxEncoder`.
+    file : of the encoder; or what finds it each time that the child is started.
+    provider, threads : as for `OnnxEncoder`.
 
     Raises
     ------
     EncoderError : as `OnnxEncoder`, or the child cannot be started.
     """
 
-    def __init__(self, path: Path, provider: ProviderChoice = "auto", threads: int = 0) -> None:
-        self._arguments = (path, provider, threads)
+    def __init__(
+        self,
+        file: Path | Callable[[], Path],
+        provider: ProviderChoice = "auto",
+        threads: int = 0,
+    ) -> None:
+        self._file, self._options = file, (provider, threads)
         self._lock = threading.Lock()
         self._closed = False
         self.fingerprint: str
@@ -125,7 +132,8 @@ class EncoderProcess:
                 pass_fds=numbers,
             )
         try:
-            self._connection.send(self._arguments)
+            path = self._file if isinstance(self._file, Path) else self._file()
+            self._connection.send((path, *self._options))
             answer = self._receive(START_TIMEOUT_S)
         except (EOFError, OSError) as error:
             self._end()

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.errors import ImageTooLarge, VouchError
-from service.access.access import Caller
+from service.access.caller import Caller
 from service.http.admission import ClientGone
 from service.http.limits import (
     FORM_ALLOWANCE,
@@ -68,6 +68,7 @@ PERMISSIONS_POLICY = "camera=(), display-capture=(), geolocation=(), microphone=
 
 
 _PATH_OF_ITEMS = re.compile("/v1/galleries/[^/]+/items")
+_PATH_OF_GALLERIES = re.compile("/v1/galleries(/[^/]+(/rename)?)?")
 
 
 class RequestContext:
@@ -175,6 +176,8 @@ class RequestContext:
             return _BodyBound(MAX_TEXT_BYTES, "a document with a text", MAX_TEXT_BYTES)
         if path.endswith(("/feedback", "/review/leases")):
             return _BodyBound(0, "feedback", FORM_ALLOWANCE)
+        if _PATH_OF_GALLERIES.fullmatch(path):
+            return _BodyBound(0, "what is said of a gallery", FORM_ALLOWANCE)
         image = self._max_image_bytes
         in_base64 = 4 * -(-image // 3)
         most = in_base64 if path.endswith("/search/json") else image

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from model_store.feedback import FeedbackLog
 from service.encoding.cache import Cache
 from service.observability.metrics import Telemetry
+from service.serving.created import CreatedGalleries
 from service.serving.registry import Galleries
 from service.serving.writer import ItemWriter
 from service.settings import Settings
@@ -22,6 +23,7 @@ class State:
     """
 
     galleries: Galleries
+    created: CreatedGalleries
     writer: ItemWriter
     cache: Cache
     telemetry: Telemetry

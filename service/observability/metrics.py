@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from model_store.bundles.bundle import Bundle
 from model_store.installation import installed_version
 from service.observability.records import BatchRecord, RequestRecord, SearchRecord
 
@@ -34,6 +35,16 @@ MetricT = TypeVar("MetricT", Counter, Histogram)
 def _of(metric: MetricT, *labels: str) -> MetricT:
     """The part of a metric that has these labels: a search asks for a dozen, mostly the same."""
     return metric.labels(*labels)
+
+
+CREATED = "(created)"
+"""The label of galleries that were created while the service runs, all together: there may be
+thousands, and whose they are is nobody else's business."""
+
+
+def counted_as(bundle: Bundle) -> str:
+    """Return the value of the label `gallery` of what is counted for the gallery of a bundle."""
+    return bundle.name if bundle.entry is None else CREATED
 
 
 class Telemetry:

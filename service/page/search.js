@@ -94,7 +94,7 @@ export class Search {
         });
       }
       picker.append(...galleries.map(({ name, n_items: n }) =>
-        el("option", { value: name }, t`${name} (${count(n)} items)`)));
+        el("option", { value: name }, n === null ? name : t`${name} (${count(n)} items)`)));
       picker.closest(".picker").hidden = galleries.length < 2;
       picker.value = (galleries.find(({ name }) => name === this.name) ?? galleries[0]).name;
     }

@@ -4,4 +4,5 @@
 
     shared_pixels    images in memory that both sides map
     memory           settings of the allocator
+    open_files       how many may be open
 """

@@ -11,6 +11,7 @@
     items        the items of a gallery
     changes      changes of a gallery
     galleries    galleries and their calibration reports
+    created      galleries created, described, renamed and dropped; usage
     feedback     users' feedback on matches
     review       queries that are kept to be decided on
     operations   liveness and readiness
@@ -25,6 +26,15 @@ from service.schemas.bundles import (
     CalibrationStatus,
 )
 from service.schemas.changes import BatchItemWritten, BatchWritten, ItemWritten
+from service.schemas.created import (
+    GalleryChange,
+    GalleryDropped,
+    GalleryRename,
+    GalleryUsage,
+    NewGallery,
+    SearchUsage,
+    Usage,
+)
 from service.schemas.feedback import (
     Decision,
     DecisionKind,
@@ -156,9 +166,13 @@ __all__ = [
     "FieldError",
     "FilterText",
     "FoundItem",
+    "GalleryChange",
     "GalleryDetail",
+    "GalleryDropped",
     "GalleryList",
     "GalleryName",
+    "GalleryRename",
+    "GalleryUsage",
     "ImportProblem",
     "ItemDetail",
     "ItemList",
@@ -174,6 +188,7 @@ __all__ = [
     "Live",
     "MatchPromise",
     "Neighbour",
+    "NewGallery",
     "OnUncertain",
     "OperatingPoint",
     "OperatingPointAnswer",
@@ -199,12 +214,14 @@ __all__ = [
     "SearchAnswer",
     "SearchOptions",
     "SearchRequest",
+    "SearchUsage",
     "SetItem",
     "ShareOrigin",
     "SimilarAnswer",
     "TextSearchRequest",
     "TextState",
     "Uncertainty",
+    "Usage",
     "VectorFields",
     "VectorSearchRequest",
 ]

@@ -16,7 +16,10 @@ class GalleryName(BaseModel):
     """A gallery in the list of galleries."""
 
     name: str
-    n_items: int
+    title: str = Field(description="For people; empty where there is none.")
+    n_items: int | None = Field(
+        description="Null for a created gallery that nobody has asked for lately."
+    )
     bundle_id: str
 
 
@@ -208,7 +211,11 @@ class GalleryDetail(BaseModel):
     """One gallery."""
 
     name: str
+    title: str = Field(description="For people; empty where there is none.")
     description: str
+    created_at: str | None = Field(
+        description="When it was created over HTTP; null for one that was built."
+    )
     n_items: int
     n_labels: int
     labels: list[str] = Field(description="The first dozen by name; `…/labels` lists all.")

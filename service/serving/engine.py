@@ -24,15 +24,14 @@ from model_store.errors import InternalError, QueryNotFound
 from model_store.gallery import Thumbnail, Vector
 from model_store.images import encode_thumbnail
 from model_store.predictive import N_SAMPLES, Predictive
-from model_store.processors import PROVIDERS, usable_processors
 from model_store.retriever import Retriever
 from model_store.text_queries import embed_text
 from model_store.vector_queries import VectorQuery, predictive_of
 from service.decoding.decoder import Prepared
-from service.encoding.batch_size import largest_useful_batch, useful_turn
-from service.encoding.batching import MicroBatcher
 from service.encoding.cache import CacheEntry, key_prefix
+from service.encoding.queues import EncoderQueue
 from service.encoding.single_flight import SingleFlight
+from service.observability.metrics import counted_as
 from service.schemas import QueryImage, QueryText
 from service.serving.queries import Encoded, text_id, vector_id
 from service.serving.resources import EngineResources
@@ -58,39 +57,32 @@ class SearchEngine:
     that is faster, and everything else that computes runs on ``executor``.
     """
 
-    def __init__(
-        self, bundle: Bundle, resources: EngineResources, batch_size: int = 1, turn: int = 1
-    ) -> None:
+    def __init__(self, bundle: Bundle, resources: EngineResources, queue: EncoderQueue) -> None:
         self.bundle = bundle
-        self.batch_size = batch_size
+        self.batch_size = queue.batch_size
         self._cache = resources.cache
         self._decoder = resources.decoder
         self._executor = resources.executor
         self._threads = resources.threads
-        self._batcher = MicroBatcher(
-            bundle.retriever.encoder,
-            batch_size,
-            turn=turn,
-            padded=resources.pad_batches,
-            observe=resources.telemetry.batches(bundle.name),
-        )
-        joined = resources.telemetry.single_flight_joins.labels(bundle.name)
+        self._queues = resources.queues
+        self._batcher = queue.batcher
+        joined = resources.telemetry.single_flight_joins.labels(counted_as(bundle))
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
         kinds: tuple[QueryKind, ...] = ("image", "text")
         self.watches = {
             kind: Watch(bundle, resources.feedback, resources.audit_share, kind) for kind in kinds
         }
         self.retained = RetainedQueries(
-            bundle.name, bundle.retriever.encoder.fingerprint, resources.answered
+            bundle.key, bundle.retriever.encoder.fingerprint, resources.answered
         )
         self.reviews = ReviewKeeper(
             ReviewedGallery(
-                bundle.name,
+                bundle.key,
                 bundle.retriever.encoder.fingerprint,
                 lambda data, thumbnail: self.decode(data, thumbnail=thumbnail),
                 lambda prepared: self._batcher.encode(prepared.pixels),
                 self.retained.find,
-                resources.telemetry.reviews(bundle.name),
+                resources.telemetry.reviews(counted_as(bundle)),
             ),
             resources.reviews,
             resources.review_terms,
@@ -98,7 +90,7 @@ class SearchEngine:
         self.secret = secret_of(bundle.root, bundle.manifest)
         self.files = BundleFiles(bundle.directory, bundle.manifest)
         self.changed_file: str | None = None
-        self._key_prefix = key_prefix(bundle.retriever)
+        self._key_prefix = key_prefix(bundle.retriever, "" if bundle.entry is None else bundle.key)
         self._heard: tuple[int, int] | None = (0, 0)
         self.writing = asyncio.Lock()
         self.canary_at = -math.inf
@@ -113,18 +105,13 @@ class SearchEngine:
         EncoderError : the encoder does not answer.
         """
         encoder = bundle.retriever.encoder
-        fitting = resources.max_batch_pixels // math.prod(encoder.metadata.input.shape[:2])
-        size = max(1, min(resources.max_batch, fitting))
+        observe = resources.telemetry.batches(counted_as(bundle))
         try:
-            if size > 1 and not resources.pad_batches:
-                size = await asyncio.to_thread(largest_useful_batch, encoder, size)
-            turn = 1
-            if usable_processors() == 1 and encoder.provider == PROVIDERS["cpu"]:
-                turn = await asyncio.to_thread(useful_turn, encoder, size, fitting // size)
-            engine = cls(bundle, resources, size, turn)
+            queue = await resources.queues.enter(encoder, resources.batches, observe)
         except BaseException:
             encoder.close()
             raise
+        engine = cls(bundle, resources, queue)
         try:
             for watch in engine.watches.values():
                 await watch.restore()
@@ -135,8 +122,8 @@ class SearchEngine:
         fields = {
             "gallery": bundle.name,
             "bundle": bundle.manifest.id,
-            "batch_size": size,
-            "turn": turn,
+            "batch_size": queue.batch_size,
+            "turn": queue.turn,
         }
         logger.info("engine started", extra={"fields": fields})
         return engine
@@ -145,7 +132,8 @@ class SearchEngine:
         """Stop, and let go of the encoder."""
         # At once: an encoder that hangs would keep the batcher waiting for it.
         encoder_closes = asyncio.to_thread(self._retriever.encoder.close)
-        await asyncio.gather(self._batcher.close(), encoder_closes, self.keep())
+        queue_closes = self._queues.leave(self._retriever.encoder)
+        await asyncio.gather(queue_closes, encoder_closes, self.keep())
         if self.bundle.live is not None:
             await asyncio.to_thread(self.bundle.live.close)
         if self.bundle.hold is not None:

@@ -120,6 +120,11 @@ class Following:
             f"acknowledged that this service does not have. It {how.rstrip('.')}."
         )
 
+    def forget(self, name: str) -> None:
+        """Forget a gallery that is served no more."""
+        for kept in (self.refused, self._confirmed, self._overruled, self._refused_at):
+            kept.pop(name, None)
+
     async def close(self) -> None:
         """Stop changing over."""
         tasks = list(self._switches.values())

@@ -212,7 +212,7 @@ class Lease:
         answer = await self.engine.compute(lambda: lease._answer_to(entry.predictive))
         label, pairs = await self.engine.compute(lambda: lease._reviewed(answer, review))
         decided = Decided(
-            gallery=self.bundle.name,
+            gallery=self.bundle.key,
             bundle=lease.watch.key,
             query_id=review.query_id,
             decision=review.decision,

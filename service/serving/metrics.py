@@ -12,7 +12,7 @@ from service.encoding.cache import Cache
 from service.serving.lease import Lease
 from service.serving.registry import Galleries
 
-_GAUGES = (
+_GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ("vouch_queue_length", "Images that wait for the encoder.", ["gallery"]),
     (
         "vouch_drift_log_capital",
@@ -73,6 +73,11 @@ _GAUGES = (
         "Share of the encoder's nodes that a provider ran, where there was a choice.",
         ["gallery", "provider"],
     ),
+    (
+        "vouch_created_galleries_open",
+        "Galleries created over HTTP that are held open; nothing else tells of one of them.",
+        [],
+    ),
     ("vouch_cache_info", "1, for the cache that is used, and its state.", ["state"]),
 )
 """The name, the text and the labels of each."""
@@ -96,7 +101,7 @@ class GalleryMetrics(Collector):
         """The families, as things are now."""
         families = self._families()
         now = time.monotonic()
-        for engine in self._galleries.engines():
+        for engine in self._galleries.fixed():
             bundle, encoder = engine.bundle, engine.bundle.retriever.encoder
             lease = Lease(engine, bundle)
             name = bundle.name
@@ -126,6 +131,8 @@ class GalleryMetrics(Collector):
             families["vouch_encoder_info"].add_metric(identity, 1)
             for provider, ran in (encoder.placement or {}).items():
                 families["vouch_encoder_provider_share"].add_metric([name, provider], ran.share)
+        n_open = len(self._galleries.engines()) - len(self._galleries.fixed())
+        families["vouch_created_galleries_open"].add_metric([], n_open)
         families["vouch_cache_info"].add_metric([self._cache.state], 1)
         yield from families.values()
 

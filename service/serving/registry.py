@@ -4,51 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.compaction import Compaction
-from model_store.bundles.directory import KEPT_BUNDLES, bundle_directory, bundle_ids, previous_id
+from model_store.bundles.directory import KEPT_BUNDLES, bundle_ids, previous_id
+from model_store.bundles.galleries import GalleryFolder
 from model_store.errors import (
     ActivationRefused,
-    BundleNotFound,
-    GalleryNotFound,
     GallerySuperseded,
     StorageBusy,
     VouchError,
 )
 from model_store.gallery import Delete, Receipt, Retry, Upsert
 from model_store.signing import read_private_key
+from service.observability.metrics import counted_as
 from service.serving.current_bundle import Switched, persist, remove_old
 from service.serving.engine import SearchEngine
 from service.serving.following import Following
 from service.serving.health import look_at_files, require_canaries, require_whole, send_canary
 from service.serving.lease import Lease
+from service.serving.opening import OnDemand, OpenBundle, Opener, StartEngine, directory_of
+from service.serving.room import require_room
+from service.serving.served import Served, ServedGalleries
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-OpenBundle = Callable[[Path], Bundle]
-StartEngine = Callable[[Bundle], Awaitable[SearchEngine]]
-
 SWITCH_TIMEOUT_S = 5.0
 """Seconds that a request waits for a bundle that is being opened; half of what it may take."""
 
+MOST_OPEN = 1_000
+"""Created galleries that are held open at once where nothing else is said."""
 
-@dataclass(eq=False, slots=True)
-class _Served:
-    """An engine, and how many requests are at work with it."""
-
-    engine: SearchEngine
-    leases: int = 0
-    retired: bool = False
+LOOKED_AT_EVERY_S = 60.0
+"""Each created gallery that is open; all others every period."""
 
 
 class Galleries:
@@ -66,6 +63,9 @@ class Galleries:
     compact_after : changes of a gallery after which it is compacted; 0: never by itself.
     keep_bundles : see `prune`; of those that were compacted.
     signing_key : the file of the key that compacted bundles are signed with.
+    folder : galleries that were created while they were served; each is opened when it is asked
+        for, and closed when others are that were asked for later.
+    most_open : of them at once.
     """
 
     def __init__(
@@ -77,15 +77,18 @@ class Galleries:
         compact_after: int = 0,
         keep_bundles: int = KEPT_BUNDLES,
         signing_key: Path | None = None,
+        folder: GalleryFolder | None = None,
+        most_open: int = MOST_OPEN,
     ) -> None:
-        self._open_bundle = open_bundle
-        self._start = start
+        self._opener = Opener(open_bundle, start)
+        self._served = ServedGalleries(OnDemand(self._opener, folder), most_open, self._forget)
+        self._first = ""
+        self._n_looks = 0
         self._period_s = period_s
         self._observe = observe
         self._compact_after = compact_after
         self._keep_bundles = keep_bundles
         self._signing_key = signing_key
-        self._served: dict[str, _Served] = {}
         self._previous: dict[str, str] = {}
         self._switching = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -93,11 +96,21 @@ class Galleries:
 
     async def add(self, bundle: Bundle) -> None:
         """Serve a bundle."""
-        self._served[bundle.name] = _Served(await self._start(bundle))
+        self._served.add(bundle.name, await self._opener.start(bundle))
+        self._first = self._first or bundle.name
 
     def engines(self) -> list[SearchEngine]:
-        """Return the engines that are served now, sorted by name."""
-        return [self._served[name].engine for name in sorted(self._served)]
+        """Return the engines that are open now, sorted by name."""
+        return self._served.engines()
+
+    @property
+    def first(self) -> str:
+        """The name of the gallery that the service was started with first."""
+        return self._first
+
+    def fixed(self) -> list[SearchEngine]:
+        """Return those of them that the service was started with."""
+        return self._served.engines(created=False)
 
     @asynccontextmanager
     async def lease(self, name: str) -> AsyncIterator[Lease]:
@@ -111,22 +124,17 @@ class Galleries:
         NotReady : the gallery goes on in another bundle, which is not open yet; see `Following`.
         StorageFailed : what was written to the gallery cannot be read.
         """
-        served = await self._answering(name)
-        served.leases += 1
-        try:
+        with self._served.held(await self._answering(name)) as served:
             await served.engine.catch_up()
             yield Lease(served.engine, served.engine.bundle)
-        finally:
-            served.leases -= 1
-            self._close_if_done_with(served)
 
-    async def _answering(self, name: str) -> _Served:
+    async def _answering(self, name: str) -> Served:
         """Return what may answer; it waits for a bundle that is just being opened."""
         until = time.monotonic() + SWITCH_TIMEOUT_S
         while True:
-            served = self._find(name)
+            served = await self._served.find(name)
             ahead = await self._following.ahead(served.engine.bundle)
-            if self._find(name) is not served:  # exchanged meanwhile, and closed perhaps
+            if self._served.get(name) is not served:  # exchanged meanwhile, and closed perhaps
                 continue
             if ahead is None:
                 return served
@@ -138,14 +146,9 @@ class Galleries:
         """Why what `CURRENT` names is not served, by gallery."""
         return self._following.refused
 
-    def bundles(self, name: str) -> list[str]:
-        """Ids of the bundles that could be activated, oldest first; the one served is among them.
-
-        Raises
-        ------
-        GalleryNotFound
-        """
-        bundle = self._find(name).engine.bundle
+    @staticmethod
+    def bundles(bundle: Bundle) -> list[str]:
+        """Ids of the bundles that could be activated, oldest first, the one served among them."""
         return [bundle.manifest.id] if bundle.root is None else bundle_ids(bundle.root)
 
     async def activate(self, name: str, bundle_id: str, *, follow: bool = False) -> Switched:
@@ -166,34 +169,42 @@ class Galleries:
 
     async def _activate(self, name: str, bundle_id: str, *, follow: bool) -> Switched:
         async with self._switching:
-            served = self._find(name)
-            now = served.engine.bundle
-            if follow and await self._following.named(now) != bundle_id:
-                return Switched(now.manifest.id, now.manifest.id, persisted=True)
-            try:
-                directory = self._directory(now, bundle_id)
-                opened = None if bundle_id == now.manifest.id else await self._open(now, directory)
-            except VouchError:
-                self._observe(name, "refused")
-                raise
-            persisted = follow or await asyncio.to_thread(persist, directory)
-            if not persisted:  # then `CURRENT` is overruled, not followed
-                await self._following.overrule(now)
-            if opened is not None:
-                self._exchange(name, opened)
-            return Switched(bundle_id, now.manifest.id, persisted)
+            with self._served.held(await self._served.find(name)) as served:
+                return await self._activate_instead(served, name, bundle_id, follow=follow)
+
+    async def _activate_instead(
+        self, served: Served, name: str, bundle_id: str, *, follow: bool
+    ) -> Switched:
+        now = served.engine.bundle
+        if follow and await self._following.named(now) != bundle_id:
+            return Switched(now.manifest.id, now.manifest.id, persisted=True)
+        try:
+            directory = directory_of(now, bundle_id)
+            opened = None
+            if bundle_id != now.manifest.id:
+                opened = await self._opener.successor(now, directory)
+        except VouchError:
+            self._observe(counted_as(now), "refused")
+            raise
+        persisted = follow or await asyncio.to_thread(persist, directory)
+        if not persisted:  # then `CURRENT` is overruled, not followed
+            await self._following.overrule(now)
+        if opened is not None:
+            self._exchange(name, opened)
+        return Switched(bundle_id, now.manifest.id, persisted)
 
     def _exchange(self, name: str, opened: SearchEngine) -> None:
         """Serve another engine from now on; the one before ends when nobody uses it any more."""
-        served, bundle_id = self._served[name], opened.bundle.manifest.id
+        served, bundle_id = self._served.get(name), opened.bundle.manifest.id
+        if served is None:  # dropped, renamed or closed meanwhile
+            self._spawn(opened.close())
+            return
         before = served.engine.bundle.manifest.id
-        self._served[name] = _Served(opened)
+        self._served.add(name, opened)
         self._previous[name] = before
-        served.retired = True
-        self._close_if_done_with(served)
         fields = {"gallery": name, "bundle": bundle_id, "before": before}
         logger.info("bundle activated", extra={"fields": fields})
-        self._observe(name, "activated")
+        self._observe(counted_as(opened.bundle), "activated")
 
     async def commit(
         self,
@@ -201,16 +212,22 @@ class Galleries:
         writes: Sequence[Upsert | Delete],
         retry: Retry | None,
         note: Mapping[str, Any],
+        most_items: int | None = None,
     ) -> Receipt:
         """Change the gallery; see `Writable.commit`. Whoever searches afterwards finds it.
 
         Once begun it is brought to its end, whether the caller waits for it or not.
 
+        Parameters
+        ----------
+        most_items : that the gallery may hold afterwards; None for any number.
+
         Raises
         ------
-        ItemNotFound, WriteError : nothing was changed.
+        ItemNotFound, WriteError, QuotaExceeded : nothing was changed.
         """
-        return await asyncio.shield(self._spawn(self._commit(lease, writes, retry, note)))
+        changing = self._commit(lease, writes, retry, note, most_items)
+        return await asyncio.shield(self._spawn(changing))
 
     async def _commit(
         self,
@@ -218,10 +235,13 @@ class Galleries:
         writes: Sequence[Upsert | Delete],
         retry: Retry | None,
         note: Mapping[str, Any],
+        most_items: int | None,
     ) -> Receipt:
         bundle, live = lease.bundle, lease.bundle.require_live()
         try:
             async with lease.engine.writing:  # not on the engine's threads: they are few
+                if most_items is not None:
+                    await asyncio.to_thread(require_room, live.snapshot(), writes, most_items)
                 receipt = await asyncio.to_thread(live.commit, writes, retry, note)
         except GallerySuperseded:
             await self._following.ahead(bundle)  # the first of several opens it,
@@ -243,24 +263,28 @@ class Galleries:
 
     async def _compact(self, name: str) -> Switched:
         async with self._switching:
-            served = self._find(name)
-            now = served.engine.bundle
-            live, root, before = now.require_log(), now.root, now.manifest.id
-            if root is None or now.version == await asyncio.to_thread(live.log.start):
-                return Switched(before, before, persisted=True)
-            key = None if self._signing_key is None else read_private_key(self._signing_key)
-            with Compaction(root, now.manifest, live, key) as compaction:
-                opened = await self._open(now, await asyncio.to_thread(compaction.prepare))
-                try:
-                    # Who writes waits, and finds the new engine.
-                    async with served.engine.writing:
-                        await asyncio.to_thread(compaction.switch)
-                        await opened.renew()
-                        self._exchange(name, opened)
-                except BaseException:
-                    await opened.close()
-                    raise
-            return Switched(opened.bundle.manifest.id, before, persisted=True)
+            with self._served.held(await self._served.find(name)) as served:
+                return await self._compact_now(served, name)
+
+    async def _compact_now(self, served: Served, name: str) -> Switched:
+        now = served.engine.bundle
+        live, root, before = now.require_log(), now.root, now.manifest.id
+        if root is None or now.version == await asyncio.to_thread(live.log.start):
+            return Switched(before, before, persisted=True)
+        key = None if self._signing_key is None else read_private_key(self._signing_key)
+        with Compaction(root, now.manifest, live, key) as compaction:
+            directory = await asyncio.to_thread(compaction.prepare)
+            opened = await self._opener.successor(now, directory)
+            try:
+                # Who writes waits, and finds the new engine.
+                async with served.engine.writing:
+                    await asyncio.to_thread(compaction.switch)
+                    await opened.renew()
+                    self._exchange(name, opened)
+            except BaseException:
+                await opened.close()
+                raise
+        return Switched(opened.bundle.manifest.id, before, persisted=True)
 
     async def rollback(self, name: str) -> Switched:
         """Serve the bundle again that was served before.
@@ -270,7 +294,7 @@ class Galleries:
         GalleryNotFound
         ActivationRefused : nothing was served before, or it cannot be served any more.
         """
-        root = self._find(name).engine.bundle.root
+        root = (await self._served.find(name)).engine.bundle.root
         before = self._previous.get(name) or (None if root is None else previous_id(root))
         if before is None:
             raise ActivationRefused(
@@ -282,13 +306,34 @@ class Galleries:
         """Send canaries and follow each `CURRENT`, for ever, whatever is met."""
         while True:
             await asyncio.sleep(self._period_s)
-            for engine in self.engines():
+            for engine in self.fixed():
                 self._spawn(send_canary(engine, self._period_s))
-                self._spawn(engine.keep())
-                self._spawn(look_at_files(engine))
-                if engine.bundle.root is not None:
-                    self._spawn(self._following.ahead(engine.bundle))
-                    self._spawn(self._look_after(engine))
+                self._look_at(engine)
+            for engine in self._next_created():
+                self._look_at(engine)
+            self.close_nameless()
+
+    def close_nameless(self) -> None:
+        """Close galleries that were dropped or renamed, here or by another process."""
+        self._served.close_nameless()
+
+    def _forget(self, name: str) -> None:
+        self._previous.pop(name, None)
+        self._following.forget(name)
+
+    def _look_at(self, engine: SearchEngine) -> None:
+        self._spawn(engine.keep())
+        self._spawn(look_at_files(engine))
+        if engine.bundle.root is not None:
+            self._spawn(self._following.ahead(engine.bundle))
+            self._spawn(self._look_after(engine))
+
+    def _next_created(self) -> list[SearchEngine]:
+        """Return those created galleries whose turn it is, so that each has one in a while."""
+        self._n_looks += 1
+        n_turns = max(1, math.ceil(LOOKED_AT_EVERY_S / self._period_s))
+        created = self._served.engines(created=True)
+        return created[self._n_looks % n_turns :: n_turns]
 
     async def _look_after(self, engine: SearchEngine) -> None:
         """Hear of what others have written, and compact what has become much."""
@@ -297,7 +342,7 @@ class Galleries:
             await engine.renew()
             if 0 < self._compact_after <= engine.bundle.n_pending and not self._switching.locked():
                 await self.compact(name)
-                self._observe(name, "compacted")
+                self._observe(counted_as(engine.bundle), "compacted")
             await remove_old(engine.bundle, self._keep_bundles)
         except (GallerySuperseded, StorageBusy) as error:  # another process compacts it
             logger.info(str(error), extra={"fields": {"gallery": name}})
@@ -310,12 +355,14 @@ class Galleries:
     async def require_current(self) -> None:
         """Raise `NotReady` where changes may have been acknowledged that are not found here.
 
+        One of many created galleries is no reason: who asks for it is told.
+
         Raises
         ------
         NotReady
         StorageFailed : what was written to a gallery cannot be read.
         """
-        for engine in self.engines():
+        for engine in self.fixed():
             ahead = await self._following.ahead(engine.bundle)
             if ahead is not None:
                 raise self._following.not_ready(engine.bundle.name, ahead)
@@ -323,9 +370,9 @@ class Galleries:
 
     def require_ready(self) -> None:
         """Raise `NotReady` unless every gallery has answered a canary lately, from whole files."""
-        for engine in self.engines():
+        for engine in self.fixed():
             require_whole(engine)
-        require_canaries(self.engines(), self._period_s)
+        require_canaries(self.fixed(), self._period_s)
 
     async def close(self) -> None:
         """Close every engine."""
@@ -333,63 +380,7 @@ class Galleries:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._following.close()
-        for served in self._served.values():
-            await served.engine.close()
-
-    def _find(self, name: str) -> _Served:
-        found = self._served.get(name)
-        if found is None:
-            names = ", ".join(sorted(self._served))
-            raise GalleryNotFound(f"There is no gallery {name!r} here. Served: {names}.")
-        return found
-
-    async def _open(self, now: Bundle, directory: Path) -> SearchEngine:
-        try:
-            opened = await asyncio.to_thread(self._open_within, directory)
-        except VouchError as error:
-            raise ActivationRefused(
-                f"The bundle {directory.name} cannot be served, so the present one is served on. "
-                f"{error}"
-            ) from error
-        if opened.name != now.name:
-            opened.retriever.encoder.close()
-            raise ActivationRefused(
-                f"The bundle {directory.name} holds the gallery {opened.name!r}, not {now.name!r}. "
-                "Publish it into a directory of its own."
-            )
-        try:
-            return await self._start(opened)
-        except VouchError as error:
-            raise ActivationRefused(
-                f"The bundle {directory.name} opens, but did not answer a canary: {error}"
-            ) from error
-
-    def _open_within(self, directory: Path) -> Bundle:
-        """Open a bundle of a directory of bundles, with the changes of its gallery."""
-        opened = self._open_bundle(directory)
-        try:
-            return opened.within(directory.parent)
-        except VouchError:
-            opened.retriever.encoder.close()
-            raise
-
-    @staticmethod
-    def _directory(now: Bundle, bundle_id: str) -> Path:
-        if now.root is None:
-            raise ActivationRefused(
-                f"The gallery {now.name!r} is served from one bundle. To exchange it, start the "
-                "service with the directory that holds its bundles."
-            )
-        if bundle_id not in bundle_ids(now.root):
-            raise BundleNotFound(
-                f"There is no bundle {bundle_id!r} of the gallery {now.name!r} here. Publish it "
-                "with `vouch-build publish`."
-            )
-        return bundle_directory(now.root, bundle_id)
-
-    def _close_if_done_with(self, served: _Served) -> None:
-        if served.retired and served.leases == 0:
-            self._spawn(served.engine.close())
+        await self._served.close()
 
     def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from model_store.feedback import AnsweredQueries, FeedbackLog, ReviewQueue
 from service.decoding.decoder import Decoder
 from service.encoding.cache import Cache
+from service.encoding.queues import BatchLimits, EncoderQueues
 from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
@@ -24,13 +25,12 @@ class EngineResources:
     executor : threads that search and decide.
     threads : the callers' turns to have one of the threads.
     telemetry : metrics of all galleries.
-    max_batch : images encoded at once at most.
-    max_batch_pixels : their pixels at most, at the encoder's input size.
-    pad_batches : see `MicroBatcher`.
+    batches : limits on what is encoded at once.
     feedback : keeps users' feedback, and the state of drift tests.
     audit_share : share of matches to draw for review, where feedback is kept.
     answered : keeps what was made of queries; None where they are remembered as long as cached.
     reviews, review_terms : queries that are kept to be decided on, and which; None: none are.
+    queues : of the encoders.
     """
 
     cache: Cache
@@ -38,11 +38,10 @@ class EngineResources:
     executor: Executor
     threads: FairShare
     telemetry: Telemetry
-    max_batch: int = 1
-    max_batch_pixels: int = 4_000_000
-    pad_batches: bool = False
+    batches: BatchLimits = field(default_factory=BatchLimits)
     feedback: FeedbackLog | None = None
     audit_share: float = 0.0
     answered: AnsweredQueries | None = None
     reviews: ReviewQueue | None = None
     review_terms: ReviewTerms = NOTHING_REVIEWED
+    queues: EncoderQueues = field(default_factory=EncoderQueues)

@@ -71,14 +71,14 @@ class ReviewedGallery:
 
     Attributes
     ----------
-    name, encoder : of the gallery, and the fingerprint of its encoder.
+    key, encoder : of the gallery, see `Bundle.key`, and the fingerprint of its encoder.
     decode : uploaded bytes to an image, with a thumbnail if asked for.
     encode : an image to its embedding.
     find : the embedding of a query that was answered; None where it is not at hand.
     observe : told how many cases were ``kept``, ``expired``, ``displaced``, ``lost``.
     """
 
-    name: str
+    key: str
     encoder: str
     decode: Callable[[bytes, bool], Awaitable[Prepared]]
     encode: Callable[[Prepared], Awaitable[Embeddings]]
@@ -140,9 +140,9 @@ class ReviewKeeper:
             new = [one for one in made if one is not None]
             try:
                 done = await asyncio.to_thread(self.queue.add, new)
-                self.counts = await asyncio.to_thread(self.queue.counts, self._gallery.name)
+                self.counts = await asyncio.to_thread(self.queue.counts, self._gallery.key)
             except (sqlite3.Error, OSError) as error:
-                fields = {"gallery": self._gallery.name, "reason": str(error)}
+                fields = {"gallery": self._gallery.key, "reason": str(error)}
                 logger.error("cases not kept", extra={"fields": fields})  # noqa: TRY400
                 return
             for query_id, (data, case) in waiting:
@@ -208,7 +208,7 @@ class ReviewKeeper:
         log_odds = answer.decision.match_log_odds
         reviewers = self.terms.reviewers
         return Case(
-            gallery=self._gallery.name,
+            gallery=self._gallery.key,
             encoder=self._gallery.encoder,
             bundle=bundle,
             query_id=found.query_id,

@@ -12,7 +12,7 @@ from typing import Any
 
 from model_store.errors import GallerySuperseded
 from model_store.gallery import Delete, NewItem, Receipt, Retry, Upsert
-from service.observability.metrics import Telemetry
+from service.observability.metrics import Telemetry, counted_as
 from service.serving.engine import SearchEngine
 from service.serving.lease import Lease
 from service.serving.registry import Galleries
@@ -50,11 +50,13 @@ class WriteContext:
     request_id : id of this request.
     caller : id of the caller that the Idempotency-Key belongs to.
     key : the Idempotency-Key, if one was sent.
+    most_items : that the caller may keep in a gallery; None for any number.
     """
 
     request_id: str
     caller: str
     key: str | None
+    most_items: int | None = None
 
     async def retry(self, operation: str, uploads: Sequence[Upload]) -> Retry | None:
         """Return the identity under which the request may be sent again; None without a key."""
@@ -191,9 +193,9 @@ class ItemWriter:
         }
         if not writes:
             return Receipt((), note)
-        receipt = await self._galleries.commit(lease, writes, retry, note)
+        receipt = await self._galleries.commit(lease, writes, retry, note, context.most_items)
         n_put = sum(isinstance(write, Upsert) for write in writes)
-        self._telemetry.written(gallery, n_put, len(writes) - n_put)
+        self._telemetry.written(counted_as(lease.bundle), n_put, len(writes) - n_put)
         fields = {"gallery": gallery, "put": n_put, "deleted": len(writes) - n_put}
         logger.info("items written", extra={"fields": fields})
         return receipt

@@ -7,7 +7,7 @@ the first hour and a busy machine want photographs (VOUCH_DATA_DIR), of which th
 once. Left out, because they take an hour and print tables: `make bench-posteriors`,
 `make bench-zero-shot`, `make bench-decision`, `make bench-label-free`, `make bench-roll-up`,
 `make bench-review`; and because they build a gallery of a million items: `make bench-gallery`,
-`make bench-filters`.
+`make bench-filters`, `make bench-tenants`.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def main() -> None:
         "bench-label-free",
         "bench-gallery",
         "bench-filters",
+        "bench-tenants",
         "bench-roll-up",
         "bench-review",
     ]

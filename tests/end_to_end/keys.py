@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Unpack
 
-from service.access.keys import ApiKey, KeyScope, change_keys, mint, read_keys
+from service.access.keys import ApiKey, KeyOptions, KeyScope, change_keys, mint, read_keys
 
 
 class KeysFile:
@@ -22,11 +23,10 @@ class KeysFile:
         *,
         name: str = "shop",
         expires: timedelta | None = None,
-        rate_limit: str | None = None,
-        expected_absent: float | None = None,
+        **options: Unpack[KeyOptions],
     ) -> str:
         """Make a key; ``expires`` is counted from now, and may lie in the past."""
-        kept, text = mint(name, scope, rate_limit=rate_limit, expected_absent=expected_absent)
+        kept, text = mint(name, scope, **options)
         if expires is not None:
             kept = kept.model_copy(update={"expires_at": kept.created_at + expires})
         change_keys(self.path, lambda keys: [*keys, kept])

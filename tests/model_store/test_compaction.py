@@ -386,7 +386,7 @@ def test_no_room_is_said_and_nothing_is_left(root: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("place", "error"),
     [
-        ("shutil.copy2", OSError(28, "No space left on device")),
+        ("model_store.bundles.compaction.link_or_copy", OSError(28, "No space left on device")),
         ("model_store.bundles.compaction.write_faiss_parts", RuntimeError("write error in f")),
         (
             "model_store.bundles.compaction.write_faiss_parts",

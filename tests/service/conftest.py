@@ -61,7 +61,7 @@ _resident_bytes = 0
 @pytest.fixture(autouse=True)
 def _encoders_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of tests start an engine, and an encoder of one fingerprint is one encoder."""
-    monkeypatch.setattr("service.serving.engine.largest_useful_batch", _measured)
+    monkeypatch.setattr("service.encoding.queues.largest_useful_batch", _measured)
 
 
 _MEASURED: dict[tuple[str, int], int] = {}

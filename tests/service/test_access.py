@@ -64,6 +64,10 @@ WRITES = {
     ("DELETE", "/v1/galleries/{gallery}/items/{item_id:path}"),
 }
 ADMINISTERS = {
+    ("POST", "/v1/galleries"),
+    ("PATCH", "/v1/galleries/{gallery}"),
+    ("DELETE", "/v1/galleries/{gallery}"),
+    ("POST", "/v1/galleries/{gallery}/rename"),
     ("POST", "/v1/galleries/{gallery}/bundles/{bundle_id}/activate"),
     ("POST", "/v1/galleries/{gallery}/bundles/rollback"),
     ("POST", "/v1/galleries/{gallery}/compact"),

@@ -354,11 +354,13 @@ class TestAGallery:
             "galleries": [
                 {
                     "name": "digits",
+                    "title": "",
                     "n_items": bundle.retriever.gallery.n_items,
                     "bundle_id": bundle.manifest.id,
                 },
                 {
                     "name": "odd",
+                    "title": "",
                     "n_items": len(ids),
                     "bundle_id": odd_bundle.manifest.id,
                 },

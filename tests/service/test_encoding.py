@@ -90,7 +90,7 @@ def test_one_that_does_not_start_again_has_stopped(
     os.kill(encoder.pid, signal.SIGKILL)
     os.waitid(os.P_PID, encoder.pid, os.WEXITED | os.WNOWAIT)
     with monkeypatch.context() as patch:
-        patch.setattr(encoder, "_arguments", (digits_bundle / "gone.onnx", "cpu", 1))
+        patch.setattr(encoder, "_file", lambda: digits_bundle / "gone.onnx")
         with pytest.raises(EncoderStopped, match="does not start again"):
             encoder.encode(images(1, encoder))
 

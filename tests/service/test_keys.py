@@ -36,7 +36,9 @@ class TestAKey:
         assert hashlib.sha256(secret_of(text).encode()).hexdigest() in written
 
     def test_its_successor_has_what_it_had_but_the_secret(self) -> None:
-        kept, text = mint("shop", "write", datetime.now(UTC) + 10 * HOUR, "5/minute")
+        kept, text = mint(
+            "shop", "write", expires_at=datetime.now(UTC) + 10 * HOUR, rate_limit="5/minute"
+        )
         old, new, successor = rotated(kept, HOUR)
         assert old.id == kept.id
         assert new.id == id_of(successor) != kept.id
@@ -48,7 +50,7 @@ class TestAKey:
         assert abs(new.expires_at - datetime.now(UTC) - 10 * HOUR) < timedelta(minutes=5)
 
     def test_grace_prolongs_nothing(self) -> None:
-        kept, _ = mint("shop", "read", datetime.now(UTC) + HOUR)
+        kept, _ = mint("shop", "read", expires_at=datetime.now(UTC) + HOUR)
         assert rotated(kept, 24 * HOUR)[0].expires_at == kept.expires_at
 
     def test_one_that_is_good_for_nothing_has_no_successor(self) -> None:
@@ -159,7 +161,10 @@ class TestTheFile:
         assert len(read_keys(keys_file.path)) == 1
 
     def test_it_is_read_as_it_was_written(self, keys_file: KeysFile) -> None:
-        kept = [mint(f"n{i}", "admin", datetime.now(UTC) + HOUR, "9/hour")[0] for i in range(3)]
+        kept = [
+            mint(f"n{i}", "admin", expires_at=datetime.now(UTC) + HOUR, rate_limit="9/hour")[0]
+            for i in range(3)
+        ]
         kept[1] = revoked(kept[1])
         change_keys(keys_file.path, lambda keys: kept)
         assert list(read_keys(keys_file.path)) == kept

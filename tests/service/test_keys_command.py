@@ -178,3 +178,20 @@ def test_it_runs_as_a_command(path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert Keyring(path).find(done.stdout.strip()).name == "shop"
+
+
+def test_a_key_is_made_for_some_galleries_with_quotas(
+    capsys: pytest.CaptureFixture[str], path: Path
+) -> None:
+    quotas = ("--searches", "100/month", "--max-items", "9", "--max-galleries", "2")
+    text = made(capsys, "create", "acme", "--galleries", "acme-*", "shoes", *quotas)
+    kept = Keyring(path).find(text)
+    assert kept.galleries == ("acme-*", "shoes")
+    assert (kept.searches, kept.max_items, kept.max_galleries) == ("100/month", 9, 2)
+    text = made(capsys, "rotate", kept.id)
+    successor = Keyring(path).find(text)
+    ignored = {"id", "sha256", "created_at", "expires_at"}
+    assert successor.model_dump(exclude=ignored) == kept.model_dump(exclude=ignored)
+    assert "acme-* shoes" in said(capsys, "list")
+    assert "galleries" in refusal(capsys, "create", "acme", "--galleries", "../x")
+    assert "max_items" in refusal(capsys, "create", "acme", "--max-items", "-1")

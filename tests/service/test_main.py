@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from service.__main__ import main, open_bundles, read_command_line
+from service.__main__ import main, open_bundles, open_served, read_command_line
+from service.encoding.process import EncoderProcess
+from service.encoding.shared import SharedEncoders
 from service.settings import Settings
 
 
@@ -53,7 +56,8 @@ def test_the_bundle_may_be_a_setting(
 
 
 def test_a_directory_of_bundles_gives_its_current_one(digits_bundle: Path) -> None:
-    [opened] = open_bundles([digits_bundle.parent], Settings(provider="cpu"))
+    open_one = partial(open_served, Settings(provider="cpu"), SharedEncoders(EncoderProcess))
+    [opened] = open_bundles([digits_bundle.parent], open_one)
     assert opened.directory == digits_bundle
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -89,7 +90,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 43
+    assert len(names) == len(set(names)) == 48
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -105,6 +106,7 @@ UPLOADS = {
 }
 JSON_BODIES = {"search_json", "search_vector", "search_text", "decide", "give_feedback"}
 JSON_BODIES |= {"lease_review_cases", "import_decisions"}
+JSON_BODIES |= {"create_gallery", "describe_gallery", "rename_gallery"}
 
 
 def test_an_upload_is_typed_for_generators_old_and_new(document: dict[str, Any]) -> None:
@@ -180,6 +182,10 @@ def ask_with_vector(
             {"id": str(n), "label": str(n % 10), "similarity": 0.9 - n / 1000} for n in range(200)
         ]
     return client.post(place, json={**query, **fields})
+
+
+def create(client: TestClient, **said: str) -> httpx2.Response:
+    return client.post("/v1/galleries", json={"name": uuid.uuid4().hex, **said})
 
 
 def ask_with_text(gallery: str, text: str, client: TestClient) -> httpx2.Response:
@@ -407,6 +413,31 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("activate_bundle", "404"): lambda client: activate(client, "0" * 16),
     ("rollback_bundle", "404"): lambda client: client.post("/v1/galleries/none/bundles/rollback"),
     ("rollback_bundle", "409"): lambda client: client.post("/v1/galleries/digits/bundles/rollback"),
+    ("create_gallery", "201"): create,
+    ("create_gallery", "404"): lambda client: create(client, like="none"),
+    ("create_gallery", "409"): create,
+    ("create_gallery", "413"): lambda client: create(client, description="x" * 100_000),
+    ("create_gallery", "415"): lambda client: client.post("/v1/galleries", content=b"x"),
+    ("create_gallery", "422"): lambda client: create(client, name="No name"),
+    ("describe_gallery", "200"): lambda client: change(client, created(client), title="T"),
+    ("describe_gallery", "404"): lambda client: change(client, "none", title="T"),
+    ("describe_gallery", "409"): lambda client: change(client, "digits", title="T"),
+    ("describe_gallery", "413"): lambda client: change(client, "none", title="T" * 100_000),
+    ("describe_gallery", "415"): lambda client: client.patch("/v1/galleries/none", content=b"x"),
+    ("describe_gallery", "422"): lambda client: change(client, "none", title=1),
+    ("rename_gallery", "200"): lambda client: rename(client, created(client), uuid.uuid4().hex),
+    ("rename_gallery", "404"): lambda client: rename(client, "none", "some"),
+    ("rename_gallery", "409"): lambda client: rename(client, "digits", "some"),
+    ("rename_gallery", "413"): lambda client: rename(client, "none", "x" * 100_000),
+    ("rename_gallery", "415"): lambda client: client.post(
+        "/v1/galleries/none/rename", content=b"x"
+    ),
+    ("rename_gallery", "422"): lambda client: rename(client, "none", "No name"),
+    ("drop_gallery", "200"): lambda client: drop(client, created(client)),
+    ("drop_gallery", "404"): lambda client: drop(client, "none"),
+    ("drop_gallery", "409"): lambda client: drop(client, "digits"),
+    ("drop_gallery", "422"): lambda client: client.delete("/v1/galleries/none"),
+    ("get_usage", "200"): lambda client: client.get("/v1/usage"),
     ("livez", "200"): lambda client: client.get("/livez"),
     ("readyz", "200"): lambda client: client.get("/readyz"),
     ("metrics", "200"): lambda client: client.get("/metrics"),
@@ -423,8 +454,10 @@ TRIED_ELSEWHERE = {
     ("get_review_image", "200"),
     ("forget_review_case", "200"),
     *((name, "507") for name in ("put_item", "put_items", "delete_item", "compact_gallery")),
+    *((f"{verb}_gallery", "507") for verb in ("create", "describe", "rename", "drop")),
 }
-"""In test_galleries.py, test_answers.py, test_changes.py, test_texts.py and test_review.py: they
+"""In test_tenants.py, test_galleries.py, test_answers.py, test_changes.py, test_texts.py and
+test_review.py: they
 want another state of the service, or another gallery."""
 
 IDS = {
@@ -448,6 +481,23 @@ def put_items(client: TestClient, gallery: str, n: int, image: bytes = b"") -> h
         files=[("images", ("i", image))],
         data={"items": json.dumps(entries)},
     )
+
+
+def created(client: TestClient) -> str:
+    name: str = create(client).json()["name"]
+    return name
+
+
+def change(client: TestClient, gallery: str, **said: object) -> httpx2.Response:
+    return client.patch(f"/v1/galleries/{gallery}", json=said)
+
+
+def rename(client: TestClient, gallery: str, name: str) -> httpx2.Response:
+    return client.post(f"/v1/galleries/{gallery}/rename", json={"name": name})
+
+
+def drop(client: TestClient, gallery: str) -> httpx2.Response:
+    return client.delete(f"/v1/galleries/{gallery}", params={"confirm": gallery})
 
 
 def serving(client: TestClient) -> str:
@@ -502,7 +552,8 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
         named = {name for name, refusal in refusals if refusal == status}
         assert named == {name for name, _ in REQUESTS} - open_to_all
     more = {"activate_bundle", "rollback_bundle", "compact_gallery", "forget_review_case"}
-    more |= {"put_item", "put_items", "delete_item"} | REVIEWS
+    more |= {"put_item", "put_items", "delete_item", "metrics"} | REVIEWS
+    more |= {"create_gallery", "describe_gallery", "rename_gallery", "drop_gallery"}
     assert {name for name, refusal in refusals if refusal == "403"} == more
 
 
@@ -521,7 +572,15 @@ def apps(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("service.serving.engine.secret_of", lambda *_: SECRET)
         apps = [
-            create_app(Settings(feedback=file, review_reasons=CASE_REASONS, **bounds), [changing]),
+            create_app(
+                Settings(
+                    feedback=file,
+                    review_reasons=CASE_REASONS,
+                    galleries=root.parent / "g",
+                    **bounds,
+                ),
+                [changing],
+            ),
             create_app(Settings(**bounds), [fixed]),
         ]
         with LocalClient(apps[0]) as keeping, LocalClient(apps[1]) as forgetting:
@@ -583,7 +642,7 @@ def test_each_documented_refusal_is_given(
         client.headers["X-API-Key"] = keys_file.make("admin", rate_limit="1/day")
         client.get("/v1/galleries")  # the one that is allowed
     elif status == "403":
-        client.headers["X-API-Key"] = keys_file.make("read")
+        client.headers["X-API-Key"] = keys_file.make("read", galleries=("some",))
     asked = 0
     for path, method, operation in operations(client.get("/openapi.json").json()):
         if status in operation["responses"]:
@@ -624,6 +683,10 @@ def test_it_says_which_scope_is_needed_and_whether_a_key_is(
             "put_item": "write",
             "put_items": "write",
             "delete_item": "write",
+            "create_gallery": "admin",
+            "describe_gallery": "admin",
+            "rename_gallery": "admin",
+            "drop_gallery": "admin",
             "compact_gallery": "admin",
             "activate_bundle": "admin",
             "rollback_bundle": "admin",
@@ -637,13 +700,21 @@ FORM = (
 )
 
 
+REFUSED_FIRST = {f"{verb}_gallery" for verb in ("create", "describe", "rename", "drop")}
+REFUSED_FIRST |= {"get_usage"}
+"""Operations that read a request, or need nothing more of the service, before anything fails."""
+
+
 def test_what_nobody_foresaw_is_documented_where_it_may_happen(
     document: dict[str, Any], client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(State, "galleries", property(), raising=False)
+    for part in ("galleries", "created"):
+        monkeypatch.setattr(State, part, property(), raising=False)
     monkeypatch.setattr(State, "telemetry", property(), raising=False)
     client = LocalClient(client.app, raise_server_exceptions=False)
     for path, method, operation in operations(document):
+        if operation["operationId"] in REFUSED_FIRST:
+            continue
         filled = re.sub(r"{(\w+)}", "digits", path)
         content = operation.get("requestBody", {"content": {"": {}}})["content"]
         media_type = next(iter(content)).replace("*", "png")

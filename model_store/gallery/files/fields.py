@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from model_store.deadline import interrupted_when_late
 from model_store.errors import InvalidFilter
+from model_store.gallery.files.row_file import load_bytes
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field, parse_field
 from model_store.gallery.filters.selection import Selection, estimated_share
@@ -167,7 +168,7 @@ class FieldColumns:
         record = json.loads((directory / FIELDS_FILE).read_text(encoding="utf-8"))
         self.n_rows = record["n_rows"]
         self.named = None if record["named"] is None else tuple(record["named"])
-        content = np.asarray(np.memmap(directory / COLUMNS_FILE, mode="r"))
+        content = load_bytes(directory / COLUMNS_FILE)
         for one in record["fields"]:
             arrays = {
                 name: content[start : start + n * np.dtype(kind).itemsize].view(kind)

@@ -13,6 +13,7 @@ from model_store.errors import BundleMismatch
 from model_store.gallery.files.fields import COLUMNS_FILE, FIELDS_FILE, ITEMS_FILE
 from model_store.gallery.files.items import Items
 from model_store.gallery.files.previews import PREVIEWS_FILE, Previews
+from model_store.gallery.files.row_file import load_rows
 from model_store.gallery.files.variances import NORMS_FILE, SCALES_FILE, VARIANCES_FILE, Variances
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.facets import Counted, Facet, facet_of
@@ -61,7 +62,7 @@ class FaissGallery:
         self.n_changed = self._items.n_changed
         self.n_rows: int = self.n_items
         self.labels: Sequence[str] = self._items.labels()
-        self._label_codes = np.load(directory / LABELS_FILE, mmap_mode="r")
+        self._label_codes = load_rows(directory / LABELS_FILE)
         sizes = {
             INDEX_FILE: self.n_items,
             **self._variances.lengths(),

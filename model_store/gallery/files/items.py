@@ -103,6 +103,10 @@ REMEMBERED_FILTERS = 16
 """Number of filters whose rows are cached, a byte an item each at most: pages use the same filter
 again."""
 
+SMALL_BYTES, SMALL_CACHE_KIB = 64 * 2**20, 128
+"""Size of a file of which a connection keeps fewer pages than SQLite's 2 MB: the system has them
+too, and of a thousand galleries each has one for every thread."""
+
 
 class Items:
     """Read access to the file that `ItemsWriter` wrote, from any thread.
@@ -115,6 +119,7 @@ class Items:
     def __init__(self, path: Path) -> None:
         self._uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         self._connections = threading.local()
+        self._is_small = path.stat().st_size <= SMALL_BYTES
         meta = dict(self._connection.execute("SELECT key, value FROM meta"))
         self.encoder_fingerprint: str = meta["encoder"]
         self.n_changed = int(meta.get("changed", 0))
@@ -127,6 +132,8 @@ class Items:
         """The connection of the calling thread."""
         if not hasattr(self._connections, "current"):
             self._connections.current = sqlite3.connect(self._uri, uri=True)
+            if self._is_small:
+                self._connections.current.execute(f"PRAGMA cache_size = -{SMALL_CACHE_KIB}")
         connection: sqlite3.Connection = self._connections.current
         return connection
 

@@ -9,6 +9,26 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+READ_BYTES = 2**20
+"""Size up to which a file is read at once: a mapping keeps it open, and there may be thousands."""
+
+
+def load_rows(path: Path) -> NDArray[Any]:
+    """Load an array that `numpy.save` wrote: a large one is mapped."""
+    found: NDArray[Any] = np.load(path, mmap_mode="r" if _is_large(path) else None)
+    return found
+
+
+def load_bytes(path: Path) -> NDArray[np.uint8]:
+    """Load the bytes of a file: those of a large one are mapped."""
+    if _is_large(path):
+        return np.asarray(np.memmap(path, mode="r"))
+    return np.fromfile(path, np.uint8)
+
+
+def _is_large(path: Path) -> bool:
+    return path.stat().st_size > READ_BYTES
+
 
 class RowFile:
     """A file that `numpy.load` reads, written part by part; the same bytes as `numpy.save` writes.

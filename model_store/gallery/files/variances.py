@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.gallery.files.row_file import RowFile
+from model_store.gallery.files.row_file import RowFile, load_rows
 
 NORMS_FILE = "norms.npy"
 VARIANCES_FILE = "variances.npy"
@@ -53,13 +53,13 @@ class VarianceWriter(ExitStack):
 
 
 class Variances:
-    """The files that `VarianceWriter` wrote into ``directory``, memory-mapped."""
+    """The files that `VarianceWriter` wrote into ``directory``; large ones are mapped."""
 
     def __init__(self, directory: Path) -> None:
-        self._norms = np.load(directory / NORMS_FILE, mmap_mode="r")
-        self._stored = np.load(directory / VARIANCES_FILE, mmap_mode="r")
+        self._norms = load_rows(directory / NORMS_FILE)
+        self._stored = load_rows(directory / VARIANCES_FILE)
         half = self._stored.dtype == np.float16
-        self._scales = np.load(directory / SCALES_FILE, mmap_mode="r") if half else None
+        self._scales = load_rows(directory / SCALES_FILE) if half else None
 
     def lengths(self) -> dict[str, int]:
         """Return the number of items in each file, by its name."""

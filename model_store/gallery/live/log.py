@@ -33,6 +33,10 @@ from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert
 
 T = TypeVar("T")
 
+READER_CACHE_KIB = 128
+"""Pages that a reader keeps, in place of SQLite's 2 MB: the system has them too, and of a thousand
+galleries each has a reader."""
+
 SCHEMA_VERSION = "2"
 
 OUTCOME_LIFE_S = 24 * 3600.0
@@ -265,6 +269,7 @@ class ChangesFile:
             connection.close()
             return None
         self._verify(connection)
+        connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
         return connection
 
     def _open_writer(self) -> sqlite3.Connection:

@@ -28,7 +28,7 @@ def bundle_list(bundle: Bundle, galleries: Galleries) -> schemas.BundleList:
     """The bundles of a gallery."""
     return schemas.BundleList(
         serving=bundle.manifest.id,
-        bundles=galleries.bundles(bundle.name),
+        bundles=galleries.bundles(bundle),
         refused=galleries.refused.get(bundle.name),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from urllib.parse import quote
@@ -17,22 +17,24 @@ from model_store.verdicts import Order
 from service import schemas
 from service.http.answers.bundles import bundle_state, encoder_state
 from service.serving.audit import Audit
+from service.serving.created import Listed
 from service.serving.lease import Lease
 
 N_LABELS = 12
 """Labels that a gallery is described with: there may be hundreds of thousands."""
 
 
-def gallery_list(bundles: Iterable[Bundle]) -> schemas.GalleryList:
-    """All galleries, by name."""
+def gallery_list(
+    galleries: Iterable[Listed], visible: Callable[[str], bool]
+) -> schemas.GalleryList:
+    """All galleries that somebody can see, by name."""
     return schemas.GalleryList(
         galleries=[
             schemas.GalleryName(
-                name=bundle.name,
-                n_items=bundle.retriever.gallery.n_items,
-                bundle_id=bundle.manifest.id,
+                name=one.name, title=one.title, n_items=one.n_items, bundle_id=one.bundle_id
             )
-            for bundle in bundles
+            for one in galleries
+            if visible(one.name)
         ]
     )
 
@@ -45,7 +47,9 @@ def gallery_detail(
     manifest, labels = bundle.manifest, bundle.retriever.gallery.labels
     return schemas.GalleryDetail(
         name=bundle.name,
-        description=str(manifest.gallery["description"]),
+        title="" if bundle.entry is None else bundle.entry.title,
+        description=bundle.description,
+        created_at=None if bundle.entry is None else bundle.entry.created_at,
         n_items=bundle.retriever.gallery.n_items,
         n_labels=len(labels),
         labels=heapq.nsmallest(N_LABELS, labels),

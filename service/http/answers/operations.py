@@ -11,7 +11,7 @@ from service.serving.registry import Galleries
 
 
 def ready(galleries: Galleries, cache: str, sandbox: Sequence[str]) -> schemas.Ready:
-    """The galleries, and when each last proved that it answers."""
+    """The galleries that were there at the start, and when each last proved that it answers."""
     now = time.monotonic()
     return schemas.Ready(
         galleries=[
@@ -25,7 +25,7 @@ def ready(galleries: Galleries, cache: str, sandbox: Sequence[str]) -> schemas.R
                 canary_ms=round(1000 * engine.canary_s, 3),
                 canary_age_s=round(now - engine.canary_at, 3),
             )
-            for engine in galleries.engines()
+            for engine in galleries.fixed()
         ],
         cache=cache,
         decoder_sandbox=list(sandbox),

@@ -16,7 +16,7 @@ from service import schemas
 from service.http.answers.bundles import bundle_state, encoder_state
 from service.http.answers.items import item_detail, preview_url, thumbnail_url
 from service.http.cursors import SearchCursor, write
-from service.observability.metrics import Telemetry
+from service.observability.metrics import Telemetry, counted_as
 from service.observability.records import SearchRecord, current_record
 from service.serving.lease import Lease
 from service.serving.queries import Assessed, DecidedList, Embedded, SearchResult, SimilarItems
@@ -72,7 +72,7 @@ def search_answer(
         request_id=request_id,
         gallery=bundle.name,
         verdict=decision.verdict,
-        reason=decision.reason,
+        reason=decision.reason or _not_yet_calibrated(lease),
         roll_up=roll_up(decision),
         no_match_probability=decision.no_match_probability,
         absent=absent_share(bundle, decision, found.share_origin),
@@ -134,8 +134,24 @@ def assessment_answer(
     )
 
 
-def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: SearchResult) -> None:
+def _not_yet_calibrated(lease: Lease) -> str | None:
+    """Say of a created gallery why it gives no probabilities, and what to do."""
+    entry = lease.bundle.entry
+    if entry is None or lease.bundle.retriever.calibration is not None:
+        return None
+    return (
+        f"Nothing is calibrated in this gallery of {lease.bundle.retriever.gallery.n_items} items "
+        "yet: no probability is known, and nothing is called a match. Once it holds its items, its "
+        "operator calibrates it with queries whose truth is known: `vouch-build calibrate "
+        f"{entry.id} --queries FILE --gallery FILE`, in the directory of galleries."
+    )
+
+
+def record(
+    telemetry: Telemetry, lease: Lease, answer: schemas.SearchAnswer, found: SearchResult
+) -> None:
     """Count what was answered, and note it for the log and the trace of the request."""
+    gallery = counted_as(lease.bundle)
     query = answer.query
     search = SearchRecord(
         verdict=answer.verdict,
@@ -146,9 +162,9 @@ def record(telemetry: Telemetry, answer: schemas.SearchAnswer, found: SearchResu
         seconds=found.seconds,
         ended_ns=found.at_ns,
     )
-    telemetry.search(answer.gallery, search)
+    telemetry.search(gallery, search)
     if answer.audit:
-        telemetry.audits.labels(answer.gallery).inc()
+        telemetry.audits.labels(gallery).inc()
     request = current_record()
     if request is not None:
         request.searches.append(search)

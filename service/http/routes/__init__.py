@@ -8,6 +8,8 @@
     items         the items of a gallery, and its sample queries
     changes       changing a gallery while it is served
     galleries     galleries and their calibration reports
+    created       galleries created, described, renamed and dropped
+    usage         what a caller may do, and has done
     feedback      users' feedback on matches
     review        queries that are kept to be decided on
     bundles       the bundles of a gallery, and the one that is served
@@ -18,6 +20,7 @@
 from service.http.routes import (
     bundles,
     changes,
+    created,
     feedback,
     galleries,
     items,
@@ -25,6 +28,7 @@ from service.http.routes import (
     review,
     search,
     texts,
+    usage,
     vectors,
 )
 from service.http.routes.search import SearchForm
@@ -41,6 +45,8 @@ ROUTERS = tuple(
         feedback,
         review,
         bundles,
+        created,
+        usage,
         operations,
     )
 )

@@ -13,13 +13,15 @@ from model_store.errors import (
     InvalidRequest,
     ItemNotFound,
     KeyReused,
+    QuotaExceeded,
     StorageFull,
     WriteError,
     WriteRefused,
 )
 from model_store.gallery import Receipt
 from service import schemas
-from service.access.access import Caller, requires
+from service.access.access import requires
+from service.access.caller import Caller
 from service.http import answers
 from service.http.bodies import MULTIPART, body_of
 from service.http.problems import problem_document, responses
@@ -63,7 +65,8 @@ class ItemBatchForm(BatchOptions):
 async def context_of(request: Request, key: IdempotencyKey = None) -> WriteContext:
     """Return the origin of a change: request, caller and Idempotency-Key."""
     caller: Caller = request.state.caller
-    return WriteContext(request.state.request_id, caller.account, key)
+    limits = caller.limits
+    return WriteContext(request.state.request_id, caller.account, key, limits.max_items)
 
 
 ContextOf = Annotated[WriteContext, Depends(context_of)]
@@ -72,7 +75,7 @@ ContextOf = Annotated[WriteContext, Depends(context_of)]
 @router.put(
     "/{gallery}/items/{item_id:path}",
     operation_id="put_item",
-    responses=responses(*WRITE_ERRORS, *BODY_ERRORS, *IMAGE_ERRORS, KeyReused),
+    responses=responses(*WRITE_ERRORS, *BODY_ERRORS, *IMAGE_ERRORS, KeyReused, QuotaExceeded),
     dependencies=[Depends(requires("write")), Depends(body_of(MULTIPART))],
 )
 async def put_item(
@@ -109,7 +112,7 @@ async def delete_item(
 @router.post(
     "/{gallery}/items",
     operation_id="put_items",
-    responses=responses(*WRITE_ERRORS, *BODY_ERRORS, KeyReused),
+    responses=responses(*WRITE_ERRORS, *BODY_ERRORS, KeyReused, QuotaExceeded),
     dependencies=[Depends(requires("write")), Depends(body_of(MULTIPART))],
 )
 async def put_items(

@@ -81,8 +81,8 @@ async def list_feedback(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> schemas.DecisionList:
     """The decisions on a gallery, oldest first, those that were taken back among them."""
-    kept, name = require_feedback(state), lease.bundle.name
-    found = await lease.engine.compute(lambda: kept.decided(name, after, limit + 1))
+    kept, key = require_feedback(state), lease.bundle.key
+    found = await lease.engine.compute(lambda: kept.decided(key, after, limit + 1))
     return answers.decision_list(found, limit)
 
 
@@ -94,8 +94,8 @@ async def list_feedback(
 )
 async def undo_feedback(lease: LeaseOf, state: StateOf, number: int) -> schemas.Decision:
     """Take a decision back; what was said before it counts again. It stays in the list."""
-    kept, name = require_feedback(state), lease.bundle.name
-    undone = await lease.engine.compute(lambda: kept.undo(name, number))
+    kept, key = require_feedback(state), lease.bundle.key
+    undone = await lease.engine.compute(lambda: kept.undo(key, number))
     await hear(lease)
     return answers.decision(undone)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Query, Request
 
 from model_store.encoder.contract import QueryKind
 from model_store.errors import GalleryNotFound
@@ -28,9 +28,9 @@ KindAsked = Annotated[QueryKind, Query(description="Of the queries that are spok
 
 
 @router.get("", operation_id="list_galleries")
-async def list_galleries(state: StateOf) -> schemas.GalleryList:
-    """List the galleries that are served."""
-    return answers.gallery_list(engine.bundle for engine in state.galleries.engines())
+async def list_galleries(request: Request, state: StateOf) -> schemas.GalleryList:
+    """List the galleries that are served, and that the caller's key is for."""
+    return answers.gallery_list(await state.created.listed(), request.state.caller.sees)
 
 
 @router.get("/{gallery}", operation_id="get_gallery", responses=responses(GalleryNotFound))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Literal
 
-from fastapi import Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from model_store.errors import (
@@ -20,6 +20,7 @@ from model_store.errors import (
 from model_store.gallery import read_filter
 from model_store.gallery.filters.grammar import MAX_BYTES
 from service import schemas
+from service.access.access import counts_as_search
 from service.http import answers, cursors
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, gallery_router, parameters_of
@@ -74,6 +75,7 @@ async def list_items(
     "/{gallery}/items/{item_id:path}/similar",
     operation_id="get_similar",
     responses=responses(GalleryNotFound, ItemNotFound, InvalidRequest, InvalidFilter),
+    dependencies=[Depends(counts_as_search)],
 )
 async def get_similar(
     request: Request,

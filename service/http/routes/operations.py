@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Request, Response
 
-from model_store.errors import InternalError, NotReady
+from model_store.errors import Forbidden, InternalError, NotReady
 from service import schemas
 from service.access.access import GuardedRoute, requires
+from service.access.caller import Caller
 from service.http import answers
 from service.http.problems import responses
 from service.http.routes.dependencies import StateOf
@@ -38,8 +39,14 @@ async def readyz(state: StateOf) -> schemas.Ready:
     operation_id="metrics",
     dependencies=[Depends(requires("read"))],
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}, **responses(InternalError)},
+    responses={200: {"content": {"text/plain": {}}}, **responses(InternalError, Forbidden)},
 )
-async def metrics(state: StateOf) -> Response:
-    """Metrics in Prometheus' text format."""
+async def metrics(request: Request, state: StateOf) -> Response:
+    """Metrics in Prometheus' text format; of all galleries, so for keys that are for all."""
+    caller: Caller = request.state.caller
+    if caller.limits.galleries is not None:
+        raise Forbidden(
+            f"Metrics tell of all galleries, and the key {caller.id} is for some of them. Ask the "
+            "service's operator for a key without --galleries."
+        )
     return Response(state.telemetry.exposition(), media_type=METRICS_MEDIA_TYPE)

@@ -21,7 +21,8 @@ from model_store.errors import (
 )
 from model_store.feedback import CASE_REASONS, Case, Decided, ReviewQueue
 from service import schemas
-from service.access.access import Caller, requires
+from service.access.access import requires
+from service.access.caller import Caller
 from service.http import answers
 from service.http.answers import labelling
 from service.http.bodies import JSON, body_of
@@ -84,8 +85,8 @@ async def list_review_cases(
 ) -> schemas.CaseList:
     """The queries that are kept to be decided on, oldest first."""
     where = {} if reason is None else {"reason": reason}
-    name = lease.bundle.name
-    found = await asyncio.to_thread(queue.listed, name, where, state, after, limit + 1)
+    key = lease.bundle.key
+    found = await asyncio.to_thread(queue.listed, key, where, state, after, limit + 1)
     return answers.case_list(lease.bundle, found, limit)
 
 
@@ -99,7 +100,7 @@ async def get_review_summary(
     lease: LeaseOf, queue: QueueOf, state: StateOf
 ) -> schemas.ReviewSummary:
     """The number of queries that are kept, by reason, and which are."""
-    counts = await asyncio.to_thread(queue.counts, lease.bundle.name)
+    counts = await asyncio.to_thread(queue.counts, lease.bundle.key)
     terms, settings = lease.engine.reviews.terms, state.settings
     return answers.review_summary(counts, terms, settings.audit_share, settings.review_retention_s)
 
@@ -122,7 +123,7 @@ async def lease_review_cases(
     """
     given = await asyncio.to_thread(
         queue.lease,
-        lease.bundle.name,
+        lease.bundle.key,
         lease.bundle.retriever.encoder.fingerprint,
         wanted.reviewer,
         wanted.limit,
@@ -162,8 +163,8 @@ async def export_review_cases(
     """The queries with an image, for a labelling tool; `Link` names the next part, if there is."""
     if to == "label_studio_interface":
         return Response(labelling.LABELLING, media_type="application/xml")
-    name = lease.bundle.name
-    found = await asyncio.to_thread(queue.listed, name, {}, state, after, limit + 1)
+    key = lease.bundle.key
+    found = await asyncio.to_thread(queue.listed, key, {}, state, after, limit + 1)
     cases = await asyncio.to_thread(_illustrated, queue, found[:limit])
     headers = dict(PRIVATE)
     if len(found) > limit:
@@ -217,7 +218,7 @@ async def import_decisions(
 )
 async def get_review_case(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> schemas.ReviewCase:
     """One query that is kept to be decided on."""
-    case = await asyncio.to_thread(queue.find, lease.bundle.name, query_id)
+    case = await asyncio.to_thread(queue.find, lease.bundle.key, query_id)
     if case is None:
         raise _not_kept(query_id)
     return answers.review_case(lease.bundle, case)
@@ -232,7 +233,7 @@ async def get_review_case(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> 
 )
 async def get_review_image(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> Response:
     """The image of a query as it is kept: a thumbnail, or the file as it was sent."""
-    picture = await asyncio.to_thread(queue.picture, lease.bundle.name, query_id)
+    picture = await asyncio.to_thread(queue.picture, lease.bundle.key, query_id)
     if picture is None:
         raise _not_kept(query_id)
     return Response(picture.data, headers=PRIVATE, media_type=picture.media_type)
@@ -251,7 +252,7 @@ async def end_review_lease(
     reviewer: Annotated[str, Query(min_length=1, max_length=200)],
 ) -> schemas.LeaseEnded:
     """Give a query back undecided; somebody else may get it."""
-    ended = await asyncio.to_thread(queue.give_back, lease.bundle.name, query_id, reviewer)
+    ended = await asyncio.to_thread(queue.give_back, lease.bundle.key, query_id, reviewer)
     return schemas.LeaseEnded(query_id=query_id, ended=ended)
 
 
@@ -268,7 +269,7 @@ async def forget_review_case(
 
     Decisions on it stay: they name the query by a hash of its image, and hold nothing of that.
     """
-    known = await asyncio.to_thread(queue.forget, lease.bundle.name, query_id)
+    known = await asyncio.to_thread(queue.forget, lease.bundle.key, query_id)
     await lease.engine.forget(query_id)
     if not known:
         raise _not_kept(query_id)

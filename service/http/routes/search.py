@@ -26,6 +26,7 @@ from model_store.errors import (
 )
 from model_store.search import N_CANDIDATES
 from service import schemas
+from service.access.access import Access, counts_as_search
 from service.http import answers, cursors
 from service.http.bodies import JSON, MULTIPART, RAW, body_of, form_body, form_of, from_base64
 from service.http.bounded_request import BoundedDirectRoute
@@ -107,6 +108,7 @@ router.add_api_route(
     responses=UPLOAD_ERRORS,
     openapi_extra=form_body(SearchForm),
     route_class_override=BoundedDirectRoute,
+    dependencies=[Depends(counts_as_search)],
 )
 
 
@@ -114,7 +116,7 @@ router.add_api_route(
     "/{gallery}/search/raw",
     operation_id="search_raw",
     responses=UPLOAD_ERRORS,
-    dependencies=[Depends(body_of(*RAW, required=False))],
+    dependencies=[Depends(counts_as_search), Depends(body_of(*RAW, required=False))],
     openapi_extra=RAW_BODY,
 )
 async def search_raw(
@@ -134,7 +136,7 @@ async def search_raw(
     "/{gallery}/search/json",
     operation_id="search_json",
     responses=UPLOAD_ERRORS,
-    dependencies=[Depends(body_of(JSON))],
+    dependencies=[Depends(counts_as_search), Depends(body_of(JSON))],
 )
 async def search_json(
     request: Request, lease: LeaseOf, state: StateOf, body: schemas.SearchRequest
@@ -151,7 +153,7 @@ async def search_json(
     "/{gallery}/search/batch",
     operation_id="search_batch",
     responses=responses(GalleryNotFound, *BODY_ERRORS),
-    dependencies=[Depends(body_of(MULTIPART))],
+    dependencies=[Depends(counts_as_search), Depends(body_of(MULTIPART))],
 )
 async def search_batch(
     request: Request,
@@ -164,6 +166,8 @@ async def search_batch(
     The answer is 200 whatever the files hold: each has a status, and an answer or a problem.
     """
     parameters_of(form)  # what is wrong with the options is wrong with all
+    access: Access = request.app.state.access
+    await access.count_searches(request, len(form.images) - 1)  # one has been counted
     turns = asyncio.Semaphore(BATCH_CONCURRENCY)
 
     async def one(index: int, image: UploadFile) -> schemas.BatchItem:
@@ -221,7 +225,7 @@ async def search_next(
     "/{gallery}/assess",
     operation_id="assess",
     responses=UPLOAD_ERRORS,
-    dependencies=[Depends(body_of(MULTIPART))],
+    dependencies=[Depends(counts_as_search), Depends(body_of(MULTIPART))],
 )
 async def assess(
     request: Request,
@@ -240,7 +244,7 @@ async def assess(
     "/{gallery}/embed",
     operation_id="embed",
     responses=UPLOAD_ERRORS,
-    dependencies=[Depends(body_of(MULTIPART))],
+    dependencies=[Depends(counts_as_search), Depends(body_of(MULTIPART))],
 )
 async def embed(
     request: Request,
@@ -265,5 +269,5 @@ async def _answer(
     """Search with the bytes of an image file, and count what comes of it."""
     found = await lease.search(data, parameters_of(options, request))
     answer = answers.search_answer(lease, found, request.state.request_id, options)
-    answers.record(state.telemetry, answer, found)
+    answers.record(state.telemetry, lease, answer, found)
     return answer

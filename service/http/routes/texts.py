@@ -13,6 +13,7 @@ from model_store.errors import (
     UnsupportedMediaType,
 )
 from service import schemas
+from service.access.access import counts_as_search
 from service.http import answers
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
@@ -32,7 +33,7 @@ router = gallery_router("searching")
         TextUnavailable,
         InvalidFilter,
     ),
-    dependencies=[Depends(body_of(JSON))],
+    dependencies=[Depends(counts_as_search), Depends(body_of(JSON))],
 )
 async def search_text(
     request: Request, lease: LeaseOf, state: StateOf, body: schemas.TextSearchRequest
@@ -44,5 +45,5 @@ async def search_text(
     """
     found = await lease.search_text(body.text, parameters_of(body, request))
     answer = answers.search_answer(lease, found, request.state.request_id, body)
-    answers.record(state.telemetry, answer, found)
+    answers.record(state.telemetry, lease, answer, found)
     return answer

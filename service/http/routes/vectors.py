@@ -13,6 +13,7 @@ from model_store.errors import (
 )
 from model_store.vector_queries import NeighbourList, VectorQuery
 from service import schemas
+from service.access.access import counts_as_search
 from service.http import answers
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
@@ -30,7 +31,7 @@ _ERRORS = responses(
     "/{gallery}/search/vector",
     operation_id="search_vector",
     responses=_ERRORS,
-    dependencies=[Depends(body_of(JSON))],
+    dependencies=[Depends(counts_as_search), Depends(body_of(JSON))],
 )
 async def search_vector(
     request: Request, lease: LeaseOf, state: StateOf, body: schemas.VectorSearchRequest
@@ -41,7 +42,7 @@ async def search_vector(
     """
     found = await lease.search_vector(_query(body), parameters_of(body, request))
     answer = answers.search_answer(lease, found, request.state.request_id, body)
-    answers.record(state.telemetry, answer, found)
+    answers.record(state.telemetry, lease, answer, found)
     return answer
 
 
@@ -49,7 +50,7 @@ async def search_vector(
     "/{gallery}/decide",
     operation_id="decide",
     responses=_ERRORS,
-    dependencies=[Depends(body_of(JSON))],
+    dependencies=[Depends(counts_as_search), Depends(body_of(JSON))],
 )
 async def decide(
     request: Request, lease: LeaseOf, body: schemas.DecisionRequest

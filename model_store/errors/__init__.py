@@ -28,7 +28,9 @@ nothing that a client of the service may not see.
     │   ├── Unauthenticated      there is no key, or not a good one
     │   ├── Forbidden            the key allows less than that
     │   ├── MisdirectedRequest   it was sent to a name that is not the service's
+    │   ├── QuotaExceeded        the key may keep no more items or galleries
     │   └── RateLimited          too many requests of this caller
+    │       └── SearchesUsedUp   the key's searches of this period have been made
     ├── OutdatedCursor           a cursor into a list of another bundle
     ├── NotFound                 what the request names does not exist
     │   ├── GalleryNotFound
@@ -47,6 +49,7 @@ nothing that a client of the service may not see.
     ├── ActivationRefused        a bundle cannot take the place of the one that is served
     ├── WriteError               a change of a gallery was not kept, and nothing of it
     │   ├── WriteRefused         the gallery takes no changes, or not this one
+    │   │   └── GalleryExists    the name of a gallery is taken
     │   ├── KeyReused            the Idempotency-Key was sent before with another request
     │   ├── GallerySuperseded    another bundle has become current meanwhile
     │   ├── StorageBusy          another process is writing
@@ -84,11 +87,48 @@ nothing that a client of the service may not see.
         ├── CalibrationError     too few queries, or none of a kind that is needed
         ├── CertificateError     a certificate or its feedback cannot be read or written
         └── TransferError        a bundle cannot be brought to another place, or from it
+
+Those of the index builder lie in `building`, the `root` in a file of its own.
 """
 
+from model_store.errors.building import (
+    BuildError,
+    CalibrationError,
+    CertificateError,
+    ConfigError,
+    DatasetError,
+    EncoderSourceError,
+    OutputError,
+    ParityError,
+    RunInUse,
+    SourceUnavailable,
+    StepNotReady,
+    TooManyBadImages,
+    TrainingDiverged,
+    TransferError,
+    WeightsError,
+)
+from model_store.errors.root import VouchError
 
-class VouchError(Exception):
-    """Root of the family."""
+__all__ = [
+    "BuildError",
+    "CalibrationError",
+    "CertificateError",
+    "ConfigError",
+    "DatasetError",
+    "EncoderSourceError",
+    "OutputError",
+    "ParityError",
+    "RunInUse",
+    "SourceUnavailable",
+    "StepNotReady",
+    "TooManyBadImages",
+    "TrainingDiverged",
+    "TransferError",
+    "VouchError",
+    "WeightsError",
+]
+"""Those that are defined elsewhere; all that follow are public as well."""
 
 
 class ImageError(VouchError):
@@ -179,8 +219,16 @@ class MisdirectedRequest(AccessError):
     """The request was sent to a name that is not the service's."""
 
 
+class QuotaExceeded(AccessError):
+    """The API key may keep no more items or galleries."""
+
+
 class RateLimited(AccessError):
     """Too many requests of this caller."""
+
+
+class SearchesUsedUp(RateLimited):
+    """The searches of this period that the API key allows have been made."""
 
 
 class NotFound(VouchError):
@@ -225,6 +273,10 @@ class WriteError(VouchError):
 
 class WriteRefused(WriteError):
     """The gallery takes no changes, or not this one."""
+
+
+class GalleryExists(WriteRefused):
+    """The name of a gallery is taken."""
 
 
 class KeyReused(WriteError):
@@ -337,63 +389,3 @@ class SigningKeyError(VouchError):
 
 class InternalError(VouchError):
     """Something went wrong in the service."""
-
-
-class BuildError(VouchError):
-    """A step of the index builder cannot do what it was asked."""
-
-
-class ConfigError(BuildError):
-    """The configuration is wrong."""
-
-
-class DatasetError(BuildError):
-    """The data is missing or not what it should be."""
-
-
-class TooManyBadImages(DatasetError):
-    """More of the images are unreadable than was allowed."""
-
-
-class SourceUnavailable(DatasetError):
-    """Nothing can be read, or not any more, from where the images lie."""
-
-
-class OutputError(BuildError):
-    """The output cannot be written: there is no space, or no permission."""
-
-
-class RunInUse(BuildError):
-    """Another process works in the run directory."""
-
-
-class WeightsError(BuildError):
-    """Pretrained weights are missing, cannot be read, or do not fit the trunk."""
-
-
-class EncoderSourceError(BuildError):
-    """An encoder that was made elsewhere cannot be brought to Vouch's contract."""
-
-
-class TrainingDiverged(BuildError):
-    """The loss is no number any more."""
-
-
-class StepNotReady(BuildError):
-    """An earlier step has not been run."""
-
-
-class ParityError(BuildError):
-    """The exported encoder disagrees with the trained one."""
-
-
-class CalibrationError(BuildError):
-    """Too few queries, or none of a kind that is needed."""
-
-
-class CertificateError(BuildError):
-    """A certificate, its key or its feedback cannot be read or written."""
-
-
-class TransferError(BuildError):
-    """A bundle cannot be brought to another place, or from it."""

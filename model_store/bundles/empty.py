@@ -1,0 +1,100 @@
+"""A new bundle with the encoder of another and a gallery of its own, mostly an empty one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from model_store.bundles.item_features import ItemFeatures
+from model_store.bundles.manifest import ENCODER_FILE, Manifest
+from model_store.decision.outliers import averaging
+from model_store.decision.staleness import search_settings
+from model_store.encoder.text import TEXT_ENCODER_FILE, TOKENIZER_FILE
+from model_store.files import PARTIAL, flush
+from model_store.gallery import FaissGallery, write_faiss_parts
+from model_store.gallery.protocol import Part
+from model_store.half_precision import HalfRows
+
+ENCODER_FILES = (ENCODER_FILE, TEXT_ENCODER_FILE, TOKENIZER_FILE)
+"""The files that bundles of one encoder have in common, to the byte."""
+
+Items = tuple[int, Iterable[Part]]
+"""The number of items, and their embeddings, part by part."""
+
+NOTHING: Items = (0, ())
+
+
+def write_bundle(
+    staging: Path,
+    like: Path,
+    manifest: Manifest,
+    gallery: Mapping[str, str],
+    shared: Path,
+    items: Items = NOTHING,
+) -> Manifest:
+    """Write the files of a bundle into ``staging``, and return its manifest, yet without them.
+
+    Nothing is calibrated in it: a calibration holds for the gallery that it was fitted to. Of what
+    is put into it later, features are kept, so that it can be.
+
+    Parameters
+    ----------
+    like, manifest : the bundle whose encoder it has; of its files nothing is copied that can be
+        linked.
+    gallery : what the manifest is to say of it: its ``name``, say.
+    shared : a directory on the file system of ``staging``, with the files that cannot be linked
+        from where they are, each once.
+    """
+    staging.mkdir()
+    for file in ENCODER_FILES:
+        if file in manifest.files:
+            _share(like / file, staging / file, shared / str(manifest.files[file]["sha256"]))
+    encoder = dict(manifest.encoder)
+    if "text" in encoder:
+        encoder["text"] = {**encoder["text"], "calibration": None}
+    n_items, parts = items
+    fingerprint, dim = str(encoder["fingerprint"]), int(encoder["dim"])
+    report = write_faiss_parts(staging, (n_items, dim), parts, fingerprint)
+    _no_features(int(encoder["n_features"])).save(staging)
+    settings = search_settings(FaissGallery(staging))
+    return Manifest(
+        gallery={**gallery, "n_items": n_items, "search": settings, "index": asdict(report)},
+        encoder=encoder,
+        calibration=None,
+        metrics=None,
+        samples=(),
+        library_versions=manifest.library_versions,
+    )
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file that never changes another name; copy it where that cannot be."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, another owner, or too many names
+        shutil.copy2(source, target)
+
+
+def _share(source: Path, target: Path, master: Path) -> None:
+    """Link ``target`` to ``source``, or to a copy of it that others are linked to as well."""
+    try:
+        os.link(source, target)
+    except OSError:
+        if not master.exists():
+            master.parent.mkdir(exist_ok=True)
+            partial = master.with_name(f"{master.name}{PARTIAL}")
+            shutil.copy2(source, partial)
+            flush(partial)
+            partial.rename(master)
+        link_or_copy(master, target)
+
+
+def _no_features(n_features: int) -> ItemFeatures:
+    width = n_features // averaging(n_features)
+    none = HalfRows.of(np.empty((0, width), dtype=np.float32))
+    return ItemFeatures((), (), none, np.empty(0, dtype=bool), share=1.0)

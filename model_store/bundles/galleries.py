@@ -1,0 +1,297 @@
+"""A directory of galleries that are created, renamed and dropped while they are served.
+
+::
+
+    <folder>/
+      names/<name>.json   which gallery has that name: its id, title and description
+      <gallery id>/       its directory of bundles, see `model_store.bundles.directory`
+      .shared/            files that galleries have in common, by digest: each is a link to one
+      .changing           held by whoever changes a name
+
+A name is that of a file and stands nowhere else: to create is to write that file once the bundle is
+on the disk, to rename is one rename of it, to drop is to unlink it. So a crash at any moment leaves
+the gallery with its old name, with its new one, or without any; what has none is taken away later
+(`GalleryFolder.remove_nameless`). What is kept of a gallery elsewhere is kept under its id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from model_store.bundles.directory import GALLERY_NAME, bundle_ids
+from model_store.bundles.empty import NOTHING, Items, write_bundle
+from model_store.bundles.manifest import Manifest
+from model_store.bundles.publish import publish
+from model_store.bundles.retention import Hold
+from model_store.errors import (
+    BundleNotFound,
+    GalleryExists,
+    GalleryNotFound,
+    InvalidRequest,
+    WriteRefused,
+)
+from model_store.files import flush, lock_between_processes, replacing
+from model_store.gallery.live.sqlite import of_the_system
+
+_ID = re.compile(r"[0-9a-f]{16}")
+_NAMES, _SHARED, _LOCK = "names", ".shared", ".changing"
+
+Mark = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GalleryEntry:
+    """A gallery of a folder.
+
+    Attributes
+    ----------
+    id : it keeps, whatever it is called.
+    title, description : for people.
+    created_at : ISO 8601.
+    """
+
+    id: str
+    name: str
+    title: str
+    description: str
+    created_at: str
+
+
+class GalleryFolder:
+    """The galleries of a directory; safe to share by threads, and by processes.
+
+    Parameters
+    ----------
+    path : the directory, which is made where it is not there.
+    most : galleries that there may be.
+
+    Raises
+    ------
+    WriteError : it cannot be made.
+    """
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.path, self._most = path, most
+        self._known: dict[str, tuple[Mark, GalleryEntry]] = {}
+        with _errors_in_words():
+            (path / _NAMES).mkdir(parents=True, exist_ok=True)
+
+    def find(self, name: str) -> GalleryEntry | None:
+        """Return the gallery of that name; None where there is none. Two system calls."""
+        if re.fullmatch(GALLERY_NAME, name) is None:
+            return None
+        file = self._file(name)
+        try:
+            found = file.stat()
+            mark = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+            known = self._known.get(name)
+            if known is None or known[0] != mark:
+                known = mark, GalleryEntry(name=name, **json.loads(file.read_bytes()))
+                self._known[name] = known
+        except FileNotFoundError:
+            self._known.pop(name, None)
+            return None
+        return known[1]
+
+    def entries(self) -> list[GalleryEntry]:
+        """All galleries, by name."""
+        names = sorted(path.stem for path in (self.path / _NAMES).glob("[a-z0-9]*.json"))
+        return [entry for name in names if (entry := self.find(name)) is not None]
+
+    def root(self, entry: GalleryEntry) -> Path:
+        """Return the directory of the gallery's bundles.
+
+        Raises
+        ------
+        GalleryNotFound : its id is none.
+        """
+        if _ID.fullmatch(entry.id) is None:
+            raise GalleryNotFound(f"The gallery {entry.name!r} has no directory of bundles.")
+        return self.path / entry.id
+
+    def create(
+        self,
+        name: str,
+        like: tuple[Path, Manifest],
+        title: str = "",
+        description: str = "",
+        *,
+        items: Items = NOTHING,
+        key: Ed25519PrivateKey | None = None,
+    ) -> GalleryEntry:
+        """Create a gallery, which is empty unless ``items`` are given.
+
+        Parameters
+        ----------
+        like : the directory and the manifest of a bundle whose encoder it has.
+        items : see `write_bundle`.
+        key : signs its bundle.
+
+        Raises
+        ------
+        GalleryExists
+        InvalidRequest : nothing can be called that.
+        WriteRefused : there are as many galleries as there may be.
+        WriteError : it cannot be written; nothing is left behind.
+        """
+        made = GalleryEntry(secrets.token_hex(8), name, title, description, _now())
+        partial, staging = (self.path / f".{made.id}.{end}" for end in ("partial", "staging"))
+        with self._changing():
+            self._require_free(name)
+            if len(self.entries()) >= self._most:
+                raise WriteRefused(
+                    f"There are {self._most} galleries, as many as this service keeps. Drop one; "
+                    "or its operator raises VOUCH_MAX_GALLERIES."
+                )
+            try:
+                # With its id: of two empty galleries of one name, no bundle is that of the other.
+                said = {"name": name, "description": description, "gallery_id": made.id}
+                manifest = write_bundle(staging, *like, said, self.path / _SHARED, items)
+                publish(staging, manifest, partial, keep=False, key=key)
+                flush(partial)
+                partial.rename(self.root(made))
+                flush(self.path)
+                self._write(made)
+            except BaseException:
+                for left in (staging, partial, self.root(made)):
+                    shutil.rmtree(left, ignore_errors=True)
+                raise
+        return made
+
+    def describe(
+        self, name: str, title: str | None = None, description: str | None = None
+    ) -> GalleryEntry:
+        """Give a gallery another title or description; None leaves one as it is.
+
+        Raises
+        ------
+        GalleryNotFound
+        WriteError : nothing was changed.
+        """
+        with self._changing():
+            entry = self.require(name)
+            said = {"title": title, "description": description}
+            entry = replace(entry, **{key: text for key, text in said.items() if text is not None})
+            self._write(entry)
+        return entry
+
+    def rename(self, name: str, new_name: str) -> GalleryEntry:
+        """Call a gallery something else from now on.
+
+        Raises
+        ------
+        GalleryNotFound, GalleryExists
+        InvalidRequest : nothing can be called that.
+        WriteError : nothing was changed.
+        """
+        with self._changing():
+            entry = self.require(name)
+            if new_name != name:
+                self._require_free(new_name)
+                self._file(name).rename(self._file(new_name))
+                flush(self.path / _NAMES)
+        return replace(entry, name=new_name)
+
+    def drop(self, name: str) -> GalleryEntry:
+        """Take a gallery's name away; `remove_nameless` takes its files, once nobody uses them.
+
+        Raises
+        ------
+        GalleryNotFound
+        WriteError : nothing was changed.
+        """
+        with self._changing():
+            entry = self.require(name)
+            self._file(name).unlink()
+            flush(self.path / _NAMES)
+        return entry
+
+    def remove_nameless(self) -> list[str]:
+        """Remove what was dropped, or never came to its end, and is not in use; returns ids."""
+        removed = []
+        with self._changing():
+            named = {entry.id for entry in self.entries()}
+            for path in self.path.iterdir():
+                if _ID.fullmatch(path.name) and path.name not in named and _removed(path):
+                    removed.append(path.name)
+                elif re.fullmatch(rf"\.{_ID.pattern}\.(partial|staging|removed)", path.name):
+                    shutil.rmtree(path, ignore_errors=True)
+            for shared in (self.path / _SHARED).glob("*"):
+                if shared.stat().st_nlink == 1:  # no gallery has it any more
+                    shared.unlink(missing_ok=True)
+        return removed
+
+    def require(self, name: str) -> GalleryEntry:
+        """Return the gallery of that name, or raise `GalleryNotFound`."""
+        found = self.find(name)
+        if found is None:
+            raise gallery_not_found(name)
+        return found
+
+    def _require_free(self, name: str) -> None:
+        if re.fullmatch(GALLERY_NAME, name) is None:
+            raise InvalidRequest(
+                f"A gallery cannot be called {name[:80]!r}. Wanted: 1 to 64 lower-case letters, "
+                "digits, dots, hyphens and underscores, the first a letter or a digit."
+            )
+        if self._file(name).exists():
+            raise GalleryExists(f"There is a gallery {name!r} already. Choose another name.")
+
+    def _file(self, name: str) -> Path:
+        """Return the file of a name that was checked: the only way from a name to a path."""
+        return self.path / _NAMES / f"{name}.json"
+
+    def _write(self, entry: GalleryEntry) -> None:
+        fields: dict[str, Any] = {k: v for k, v in asdict(entry).items() if k != "name"}
+        with replacing(self._file(entry.name)) as staged:
+            staged.write_text(json.dumps(fields, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """A turn at changing names: one process at a time."""
+        with _errors_in_words(), lock_between_processes(self.path / _LOCK):
+            yield
+
+
+def gallery_not_found(name: str) -> GalleryNotFound:
+    """Return the error of a name that nothing has; the same for what a caller may not see."""
+    return GalleryNotFound(
+        f"There is no gallery {name[:80]!r} here. `GET /v1/galleries` lists those there are."
+    )
+
+
+@contextmanager
+def _errors_in_words() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise of_the_system(error) from error
+
+
+def _removed(root: Path) -> bool:
+    """Remove a directory of bundles, unless somebody has one of them open."""
+    gone = root.with_name(f".{root.name}.removed")
+    with ExitStack() as holds:
+        try:
+            for bundle_id in bundle_ids(root):
+                holds.enter_context(Hold(root / bundle_id, alone=True))
+            root.rename(gone)
+        except (BundleNotFound, OSError):
+            return False
+    shutil.rmtree(gone, ignore_errors=True)
+    return True
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

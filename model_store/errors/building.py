@@ -1,0 +1,63 @@
+"""Errors of the index builder."""
+
+from model_store.errors.root import VouchError
+
+
+class BuildError(VouchError):
+    """A step of the index builder cannot do what it was asked."""
+
+
+class ConfigError(BuildError):
+    """The configuration is wrong."""
+
+
+class DatasetError(BuildError):
+    """The data is missing or not what it should be."""
+
+
+class TooManyBadImages(DatasetError):
+    """More of the images are unreadable than was allowed."""
+
+
+class SourceUnavailable(DatasetError):
+    """Nothing can be read, or not any more, from where the images lie."""
+
+
+class OutputError(BuildError):
+    """The output cannot be written: there is no space, or no permission."""
+
+
+class RunInUse(BuildError):
+    """Another process works in the run directory."""
+
+
+class WeightsError(BuildError):
+    """Pretrained weights are missing, cannot be read, or do not fit the trunk."""
+
+
+class EncoderSourceError(BuildError):
+    """An encoder that was made elsewhere cannot be brought to Vouch's contract."""
+
+
+class TrainingDiverged(BuildError):
+    """The loss is no number any more."""
+
+
+class StepNotReady(BuildError):
+    """An earlier step has not been run."""
+
+
+class ParityError(BuildError):
+    """The exported encoder disagrees with the trained one."""
+
+
+class CalibrationError(BuildError):
+    """Too few queries, or none of a kind that is needed."""
+
+
+class CertificateError(BuildError):
+    """A certificate, its key or its feedback cannot be read or written."""
+
+
+class TransferError(BuildError):
+    """A bundle cannot be brought to another place, or from it."""

@@ -1,0 +1,5 @@
+"""The root of the error family."""
+
+
+class VouchError(Exception):
+    """Root of the family."""

@@ -1,0 +1,75 @@
+"""The caller of a request: what its key allows, and what it is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from limits import RateLimitItem
+
+from service.access.keys import ApiKey, KeyScope
+from service.settings import parse_rate
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """The galleries that a key is for, and what it may do with them; see `ApiKey`."""
+
+    galleries: tuple[str, ...] | None = None
+    searches: RateLimitItem | None = None
+    max_items: int | None = None
+    max_galleries: int | None = None
+
+    @classmethod
+    def of(cls, key: ApiKey) -> KeyLimits:
+        """Return those of a key."""
+        searches = None if key.searches is None else parse_rate(key.searches)
+        return cls(key.galleries, searches, key.max_items, key.max_galleries)
+
+    def sees(self, gallery: str) -> bool:
+        """Return whether it is for a gallery of that name."""
+        if self.galleries is None:
+            return True
+        return any(fnmatchcase(gallery, pattern) for pattern in self.galleries)
+
+
+NO_LIMITS = KeyLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller of a request.
+
+    Attributes
+    ----------
+    id : of the key, or the address of a caller without one.
+    account : the name that requests are counted under: no address can be taken for a key.
+    name : of the key; None for a caller without one.
+    scope : what the caller may do.
+    rate : how often it may ask; None without a limit.
+    expected_absent : share of the caller's queries without a match in a gallery; None where the key
+        names none.
+    limits : the galleries and quotas of the key.
+    """
+
+    id: str
+    account: str
+    name: str | None
+    scope: KeyScope
+    rate: RateLimitItem | None
+    expected_absent: float | None = None
+    limits: KeyLimits = NO_LIMITS
+
+    def sees(self, gallery: str) -> bool:
+        """Return whether there is a gallery of that name as far as the caller knows."""
+        return self.limits.sees(gallery)
+
+
+def account_of_key(key_id: str) -> str:
+    """Return the name that the requests of a key are counted under."""
+    return f"key {key_id}"
+
+
+def account_of_address(address: str) -> str:
+    """Return the name that the requests of an address are counted under."""
+    return f"address {address}"

@@ -1,0 +1,82 @@
+"""Creating, describing, renaming and dropping galleries, with a key of the scope `admin`.
+
+::
+
+    with VouchClient("http://127.0.0.1:8080", api_key) as vouch:
+        vouch.manage.create("acme-shoes", title="Shoes")
+        vouch.put_item("acme-shoes", "boot", Path("boot.png"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import httpx2
+from pydantic import BaseModel
+
+from service import schemas
+from service.client.contract import path_of
+
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
+
+
+class Ask(Protocol):
+    """Sends a request, and reads its answer."""
+
+    def __call__(self, request: httpx2.Request, answer: type[AnswerT]) -> AnswerT:
+        """Return the answer, or raise `VouchProblem`."""
+
+
+class GalleryManagement:
+    """The galleries of a service, as their owner manages them; see `VouchClient.manage`."""
+
+    def __init__(self, build: Callable[..., httpx2.Request], ask: Ask) -> None:
+        self._build, self._ask = build, ask
+
+    def create(
+        self, gallery: str, *, like: str | None = None, title: str = "", description: str = ""
+    ) -> schemas.GalleryDetail:
+        """Create an empty gallery; it takes items at once.
+
+        Parameters
+        ----------
+        like : the gallery whose encoder it has; None for the first that the service was started
+            with.
+
+        Raises
+        ------
+        VouchProblem : such as ``gallery_exists``.
+        """
+        said = schemas.NewGallery(name=gallery, like=like, title=title, description=description)
+        return self._send("POST", path_of(), said, schemas.GalleryDetail)
+
+    def describe(
+        self, gallery: str, *, title: str | None = None, description: str | None = None
+    ) -> schemas.GalleryDetail:
+        """Give a gallery another title or description; None leaves one as it is."""
+        said = schemas.GalleryChange(title=title, description=description)
+        return self._send("PATCH", path_of(gallery), said, schemas.GalleryDetail)
+
+    def rename(self, gallery: str, name: str) -> schemas.GalleryDetail:
+        """Call a gallery something else; everything of it goes along.
+
+        Raises
+        ------
+        VouchProblem : such as ``gallery_exists``.
+        """
+        said = schemas.GalleryRename(name=name)
+        return self._send("POST", path_of(gallery, "rename"), said, schemas.GalleryDetail)
+
+    def drop(self, gallery: str) -> None:
+        """Drop a gallery, with all its items. This cannot be undone."""
+        request = self._build("DELETE", path_of(gallery), params={"confirm": gallery})
+        self._ask(request, schemas.GalleryDropped)
+
+    def usage(self) -> schemas.Usage:
+        """Return what the client's key may do, and how much of it is used."""
+        return self._ask(self._build("GET", "/v1/usage"), schemas.Usage)
+
+    def _send(self, method: str, path: str, said: BaseModel, answer: type[AnswerT]) -> AnswerT:
+        body: dict[str, Any] = said.model_dump(exclude_none=True)
+        return self._ask(self._build(method, path, json=body), answer)

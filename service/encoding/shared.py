@@ -1,0 +1,136 @@
+"""Encoders that several bundles have: each runs once, whichever of them asks.
+
+Bundles of one encoder have the same file, by its digest: a thousand galleries that were created
+from one are served by one process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from model_store.bundles.manifest import describe_shared
+from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs
+from model_store.encoder.placement import Placement
+from model_store.encoder.text import TEXT_ENCODER_FILE, OnnxTextEncoder, open_text_encoder
+from model_store.processors import ProviderChoice
+
+FindFile = Callable[[], Path]
+OpenFound = Callable[[FindFile, ProviderChoice, int], Encoder]
+"""Opens the encoder in a file that may be found elsewhere when it is started again."""
+
+_Key = tuple[str, ProviderChoice, int]
+
+
+class SharedEncoder:
+    """One user's part in an encoder that several have; obeys `Encoder`.
+
+    Attributes
+    ----------
+    real : what encodes for all of them.
+    """
+
+    def __init__(self, real: Encoder, let_go: Callable[[], None]) -> None:
+        self.real = real
+        self._let_go = let_go
+        self._closing = threading.Lock()
+        self.fingerprint: str = real.fingerprint
+        self.metadata: EncoderMetadata = real.metadata
+        self.dim: int = real.dim
+        self.n_features: int = real.n_features
+
+    @property
+    def provider(self) -> str:
+        """The execution provider that really runs."""
+        return self.real.provider
+
+    @property
+    def placement(self) -> Placement | None:
+        """See `Encoder.placement`."""
+        return self.real.placement
+
+    def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
+        """Embed ``images``; see `Encoder.encode`."""
+        return self.real.encode(images, at_once)
+
+    def close(self) -> None:
+        """Let go of it; the last one closes it."""
+        if self._closing.acquire(blocking=False):  # once, however often it is asked
+            self._let_go()
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """An encoder and the files of those who use it."""
+
+    files: list[Path] = field(default_factory=list)
+    opening: threading.Lock = field(default_factory=threading.Lock)
+    encoder: Encoder | None = None
+
+    def file(self) -> Path:
+        """A file that one of them still has."""
+        return next((file for file in self.files if file.exists()), self.files[0])
+
+
+class SharedEncoders:
+    """Opens encoders, each once; safe to share by threads.
+
+    Parameters
+    ----------
+    open_encoder : opens one that nobody has yet.
+    """
+
+    def __init__(self, open_encoder: OpenFound) -> None:
+        self._open_encoder = open_encoder
+        self._held: dict[_Key, _Held] = {}
+        self._lock = threading.Lock()
+        self._texts: WeakValueDictionary[tuple[str, int], OnnxTextEncoder] = WeakValueDictionary()
+
+    def open(
+        self, path: Path, provider: ProviderChoice = "auto", threads: int = 0
+    ) -> SharedEncoder:
+        """A part in the encoder at ``path``.
+
+        Raises
+        ------
+        EncoderError : see `OnnxEncoder`.
+        """
+        key = str(describe_shared(path)["sha256"]), provider, threads
+        with self._lock:
+            held = self._held.setdefault(key, _Held())
+            held.files.append(path)
+        let_go = partial(self._let_go, key, held, path)
+        try:
+            with held.opening:
+                if held.encoder is None:
+                    held.encoder = self._open_encoder(held.file, provider, threads)
+            return SharedEncoder(held.encoder, let_go)
+        except BaseException:
+            let_go()
+            raise
+
+    def open_text(self, directory: Path, threads: int = 0) -> OnnxTextEncoder | None:
+        """The text encoder in a directory; None where there is none."""
+        if not (directory / TEXT_ENCODER_FILE).exists():
+            return None
+        key = str(describe_shared(directory / TEXT_ENCODER_FILE)["sha256"]), threads
+        with self._lock:
+            found = self._texts.get(key)
+            if found is None:
+                found = open_text_encoder(directory, threads)
+                if found is not None:
+                    self._texts[key] = found
+            return found
+
+    def _let_go(self, key: _Key, held: _Held, path: Path) -> None:
+        with self._lock:
+            held.files.remove(path)
+            last = not held.files
+            if last:
+                del self._held[key]
+        if last and held.encoder is not None:
+            held.encoder.close()

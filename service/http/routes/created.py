@@ -1,0 +1,140 @@
+"""The paths that create, describe, rename and drop galleries, and that of a key's usage."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Query, Request, Response
+
+from model_store.bundles.galleries import gallery_not_found
+from model_store.errors import (
+    Forbidden,
+    GalleryExists,
+    GalleryNotFound,
+    ImageTooLarge,
+    InvalidRequest,
+    QuotaExceeded,
+    StorageFull,
+    UnsupportedMediaType,
+    WriteError,
+    WriteRefused,
+)
+from service import schemas
+from service.access.access import requires
+from service.access.caller import Caller
+from service.http import answers
+from service.http.bodies import JSON, body_of
+from service.http.problems import responses
+from service.http.routes.dependencies import StateOf, gallery_router, leased
+from service.http.state import State
+
+router = gallery_router("galleries")
+
+CHANGE_ERRORS = (GalleryNotFound, Forbidden, InvalidRequest, WriteRefused, StorageFull, WriteError)
+BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType)
+
+
+@router.post(
+    "",
+    status_code=201,
+    operation_id="create_gallery",
+    responses=responses(*CHANGE_ERRORS, *BODY_ERRORS, GalleryExists, QuotaExceeded),
+    dependencies=[Depends(requires("admin")), Depends(body_of(JSON))],
+)
+async def create_gallery(
+    request: Request, response: Response, state: StateOf, body: schemas.NewGallery
+) -> schemas.GalleryDetail:
+    """Create an empty gallery with the encoder of another; it takes items at once.
+
+    Nothing is calibrated in it: it gives no probabilities and no `match` until it is, with
+    `vouch-build calibrate` on its directory of bundles.
+    """
+    caller: Caller = request.state.caller
+    _require_allowed(caller, body.name)
+    if body.like is not None and not caller.sees(body.like):
+        raise gallery_not_found(body.like)
+    await state.created.create(
+        body.name,
+        body.like,
+        body.title,
+        body.description,
+        caller.sees,
+        caller.limits.max_galleries,
+    )
+    response.headers["Location"] = f"/v1/galleries/{body.name}"
+    return await _detail(body.name, state)
+
+
+@router.patch(
+    "/{gallery}",
+    operation_id="describe_gallery",
+    responses=responses(*CHANGE_ERRORS, *BODY_ERRORS),
+    dependencies=[Depends(requires("admin")), Depends(body_of(JSON))],
+)
+async def describe_gallery(
+    gallery: str, state: StateOf, body: schemas.GalleryChange
+) -> schemas.GalleryDetail:
+    """Give a gallery that was created another title or description."""
+    await state.created.describe(gallery, body.title, body.description)
+    return await _detail(gallery, state)
+
+
+@router.post(
+    "/{gallery}/rename",
+    operation_id="rename_gallery",
+    responses=responses(*CHANGE_ERRORS, *BODY_ERRORS, GalleryExists),
+    dependencies=[Depends(requires("admin")), Depends(body_of(JSON))],
+)
+async def rename_gallery(
+    request: Request, gallery: str, state: StateOf, body: schemas.GalleryRename
+) -> schemas.GalleryDetail:
+    """Call a gallery that was created something else; its old name stops answering.
+
+    Items, changes, decisions, cached queries and cursors go along.
+    """
+    _require_allowed(request.state.caller, body.name)
+    await state.created.rename(gallery, body.name)
+    return await _detail(body.name, state)
+
+
+@router.delete(
+    "/{gallery}",
+    operation_id="drop_gallery",
+    responses=responses(*CHANGE_ERRORS),
+    dependencies=[Depends(requires("admin"))],
+)
+async def drop_gallery(
+    gallery: str,
+    state: StateOf,
+    confirm: Annotated[str, Query(description="The gallery's name once more.", max_length=100)],
+) -> schemas.GalleryDropped:
+    """Drop a gallery that was created, with all its items. This cannot be undone.
+
+    Requests under way are answered; then its files are removed.
+    """
+    if confirm != gallery:
+        raise InvalidRequest(
+            f"confirm is {confirm!r}, and the gallery is called {gallery!r}. Nothing was dropped; "
+            "name it in both places."
+        )
+    await state.created.drop(gallery)
+    return schemas.GalleryDropped(gallery=gallery)
+
+
+async def _detail(name: str, state: State) -> schemas.GalleryDetail:
+    async with leased(name, state) as lease:
+        settings = state.settings
+        url = settings.record_urls.get(name)
+        return answers.gallery_detail(lease, url, settings.image_origins)
+
+
+def _require_allowed(caller: Caller, name: str) -> None:
+    """Refuse a name for a gallery that the caller's key would not be for.
+
+    Raises
+    ------
+    Forbidden
+    """
+    if not caller.sees(name):
+        patterns = ", ".join(caller.limits.galleries or ())
+        raise Forbidden(f"The key {caller.id} is for galleries called {patterns}, not {name!r}.")

@@ -1,0 +1,211 @@
+"""Creating galleries while others are served, describing, renaming and dropping them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_store.bundles.directory import current_id
+from model_store.bundles.galleries import GalleryFolder, gallery_not_found
+from model_store.errors import GalleryExists, PointerUnreadable, QuotaExceeded, WriteRefused
+from model_store.signing import read_private_key
+from service.serving.registry import Galleries
+
+logger = logging.getLogger(__name__)
+
+REMOVED_EVERY_S = 60.0
+"""Between looks for galleries that were dropped and that nobody uses any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A gallery in a list.
+
+    Attributes
+    ----------
+    title : empty for one that was built.
+    n_items : None where the gallery has not been open since the service began.
+    """
+
+    name: str
+    title: str
+    n_items: int | None
+    bundle_id: str
+
+
+class CreatedGalleries:
+    """The galleries of a folder, beside those that the service was started with.
+
+    Parameters
+    ----------
+    galleries : all that are served.
+    folder : None where none can be created.
+    signing_key : file of the key that their bundles are signed with.
+    must_sign : whether a bundle is only served with a signature.
+    """
+
+    def __init__(
+        self,
+        galleries: Galleries,
+        folder: GalleryFolder | None,
+        signing_key: Path | None = None,
+        *,
+        must_sign: bool = False,
+    ) -> None:
+        self._galleries, self._folder = galleries, folder
+        self._signing_key, self._must_sign = signing_key, must_sign
+
+    async def listed(self) -> list[Listed]:
+        """All galleries, by name."""
+        open_now = {engine.bundle.name: engine.bundle for engine in self._galleries.engines()}
+        found = [
+            Listed(
+                bundle.name,
+                "" if bundle.entry is None else bundle.entry.title,
+                bundle.retriever.gallery.n_items,
+                bundle.manifest.id,
+            )
+            for bundle in open_now.values()
+        ]
+        found += await asyncio.to_thread(self._closed, set(open_now))
+        return sorted(found, key=lambda one: one.name)
+
+    def _closed(self, open_now: set[str]) -> list[Listed]:
+        """The galleries that are not open."""
+        folder, found = self._folder, []
+        for entry in [] if folder is None else folder.entries():
+            if folder is None or entry.name in open_now:
+                continue
+            try:
+                bundle_id = current_id(folder.root(entry))
+            except PointerUnreadable:
+                bundle_id = None
+            found.append(Listed(entry.name, entry.title, None, bundle_id or ""))
+        return found
+
+    async def create(
+        self,
+        name: str,
+        like: str | None,
+        title: str,
+        description: str,
+        visible: Callable[[str], bool],
+        most: int | None,
+    ) -> None:
+        """Create an empty gallery with the encoder of another.
+
+        Parameters
+        ----------
+        like : the other; None for the first that the service was started with.
+        visible, most : which galleries the caller's key is for, and how many of them it may have
+            created; None for any number.
+
+        Raises
+        ------
+        GalleryExists, InvalidRequest, WriteRefused, QuotaExceeded
+        GalleryNotFound : there is no such other.
+        """
+        folder = self._require_folder()
+        if self._must_sign and self._signing_key is None:
+            raise WriteRefused(
+                "This service serves signed bundles alone, and has no key to sign with. Its "
+                "operator names one in VOUCH_SIGNING_KEY."
+            )
+        if self._is_fixed(name):
+            raise GalleryExists(f"There is a gallery {name!r} already. Choose another name.")
+        if most is not None and await asyncio.to_thread(self.n_visible, visible) >= most:
+            raise QuotaExceeded(
+                f"The key may keep {most} galleries, and there are as many. Drop one, or ask the "
+                "service's operator for more."
+            )
+        key = None if self._signing_key is None else read_private_key(self._signing_key)
+        async with self._galleries.lease(like or self._first()) as lease:
+            template = lease.bundle.directory, lease.bundle.manifest
+            made = await asyncio.shield(
+                asyncio.to_thread(folder.create, name, template, title, description, key=key)
+            )
+        logger.info("gallery created", extra={"fields": {"gallery": name, "id": made.id}})
+
+    def n_visible(self, visible: Callable[[str], bool]) -> int:
+        """Return the number of created galleries that somebody can see."""
+        entries = [] if self._folder is None else self._folder.entries()
+        return sum(visible(entry.name) for entry in entries)
+
+    async def describe(self, name: str, title: str | None, description: str | None) -> None:
+        """Give a gallery another title or description.
+
+        Raises
+        ------
+        GalleryNotFound, WriteError
+        """
+        folder = self._require_created(name)
+        await asyncio.to_thread(folder.describe, name, title, description)
+
+    async def rename(self, name: str, new_name: str) -> None:
+        """Call a gallery something else; what is under way is answered by the old name.
+
+        Raises
+        ------
+        GalleryNotFound, GalleryExists, InvalidRequest, WriteError
+        """
+        folder = self._require_created(name)
+        if self._is_fixed(new_name):
+            raise GalleryExists(f"There is a gallery {new_name!r} already. Choose another name.")
+        renamed = await asyncio.to_thread(folder.rename, name, new_name)
+        self._galleries.close_nameless()
+        fields = {"gallery": name, "id": renamed.id, "renamed": new_name}
+        logger.info("gallery renamed", extra={"fields": fields})
+
+    async def drop(self, name: str) -> None:
+        """Drop a gallery; its files are removed when nobody uses them any more.
+
+        Raises
+        ------
+        GalleryNotFound, WriteError
+        """
+        folder = self._require_created(name)
+        dropped = await asyncio.to_thread(folder.drop, name)
+        self._galleries.close_nameless()
+        fields = {"gallery": name, "id": dropped.id}
+        logger.info("gallery dropped", extra={"fields": fields})
+
+    async def clean_up(self) -> None:
+        """Remove the files of what was dropped, for ever, whatever is met."""
+        while self._folder is not None:
+            try:
+                for gone in await asyncio.to_thread(self._folder.remove_nameless):
+                    logger.info("gallery removed", extra={"fields": {"id": gone}})
+            except WriteRefused:
+                pass  # the directory can only be read: another service removes them
+            except Exception:
+                logger.exception("dropped galleries not removed")
+            await asyncio.sleep(REMOVED_EVERY_S)
+
+    def _require_folder(self) -> GalleryFolder:
+        if self._folder is None:
+            raise WriteRefused(
+                "This service creates no galleries. Its operator names a directory for them in "
+                "VOUCH_GALLERIES."
+            )
+        return self._folder
+
+    def _require_created(self, name: str) -> GalleryFolder:
+        """Return the folder of a gallery that can be changed."""
+        if self._is_fixed(name):
+            raise WriteRefused(
+                f"The gallery {name!r} was built, and the service was started with it: its "
+                "operator describes, renames and removes it."
+            )
+        if self._folder is None:
+            raise gallery_not_found(name)
+        return self._folder
+
+    def _is_fixed(self, name: str) -> bool:
+        return any(engine.bundle.name == name for engine in self._galleries.fixed())
+
+    def _first(self) -> str:
+        """The name of the gallery that the service was started with first."""
+        return self._galleries.first

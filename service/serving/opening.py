@@ -1,0 +1,157 @@
+"""Opening bundles: one that takes the place of another, and galleries when they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from model_store.bundles.bundle import Bundle
+from model_store.bundles.directory import bundle_directory, bundle_ids
+from model_store.bundles.galleries import GalleryEntry, GalleryFolder, gallery_not_found
+from model_store.errors import ActivationRefused, BundleNotFound, StorageFailed, VouchError
+from service.serving.engine import SearchEngine
+
+logger = logging.getLogger(__name__)
+
+OpenBundle = Callable[[Path], Bundle]
+StartEngine = Callable[[Bundle], Awaitable[SearchEngine]]
+
+OPENED_AT_ONCE = 2
+"""Galleries that are opened at the same time: each reads its files, and computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """Opens bundles and starts their engines.
+
+    Attributes
+    ----------
+    open_bundle : a bundle's directory to a bundle that is verified and open.
+    start : an open bundle to an engine that has answered a canary.
+    """
+
+    open_bundle: OpenBundle
+    start: StartEngine
+
+    async def successor(self, now: Bundle, directory: Path) -> SearchEngine:
+        """Open a bundle that takes the place of another.
+
+        Raises
+        ------
+        ActivationRefused : it cannot be served.
+        """
+        try:
+            opened = await asyncio.to_thread(self._open_within, directory)
+        except VouchError as error:
+            raise ActivationRefused(
+                f"The bundle {directory.name} cannot be served, so the present one is served on. "
+                f"{error}"
+            ) from error
+        if opened.built_as != now.built_as:
+            opened.retriever.encoder.close()
+            raise ActivationRefused(
+                f"The bundle {directory.name} holds the gallery {opened.built_as!r}, not "
+                f"{now.built_as!r}. Publish it into a directory of its own."
+            )
+        try:
+            return await self.start(replace(opened, entry=now.entry))
+        except VouchError as error:
+            raise ActivationRefused(
+                f"The bundle {directory.name} opens, but did not answer a canary: {error}"
+            ) from error
+
+    def _open_within(self, directory: Path) -> Bundle:
+        """Open a bundle of a directory of bundles, with the changes of its gallery."""
+        opened = self.open_bundle(directory)
+        try:
+            return opened.within(directory.parent)
+        except VouchError:
+            opened.retriever.encoder.close()
+            raise
+
+
+def directory_of(now: Bundle, bundle_id: str) -> Path:
+    """Return where another bundle of a gallery lies.
+
+    Raises
+    ------
+    ActivationRefused : there is only one bundle.
+    BundleNotFound : it is none of them.
+    """
+    if now.root is None:
+        raise ActivationRefused(
+            f"The gallery {now.name!r} is served from one bundle. To exchange it, start the "
+            "service with the directory that holds its bundles."
+        )
+    if bundle_id not in bundle_ids(now.root):
+        raise BundleNotFound(
+            f"There is no bundle {bundle_id!r} of the gallery {now.name!r} here. Publish it "
+            "with `vouch-build publish`."
+        )
+    return bundle_directory(now.root, bundle_id)
+
+
+class OnDemand:
+    """Opens the galleries of a folder when they are asked for, each once.
+
+    Parameters
+    ----------
+    folder : None where there is none; then there are no such galleries.
+    """
+
+    def __init__(self, opener: Opener, folder: GalleryFolder | None) -> None:
+        self._opener, self.folder = opener, folder
+        self._turns = asyncio.Semaphore(OPENED_AT_ONCE)
+        self._opening: dict[str, asyncio.Task[None]] = {}
+
+    def find(self, name: str) -> GalleryEntry | None:
+        """Return the gallery of that name; None where there is none."""
+        return None if self.folder is None else self.folder.find(name)
+
+    async def open(self, entry: GalleryEntry, opened: Callable[[SearchEngine], None]) -> None:
+        """Open a gallery, once for all who wait for it, and tell ``opened`` of its engine.
+
+        Once begun it is brought to its end, whether the caller waits for it or not.
+
+        Raises
+        ------
+        GalleryNotFound : it has just been dropped.
+        VouchError : it cannot be opened.
+        """
+        opening = self._opening.get(entry.id)
+        if opening is None:
+            opening = asyncio.create_task(self._open(entry, opened), context=Context())
+            self._opening[entry.id] = opening
+            opening.add_done_callback(lambda _: self._opening.pop(entry.id, None))
+        await asyncio.shield(opening)
+
+    async def close(self) -> None:
+        """Wait for what is being opened."""
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+
+    async def _open(self, entry: GalleryEntry, opened: Callable[[SearchEngine], None]) -> None:
+        folder = self.folder
+        if folder is None:
+            raise gallery_not_found(entry.name)
+        async with self._turns:
+            bundle = await self._opened(folder, entry)
+            opened(await self._opener.start(replace(bundle, entry=entry)))
+
+    async def _opened(self, folder: GalleryFolder, entry: GalleryEntry) -> Bundle:
+        try:
+            return await asyncio.to_thread(self._opener.open_bundle, folder.root(entry))
+        except (OSError, VouchError) as error:
+            if folder.find(entry.name) is None:  # it was dropped at that moment
+                raise gallery_not_found(entry.name) from error
+            fields = {"gallery": entry.name, "id": entry.id, "reason": str(error)}
+            logger.error("gallery not opened", extra={"fields": fields})  # noqa: TRY400
+            if isinstance(error, VouchError):
+                raise
+            raise StorageFailed(
+                f"The gallery {entry.name!r} cannot be read ({error.strerror}). The operator looks "
+                "at the directory of galleries."
+            ) from error
