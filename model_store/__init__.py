@@ -20,6 +20,7 @@ algebra of uncertain distances, `errors` the whole error family.
     drift_states    drift tests, kept across restarts
     share_states    the share of absent queries, counted by all replicas
     stores          vector databases of others
+    identities      queries that matched nothing, grouped into new identities
     vector_queries  vectors in place of images, lists of other stores
     text_queries    texts in place of images
     one_encoder     parts that belong together

@@ -6,6 +6,7 @@
     steps          train, fit, export, publish
     all_steps      all
     evidence       calibrate, evaluate
+    unknown        unknown
     encoder        encoder
     index          index
     index_options  the options of index

@@ -16,6 +16,7 @@ from index_builder.commands import (
     live,
     reproduce,
     steps,
+    unknown,
 )
 
 app = typer.Typer(
@@ -34,6 +35,7 @@ app.command("index")(index.index_command)
 app.command("calibrate")(evidence.calibrate_command)
 app.command("evaluate")(evidence.evaluate_command)
 app.command("compare")(evidence.compare_command)
+app.command("unknown")(unknown.unknown_command)
 app.command("publish")(steps.publish_command)
 app.command("bundles")(bundles.bundles_command)
 app.command("activate")(bundles.activate_command)

@@ -14,7 +14,8 @@ not in it, `bundle_manifest` what the bundle says of itself; `workdir` is the di
 this lies in, `embed_catalogue` fills it, within the `tolerance`, and `collection` is the way in: a
 collection to a bundle. `holding_out` keeps images back as queries, `calibrate` calibrates with
 them; `own_queries` reads those that somebody brings, and `bundle_evidence` calibrates and measures
-a bundle with them, shown on an `evaluation_page`, and two of them in `comparison`; `recalibrate`
+a bundle with them, shown on an `evaluation_page`, and two of them in `comparison`; `unknown` groups
+those that match nothing; `recalibrate`
 does so again with those that the bundle keeps; `parents` reads what stands above labels, `captions`
 texts, and `text_evidence` calibrates with them; `truth` says what an item that they name is called.
 `fetching` brings images that lie in a bucket or on the web, for the decoders and no longer;

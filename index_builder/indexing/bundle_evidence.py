@@ -106,7 +106,7 @@ def calibrate_bundle(
     DatasetError : the queries are not what they should be.
     WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
     """
-    with opened(root) as bundle, _room(bundle.retriever.encoder, evidence) as room:
+    with opened(root) as bundle, reading(bundle.retriever.encoder, evidence) as room:
         live, before = bundle.require_log(), bundle.retriever.calibration
         config = _config(before, promises)
 
@@ -162,7 +162,7 @@ def compare_bundles(
 @contextmanager
 def _evaluated(root: Path, evidence: Evidence, seed: int) -> Iterator[Side]:
     """Measure the current bundle of ``root``, and keep it open for its pictures."""
-    with opened(root) as bundle, _room(bundle.retriever.encoder, evidence) as room:
+    with opened(root) as bundle, reading(bundle.retriever.encoder, evidence) as room:
         gallery, calibration = bundle.retriever.gallery, bundle.retriever.calibration
         if calibration is None:
             raise CalibrationError(
@@ -182,7 +182,7 @@ def _evaluated(root: Path, evidence: Evidence, seed: int) -> Iterator[Side]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class Room:
     """The evidence, and the encoder that embeds it or passes its vectors on.
 
     Attributes
@@ -208,7 +208,7 @@ class _Room:
 
 
 def _fitted(
-    room: _Room,
+    room: Room,
     gallery: Gallery,
     before: Calibration | None,
     config: CalibrationConfig,
@@ -270,7 +270,7 @@ def _fitted(
 
 
 def _keep(
-    room: _Room,
+    room: Room,
     images: LabelledImages,
     queries: QuerySet,
     gallery: Gallery,
@@ -297,14 +297,18 @@ def _config(before: Calibration | None, promises: Mapping[str, float]) -> Calibr
     return parse_promises({**fields, **promises})
 
 
-def _queries(room: _Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
+def _queries(room: Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
     """Read the queries, and say how many there are and which are left out."""
+    found = queries_of(room, gallery, rule)
+    console.print(f"{len(found.matched):,} queries with a match, {len(found.withheld):,} without")
+    return found
+
+
+def queries_of(room: Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
+    """Read the queries, and say which are left out."""
     source = room.source(room.evidence.queries, room.evidence.items)
     own = read_queries(
         source, room.encoder, gallery, room.scratch, _LIMITS, room.storage, rule.within
-    )
-    console.print(
-        f"{len(own.queries.matched):,} queries with a match, {len(own.queries.withheld):,} without"
     )
     for name, failure in list(own.failures.items())[:_N_SHOWN]:
         console.print(f"left out: {name}: {failure.reason}", markup=False, soft_wrap=True)
@@ -325,7 +329,7 @@ def opened(root: Path) -> Iterator[Bundle]:
 
 
 @contextmanager
-def _room(encoder: Encoder, evidence: Evidence) -> Iterator[_Room]:
+def reading(encoder: Encoder, evidence: Evidence) -> Iterator[Room]:
     """Prepare to read the evidence; an encoder remembers what it has embedded of it."""
     taken: Encoder = encoder
     tables: dict[str, VectorTable] = {}
@@ -337,7 +341,7 @@ def _room(encoder: Encoder, evidence: Evidence) -> Iterator[_Room]:
         closing(VectorFile(Path(name) / "vectors.sqlite")) as known,
         closing(Storage()) as storage,
     ):
-        yield _Room(evidence, StoredEncoder(taken, known), Path(name), storage, tables)
+        yield Room(evidence, StoredEncoder(taken, known), Path(name), storage, tables)
 
 
 def _table(name: str) -> VectorTable:

@@ -38,8 +38,10 @@ nothing that a client of the service may not see.
     │   ├── SampleNotFound
     │   ├── QueryNotFound        the query is not, or no longer, known
     │   ├── DecisionNotFound     no such decision was made on the gallery
+    │   ├── GroupNotFound        no such group of unknown queries, or it has changed
     │   └── PathNotFound
     ├── MethodNotAllowed         the path exists, the method does not
+    ├── IdentitiesUnavailable    the gallery's labels do not say what belongs together
     ├── FeedbackNotKept          nowhere to keep it, or nothing calibrated that it could refine
     ├── Overloaded               as many requests as are taken at once are being worked on
     │   └── UploadNotKept        there is no room for an upload while it comes in
@@ -253,6 +255,14 @@ class QueryNotFound(NotFound):
 
 class DecisionNotFound(NotFound):
     """No such decision was made on the gallery."""
+
+
+class GroupNotFound(NotFound):
+    """No such group of unknown queries, or its members have changed."""
+
+
+class IdentitiesUnavailable(VouchError):
+    """The gallery's labels do not say what belongs together."""
 
 
 class FeedbackNotKept(VouchError):

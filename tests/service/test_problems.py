@@ -75,6 +75,8 @@ STATUSES = {
     "MethodNotAllowed": 405,
     "QueryNotFound": 404,
     "DecisionNotFound": 404,
+    "GroupNotFound": 404,
+    "IdentitiesUnavailable": 409,
     "FeedbackNotKept": 409,
     "KeysError": 500,
     "KeysRequired": 500,

@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -291,3 +292,27 @@ def test_a_query_that_cannot_be_read_is_left_out_and_named(where: Path, calibrat
     (where / "broken.csv").write_text("\n".join([*rows, "broken,0/broken.png,0"]) + "\n")
     said = succeeded(where, "evaluate", calibrated, "--queries", "broken.csv")
     assert "left out: broken: " in said
+
+
+def test_queries_that_match_nothing_are_grouped(where: Path, calibrated: Path) -> None:
+    told = succeeded(
+        where,
+        *("unknown", calibrated, "--queries", "others.csv", "--expected-absent", "0.3"),
+        *("--out", "unknown.json", "--table", "unknown.csv", "--page", "unknown.html"),
+    )
+    report = json.loads((where / "unknown.json").read_text())
+    groups = [[one["id"] for one in group["members"]] for group in report["groups"]]
+    assert f"{report['n_unknown']} match nothing" in told
+    assert report["n_queries"] == len(rows_of(where / "others.csv"))
+    assert sum(map(len, groups)) + len(report["ungrouped"]) == report["n_unknown"]
+    pairs = [(a[0], b[0]) for group in groups for a, b in combinations(group, 2)]
+    right = sum(first == second for first, second in pairs) / len(pairs)
+    assert right >= 0.4, "an eighth by chance; the encoder has learned six of the gallery's labels"
+    assert {group[0][0] for group in groups} & ABSENT == ABSENT
+    assert rows_of(where / "unknown.csv")[0]["group"] == report["groups"][0]["id"]
+    page = (where / "unknown.html").read_text()
+    assert page.count("<section>") == len(groups)
+    assert page.count("<li><img") == sum(map(len, groups))
+    assert "not calibrated" in refused(
+        where, "unknown", where / "bundles" / "images", "--queries", "others.csv"
+    )

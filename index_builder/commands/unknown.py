@@ -1,0 +1,75 @@
+"""``vouch-build unknown``: names for queries that match nothing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from index_builder.commands.evidence import ItemsOption
+from index_builder.output import writing
+from index_builder.progress import console
+
+_N_SHOWN = 10
+
+
+def unknown_command(
+    bundles: Annotated[
+        Path, typer.Argument(help="A directory of bundles; its current one is meant.")
+    ],
+    queries: Annotated[
+        str,
+        typer.Option(
+            "--queries",
+            "--vectors",
+            help="As for `evaluate`; what a manifest says of their truth is not looked at.",
+        ),
+    ],
+    items: ItemsOption = None,
+    precision: Annotated[
+        float,
+        typer.Option(
+            min=0.5, max=1.0, help="Expected share of the pairs within groups that are the same."
+        ),
+    ] = 0.9,
+    expected_absent: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="Share of the queries without a match; as the bundle expects."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A JSON file for the groups.")] = None,
+    table: Annotated[Path | None, typer.Option(help="A CSV file, a line for each member.")] = None,
+    page: Annotated[Path | None, typer.Option(help="An HTML file for them, with pictures.")] = None,
+) -> None:
+    """Group the queries that match nothing into probable new identities.
+
+    What two images of one identity look like is learned from the gallery's labels, of which at
+    least four need two items each.
+    """
+    module = importlib.import_module("index_builder.indexing.unknown")  # slow
+    evidence = module.Evidence(queries, items)
+    found = module.group_unknown(bundles, evidence, precision, expected_absent)
+    report = found.report()
+    shown = Table("group", "queries", "P(same)", "medoid")
+    for group in report["groups"][:_N_SHOWN]:
+        n = str(len(group["members"]))
+        shown.add_row(group["id"], n, f"{group['p_same']:.3f}", group["medoid"])
+    console.print(shown)
+    console.print(
+        f"{report['n_queries']:,} queries, {report['n_unknown']:,} match nothing: "
+        f"{report['n_grouped']:,} of them in {len(report['groups']):,} groups"
+    )
+    wanted = (
+        (out, lambda: json.dumps(report, indent=1) + "\n"),
+        (table, found.table),
+        (page, found.page),
+    )
+    for path, written in wanted:
+        if path is not None:
+            with writing(str(path)):
+                path.write_text(written(), encoding="utf-8")

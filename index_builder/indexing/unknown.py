@@ -1,0 +1,166 @@
+"""Queries that match nothing, grouped into probable new identities."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from index_builder.calibration.queries import BY_LABEL
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.images import joined
+from index_builder.indexing.bundle_evidence import Evidence, opened, queries_of, reading
+from index_builder.indexing.evaluation_page import picture_of, rendered
+from index_builder.vectors.encoder import embedded
+from model_store.errors import CalibrationError
+from model_store.identities import PRECISION, UNKNOWN, Group, Grouping, Points, group_id
+from model_store.retriever import Retriever
+
+N_SHOWN = 100
+"""Groups on a page, and members of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownQueries:
+    """Queries that match nothing, in groups.
+
+    Attributes
+    ----------
+    name : of the gallery.
+    queries : all of them, those with a match too.
+    verdicts : how many queries got which.
+    unknown : (n,) places of those that match nothing.
+    groups : of these, by their places among ``unknown``.
+    precision : expected share of the pairs within groups that show the same identity.
+    """
+
+    name: str
+    queries: LabelledImages
+    verdicts: dict[str, int]
+    unknown: Sequence[int]
+    groups: Sequence[Group]
+    precision: float
+
+    def ids(self, group: Group) -> list[str]:
+        """Return the ids of the members of a group."""
+        return [self.queries.ids[self.unknown[row]] for row in group.rows]
+
+    def report(self) -> dict[str, Any]:
+        """Return everything as JSON has it."""
+        grouped = {row for group in self.groups for row in group.rows.tolist()}
+        return {
+            "gallery": self.name,
+            "n_queries": len(self.queries),
+            "verdicts": self.verdicts,
+            "n_unknown": len(self.unknown),
+            "n_grouped": len(grouped),
+            "precision": self.precision,
+            "groups": [self._described(group) for group in self.groups],
+            "ungrouped": [
+                self.queries.ids[place]
+                for row, place in enumerate(self.unknown)
+                if row not in grouped
+            ],
+        }
+
+    def _described(self, group: Group) -> dict[str, Any]:
+        ids = self.ids(group)
+        return {
+            "id": group_id(ids),
+            "p_same": group.probability,
+            "medoid": self.queries.ids[self.unknown[group.medoid]],
+            "members": [
+                {"id": name, "p_same": probability}
+                for name, probability in zip(ids, group.probabilities.tolist(), strict=True)
+            ],
+        }
+
+    def table(self) -> str:
+        """Return the members of all groups as CSV, a line for each."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(["id", "group", "p_same", "medoid"])
+        for group in self.report()["groups"]:
+            for member in group["members"]:
+                is_medoid = int(member["id"] == group["medoid"])
+                writer.writerow([member["id"], group["id"], f"{member['p_same']:.4f}", is_medoid])
+        return buffer.getvalue()
+
+    def page(self) -> str:
+        """Return everything as a page with pictures, the medoid of each group first."""
+        shown = []
+        for group, described in zip(self.groups, self.report()["groups"], strict=False):
+            rows = sorted(group.rows.tolist(), key=lambda row: row != group.medoid)[:N_SHOWN]
+            members = [
+                (self.queries.ids[place], picture_of(self.queries, place))
+                for place in (self.unknown[row] for row in rows)
+            ]
+            shown.append({**described, "n": len(group.rows), "shown": members})
+            if len(shown) == N_SHOWN:
+                break
+        report = self.report()
+        return rendered("unknown.html.jinja", report=report, groups=shown)
+
+
+def group_unknown(
+    root: Path,
+    evidence: Evidence,
+    precision: float = PRECISION,
+    expected_absent: float | None = None,
+    seed: int = 0,
+) -> UnknownQueries:
+    """Ask the current bundle of ``root``, and group the queries that match nothing.
+
+    Parameters
+    ----------
+    evidence : the queries; what is known of their truth is not looked at.
+    precision : expected share of the pairs within groups that show the same identity.
+    expected_absent : share of the queries without a match; None for what the bundle expects.
+
+    Raises
+    ------
+    CalibrationError : the bundle is not calibrated.
+    IdentitiesUnavailable : too few labels of the gallery have two items.
+    DatasetError : the queries are not what they should be.
+    """
+    with opened(root) as bundle, reading(bundle.retriever.encoder, evidence) as room:
+        gallery, calibration = bundle.retriever.gallery, bundle.retriever.calibration
+        if calibration is None:
+            raise CalibrationError(
+                "The bundle is not calibrated: nobody knows which queries match nothing. Give it "
+                "`vouch-build calibrate BUNDLES --queries FILE` first."
+            )
+        grouping = Grouping.of_gallery(gallery, seed)
+        own = queries_of(room, gallery, BY_LABEL)
+        queries = joined(own.matched, own.withheld)
+        retriever = Retriever(room.encoder, gallery, calibration)
+        verdicts, points = _asked(retriever, queries, expected_absent)
+        unknown = np.flatnonzero(np.isin(verdicts, UNKNOWN))
+        return UnknownQueries(
+            root.name,
+            queries,
+            dict(Counter(verdicts)),
+            unknown.tolist(),
+            grouping.groups(points.at(unknown), precision),
+            precision,
+        )
+
+
+def _asked(
+    retriever: Retriever, queries: LabelledImages, expected_absent: float | None
+) -> tuple[list[str], Points]:
+    """Return the verdict on each query, and where it lies."""
+    verdicts: list[str] = []
+    parts: list[Points] = []
+    for _, found in embedded(retriever.encoder, queries, "queries"):
+        parts.append(Points.of(found.mean, found.variance))
+        for predictive in retriever.predictives(found):
+            answer = retriever.find(predictive, 1, expected_absent=expected_absent)
+            verdicts.append(answer.decision.verdict)
+    return verdicts, Points.concatenate(parts)

@@ -1,0 +1,264 @@
+"""Grouping queries into probable identities, with a calibrated P(same).
+
+Fitted twice to labels held out: half of the labels are queries, of which the other half knows
+nothing, and the other way round. First the evidence of a pair; then what the pairs come to that
+this joined: P(same) by the log-odds at which average linkage joins a pair. That is what is shown,
+and what the groups are cut at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit
+
+from model_store.decision.logistic import LogisticModel
+from model_store.errors import IdentitiesUnavailable
+from model_store.gallery import Gallery
+from model_store.identities.linkage import FLOOR, Joined, joined
+from model_store.identities.pairs import (
+    Bools,
+    Codes,
+    Compared,
+    Floats,
+    Integers,
+    Labelled,
+    PairModel,
+    Points,
+    fit_logistic,
+)
+
+UNKNOWN = ("no_match", "out_of_distribution")
+"""Verdicts of queries that match nothing."""
+
+PRECISION = 0.9
+"""Share of the pairs within groups that are expected to show the same identity."""
+
+LEAST_LABELS = 4
+"""Labels with two items each that are needed: two to be queries, two to compare them with."""
+
+MOST_ITEMS = 3_000
+"""Labelled items that everything is fitted to: two halves of which have a million pairs each."""
+
+MOST_OF_LABEL = 30
+
+_DIVISIONS = 2
+"""Times that the labels are divided into halves, at random."""
+
+_MOST_DIFFERENT = 100_000
+"""Pairs of different identities of each half that are fitted to; they weigh as all of them."""
+
+_LIKELY = 0.5
+"""Least P(same) of a pair of a group, whatever precision is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Images that probably show one identity.
+
+    Attributes
+    ----------
+    rows : (m,) of the images, two at least.
+    probabilities : (m,) expected share of the other images that show what this one shows.
+    probability : expected share of the pairs that show the same identity.
+    medoid : the image, of ``rows``, that the others are most surely the same as.
+    """
+
+    rows: Integers
+    probabilities: Floats
+    probability: float
+    medoid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """A way to group images of identities that nothing is known of.
+
+    Attributes
+    ----------
+    pairs : the evidence of a pair.
+    joined : log-odds of a pair by the log-odds at which average linkage joins it.
+    cohort : directions (M, D) of items that queries are compared with.
+    n_labels : identities that it was fitted to.
+    """
+
+    pairs: PairModel
+    joined: LogisticModel
+    cohort: Points
+    n_labels: int
+
+    @classmethod
+    def of_gallery(cls, gallery: Gallery, seed: int = 0) -> Grouping:
+        """Fit to the labels of a gallery.
+
+        Raises
+        ------
+        IdentitiesUnavailable : too few labels have two items.
+        """
+        rows = gallery.page(None, gallery.n_items)
+        codes = gallery.label_codes(rows)
+        chosen = rows[_sample(codes, np.random.default_rng(seed))]
+        points = Points(gallery.directions(chosen), gallery.total_variances(chosen))
+        return cls.fit(Labelled(points, gallery.label_codes(chosen)), seed)
+
+    @classmethod
+    def fit(cls, known: Labelled, seed: int = 0) -> Grouping:
+        """Fit to images whose identity is known.
+
+        Raises
+        ------
+        IdentitiesUnavailable : too few identities have two images.
+        """
+        generator = np.random.default_rng(seed)
+        names, counts = np.unique(known.codes, return_counts=True)
+        n_repeated = int((counts > 1).sum())
+        if n_repeated < LEAST_LABELS:
+            raise IdentitiesUnavailable(
+                f"{n_repeated} labels of the gallery have two items or more, and "
+                f"{LEAST_LABELS} are needed: they are what P(same) is learned from. Add items, or "
+                "labels."
+            )
+        halves = list(_halves(known, names[np.argsort(-counts)], generator))
+        examples = [_example_pairs(*half, generator) for half in halves]
+        signals, same, weights = (np.concatenate(part) for part in zip(*examples, strict=True))
+        pairs = PairModel.fit(signals, same, weights)
+        heights, outcomes = _joined_pairs(pairs, halves)
+        calibrated = fit_logistic(heights[:, None], outcomes, np.ones(len(heights)))
+        if calibrated.weights[0] <= 0:
+            raise IdentitiesUnavailable(
+                "What the gallery's labels have in common the encoder does not see: images that it "
+                "joins are no likelier to have one label. Take another encoder."
+            )
+        return cls(pairs, calibrated, known.points, len(names))
+
+    def probability(self, heights: Floats) -> Floats:
+        """Return P(same) (...) of pairs that are joined at ``heights`` (...)."""
+        found: Floats = expit(self.joined.log_odds(heights[..., None]))
+        return found
+
+    def groups(self, queries: Points, precision: float = PRECISION) -> list[Group]:
+        """Group queries, of which none has a match; the largest group first.
+
+        Parameters
+        ----------
+        precision : expected share of the pairs within groups that show the same identity.
+        """
+        if len(queries) < 2:
+            return []
+        compared = Compared.with_cohort(queries, self.cohort.directions)
+        components, _ = joined(compared, self.pairs)
+        cut = self._cut(components, precision)
+        found = [group for part in components for group in self._of_component(part, cut)]
+        return sorted(found, key=lambda group: (-len(group.rows), int(group.rows[0])))
+
+    def _cut(self, components: Sequence[Joined], precision: float) -> float:
+        """Return the least log-odds above which P(same) is on average ``precision``; ∞ for none."""
+        if not components:
+            return np.inf
+        heights = np.sort(np.concatenate([part.heights() for part in components]))[::-1]
+        probabilities = self.probability(heights)
+        means = np.cumsum(probabilities) / np.arange(1, len(heights) + 1)
+        last = np.append(heights[1:] < heights[:-1], True)  # pairs joined at once stay together
+        enough = (means >= precision) & (probabilities >= _LIKELY) & last & (heights >= FLOOR)
+        places = np.flatnonzero(enough)
+        return float(heights[places[-1]]) if len(places) else np.inf
+
+    def _of_component(self, part: Joined, cut: float) -> Iterator[Group]:
+        if not np.isfinite(cut):
+            return
+        n = len(part.rows)
+        probabilities, log_odds = (
+            _square(self.probability(part.heights()), n),
+            _square(part.log_odds, n),
+        )
+        for places in part.cut(cut - 1e-9):  # joined at the cut itself as well
+            inside = np.ix_(places, places)
+            of_members = probabilities[inside].sum(axis=1) / (len(places) - 1)
+            medoid = places[log_odds[inside].sum(axis=1).argmax()]
+            order = np.argsort(part.rows[places])
+            yield Group(
+                part.rows[places][order],
+                of_members[order],
+                float(of_members.mean()),
+                int(part.rows[medoid]),
+            )
+
+
+def group_id(names: Sequence[str]) -> str:
+    """Return the id of a group of queries: the same queries are the same group."""
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
+
+
+def _sample(codes: Codes, generator: np.random.Generator) -> Integers:
+    """Return places of items to fit to: whole labels at random, of each a few."""
+    names, counts = np.unique(codes[codes >= 0], return_counts=True)
+    wanted = generator.permutation(names[counts > 1])
+    order = generator.permutation(len(codes))
+    order = order[np.argsort(codes[order], kind="stable")]
+    starts = np.searchsorted(codes[order], wanted)
+    ends = np.searchsorted(codes[order], wanted, side="right")
+    chosen: list[Integers] = []
+    n = 0
+    for start, end in zip(starts, ends, strict=True):
+        part = order[start : min(end, start + MOST_OF_LABEL)]
+        if n + len(part) > MOST_ITEMS:
+            break
+        chosen.append(part)
+        n += len(part)
+    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
+
+
+def _halves(
+    known: Labelled, names: Codes, generator: np.random.Generator
+) -> Iterator[tuple[Compared, Codes]]:
+    """Yield images of half of the identities, compared with the other half, and their identities.
+
+    Parameters
+    ----------
+    names : of the identities, those of many images first, so that both halves have as many.
+    """
+    for _ in range(_DIVISIONS):
+        turns = generator.integers(0, 2, (len(names) + 1) // 2)
+        sides = np.stack([turns, 1 - turns], axis=1).ravel()[: len(names)]
+        for side in (0, 1):
+            asked, others = known.of(names[sides == side]), known.of(names[sides != side])
+            yield Compared.with_cohort(asked.points, others.points.directions), asked.codes
+
+
+def _example_pairs(
+    compared: Compared, codes: Codes, generator: np.random.Generator
+) -> tuple[Floats, Bools, Floats]:
+    """Return signals, truths and weights of pairs: all that are the same, some that are not."""
+    first, second = np.triu_indices(len(codes), 1)
+    same = codes[first] == codes[second]
+    different = np.flatnonzero(~same)
+    drawn = generator.permutation(different)[:_MOST_DIFFERENT]
+    rows = np.concatenate([np.flatnonzero(same), drawn])
+    weights = np.where(same[rows], 1.0, len(different) / max(len(drawn), 1)) / len(same)
+    return compared.signals(first[rows], second[rows]), same[rows], weights
+
+
+def _joined_pairs(
+    pairs: PairModel, halves: Sequence[tuple[Compared, Codes]]
+) -> tuple[Floats, Bools]:
+    """Return the log-odds (P,) at which pairs of labels held out are joined, and their truths."""
+    heights, outcomes = [np.array([FLOOR, FLOOR])], [np.array([False, True])]
+    for compared, codes in halves:
+        for part in joined(compared, pairs)[0]:
+            of_part = part.heights()
+            first, second = np.triu_indices(len(part.rows), 1)
+            same = codes[part.rows[first]] == codes[part.rows[second]]
+            above = of_part >= FLOOR
+            heights.append(of_part[above])
+            outcomes.append(same[above])
+    return np.concatenate(heights), np.concatenate(outcomes)
+
+
+def _square(condensed: Floats, n: int) -> Floats:
+    """Return pairs in SciPy's order as a symmetric matrix (n, n), 0 on its diagonal."""
+    whole = np.zeros((n, n))
+    whole[np.triu_indices(n, 1)] = condensed
+    return whole + whole.T

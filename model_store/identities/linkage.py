@@ -1,0 +1,170 @@
+"""Images joined into groups by average linkage, along a graph of neighbours.
+
+Two groups whose log-odds are on average at least h are linked by a pair of at least h. So what is
+joined above h lies in one component of the graph of pairs of at least h, and each component can be
+joined by itself: SciPy's average linkage of all of its pairs, never of all pairs of all images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logit
+
+from model_store.identities.pairs import Compared, Floats, Integers, PairModel
+from model_store.threads import faiss_threads
+
+N_NEIGHBOURS = 100
+"""Of each image, whose pairs with it are looked at."""
+
+FLOOR = -3.0
+"""Log-odds that groups are joined from on; of pairs so unlikely no group is made."""
+
+MOST_TOGETHER = 4_000
+"""Images of a component; of a larger one the weakest links are cut, by `_STEP` at a time."""
+
+_STEP = 0.5
+
+_EXACT_UP_TO = 20_000
+"""Images whose neighbours are searched exactly."""
+
+_N_PROBED = 32
+
+_ROUNDS = 200
+"""Of the EM for the share of same pairs; it stops earlier once nothing changes."""
+
+_LEAST_SHARE = 1e-12
+
+
+def neighbour_pairs(directions: NDArray[np.float32]) -> tuple[Integers, Integers]:
+    """Return the pairs of images of which one is among the nearest of the other.
+
+    Returns
+    -------
+    first, second : (P,) places, first < second; no pair twice.
+    """
+    import faiss  # noqa: PLC0415 - the stubs lack what its Python layer adds
+
+    n, dim = directions.shape
+    k = min(N_NEIGHBOURS, n - 1)
+    if n < 2:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    unit = np.ascontiguousarray(directions, np.float32)
+    if n <= _EXACT_UP_TO:
+        index = faiss.IndexFlatIP(dim)
+    else:
+        index = faiss.index_factory(dim, f"IVF{4 * round(n**0.5)},Flat", faiss.METRIC_INNER_PRODUCT)
+        index.nprobe = _N_PROBED
+        with faiss_threads(1):  # sums in another order would be another index
+            index.train(unit)
+    index.add(unit)
+    _, found = index.search(unit, k + 1)
+    rows = np.repeat(np.arange(n), k + 1)
+    others = found.ravel().astype(np.int64)
+    known = (others >= 0) & (others != rows)
+    low, high = np.minimum(rows, others)[known], np.maximum(rows, others)[known]
+    pairs = np.unique(low * n + high)
+    return pairs // n, pairs % n
+
+
+def share_of_same(ratios: Floats, n_images: int) -> float:
+    """Return the share of all pairs of images that show the same identity, by EM.
+
+    Saerens et al. 2002: the share under which the mean of P(same) is the share itself. Pairs that
+    are not neighbours count as different.
+
+    Parameters
+    ----------
+    ratios : (P,) log-likelihood ratios of the neighbours.
+    """
+    n_pairs = n_images * (n_images - 1) / 2
+    share = min(0.5, max(len(ratios) / n_pairs / 2, _LEAST_SHARE))
+    for _ in range(_ROUNDS):
+        before = share
+        share = max(float(expit(ratios + logit(share)).sum()) / n_pairs, _LEAST_SHARE)
+        share = min(share, 1 - _LEAST_SHARE)
+        if abs(share - before) < 1e-6 * before:
+            break
+    return share
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Images of one component, and the log-odds at which they are joined.
+
+    Attributes
+    ----------
+    rows : (m,) of the images.
+    merges : (m − 1, 4) SciPy's linkage matrix; its distances are −log-odds, shifted by ``shift``.
+    shift : what was added to −log-odds, so that no distance is negative.
+    log_odds : (m (m − 1) / 2,) of each pair by itself, in SciPy's order.
+    """
+
+    rows: Integers
+    merges: Floats
+    shift: float
+    log_odds: Floats
+
+    def heights(self) -> Floats:
+        """Return the log-odds (m (m − 1) / 2,) at which each pair is joined; of SciPy's order."""
+        from scipy.cluster.hierarchy import cophenet  # noqa: PLC0415 - slow
+
+        heights: Floats = self.shift - cophenet(self.merges)
+        return heights
+
+    def cut(self, height: float) -> Iterator[Integers]:
+        """Yield places (m',) in ``rows`` that are joined at ``height`` or above, two at least."""
+        from scipy.cluster.hierarchy import fcluster  # noqa: PLC0415 - slow
+
+        numbers = fcluster(self.merges, self.shift - height, "distance")
+        order = np.argsort(numbers, kind="stable")
+        starts = np.flatnonzero(np.diff(numbers[order])) + 1
+        for places in np.split(order, starts):
+            if len(places) > 1:
+                yield places.astype(np.int64)
+
+
+def joined(compared: Compared, model: PairModel) -> tuple[list[Joined], float]:
+    """Join images; return the components of two images at least, and the share of same pairs."""
+    first, second = neighbour_pairs(compared.points.directions)
+    ratios = model(compared.signals(first, second))
+    share = share_of_same(ratios, len(compared))
+    log_odds = ratios + float(logit(share))
+    parts = _components(first, second, log_odds, np.arange(len(compared)), FLOOR)
+    return [_linked(compared, model, float(logit(share)), rows) for rows in parts], share
+
+
+def _components(
+    first: Integers, second: Integers, log_odds: Floats, rows: Integers, floor: float
+) -> Iterator[Integers]:
+    """Yield the components of images ``rows``, each of at most `MOST_TOGETHER`."""
+    from scipy.sparse import coo_array  # noqa: PLC0415 - slow
+    from scipy.sparse.csgraph import connected_components  # noqa: PLC0415 - slow
+
+    kept = log_odds >= floor
+    first, second, log_odds = first[kept], second[kept], log_odds[kept]
+    n = len(rows)
+    places = np.searchsorted(rows, first), np.searchsorted(rows, second)
+    graph = coo_array((np.ones(len(first), np.int8), places), shape=(n, n))
+    _, numbers = connected_components(graph, directed=False)
+    order = np.argsort(numbers, kind="stable")
+    for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        if 1 < len(part) <= MOST_TOGETHER:
+            yield rows[part]
+        elif len(part) > MOST_TOGETHER:
+            of_part = np.isin(first, rows[part])
+            inside = first[of_part], second[of_part], log_odds[of_part]
+            yield from _components(*inside, rows[part], floor + _STEP)
+
+
+def _linked(compared: Compared, model: PairModel, prior: float, rows: Integers) -> Joined:
+    from scipy.cluster.hierarchy import linkage  # noqa: PLC0415 - slow
+
+    some = compared.at(rows)
+    first, second = np.triu_indices(len(rows), 1)
+    log_odds = model(some.signals(first, second)) + prior
+    shift = max(float(log_odds.max()), 0.0)
+    return Joined(rows, linkage(shift - log_odds, "average"), shift, log_odds)

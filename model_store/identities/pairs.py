@@ -1,0 +1,196 @@
+"""The evidence that two images show the same identity.
+
+A pair has three signals. The cosine of its two directions; the same after symmetric normalisation
+by a cohort (S-norm with the nearest of the cohort, Matějka et al. 2017),
+
+    ½ [(s − μ_i) / σ_i + (s − μ_j) / σ_j],
+
+with μ_i and σ_i the mean and the deviation of the cosines between image i and the nearest tenth of
+images of other identities: one that lies close to many has to lie closer to those of its own; and
+log(u_i u_j) of the total variances u, since an uncertain image lies far from its own too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logit
+
+from model_store.decision.logistic import LogisticModel
+from model_store.sphere import unit_direction
+
+NEAREST = 0.1
+"""Share of the cohort, the nearest, that an image is compared with; a share, and not a number, so
+that it means the same of half the labels as of all."""
+
+_LEAST_NEAREST = 5
+
+_LEAST_VARIANCE = 1e-12
+"""Of an encoder that knows none."""
+
+_LEAST_SPREAD = 1e-6
+
+_RIDGE = 1e-4
+"""Times the squared weights, beside a mean loss."""
+
+_AT_ONCE = 4096
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Codes = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """N images as the encoder sees them.
+
+    Attributes
+    ----------
+    directions : (N, D) float32, unit.
+    total_variances : (N,) Σ_d v_d / ‖m‖², ≥ 0.
+    """
+
+    directions: NDArray[np.float32]
+    total_variances: NDArray[np.floating[Any]]
+
+    @classmethod
+    def of(cls, mean: NDArray[np.float32], variance: NDArray[np.float32]) -> Points:
+        """Return the images of which an encoder made ``mean`` and ``variance`` (N, D)."""
+        return cls(unit_direction(mean), variance.sum(axis=1) / (mean**2).sum(axis=1))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Points]) -> Points:
+        """Return all images of several batches."""
+        return cls(
+            np.concatenate([part.directions for part in parts]),
+            np.concatenate([part.total_variances for part in parts]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.directions)
+
+    def at(self, rows: Integers | Bools) -> Points:
+        """Return some of the images."""
+        return Points(self.directions[rows], self.total_variances[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """N images whose identity is known.
+
+    Attributes
+    ----------
+    points : the images.
+    codes : (N,) of their identities.
+    """
+
+    points: Points
+    codes: Codes
+
+    def of(self, codes: Codes) -> Labelled:
+        """Return the images of some identities."""
+        chosen = np.isin(self.codes, codes)
+        return Labelled(self.points.at(chosen), self.codes[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """N images, compared with a cohort of images of other identities.
+
+    Attributes
+    ----------
+    points : the images.
+    levels, spreads : (N,) μ and σ of the cosines with the nearest of the cohort.
+    """
+
+    points: Points
+    levels: Floats
+    spreads: Floats
+
+    @classmethod
+    def with_cohort(cls, points: Points, cohort: NDArray[np.float32]) -> Compared:
+        """Compare with a cohort (M, D) of unit directions."""
+        n = min(max(_LEAST_NEAREST, int(NEAREST * len(cohort))), len(cohort))
+        levels, spreads = np.empty(len(points)), np.empty(len(points))
+        for start in range(0, len(points), _AT_ONCE):
+            rows = slice(start, start + _AT_ONCE)
+            cosines = points.directions[rows] @ cohort.T
+            nearest = np.partition(cosines, len(cohort) - n, axis=1)[:, len(cohort) - n :]
+            levels[rows], spreads[rows] = nearest.mean(axis=1), nearest.std(axis=1)
+        return cls(points, levels, np.maximum(spreads, _LEAST_SPREAD))
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def at(self, rows: Integers) -> Compared:
+        """Return some of the images."""
+        return Compared(self.points.at(rows), self.levels[rows], self.spreads[rows])
+
+    def signals(self, first: Integers, second: Integers) -> Floats:
+        """Return the signals (P, 3) of P pairs, by the places of their images."""
+        log_variance = np.log(np.maximum(self.points.total_variances, _LEAST_VARIANCE))
+        found = np.empty((len(first), 3))
+        for start in range(0, len(first), _AT_ONCE):
+            rows = slice(start, start + _AT_ONCE)
+            i, j = first[rows], second[rows]
+            cosines = np.vecdot(self.points.directions[i], self.points.directions[j])
+            above = (cosines - self.levels[i]) / self.spreads[i]
+            other = (cosines - self.levels[j]) / self.spreads[j]
+            found[rows] = np.stack(
+                [cosines, (above + other) / 2, log_variance[i] + log_variance[j]], axis=1
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class PairModel:
+    """The log-likelihood ratio of a pair: same identity against another.
+
+    Attributes
+    ----------
+    model : log-odds by signals.
+    prior_log_odds : of a pair that it was fitted to.
+    """
+
+    model: LogisticModel
+    prior_log_odds: float
+
+    def __call__(self, signals: Floats) -> Floats:
+        """Log-likelihood ratios (P,) of pairs with ``signals`` (P, 3)."""
+        return self.model.log_odds(signals) - self.prior_log_odds
+
+    @classmethod
+    def fit(cls, signals: Floats, same: Bools, weights: Floats) -> PairModel:
+        """Fit to pairs of which it is known whether they are the ``same`` (P,)."""
+        share = float(weights @ same / weights.sum())
+        return cls(fit_logistic(signals, same, weights), float(logit(share)))
+
+
+def fit_logistic(values: Floats, outcomes: Bools, weights: Floats) -> LogisticModel:
+    """Fit a logistic regression to ``values`` (N, M), each weighing ``weights`` (N,)."""
+    from scipy.optimize import minimize  # noqa: PLC0415 - slow; served queries need none of it
+
+    centre = np.average(values, axis=0, weights=weights)
+    spread = np.sqrt(np.average((values - centre) ** 2, axis=0, weights=weights))
+    scale = np.where(spread > _LEAST_SPREAD, spread, 1.0)
+    scaled = np.hstack([(values - centre) / scale, np.ones((len(values), 1))])
+    shares = weights / weights.sum()
+    signs = np.where(outcomes, 1.0, -1.0)
+
+    def loss(parameters: Floats) -> tuple[float, Floats]:
+        margins = signs * (scaled @ parameters)
+        slopes = -shares * signs * expit(-margins)
+        gradient = slopes @ scaled
+        gradient[:-1] += 2 * _RIDGE * parameters[:-1]
+        penalty = _RIDGE * float(parameters[:-1] @ parameters[:-1])
+        return float(shares @ np.logaddexp(0, -margins)) + penalty, gradient
+
+    begin = np.zeros(scaled.shape[1])
+    begin[-1] = logit(np.clip(shares @ outcomes, 1e-6, 1 - 1e-6))
+    found = minimize(loss, begin, jac=True, method="L-BFGS-B", options={"ftol": 1e-12}).x
+    return LogisticModel(found[:-1], centre, scale, float(found[-1]))

@@ -1,0 +1,218 @@
+"""Names for the unknown: queries of labels that are absent, grouped, on real images.
+
+Half of the labels are in the gallery, half of their images; the others are absent, truly, and
+nothing was fitted to them or to their pictures. One of three of Omniglot's 659 evaluation
+characters (220, as many as in the other benchmarks) and all of them, through a network that was
+trained on the background characters, and 220 through MobileNetV2, which knows photographs; CUB's
+ten birds and Caltech's 25 kinds through MobileNetV2. On average over draws of labels and images:
+
+- ``given``: all absent queries, and no others, are grouped: pairwise precision and recall, the
+  precision that was expected, and the ECE of P(same) over the pairs within groups;
+- ``served``: all test queries are asked, of which those are grouped that the gallery says it does
+  not have; recall is of all pairs of absent queries;
+- ``enrolled``: half of the members of each served group are put into the gallery under the label of
+  most of them, and it is calibrated again. Share of them that match, and of the other halves.
+
+    python -m tests.benchmarks.bench_unknown [WORLD …]
+
+Reads VOUCH_DATA_DIR; writes build/bench-unknown.json. Minutes, once images are embedded; half an
+hour more where Omniglot's network is not kept (build/unknown).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.calibration.calibrate import calibrate_gallery
+from index_builder.configuration.build import CalibrationConfig
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.images import from_arrays
+from index_builder.datasets.splits import QuerySet
+from index_builder.metrics import calibration_error, reliability
+from model_store.identities import UNKNOWN, Group, Grouping, Points
+from model_store.retriever import Retriever
+from tests.benchmarks.omniglot_network import evaluation_characters
+from tests.benchmarks.promises.latents import TableEncoder, pictures
+from tests.benchmarks.promises.real import REAL, Embedded
+from tests.benchmarks.promises.worlds import write_gallery
+
+RESULTS = Path("build") / "bench-unknown.json"
+N_SEEDS = 3
+IN_GALLERY = 0.5
+GALLERY_SHARE, CALIBRATION_SHARE = 0.5, 0.25
+PRECISION = 0.9
+
+WORLDS: dict[str, Callable[[int], Embedded]] = {
+    "Omniglot": lambda _: evaluation_characters(every=3),
+    "Omniglot_all": lambda _: evaluation_characters(every=1),
+    "Omniglot_mobilenet": REAL["Omniglot"],
+    "CUB": REAL["CUB"],
+    "Caltech": REAL["Caltech-101"],
+}
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class World:
+    """One draw: places of the images of each part."""
+
+    embedded: Embedded
+    gallery: Rows
+    calibration: Rows
+    matched: Rows
+    absent: Rows
+
+    @classmethod
+    def drawn(cls, embedded: Embedded, seed: int) -> World:
+        """Divide labels, and then the images of each, at random."""
+        generator = np.random.default_rng([seed, 21])
+        names = generator.permutation(np.unique(embedded.labels))
+        parts: tuple[list[Rows], ...] = ([], [], [])
+        known = names[: round(IN_GALLERY * len(names))]
+        for label in known:
+            rows = generator.permutation(np.flatnonzero(embedded.labels == label))
+            ends = np.round(np.cumsum([GALLERY_SHARE, CALIBRATION_SHARE]) * len(rows)).astype(int)
+            for part, of_label in zip(parts, np.split(rows, ends), strict=True):
+                part.append(of_label)
+        absent = np.flatnonzero(~np.isin(embedded.labels, known))
+        return cls(embedded, *(generator.permutation(np.concatenate(p)) for p in parts), absent)
+
+    @property
+    def points(self) -> Points:
+        """All images."""
+        return Points.of(self.embedded.clean.mean, self.embedded.clean.variance)
+
+
+def served(
+    world: World, gallery: Rows, labels: NDArray[np.str_], seed: int, directory: Path
+) -> Retriever:
+    """Index images under ``labels`` (of all images), and calibrate, as `index --calibrate` does."""
+    encoder = TableEncoder(world.embedded.clean, world.embedded.spoilt)
+    pool = pictures(np.arange(len(labels)))
+
+    def images(name: str, rows: Rows) -> LabelledImages:
+        return from_arrays(name, pool[rows], labels[rows].tolist())
+
+    indexed = images("item", gallery)
+    opened = write_gallery(directory, encoder, indexed, seed)
+    queries = QuerySet(images("query", world.calibration), images("none", gallery[:0]), None)
+    calibration = calibrate_gallery(
+        *(encoder, opened, indexed, queries, CalibrationConfig(), seed),
+        are_views=False,
+        unseen=True,
+    )
+    return Retriever(encoder, opened, calibration)
+
+
+def asked(
+    retriever: Retriever, world: World, rows: Rows, absent: float
+) -> list[tuple[str, str | None]]:
+    """Verdict and first label of each query."""
+    embeddings = world.embedded.clean.at(rows)
+    found = []
+    for start in range(0, len(rows), 256):
+        for predictive in retriever.predictives(embeddings[start : start + 256]):
+            answer = retriever.find(predictive, 1, expected_absent=absent)
+            found.append((answer.decision.verdict, answer.matches[0].item.label))
+    return found
+
+
+def judged(groups: Sequence[Group], rows: Rows, world: World) -> dict[str, float]:
+    """Precision and recall of the pairs within groups of ``rows``, and what was expected."""
+    labels = world.embedded.labels
+    same, n, expected = 0.0, 0.0, 0.0
+    said, true = [], []
+    for group in groups:
+        of_group = labels[rows[group.rows]]
+        pairs = len(of_group) * (len(of_group) - 1) / 2
+        right = sum(m * (m - 1) / 2 for m in Counter(of_group.tolist()).values())
+        same, n, expected = same + right, n + pairs, expected + pairs * group.probability
+        said += [group.probability] * round(pairs)
+        true += [True] * round(right) + [False] * round(pairs - right)
+    absent = Counter(labels[world.absent].tolist()).values()
+    n_same = sum(m * (m - 1) / 2 for m in absent)
+    bins = reliability(np.array(said), np.array(true, dtype=bool)) if said else []
+    return {
+        "precision": same / n if n else float("nan"),
+        "recall": same / n_same,
+        "expected_precision": expected / n if n else float("nan"),
+        "p_same_ece": calibration_error(bins) if bins else float("nan"),
+        "n_groups": len(groups),
+    }
+
+
+def measure(name: str, seed: int) -> dict[str, float]:
+    """One draw of a world."""
+    world = World.drawn(WORLDS[name](seed), seed)
+    labels, points = world.embedded.labels, world.points
+    with tempfile.TemporaryDirectory() as scratch:
+        retriever = served(world, world.gallery, labels, seed, Path(scratch) / "before")
+        grouping = Grouping.of_gallery(retriever.gallery, seed)
+        given = judged(grouping.groups(points.at(world.absent), PRECISION), world.absent, world)
+        queries = np.r_[world.matched, world.absent]
+        absent = len(world.absent) / len(queries)
+        answers = asked(retriever, world, queries, absent)
+        unknown = queries[[verdict in UNKNOWN for verdict, _ in answers]]
+        groups = grouping.groups(points.at(unknown), PRECISION)
+        of_served = judged(groups, unknown, world)
+        of_served["absent_found"] = float(np.isin(world.absent, unknown).mean())
+        of_served["present_among_unknown"] = float(np.isin(unknown, world.matched).mean())
+        enrolled = _enrolled(world, groups, unknown, seed, Path(scratch) / "after")
+    parts = {"given": given, "served": of_served, "enrolled": enrolled}
+    return {f"{name}_{part}_{key}": v for part, of in parts.items() for key, v in of.items()}
+
+
+def _enrolled(
+    world: World, groups: Sequence[Group], unknown: Rows, seed: int, directory: Path
+) -> dict[str, float]:
+    """Enrol half of each group, calibrate again, and ask about both halves."""
+    labels, taken, others = world.embedded.labels.copy(), [], []
+    truth = world.embedded.labels
+    for group in groups:
+        rows = unknown[group.rows]
+        ((label, _),) = Counter(truth[rows].tolist()).most_common(1)
+        labels[rows] = label
+        taken += rows[::2].tolist()
+        others += rows[1::2].tolist()
+    if not taken:
+        return {}
+    gallery = np.r_[world.gallery, np.array(taken)]
+    retriever = served(world, gallery, labels, seed, directory)
+    found = {}
+    for part, rows in (("members", np.array(taken)), ("others", np.array(others))):
+        answers = asked(retriever, world, rows, retriever.calibration.default_share)
+        matched = np.array([verdict == "match" for verdict, _ in answers])
+        right = np.array([label for _, label in answers]) == truth[rows]
+        found[f"{part}_match"] = float(matched.mean())
+        found[f"{part}_match_right"] = float((matched & right).mean())
+    return found
+
+
+def main(names: Sequence[str]) -> None:
+    """Measure, print, write."""
+    results: dict[str, float] = {}
+    if RESULTS.exists():
+        results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    for name in names or WORLDS:
+        draws = [measure(name, seed) for seed in range(N_SEEDS)]
+        for key in draws[0]:
+            values = [one.get(key, float("nan")) for one in draws]
+            results[key] = float(np.mean(values))
+            if key.endswith(("_precision", "_recall")):
+                results[f"{key}_worst"] = float(np.min(values))
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        print(json.dumps({k: v for k, v in results.items() if k.startswith(name)}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,174 @@
+"""Queries of labels that nothing was fitted to, grouped, with a P(same) that comes true."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import cophenet, linkage
+from scipy.spatial.distance import squareform
+
+from model_store.errors import IdentitiesUnavailable
+from model_store.identities import Group, Grouping, Labelled, Points, group_id
+from model_store.identities import linkage as joining
+from model_store.identities.linkage import FLOOR, joined, neighbour_pairs, share_of_same
+from model_store.identities.pairs import Compared, fit_logistic
+
+DIM, PER_LABEL = 24, 8
+
+
+def world(seed: int, n_labels: int, spread: float = 0.6) -> Labelled:
+    """Images around label centres; some are seen worse than others, and the encoder knows it."""
+    generator = np.random.default_rng(seed)
+    centres = np.repeat(generator.standard_normal((n_labels, DIM)), PER_LABEL, axis=0)
+    noise = spread * np.exp(0.4 * generator.standard_normal(len(centres)))
+    mean = centres + noise[:, None] * generator.standard_normal(centres.shape)
+    variance = np.repeat(noise[:, None] ** 2, DIM, axis=1)
+    points = Points.of(mean.astype(np.float32), variance.astype(np.float32))
+    return Labelled(points, np.repeat(np.arange(n_labels), PER_LABEL))
+
+
+@pytest.fixture(scope="module")
+def grouping() -> Grouping:
+    return Grouping.fit(world(0, 60), seed=0)
+
+
+def outcomes(groups: list[Group], codes: NDArray[np.integer]) -> tuple[list[float], list[bool]]:
+    """P(same) of each group's pairs, and whether each is the same."""
+    said, true = [], []
+    for group in groups:
+        for first, second in combinations(group.rows.tolist(), 2):
+            said.append(group.probability)
+            true.append(bool(codes[first] == codes[second]))
+    return said, true
+
+
+@pytest.mark.parametrize("n_labels", [20, 80])
+def test_pairs_of_groups_are_the_same_as_often_as_said(grouping: Grouping, n_labels: int) -> None:
+    queries = world(1, n_labels)
+    groups = grouping.groups(queries.points, 0.9)
+    said, true = outcomes(groups, queries.codes)
+    n_same = n_labels * PER_LABEL * (PER_LABEL - 1) / 2
+    assert np.mean(true) >= 0.9
+    assert sum(true) / n_same >= 0.6
+    assert np.mean(said) == pytest.approx(np.mean(true), abs=0.08)
+    assert [len(group.rows) for group in groups] == sorted(
+        (len(group.rows) for group in groups), reverse=True
+    )
+    for group in groups:
+        assert group.medoid in group.rows
+        assert group.probability == pytest.approx(group.probabilities.mean())
+    members = [row for group in groups for row in group.rows.tolist()]
+    assert len(set(members)) == len(members)
+
+
+def test_more_precision_joins_fewer(grouping: Grouping) -> None:
+    queries = world(2, 40, spread=0.9)
+    n_pairs = [
+        sum(len(group.rows) * (len(group.rows) - 1) for group in grouping.groups(queries.points, p))
+        for p in (0.7, 0.9, 0.99)
+    ]
+    assert n_pairs[0] > n_pairs[1] > n_pairs[2]
+
+
+def test_strangers_are_not_grouped(grouping: Grouping) -> None:
+    queries = world(3, 300)
+    alone = queries.points.at(np.arange(0, len(queries.codes), PER_LABEL))
+    assert sum(len(group.rows) for group in grouping.groups(alone)) <= 30
+    assert grouping.groups(alone.at(np.array([0]))) == []
+
+
+def test_the_same_queries_give_the_same_groups(grouping: Grouping) -> None:
+    queries, again = world(4, 10), Grouping.fit(world(0, 60), seed=0)
+    for one, other in zip(
+        grouping.groups(queries.points), again.groups(queries.points), strict=True
+    ):
+        np.testing.assert_array_equal(one.rows, other.rows)
+        np.testing.assert_array_equal(one.probabilities, other.probabilities)
+
+
+def test_components_are_joined_as_all_pairs_would_be(grouping: Grouping) -> None:
+    queries = world(5, 12)
+    compared = Compared.with_cohort(queries.points, grouping.cohort.directions)
+    parts, share = joined(compared, grouping.pairs)
+    n = len(compared)
+    first, second = np.triu_indices(n, 1)
+    prior = np.log(share / (1 - share))
+    log_odds = grouping.pairs(compared.signals(first, second)) + prior
+    whole = squareform(log_odds.max() - cophenet(linkage(log_odds.max() - log_odds, "average")))
+    seen = np.full((n, n), -np.inf)
+    for part in parts:
+        seen[np.ix_(part.rows, part.rows)] = squareform(part.heights())
+    above = whole >= FLOOR
+    np.fill_diagonal(above, val=False)
+    assert above.any()
+    np.testing.assert_allclose(seen[above], whole[above], atol=1e-4)
+    assert (seen[~above & ~np.eye(n, dtype=bool)] < FLOOR + 1e-6).all()
+
+
+def test_large_components_are_cut_at_their_weakest_links(
+    grouping: Grouping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = world(6, 12)
+    compared = Compared.with_cohort(queries.points, grouping.cohort.directions)
+    monkeypatch.setattr(joining, "MOST_TOGETHER", 2 * PER_LABEL)
+    parts, _ = joined(compared, grouping.pairs)
+    assert max(len(part.rows) for part in parts) <= 2 * PER_LABEL
+    said, true = outcomes(grouping.groups(queries.points), queries.codes)
+    assert len(said) > 100
+    assert np.mean(true) >= 0.85
+
+
+def test_the_graph_holds_each_pair_once_and_the_nearest_of_all() -> None:
+    points = world(7, 30).points
+    first, second = neighbour_pairs(points.directions)
+    assert (first < second).all()
+    assert len(set(zip(first.tolist(), second.tolist(), strict=True))) == len(first)
+    cosines = points.directions @ points.directions.T
+    np.fill_diagonal(cosines, -2)
+    nearest = cosines.argmax(axis=1)
+    known = set(zip(first.tolist(), second.tolist(), strict=True))
+    assert all((min(i, j), max(i, j)) in known for i, j in enumerate(nearest.tolist()))
+
+
+def test_the_share_of_same_pairs_is_found() -> None:
+    generator = np.random.default_rng(8)
+    n = 400
+    same = generator.random(n * (n - 1) // 2) < 0.03
+    ratios = 3.0 * generator.standard_normal(len(same)) + np.where(same, 4.5, -4.5)
+    assert share_of_same(ratios, n) == pytest.approx(same.mean(), rel=0.1)
+
+
+def test_the_fit_agrees_with_scikit_learn() -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    generator = np.random.default_rng(9)
+    values = generator.standard_normal((500, 2)) * [1, 5] + [3, -2]
+    outcome = generator.random(500) < 1 / (1 + np.exp(-(values[:, 0] - 3 + 0.2 * values[:, 1])))
+    weights = generator.random(500) + 0.5
+    ours = fit_logistic(values, outcome, weights)
+    theirs = linear_model.LogisticRegression(C=1e9).fit(values, outcome, sample_weight=weights)
+    expected = theirs.decision_function(values)
+    np.testing.assert_allclose(ours.log_odds(values), expected, atol=0.03)
+
+
+def test_a_group_is_named_by_its_members() -> None:
+    assert group_id(["b", "a"]) == group_id(["a", "b"]) != group_id(["a", "c"])
+
+
+def test_too_few_labels_say_nothing() -> None:
+    with pytest.raises(IdentitiesUnavailable, match="3 labels of the gallery have two items"):
+        Grouping.fit(world(0, 3))
+
+
+def test_an_encoder_that_sees_nothing_says_so_or_groups_nothing() -> None:
+    generator = np.random.default_rng(10)
+    blind = generator.standard_normal((300, DIM)).astype(np.float32)
+    points = Points.of(blind, np.ones_like(blind))
+    codes = np.repeat(np.arange(60), 5)
+    try:
+        groups = Grouping.fit(Labelled(points, codes)).groups(points)
+    except IdentitiesUnavailable:
+        return
+    assert sum(len(group.rows) for group in groups) <= 10
