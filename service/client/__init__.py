@@ -6,6 +6,7 @@
     management  galleries created, described, renamed and dropped
     contract    the options that it takes, and the problems that it raises
     review      the review queue of a gallery
+    unknown     queries that matched nothing, in groups
 
 and, for tools of others, each of which needs that tool's library::
 

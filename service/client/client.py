@@ -38,6 +38,7 @@ from service.client.contract import (
 )
 from service.client.management import GalleryManagement
 from service.client.review import ReviewQueueClient
+from service.client.unknown import UnknownQueriesClient
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -328,6 +329,10 @@ class VouchClient:
     def review_queue(self, gallery: str) -> ReviewQueueClient:
         """The queries of a gallery that are kept to be decided on."""
         return ReviewQueueClient(gallery, self._http, self._send)
+
+    def unknown(self, gallery: str) -> UnknownQueriesClient:
+        """The kept queries of a gallery that matched nothing."""
+        return UnknownQueriesClient(gallery, self._http, self._send)
 
     def calibration(self, gallery: str, *, order: Order | None = None) -> schemas.CalibrationReport:
         """Fetch the calibration report: the evidence behind probabilities and thresholds.

@@ -9,6 +9,7 @@ from service.encoding.cache import Cache
 from service.observability.metrics import Telemetry
 from service.serving.created import CreatedGalleries
 from service.serving.registry import Galleries
+from service.serving.unknown import UnknownGroups
 from service.serving.writer import ItemWriter
 from service.settings import Settings
 
@@ -20,6 +21,7 @@ class State:
     Attributes
     ----------
     sandbox : what the kernel confines decoders by.
+    unknown : groups of kept queries that matched nothing, as far as they are remembered.
     """
 
     galleries: Galleries
@@ -30,3 +32,4 @@ class State:
     feedback: FeedbackLog | None
     sandbox: tuple[str, ...]
     settings: Settings
+    unknown: UnknownGroups

@@ -14,6 +14,7 @@
     created      galleries created, described, renamed and dropped; usage
     feedback     users' feedback on matches
     review       queries that are kept to be decided on
+    unknown      those of them that matched nothing, in groups
     operations   liveness and readiness
     problems     errors, as RFC 9457 has them
 """
@@ -116,6 +117,16 @@ from service.schemas.search import (
     SimilarAnswer,
 )
 from service.schemas.texts import TextSearchRequest
+from service.schemas.unknown import (
+    AskedOn,
+    Enrolled,
+    EnrolledItem,
+    EnrolRequest,
+    GroupSize,
+    UnknownGroup,
+    UnknownGroups,
+    UnknownMember,
+)
 from service.schemas.vectors import (
     DecidedNeighbour,
     DecisionAnswer,
@@ -130,6 +141,7 @@ __all__ = [
     "AbsentState",
     "Activation",
     "Alpha",
+    "AskedOn",
     "AssessmentAnswer",
     "BatchAnswer",
     "BatchItem",
@@ -153,6 +165,9 @@ __all__ = [
     "DecisionsImported",
     "EmbeddingAnswer",
     "EncoderState",
+    "EnrolRequest",
+    "Enrolled",
+    "EnrolledItem",
     "ErrorsOverTime",
     "Explanation",
     "ExportFormat",
@@ -173,6 +188,7 @@ __all__ = [
     "GalleryName",
     "GalleryRename",
     "GalleryUsage",
+    "GroupSize",
     "ImportProblem",
     "ItemDetail",
     "ItemList",
@@ -221,6 +237,9 @@ __all__ = [
     "TextSearchRequest",
     "TextState",
     "Uncertainty",
+    "UnknownGroup",
+    "UnknownGroups",
+    "UnknownMember",
     "Usage",
     "VectorFields",
     "VectorSearchRequest",

@@ -160,6 +160,26 @@ class ItemWriter:
         retry = await context.retry("put_batch", uploads)
         return await self._commit(lease, context, retry, embedded)
 
+    async def enrol(
+        self,
+        lease: Lease,
+        context: WriteContext,
+        operation: str,
+        prepare: Callable[[SearchEngine], Awaitable[Prepared]],
+    ) -> Receipt:
+        """Write items that were queries.
+
+        Parameters
+        ----------
+        operation : identifies the request, beside the Idempotency-Key.
+        prepare : finds them, if the request was not carried out before.
+
+        Raises
+        ------
+        WriteError : nothing was changed.
+        """
+        return await self._commit(lease, context, await context.retry(operation, []), prepare)
+
     async def _commit(
         self,
         lease: Lease,

@@ -25,7 +25,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +84,8 @@ class World:
             for part, of_label in zip(parts, np.split(rows, ends), strict=True):
                 part.append(of_label)
         absent = np.flatnonzero(~np.isin(embedded.labels, known))
-        return cls(embedded, *(generator.permutation(np.concatenate(p)) for p in parts), absent)
+        gallery, calibration, matched = (generator.permutation(np.concatenate(p)) for p in parts)
+        return cls(embedded, gallery, calibration, matched, absent)
 
     @property
     def points(self) -> Points:
@@ -102,6 +103,7 @@ def served(
     def images(name: str, rows: Rows) -> LabelledImages:
         return from_arrays(name, pool[rows], labels[rows].tolist())
 
+    directory.mkdir()
     indexed = images("item", gallery)
     opened = write_gallery(directory, encoder, indexed, seed)
     queries = QuerySet(images("query", world.calibration), images("none", gallery[:0]), None)
@@ -118,7 +120,7 @@ def asked(
 ) -> list[tuple[str, str | None]]:
     """Verdict and first label of each query."""
     embeddings = world.embedded.clean.at(rows)
-    found = []
+    found: list[tuple[str, str | None]] = []
     for start in range(0, len(rows), 256):
         for predictive in retriever.predictives(embeddings[start : start + 256]):
             answer = retriever.find(predictive, 1, expected_absent=absent)
@@ -126,8 +128,11 @@ def asked(
     return found
 
 
-def judged(groups: Sequence[Group], rows: Rows, world: World) -> dict[str, float]:
-    """Precision and recall of the pairs within groups of ``rows``, and what was expected."""
+def judged(groups: Sequence[Group], rows: Rows, world: World) -> dict[str, float | None]:
+    """Precision and recall of the pairs within groups of ``rows``, and what was expected.
+
+    Of no groups there is no precision.
+    """
     labels = world.embedded.labels
     same, n, expected = 0.0, 0.0, 0.0
     said, true = [], []
@@ -142,15 +147,15 @@ def judged(groups: Sequence[Group], rows: Rows, world: World) -> dict[str, float
     n_same = sum(m * (m - 1) / 2 for m in absent)
     bins = reliability(np.array(said), np.array(true, dtype=bool)) if said else []
     return {
-        "precision": same / n if n else float("nan"),
+        "precision": same / n if n else None,
         "recall": same / n_same,
-        "expected_precision": expected / n if n else float("nan"),
-        "p_same_ece": calibration_error(bins) if bins else float("nan"),
+        "expected_precision": expected / n if n else None,
+        "p_same_ece": calibration_error(bins) if bins else None,
         "n_groups": len(groups),
     }
 
 
-def measure(name: str, seed: int) -> dict[str, float]:
+def measure(name: str, seed: int) -> dict[str, float | None]:
     """One draw of a world."""
     world = World.drawn(WORLDS[name](seed), seed)
     labels, points = world.embedded.labels, world.points
@@ -167,7 +172,11 @@ def measure(name: str, seed: int) -> dict[str, float]:
         of_served["absent_found"] = float(np.isin(world.absent, unknown).mean())
         of_served["present_among_unknown"] = float(np.isin(unknown, world.matched).mean())
         enrolled = _enrolled(world, groups, unknown, seed, Path(scratch) / "after")
-    parts = {"given": given, "served": of_served, "enrolled": enrolled}
+    parts: dict[str, Mapping[str, float | None]] = {
+        "given": given,
+        "served": of_served,
+        "enrolled": enrolled,
+    }
     return {f"{name}_{part}_{key}": v for part, of in parts.items() for key, v in of.items()}
 
 
@@ -187,6 +196,7 @@ def _enrolled(
         return {}
     gallery = np.r_[world.gallery, np.array(taken)]
     retriever = served(world, gallery, labels, seed, directory)
+    assert retriever.calibration is not None
     found = {}
     for part, rows in (("members", np.array(taken)), ("others", np.array(others))):
         answers = asked(retriever, world, rows, retriever.calibration.default_share)
@@ -204,10 +214,13 @@ def main(names: Sequence[str]) -> None:
         results = json.loads(RESULTS.read_text(encoding="utf-8"))
     for name in names or WORLDS:
         draws = [measure(name, seed) for seed in range(N_SEEDS)]
-        for key in draws[0]:
-            values = [one.get(key, float("nan")) for one in draws]
-            results[key] = float(np.mean(values))
-            if key.endswith(("_precision", "_recall")):
+        for part in ("given", "served", "enrolled"):
+            results = {k: v for k, v in results.items() if not k.startswith(f"{name}_{part}")}
+        for key in sorted({key for one in draws for key in one}):
+            values = [one[key] for one in draws if one.get(key) is not None]
+            if values:
+                results[key] = float(np.mean(values))
+            if values and key.endswith(("_precision", "_recall")):
                 results[f"{key}_worst"] = float(np.min(values))
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -64,7 +65,7 @@ def evaluation_characters(every: int) -> Embedded:
         arrays = {}
         for name, some in (("clean", images), ("spoilt", corrupted(images, 0))):
             arrays[f"{name}_mean"], arrays[f"{name}_features"] = _embedded(network, some)
-        np.savez(path, labels=np.array(images.labels), **arrays)
+        np.savez(path, labels=np.array(images.labels), **arrays)  # type: ignore[arg-type]
     with np.load(path) as arrays:
         labels = arrays["labels"]
         chosen = np.isin(labels, np.unique(labels)[::every])
@@ -84,7 +85,7 @@ def _ink(images: LabelledImages) -> Tensor:
     return torch.from_numpy(ink)
 
 
-def _embedded(network: OmniglotNetwork, images: LabelledImages) -> list[np.ndarray]:
+def _embedded(network: OmniglotNetwork, images: LabelledImages) -> list[NDArray[np.float32]]:
     with torch.inference_mode():
         found = [network(batch) for batch in _ink(images).split(512)]
     return [torch.cat(part).numpy() for part in zip(*found, strict=True)]

@@ -90,7 +90,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 48
+    assert len(names) == len(set(names)) == 50
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -105,7 +105,7 @@ UPLOADS = {
     "put_items": {"multipart/form-data": "images"},
 }
 JSON_BODIES = {"search_json", "search_vector", "search_text", "decide", "give_feedback"}
-JSON_BODIES |= {"lease_review_cases", "import_decisions"}
+JSON_BODIES |= {"lease_review_cases", "import_decisions", "enrol_unknown"}
 JSON_BODIES |= {"create_gallery", "describe_gallery", "rename_gallery"}
 
 
@@ -199,6 +199,15 @@ def review(method: str, rest: str = "", gallery: str = "digits", **sent: Any) ->
     return lambda client: client.request(method, path, **sent)
 
 
+def unknown(rest: str = "", gallery: str = "digits", **sent: Any) -> Ask:
+    """List the groups of queries that matched nothing; or enrol one."""
+    path = f"/v1/galleries/{gallery}/unknown{rest}"
+    return lambda client: client.request("POST" if sent else "GET", path, **sent)
+
+
+NAMED: dict[str, Any] = {"label": "new"}
+GROUP = f"/{'0' * 16}/enrol"
+
 TEXT = {"Content-Type": "text/plain"}
 
 SECRET = b"that these services sign with"
@@ -221,6 +230,7 @@ REVIEWS = {
     "get_review_case",
     "get_review_image",
     "end_review_lease",
+    "list_unknown",
 }
 """What reviewers may do, and readers may not."""
 
@@ -359,6 +369,15 @@ REQUESTS: dict[tuple[str, str], Ask] = {
             ("422", "short", "digits"),
         )
     },
+    ("list_unknown", "200"): unknown(),
+    ("list_unknown", "404"): unknown(gallery="none"),
+    ("list_unknown", "409"): unknown(),
+    ("list_unknown", "422"): unknown("?precision=2"),
+    ("enrol_unknown", "404"): unknown(GROUP, json=NAMED),
+    ("enrol_unknown", "409"): unknown(GROUP, json=NAMED),
+    ("enrol_unknown", "413"): unknown(GROUP, json={"label": "x" * 90_000}),
+    ("enrol_unknown", "415"): unknown(GROUP, content=b"{}", headers=TEXT),
+    ("enrol_unknown", "422"): unknown(GROUP, json={}),
     ("end_review_lease", "200"): review("DELETE", f"/{'0' * 64}/lease?reviewer=ann"),
     ("get_item", "200"): lambda client: client.get(f"/v1/galleries/digits/items/{an_item(client)}"),
     ("get_item", "404"): lambda client: client.get("/v1/galleries/digits/items/none"),
@@ -455,10 +474,10 @@ TRIED_ELSEWHERE = {
     ("forget_review_case", "200"),
     *((name, "507") for name in ("put_item", "put_items", "delete_item", "compact_gallery")),
     *((f"{verb}_gallery", "507") for verb in ("create", "describe", "rename", "drop")),
+    *(("enrol_unknown", status) for status in ("200", "507")),
 }
-"""In test_tenants.py, test_galleries.py, test_answers.py, test_changes.py, test_texts.py and
-test_review.py: they
-want another state of the service, or another gallery."""
+"""In test_tenants.py, test_galleries.py, test_answers.py, test_changes.py, test_texts.py,
+test_review.py and test_unknown.py: they want another state of the service, or another gallery."""
 
 IDS = {
     "gallery": "digits",
@@ -467,6 +486,7 @@ IDS = {
     "bundle_id": 1,
     "number": 1,
     "query_id": 1,
+    "group": 1,
 }
 
 IN_A_CROWD = {"503", "504"}
@@ -552,7 +572,7 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
         named = {name for name, refusal in refusals if refusal == status}
         assert named == {name for name, _ in REQUESTS} - open_to_all
     more = {"activate_bundle", "rollback_bundle", "compact_gallery", "forget_review_case"}
-    more |= {"put_item", "put_items", "delete_item", "metrics"} | REVIEWS
+    more |= {"put_item", "put_items", "delete_item", "metrics", "enrol_unknown"} | REVIEWS
     more |= {"create_gallery", "describe_gallery", "rename_gallery", "drop_gallery"}
     assert {name for name, refusal in refusals if refusal == "403"} == more
 
@@ -687,6 +707,7 @@ def test_it_says_which_scope_is_needed_and_whether_a_key_is(
             "describe_gallery": "admin",
             "rename_gallery": "admin",
             "drop_gallery": "admin",
+            "enrol_unknown": "write",
             "compact_gallery": "admin",
             "activate_bundle": "admin",
             "rollback_bundle": "admin",

@@ -10,6 +10,7 @@
     bundles       which bundle answers
     feedback      what users said
     review        queries that are kept to be decided on
+    unknown       those of them that matched nothing, in groups
     labelling     the same for the labelling tools of others
     operations    health
 """
@@ -35,6 +36,7 @@ from service.http.answers.search import (
     search_answer,
     similar_answer,
 )
+from service.http.answers.unknown import enrolled, unknown_groups
 from service.http.answers.vectors import decision_answer
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "decision_answer",
     "decision_list",
     "embedding_answer",
+    "enrolled",
     "facet_list",
     "feedback_answer",
     "gallery_detail",
@@ -65,4 +68,5 @@ __all__ = [
     "review_summary",
     "search_answer",
     "similar_answer",
+    "unknown_groups",
 ]

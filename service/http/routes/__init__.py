@@ -12,6 +12,7 @@
     usage         what a caller may do, and has done
     feedback      users' feedback on matches
     review        queries that are kept to be decided on
+    unknown       those of them that matched nothing, in groups
     bundles       the bundles of a gallery, and the one that is served
     operations    liveness, readiness and metrics
     dependencies  the application's state, and the gallery in the path
@@ -28,6 +29,7 @@ from service.http.routes import (
     review,
     search,
     texts,
+    unknown,
     usage,
     vectors,
 )
@@ -44,6 +46,7 @@ ROUTERS = tuple(
         changes,
         feedback,
         review,
+        unknown,
         bundles,
         created,
         usage,

@@ -91,7 +91,7 @@ async def put_item(
     On return it is on the disk and found by every search.
     """
     upload = Upload(item_id, form.label, form.metadata, await form.image.read())
-    receipt = _noted(context, response, await state.writer.put(lease, context, upload))
+    receipt = noted(context, response, await state.writer.put(lease, context, upload))
     return answers.item_written(lease.bundle.name, receipt)
 
 
@@ -105,7 +105,7 @@ async def delete_item(
     lease: LeaseOf, context: ContextOf, response: Response, item_id: str, state: StateOf
 ) -> schemas.ItemWritten:
     """Remove an item from the gallery; on return no search finds it any more."""
-    receipt = _noted(context, response, await state.writer.delete(lease, context, item_id))
+    receipt = noted(context, response, await state.writer.delete(lease, context, item_id))
     return answers.item_written(lease.bundle.name, receipt)
 
 
@@ -145,7 +145,7 @@ async def put_items(
         lease, context, uploads, lambda error: problem_document(request, error).model_dump()
     )
     ids = [upload.id for upload in uploads]
-    return answers.batch_written(lease.bundle.name, ids, _noted(context, response, receipt))
+    return answers.batch_written(lease.bundle.name, ids, noted(context, response, receipt))
 
 
 @router.post(
@@ -163,7 +163,7 @@ async def compact_gallery(gallery: str, state: StateOf) -> schemas.Activation:
     return answers.activation(gallery, await state.galleries.compact(gallery))
 
 
-def _noted(context: WriteContext, response: Response, receipt: Receipt) -> Receipt:
+def noted(context: WriteContext, response: Response, receipt: Receipt) -> Receipt:
     """Note in the header where the receipt is that of an earlier request."""
     if receipt.note["request_id"] != context.request_id:
         response.headers[REPLAYED] = "true"

@@ -1,0 +1,75 @@
+"""Queries that matched nothing, as the client asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import httpx2
+
+from service import schemas
+from service.client.contract import path_of, sent_again
+
+
+class UnknownQueriesClient:
+    """The kept queries of one gallery that matched nothing; see `VouchClient.unknown`."""
+
+    def __init__(
+        self, gallery: str, http: httpx2.Client, send: Callable[[httpx2.Request], httpx2.Response]
+    ) -> None:
+        self._gallery, self._http, self._send = gallery, http, send
+
+    def groups(self, *, precision: float = 0.9, limit: int = 50) -> schemas.UnknownGroups:
+        """Group them into probable new identities, and count what was asked for when.
+
+        Parameters
+        ----------
+        precision : share of the pairs within groups that are expected to be the same.
+        limit : groups that are listed, the largest first.
+        """
+        request = self._http.build_request(
+            "GET",
+            path_of(self._gallery, "unknown"),
+            params={"precision": precision, "limit": limit},
+        )
+        return schemas.UnknownGroups.model_validate_json(self._send(request).content)
+
+    def enrol(
+        self,
+        group: str,
+        label: str,
+        *,
+        query_ids: Sequence[str] | None = None,
+        item_ids: Mapping[str, str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        reviewer: str | None = None,
+        precision: float = 0.9,
+        idempotency_key: str | None = None,
+    ) -> schemas.Enrolled:
+        """Make items of the queries of a group, all in one transaction.
+
+        Parameters
+        ----------
+        query_ids : the members that become items; None for all.
+        item_ids : ids of items by those of queries; left out: the query's own.
+        precision : as the group was listed with.
+
+        Raises
+        ------
+        VouchProblem : such as ``group_not_found``, where its members have changed.
+        """
+        asked = schemas.EnrolRequest(
+            label=label,
+            query_ids=None if query_ids is None else list(query_ids),
+            item_ids=dict(item_ids or {}),
+            metadata=dict(metadata or {}),
+            reviewer=reviewer,
+        )
+        request = self._http.build_request(
+            "POST",
+            path_of(self._gallery, "unknown", group, "enrol"),
+            params={"precision": precision},
+            json=asked.model_dump(exclude_none=True),
+            headers=sent_again(idempotency_key),
+        )
+        return schemas.Enrolled.model_validate_json(self._send(request).content)

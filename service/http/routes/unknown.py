@@ -1,0 +1,149 @@
+"""The paths of queries that matched nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import Depends, Path, Query, Response
+
+from model_store.errors import (
+    FeedbackNotKept,
+    GalleryNotFound,
+    GroupNotFound,
+    IdentitiesUnavailable,
+    ImageTooLarge,
+    InvalidRequest,
+    KeyReused,
+    UnsupportedMediaType,
+)
+from model_store.feedback import Decided, ReviewQueue, moment
+from model_store.gallery import Receipt, Thumbnail
+from model_store.identities import PRECISION
+from service import schemas
+from service.access.access import requires
+from service.http import answers
+from service.http.bodies import JSON, body_of
+from service.http.problems import responses
+from service.http.routes.changes import WRITE_ERRORS, ContextOf, noted
+from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
+from service.http.routes.feedback import hear, require_feedback
+from service.http.routes.review import QueueOf
+from service.http.state import State
+from service.serving.engine import SearchEngine
+from service.serving.lease import Lease
+from service.serving.unknown import enrolled
+from service.serving.writer import Prepared
+
+router = gallery_router("unknown")
+
+PrecisionOf = Annotated[
+    float,
+    Query(
+        ge=0.5,
+        le=1,
+        description="Share of the pairs within groups that are expected to show the same identity.",
+    ),
+]
+GROUPED = (GalleryNotFound, FeedbackNotKept, IdentitiesUnavailable, InvalidRequest)
+
+
+@router.get(
+    "/{gallery}/unknown",
+    operation_id="list_unknown",
+    responses=responses(*GROUPED),
+    dependencies=[Depends(requires("review"))],
+)
+async def list_unknown(
+    lease: LeaseOf,
+    queue: QueueOf,
+    state: StateOf,
+    precision: PrecisionOf = PRECISION,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Groups that are listed.")] = 50,
+) -> schemas.UnknownGroups:
+    """What people ask for that is not there: kept queries that matched nothing, in groups.
+
+    Each group is probably one new identity. `p_same` is learned from labels of the gallery, each
+    judged by what was learned from others; it is too high where the encoder was trained on them.
+    Takes seconds after a change, and is remembered until the next. `POST …/enrol` names a group.
+    """
+    bundle = lease.bundle
+    found = await state.unknown.of(bundle, queue, precision)
+    listed = await asyncio.to_thread(queue.listed, bundle.key, {})
+    cases = {case.query_id: case for case in listed}
+    return answers.unknown_groups(bundle, found, cases, limit)
+
+
+@router.post(
+    "/{gallery}/unknown/{group}/enrol",
+    operation_id="enrol_unknown",
+    responses=responses(
+        *GROUPED, *WRITE_ERRORS, GroupNotFound, ImageTooLarge, UnsupportedMediaType, KeyReused
+    ),
+    dependencies=[Depends(requires("write")), Depends(body_of(JSON))],
+)
+async def enrol_unknown(
+    lease: LeaseOf,
+    queue: QueueOf,
+    state: StateOf,
+    context: ContextOf,
+    response: Response,
+    group: Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="`id` of the group.")],
+    asked: schemas.EnrolRequest,
+    precision: PrecisionOf = PRECISION,
+) -> schemas.Enrolled:
+    """Name a group: its queries become items with that label, all in one transaction or none.
+
+    On return they are on the disk and found by every search. That a reviewer has named them is kept
+    as a decision on each query.
+    """
+    kept = require_feedback(state)
+
+    async def found(_: SearchEngine) -> Prepared:
+        unknown = await state.unknown.of(lease.bundle, queue, precision)
+        named = unknown.group(group)
+        members = [unknown.queries.query_ids[row] for row in named.rows]
+        pictures = await _pictures(lease, queue, state, members)
+        item = str(asked.label), asked.metadata
+        return Prepared(enrolled(unknown, named, asked.query_ids, asked.item_ids, item, pictures))
+
+    operation = f"enrol {group} {asked.model_dump_json()}"
+    receipt = await state.writer.enrol(lease, context, operation, found)
+    answer = answers.enrolled(lease.bundle.name, group, asked, noted(context, response, receipt))
+    if _is_new(receipt, context.request_id):
+        for one in answer.items:
+            decided = Decided(
+                lease.bundle.key,
+                lease.bundle.manifest.id,
+                one.query_id,
+                "that_item",
+                one.item_id,
+                answer.label,
+                asked.reviewer,
+                comment=None,
+                pairs=(),
+                decided_at=moment(),
+            )
+            await asyncio.to_thread(kept.decide, decided)
+        await hear(lease)
+    return answer
+
+
+async def _pictures(
+    lease: Lease, queue: ReviewQueue, state: State, members: Sequence[str]
+) -> dict[str, Thumbnail]:
+    """Return the pictures that are kept of ``members``, as items have them."""
+    pictures = {}
+    for name in members:
+        picture = await asyncio.to_thread(queue.picture, lease.bundle.key, name)
+        if picture is None:
+            continue
+        pictures[name] = Thumbnail(picture.data, picture.media_type)
+        if state.settings.review_image == "original":
+            _, pictures[name], _ = await lease.engine.encode_item(picture.data)
+    return pictures
+
+
+def _is_new(receipt: Receipt, request_id: str) -> bool:
+    return bool(receipt.note["request_id"] == request_id)

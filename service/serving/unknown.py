@@ -1,0 +1,216 @@
+"""Kept queries that matched nothing: grouped, and enrolled as items of the gallery."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from model_store.bundles.bundle import Bundle
+from model_store.errors import GroupNotFound, ItemNotFound
+from model_store.feedback import CaseReason, KeptQueries, ReviewQueue
+from model_store.gallery import NewItem, Thumbnail, Upsert
+from model_store.gallery.writable import Vector
+from model_store.identities import Group, Grouping, Points, group_id
+
+T = TypeVar("T")
+
+REASONS: tuple[CaseReason, ...] = ("absent", "alien")
+"""Cases whose answer was that nothing matches."""
+
+_REMEMBERED = 16
+"""Galleries whose groups are remembered."""
+
+_NO_PICTURE = Thumbnail(
+    bytes.fromhex(
+        "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000"
+        "000a49444154789c636800000082008177cd72b60000000049454e44ae426082"
+    ),
+    "image/png",
+)
+"""A grey pixel, for an item of whose query no image was kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedGroup:
+    """A group of kept queries.
+
+    Attributes
+    ----------
+    id : see `group_id`.
+    rows : places of the members among the queries, the medoid first, then by probability.
+    probabilities : of the members, in that order.
+    probability : of the group.
+    """
+
+    id: str
+    rows: tuple[int, ...]
+    probabilities: tuple[float, ...]
+    probability: float
+
+    @classmethod
+    def of(cls, group: Group, query_ids: Sequence[str]) -> NamedGroup:
+        """Name a group of queries with ``query_ids``."""
+        order = np.lexsort((group.rows, -group.probabilities, group.rows != group.medoid))
+        rows = tuple(group.rows[order].tolist())
+        name = group_id([query_ids[row] for row in rows])
+        return cls(name, rows, tuple(group.probabilities[order].tolist()), group.probability)
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownQueries:
+    """The kept queries of a gallery that matched nothing, in groups.
+
+    Attributes
+    ----------
+    queries : open cases, and not in the gallery by now.
+    groups : the largest first.
+    precision : expected share of the pairs within groups that show the same identity.
+    n_labels : of the gallery, that P(same) was learned from.
+    """
+
+    queries: KeptQueries
+    groups: tuple[NamedGroup, ...]
+    precision: float
+    n_labels: int
+
+    def group(self, name: str) -> NamedGroup:
+        """Return a group by its id, or raise `GroupNotFound`."""
+        for group in self.groups:
+            if group.id == name:
+                return group
+        raise GroupNotFound(
+            f"There is no group {name!r} of unknown queries, or its members have changed since. "
+            "List them again with `GET …/unknown`, at the same `precision`."
+        )
+
+
+class UnknownGroups:
+    """Groups the kept queries of galleries; what was found is remembered until something changes.
+
+    It takes seconds, on one thread of its own at a time, and none of those that answer queries.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[object, UnknownQueries]] = OrderedDict()
+        self._fitted: OrderedDict[str, tuple[object, Grouping]] = OrderedDict()
+        self._turn = asyncio.Lock()
+
+    async def of(self, bundle: Bundle, queue: ReviewQueue, precision: float) -> UnknownQueries:
+        """Return the groups of a gallery.
+
+        Parameters
+        ----------
+        precision : expected share of the pairs within groups that show the same identity.
+
+        Raises
+        ------
+        IdentitiesUnavailable : the gallery's labels do not say what belongs together.
+        """
+        async with self._turn:
+            return await asyncio.to_thread(self._of, bundle, queue, precision)
+
+    def _of(self, bundle: Bundle, queue: ReviewQueue, precision: float) -> UnknownQueries:
+        state = bundle.manifest.id, bundle.version
+        grouping = self._grouping(bundle, state)
+        encoder = bundle.retriever.encoder.fingerprint
+        kept = queue.embedded(bundle.name, encoder, REASONS)
+        is_open = [
+            row
+            for row, query_id in enumerate(kept.query_ids)
+            if kept.is_open[row] and not _is_item(bundle, query_id)
+        ]
+        queries = _at(kept, is_open)
+        key = state, precision, queries.query_ids
+        known = self._known.get(bundle.name)
+        if known is not None and known[0] == key:
+            return known[1]
+        groups: list[Group] = []
+        if is_open:
+            groups = grouping.groups(Points.of(queries.mean, queries.variance), precision)
+        named = tuple(NamedGroup.of(group, queries.query_ids) for group in groups)
+        found = UnknownQueries(queries, named, precision, grouping.n_labels)
+        _remember(self._known, bundle.name, (key, found))
+        return found
+
+    def _grouping(self, bundle: Bundle, state: object) -> Grouping:
+        known = self._fitted.get(bundle.name)
+        if known is not None and known[0] == state:
+            return known[1]
+        grouping = Grouping.of_gallery(bundle.retriever.gallery)
+        _remember(self._fitted, bundle.name, (state, grouping))
+        return grouping
+
+
+def enrolled(
+    unknown: UnknownQueries,
+    group: NamedGroup,
+    query_ids: Sequence[str] | None,
+    item_ids: Mapping[str, str],
+    item: tuple[str, Mapping[str, object]],
+    pictures: Mapping[str, Thumbnail],
+) -> list[Upsert]:
+    """Return the writes that make items of queries.
+
+    Parameters
+    ----------
+    query_ids : members of the group; None for all.
+    item_ids : ids of items by those of queries; left out: the query's own.
+    item : label and metadata of each.
+    pictures : by the id of the query.
+
+    Raises
+    ------
+    GroupNotFound : one of the queries is none of its members.
+    """
+    queries, (label, metadata) = unknown.queries, item
+    rows = {queries.query_ids[row]: row for row in group.rows}
+    strangers = ({*item_ids} | {*(query_ids or ())}) - rows.keys()
+    if strangers:
+        raise GroupNotFound(
+            f"{len(strangers)} of the queries are not in the group {group.id!r}, such as "
+            f"{min(strangers)!r}. List it again with `GET …/unknown`."
+        )
+    return [
+        Upsert(
+            NewItem(
+                item_ids.get(name, name), label, dict(metadata), pictures.get(name, _NO_PICTURE)
+            ),
+            Vector(queries.mean[row], queries.variance[row], queries.features[row]),
+        )
+        for name, row in rows.items()
+        if query_ids is None or name in query_ids
+    ]
+
+
+def _is_item(bundle: Bundle, query_id: str) -> bool:
+    try:
+        bundle.retriever.gallery.row(query_id)
+    except ItemNotFound:
+        return False
+    return True
+
+
+def _at(kept: KeptQueries, rows: list[int]) -> KeptQueries:
+    return KeptQueries(
+        tuple(kept.query_ids[row] for row in rows),
+        tuple(kept.reasons[row] for row in rows),
+        kept.kept_at[rows],
+        kept.is_open[rows],
+        kept.mean[rows],
+        kept.variance[rows],
+        kept.features[rows],
+    )
+
+
+def _remember(
+    known: OrderedDict[str, tuple[object, T]], name: str, found: tuple[object, T]
+) -> None:
+    known[name] = found
+    known.move_to_end(name)
+    while len(known) > _REMEMBERED:
+        known.popitem(last=False)

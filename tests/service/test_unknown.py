@@ -1,0 +1,138 @@
+"""Queries that matched nothing: grouped, counted, enrolled, and found from then on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from model_store.bundles.bundle import Bundle
+from model_store.bundles.directory import activate
+from service.client import VouchClient, VouchProblem
+from tests.end_to_end.questions import search
+from tests.support.collection_files import write_drawings
+
+StartClient = Callable[..., TestClient]
+
+UNKNOWN = "/v1/galleries/digits/unknown"
+N_DRAWINGS = 250
+EVERYTHING: dict[str, Any] = {"review_reasons": ["absent", "alien"], "audit_share": 0.0}
+
+
+@pytest.fixture(scope="module")
+def absent(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """Drawings of the two digits that the gallery does not have, those of one after the other."""
+    folder = tmp_path_factory.mktemp("drawings")
+    write_drawings(folder, N_DRAWINGS)
+    return [path.read_bytes() for name in "38" for path in sorted((folder / name).glob("*.png"))]
+
+
+@pytest.fixture
+def client(start: StartClient, bundle: Bundle, digits_bundle: Path, tmp_path: Path) -> TestClient:
+    """The digits, that take changes, and keep what matched nothing."""
+    root = tmp_path / "bundles"
+    shutil.copytree(digits_bundle, root / digits_bundle.name)
+    activate(root, digits_bundle.name)
+    changing = replace(bundle.within(root), directory=root / digits_bundle.name)
+    return start(changing, feedback=tmp_path / "feedback.sqlite3", **EVERYTHING)
+
+
+def listed(client: TestClient, **options: Any) -> dict[str, Any]:
+    response = client.get(UNKNOWN, params=options)
+    found: dict[str, Any] = response.json()
+    assert response.status_code == 200, found
+    return found
+
+
+def test_what_is_not_there_is_grouped_enrolled_and_found(
+    client: TestClient, absent: list[bytes], digit: bytes
+) -> None:
+    answers = [search(client, image, expected_absent=0.5).json() for image in absent]
+    asked = {
+        one["query"]["id"]
+        for one in answers
+        if one["verdict"] in {"no_match", "out_of_distribution"}
+    }
+    search(client, digit)
+    found = listed(client)
+    assert found["n_queries"] == len(asked) == sum(day["n"] for day in found["asked"])
+    groups = found["groups"]
+    assert found["n_groups"] == len(groups) == sum(size["n_groups"] for size in found["sizes"])
+    assert found["n_grouped"] == sum(group["n"] for group in groups) > 10
+    for group in groups:
+        members = [member["query_id"] for member in group["members"]]
+        assert members[0] == group["medoid"]
+        assert len(set(members)) == group["n"]
+        assert set(members) <= asked
+        assert 0.5 <= group["p_same"] <= 1
+    assert listed(client) == found, "the same queries are the same groups"
+    kept_picture = client.get(groups[0]["members"][0]["image_url"]).content
+
+    largest = groups[0]
+    said = {"label": "a new one", "reviewer": "ann", "metadata": {"seen": "here"}}
+    path = f"{UNKNOWN}/{largest['id']}/enrol"
+    done = client.post(path, json=said, headers={"Idempotency-Key": "once"})
+    assert done.status_code == 200, done.json()
+    enrolled = done.json()
+    assert {item["query_id"] for item in enrolled["items"]} == {
+        member["query_id"] for member in largest["members"]
+    }
+    item = client.get(f"/v1/galleries/digits/items/{largest['medoid']}").json()
+    assert (item["label"], item["metadata"]) == ("a new one", {"seen": "here"})
+    assert client.get(item["thumbnail_url"]).content == kept_picture
+    decisions = client.get("/v1/galleries/digits/feedback").json()["decisions"]
+    assert {one["query_id"] for one in decisions} == {one["query_id"] for one in enrolled["items"]}
+    assert decisions[0]["reviewer"] == "ann"
+    again = client.post(path, json=said, headers={"Idempotency-Key": "once"})
+    assert again.headers["Idempotency-Replayed"] == "true"
+    assert again.json()["items"] == enrolled["items"]
+    assert listed(client)["n_queries"] == len(asked) - largest["n"]
+    assert client.post(path, json=said).json()["code"] == "group_not_found"
+
+    members = {member["query_id"] for member in largest["members"]}
+    for image, answer in zip(absent, answers, strict=True):
+        if answer["query"]["id"] in members:
+            first = search(client, image).json()["results"][0]
+            assert (first["id"], first["label"]) == (answer["query"]["id"], "a new one")
+
+
+def test_some_members_are_enrolled_under_ids_of_ones_own(
+    client: TestClient, absent: list[bytes]
+) -> None:
+    for image in absent:
+        search(client, image, expected_absent=0.5)
+    with VouchClient("http://127.0.0.1", transport=client._transport) as vouch:
+        group = vouch.unknown("digits").groups().groups[0]
+        first, second = (member.query_id for member in group.members[:2])
+        unknown = vouch.unknown("digits")
+        with pytest.raises(VouchProblem, match="1 of the queries are not in the group"):
+            unknown.enrol(group.id, "x", query_ids=[first, "0" * 64])
+        with pytest.raises(VouchProblem, match="no group"):
+            unknown.enrol("0" * 16, "x")
+        done = unknown.enrol(group.id, "x", query_ids=[first, second], item_ids={first: "x/1"})
+        assert {(one.query_id, one.item_id) for one in done.items} == {
+            (first, "x/1"),
+            (second, second),
+        }
+        assert vouch.item("digits", "x/1").label == "x"
+        left = {m.query_id for g in unknown.groups().groups for m in g.members}
+        assert not {first, second} & left
+
+
+def test_a_gallery_whose_labels_say_nothing_is_refused(
+    start: StartClient, odd_bundle: Bundle, tmp_path: Path
+) -> None:
+    client = start(odd_bundle, feedback=tmp_path / "feedback.sqlite3", **EVERYTHING)
+    refused = client.get("/v1/galleries/odd/unknown")
+    assert (refused.status_code, refused.json()["code"]) == (409, "identities_unavailable")
+    assert "0 labels of the gallery have two items" in refused.json()["detail"]
+
+
+def test_nothing_is_grouped_where_nothing_is_kept(client: TestClient) -> None:
+    found = listed(client)
+    assert (found["n_queries"], found["groups"], found["asked"]) == (0, [], [])
