@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-gallery bench-tenants bench-milvus bench-page bench-filters bench-roll-up \
-  bench-review bench-indexing \
+  bench-review bench-unknown bench-indexing \
   bench-poison element fuzz-images mutants crash-indexing crash-writes linearizability torture \
   ray-indexing soak test-milvus try-compose try-fiftyone try-azurite pictures tables clean
 .DEFAULT_GOAL := help
@@ -27,6 +27,7 @@ help:
 	@echo "make bench-encoders   int8 and half precision, and a posterior on 100,000 images; six minutes"
 	@echo "make bench-roll-up   ambiguous queries where labels have parents; ten minutes"
 	@echo "make bench-review   decisions in the review queue's order, beside random ones; minutes"
+	@echo "make bench-unknown   queries of absent labels, grouped and enrolled; an hour the first time"
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
 	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
 	@echo "make test-milvus   galleries in Milvus against the real server; ten minutes"
@@ -92,7 +93,7 @@ sbom: | .venv/bin/uv
 bench: install
 	$(BIN)/python -m tests.benchmarks
 
-bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free bench-decide bench-encoders bench-filters bench-roll-up bench-review bench-milvus: bench-%: install
+bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free bench-decide bench-encoders bench-filters bench-roll-up bench-review bench-unknown bench-milvus: bench-%: install
 	$(BIN)/python -m tests.benchmarks.bench_$(subst -,_,$*)
 
 bench-promises: install

@@ -46,7 +46,6 @@ from service.serving.recalibration import Recalibrator, installed_command
 from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
-from service.serving.unknown import UnknownGroups
 from service.serving.writer import ItemWriter
 from service.settings import Settings
 
@@ -258,14 +257,4 @@ async def _set_up(
     for watching in (galleries.watch(), again.watch(galleries.engines), created.clean_up()):
         stack.push_async_callback(_ended, asyncio.create_task(watching))
     writer = ItemWriter(galleries, telemetry)
-    return State(
-        galleries,
-        created,
-        writer,
-        cache,
-        telemetry,
-        feedback,
-        decoder.sandbox,
-        settings,
-        UnknownGroups(),
-    )
+    return State(galleries, created, writer, cache, telemetry, feedback, decoder.sandbox, settings)

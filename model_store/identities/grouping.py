@@ -1,9 +1,9 @@
 """Grouping queries into probable identities, with a calibrated P(same).
 
-Fitted twice to labels held out: half of the labels are queries, of which the other half knows
-nothing, and the other way round. First the evidence of a pair; then what the pairs come to that
-this joined: P(same) by the log-odds at which average linkage joins a pair. That is what is shown,
-and what the groups are cut at.
+Fitted to labels held out: half of the labels are queries, of which the other half knows nothing,
+and the other way round, several times over. First the evidence of a pair; then, of what that joins,
+P(same) by the log-odds at which average linkage joins a pair. That is what is shown, and what
+groups are cut at.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ MOST_ITEMS = 3_000
 
 MOST_OF_LABEL = 30
 
-_DIVISIONS = 2
-"""Times that the labels are divided into halves, at random."""
+_DIVISIONS = 6
+"""Times that the labels are divided into halves, at random. Which labels are mistaken for each
+other differs: on Omniglot, with 2 the recall at the same precision is 0.61 on average over draws,
+and 0.51 at worst; with 6 it is 0.65 and 0.62."""
 
 _MOST_DIFFERENT = 100_000
 """Pairs of different identities of each half that are fitted to; they weigh as all of them."""

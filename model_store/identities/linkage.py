@@ -18,7 +18,7 @@ from model_store.identities.pairs import Compared, Floats, Integers, PairModel
 from model_store.threads import faiss_threads
 
 N_NEIGHBOURS = 100
-"""Of each image, whose pairs with it are looked at."""
+"""Neighbours of each image whose pairs with it are looked at."""
 
 FLOOR = -3.0
 """Log-odds that groups are joined from on; of pairs so unlikely no group is made."""
@@ -34,7 +34,7 @@ _EXACT_UP_TO = 20_000
 _N_PROBED = 32
 
 _ROUNDS = 200
-"""Of the EM for the share of same pairs; it stops earlier once nothing changes."""
+"""Rounds of the EM at most; it ends once nothing changes."""
 
 _LEAST_SHARE = 1e-12
 

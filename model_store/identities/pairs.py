@@ -30,7 +30,7 @@ that it means the same of half the labels as of all."""
 _LEAST_NEAREST = 5
 
 _LEAST_VARIANCE = 1e-12
-"""Of an encoder that knows none."""
+"""Total variance that an encoder is taken to give which knows none."""
 
 _LEAST_SPREAD = 1e-6
 

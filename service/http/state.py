@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from model_store.feedback import FeedbackLog
 from service.encoding.cache import Cache
@@ -32,4 +32,4 @@ class State:
     feedback: FeedbackLog | None
     sandbox: tuple[str, ...]
     settings: Settings
-    unknown: UnknownGroups
+    unknown: UnknownGroups = field(default_factory=UnknownGroups)

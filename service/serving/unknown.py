@@ -118,7 +118,7 @@ class UnknownGroups:
         state = bundle.manifest.id, bundle.version
         grouping = self._grouping(bundle, state)
         encoder = bundle.retriever.encoder.fingerprint
-        kept = queue.embedded(bundle.name, encoder, REASONS)
+        kept = queue.embedded(bundle.key, encoder, REASONS)
         is_open = [
             row
             for row, query_id in enumerate(kept.query_ids)
@@ -126,7 +126,7 @@ class UnknownGroups:
         ]
         queries = _at(kept, is_open)
         key = state, precision, queries.query_ids
-        known = self._known.get(bundle.name)
+        known = self._known.get(bundle.key)
         if known is not None and known[0] == key:
             return known[1]
         groups: list[Group] = []
@@ -134,15 +134,15 @@ class UnknownGroups:
             groups = grouping.groups(Points.of(queries.mean, queries.variance), precision)
         named = tuple(NamedGroup.of(group, queries.query_ids) for group in groups)
         found = UnknownQueries(queries, named, precision, grouping.n_labels)
-        _remember(self._known, bundle.name, (key, found))
+        _remember(self._known, bundle.key, (key, found))
         return found
 
     def _grouping(self, bundle: Bundle, state: object) -> Grouping:
-        known = self._fitted.get(bundle.name)
+        known = self._fitted.get(bundle.key)
         if known is not None and known[0] == state:
             return known[1]
         grouping = Grouping.of_gallery(bundle.retriever.gallery)
-        _remember(self._fitted, bundle.name, (state, grouping))
+        _remember(self._fitted, bundle.key, (state, grouping))
         return grouping
 
 

@@ -217,7 +217,7 @@ def main(names: Sequence[str]) -> None:
         for part in ("given", "served", "enrolled"):
             results = {k: v for k, v in results.items() if not k.startswith(f"{name}_{part}")}
         for key in sorted({key for one in draws for key in one}):
-            values = [one[key] for one in draws if one.get(key) is not None]
+            values = [value for one in draws if (value := one.get(key)) is not None]
             if values:
                 results[key] = float(np.mean(values))
             if values and key.endswith(("_precision", "_recall")):

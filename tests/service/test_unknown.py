@@ -94,9 +94,9 @@ def test_what_is_not_there_is_grouped_enrolled_and_found(
     assert listed(client)["n_queries"] == len(asked) - largest["n"]
     assert client.post(path, json=said).json()["code"] == "group_not_found"
 
-    members = {member["query_id"] for member in largest["members"]}
+    now_items = {item["query_id"] for item in enrolled["items"]}
     for image, answer in zip(absent, answers, strict=True):
-        if answer["query"]["id"] in members:
+        if answer["query"]["id"] in now_items:
             first = search(client, image).json()["results"][0]
             assert (first["id"], first["label"]) == (answer["query"]["id"], "a new one")
 

@@ -62,7 +62,7 @@ async def list_unknown(
     precision: PrecisionOf = PRECISION,
     limit: Annotated[int, Query(ge=1, le=1000, description="Groups that are listed.")] = 50,
 ) -> schemas.UnknownGroups:
-    """What people ask for that is not there: kept queries that matched nothing, in groups.
+    """List the kept queries that matched nothing, in groups: what is asked for and not there.
 
     Each group is probably one new identity. `p_same` is learned from labels of the gallery, each
     judged by what was learned from others; it is too high where the encoder was trained on them.
