@@ -137,9 +137,13 @@ class Grouping:
         return cls(pairs, calibrated, known.points, len(names))
 
     def probability(self, heights: Floats) -> Floats:
-        """Return P(same) (...) of pairs that are joined at ``heights`` (...)."""
+        """Return P(same) (...) of pairs that are joined at ``heights`` (...).
+
+        It never exceeds n / (n + 1) of the n labels that it was learned from (Laplace): had there
+        been one more, it might have been mistaken for another.
+        """
         found: Floats = expit(self.joined.log_odds(heights[..., None]))
-        return found
+        return found * (self.n_labels / (self.n_labels + 1))
 
     def groups(self, queries: Points, precision: float = PRECISION) -> list[Group]:
         """Group queries, of which none has a match; the largest group first.

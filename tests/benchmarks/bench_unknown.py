@@ -224,7 +224,16 @@ def main(names: Sequence[str]) -> None:
                 results[f"{key}_worst"] = float(np.min(values))
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        print(json.dumps({k: v for k, v in results.items() if k.startswith(name)}, indent=1))
+        print(
+            json.dumps(
+                {
+                    k: v
+                    for k, v in results.items()
+                    if k.startswith((f"{name}_g", f"{name}_s", f"{name}_e"))
+                },
+                indent=1,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -64,11 +64,18 @@ def test_pairs_of_groups_are_the_same_as_often_as_said(grouping: Grouping, n_lab
     assert len(set(members)) == len(members)
 
 
+def test_of_few_labels_nothing_is_said_to_be_certain() -> None:
+    few = Grouping.fit(world(0, 6))
+    assert few.probability(np.array([50.0])) == pytest.approx(6 / 7)
+    assert few.groups(world(1, 20).points, 0.9) == []
+    assert few.groups(world(1, 20).points, 0.8)
+
+
 def test_more_precision_joins_fewer(grouping: Grouping) -> None:
     queries = world(2, 40, spread=1.2)
     n_pairs = [
         sum(len(group.rows) * (len(group.rows) - 1) for group in grouping.groups(queries.points, p))
-        for p in (0.6, 0.9, 0.99)
+        for p in (0.6, 0.9, 0.97)
     ]
     assert n_pairs[0] > n_pairs[1] > n_pairs[2]
 
