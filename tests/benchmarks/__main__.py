@@ -6,8 +6,8 @@ images (VOUCH_DATA_DIR, or a download) and some minutes. The benchmarks of throu
 the first hour and a busy machine want photographs (VOUCH_DATA_DIR), of which they build a bundle
 once. Left out, because they take an hour and print tables: `make bench-posteriors`,
 `make bench-zero-shot`, `make bench-decision`, `make bench-label-free`, `make bench-roll-up`,
-`make bench-review`; and because they build a gallery of a million items: `make bench-gallery`,
-`make bench-filters`, `make bench-tenants`.
+`make bench-review`, `make bench-unknown`; and because they build a gallery of a million items:
+`make bench-gallery`, `make bench-filters`, `make bench-tenants`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def main() -> None:
         "bench-tenants",
         "bench-roll-up",
         "bench-review",
+        "bench-unknown",
     ]
     if "VOUCH_DATA_DIR" in os.environ:
         results |= bench_throughput.measure()
