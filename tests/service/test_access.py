@@ -56,9 +56,11 @@ REVIEWS = {
     ("GET", "/v1/galleries/{gallery}/review/{query_id}"),
     ("GET", "/v1/galleries/{gallery}/review/{query_id}/image"),
     ("DELETE", "/v1/galleries/{gallery}/review/{query_id}/lease"),
+    ("GET", "/v1/galleries/{gallery}/unknown"),
 }
 WRITES = {
     ("DELETE", "/v1/galleries/{gallery}/review/{query_id}"),
+    ("POST", "/v1/galleries/{gallery}/unknown/{group}/enrol"),
     ("POST", "/v1/galleries/{gallery}/items"),
     ("PUT", "/v1/galleries/{gallery}/items/{item_id:path}"),
     ("DELETE", "/v1/galleries/{gallery}/items/{item_id:path}"),
@@ -111,7 +113,8 @@ class TestEveryRoute:
         for route in routes_of(api):
             if route.path in OPEN:
                 continue
-            ids = {"item_id": 1, "sample_id": 1, "bundle_id": 1, "number": 1, "query_id": 1}
+            names = ("item_id", "sample_id", "bundle_id", "number", "query_id", "group")
+            ids = dict.fromkeys(names, 1)
             path = route.path.replace(":path", "").format(gallery="digits", **ids)
             for method in route.methods:
                 wanted = "review" if (method, route.path) in REVIEWS else "read"
