@@ -90,7 +90,8 @@ nothing that a client of the service may not see.
         ├── CertificateError     a certificate or its feedback cannot be read or written
         └── TransferError        a bundle cannot be brought to another place, or from it
 
-Those of the index builder lie in `building`, the `root` in a file of its own.
+Those of the index builder lie in `building`, those of bundles in `bundles`, the `root` in a file of
+its own.
 """
 
 from model_store.errors.building import (
@@ -110,10 +111,26 @@ from model_store.errors.building import (
     TransferError,
     WeightsError,
 )
+from model_store.errors.bundles import (
+    ArchiveError,
+    BundleError,
+    BundleMismatch,
+    BundleNotFound,
+    BundleTampered,
+    BundleUntrusted,
+    PointerUnreadable,
+    SigningKeyError,
+)
 from model_store.errors.root import VouchError
 
 __all__ = [
+    "ArchiveError",
     "BuildError",
+    "BundleError",
+    "BundleMismatch",
+    "BundleNotFound",
+    "BundleTampered",
+    "BundleUntrusted",
     "CalibrationError",
     "CertificateError",
     "ConfigError",
@@ -121,7 +138,9 @@ __all__ = [
     "EncoderSourceError",
     "OutputError",
     "ParityError",
+    "PointerUnreadable",
     "RunInUse",
+    "SigningKeyError",
     "SourceUnavailable",
     "StepNotReady",
     "TooManyBadImages",
@@ -363,38 +382,6 @@ class GalleryUnavailable(VouchError):
 
 class ActivationRefused(VouchError):
     """The bundle cannot take the place of the one that is served, which is served on."""
-
-
-class ArchiveError(VouchError):
-    """A backup cannot be made, or cannot be restored."""
-
-
-class BundleError(VouchError):
-    """The bundle cannot be served."""
-
-
-class BundleNotFound(BundleError):
-    """There is no bundle at that path."""
-
-
-class PointerUnreadable(BundleError):
-    """`CURRENT` or `PREVIOUS` names no bundle, or cannot be read."""
-
-
-class BundleTampered(BundleError):
-    """A file differs from what the manifest says of it."""
-
-
-class BundleUntrusted(BundleError):
-    """The bundle is not signed by a key that is trusted."""
-
-
-class BundleMismatch(BundleError):
-    """Parts that do not belong together, or a schema version this release does not know."""
-
-
-class SigningKeyError(VouchError):
-    """A key to sign or to verify with cannot be read or written."""
 
 
 class InternalError(VouchError):

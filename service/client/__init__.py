@@ -19,8 +19,10 @@ and, for tools of others, each of which needs that tool's library::
     words         answers in plain words
 """
 
-from service.client.client import MAX_ATTEMPTS, MAX_WAIT_S, VouchClient
+from service.client.client import VouchClient
 from service.client.contract import (
+    MAX_ATTEMPTS,
+    MAX_WAIT_S,
     DecisionOptions,
     Image,
     ListOptions,

@@ -13,7 +13,6 @@ service's web framework nor a model is needed: ``pip install '.[client]'`` in a 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -33,7 +32,7 @@ from service.client.contract import (
     image_file,
     not_vouch,
     path_of,
-    problem_of,
+    send,
     sent_again,
 )
 from service.client.management import GalleryManagement
@@ -41,11 +40,6 @@ from service.client.review import ReviewQueueClient
 from service.client.unknown import UnknownQueriesClient
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
-
-MAX_ATTEMPTS = 3
-MAX_WAIT_S = 10.0
-"""Seconds that a client waits at most between two of its `MAX_ATTEMPTS` attempts at a busy
-service."""
 
 
 class VouchClient:
@@ -392,14 +386,4 @@ class VouchClient:
             raise not_vouch(response) from None
 
     def _send(self, request: httpx2.Request) -> httpx2.Response:
-        request.read()  # a body that is in memory can be sent again
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            response = self._http.send(request)
-            if response.is_success:
-                break
-            problem = problem_of(response)
-            wait = problem.retry_after
-            if response.status_code != 503 or wait is None or attempt == MAX_ATTEMPTS:
-                raise problem
-            time.sleep(min(wait, MAX_WAIT_S))
-        return response
+        return send(self._http, request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,11 @@ from pydantic import ValidationError
 
 from model_store.verdicts import Order
 from service import schemas
+
+MAX_ATTEMPTS = 3
+MAX_WAIT_S = 10.0
+"""Seconds that a client waits at most between two of its `MAX_ATTEMPTS` attempts at a busy
+service."""
 
 Filter = Mapping[str, Any]
 """A condition on the items to find, for example ``{"label": "shoe", "year": {"gte": 2000}}``."""
@@ -158,3 +164,23 @@ def fields_of(**named: str | float | Filter | None) -> Fields:
 def path_of(*parts: str) -> str:
     """Return the path of a gallery, or of something in it."""
     return "/".join(["/v1/galleries", *(quote(part, safe="") for part in parts)])
+
+
+def send(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
+    """Send a request, again where the service is busy, and return its success.
+
+    Raises
+    ------
+    VouchProblem : it was refused, or the service stayed busy.
+    """
+    request.read()  # a body that is in memory can be sent again
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        response = http.send(request)
+        if response.is_success:
+            break
+        problem = problem_of(response)
+        wait = problem.retry_after
+        if response.status_code != 503 or wait is None or attempt == MAX_ATTEMPTS:
+            raise problem
+        time.sleep(min(wait, MAX_WAIT_S))
+    return response

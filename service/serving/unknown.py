@@ -25,14 +25,13 @@ REASONS: tuple[CaseReason, ...] = ("absent", "alien")
 _REMEMBERED = 16
 """Galleries whose groups are remembered."""
 
-_NO_PICTURE = Thumbnail(
-    bytes.fromhex(
-        "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000"
-        "000a49444154789c636800000082008177cd72b60000000049454e44ae426082"
-    ),
-    "image/png",
+_GREY_PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000"
+    "000a49444154789c636800000082008177cd72b60000000049454e44ae426082"
 )
-"""A grey pixel, for an item of whose query no image was kept."""
+
+_NO_PICTURE = Thumbnail(_GREY_PIXEL, "image/png"), b""
+"""Thumbnail and preview of an item of whose query no image was kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def enrolled(
     query_ids: Sequence[str] | None,
     item_ids: Mapping[str, str],
     item: tuple[str, Mapping[str, object]],
-    pictures: Mapping[str, Thumbnail],
+    pictures: Mapping[str, tuple[Thumbnail, bytes]],
 ) -> list[Upsert]:
     """Return the writes that make items of queries.
 
@@ -161,7 +160,7 @@ def enrolled(
     query_ids : members of the group; None for all.
     item_ids : ids of items by those of queries; left out: the query's own.
     item : label and metadata of each.
-    pictures : by the id of the query.
+    pictures : thumbnail and preview, by the id of the query.
 
     Raises
     ------
@@ -178,7 +177,7 @@ def enrolled(
     return [
         Upsert(
             NewItem(
-                item_ids.get(name, name), label, dict(metadata), pictures.get(name, _NO_PICTURE)
+                item_ids.get(name, name), label, dict(metadata), *pictures.get(name, _NO_PICTURE)
             ),
             Vector(queries.mean[row], queries.variance[row], queries.features[row]),
         )

@@ -132,16 +132,18 @@ async def enrol_unknown(
 
 async def _pictures(
     lease: Lease, queue: ReviewQueue, state: State, members: Sequence[str]
-) -> dict[str, Thumbnail]:
-    """Return the pictures that are kept of ``members``, as items have them."""
+) -> dict[str, tuple[Thumbnail, bytes]]:
+    """Return thumbnail and preview of what is kept of ``members``, as items have them."""
     pictures = {}
     for name in members:
         picture = await asyncio.to_thread(queue.picture, lease.bundle.key, name)
         if picture is None:
             continue
-        pictures[name] = Thumbnail(picture.data, picture.media_type)
         if state.settings.review_image == "original":
-            _, pictures[name], _ = await lease.engine.encode_item(picture.data)
+            _, thumbnail, preview = await lease.engine.encode_item(picture.data)
+            pictures[name] = thumbnail, preview
+        else:
+            pictures[name] = Thumbnail(picture.data, picture.media_type), b""
     return pictures
 
 

@@ -1,0 +1,35 @@
+"""Errors of bundles: of opening, keeping and signing them."""
+
+from model_store.errors.root import VouchError
+
+
+class ArchiveError(VouchError):
+    """A backup cannot be made, or cannot be restored."""
+
+
+class BundleError(VouchError):
+    """The bundle cannot be served."""
+
+
+class BundleNotFound(BundleError):
+    """There is no bundle at that path."""
+
+
+class PointerUnreadable(BundleError):
+    """`CURRENT` or `PREVIOUS` names no bundle, or cannot be read."""
+
+
+class BundleTampered(BundleError):
+    """A file differs from what the manifest says of it."""
+
+
+class BundleUntrusted(BundleError):
+    """The bundle is not signed by a key that is trusted."""
+
+
+class BundleMismatch(BundleError):
+    """Parts that do not belong together, or a schema version this release does not know."""
+
+
+class SigningKeyError(VouchError):
+    """A key to sign or to verify with cannot be read or written."""
