@@ -339,7 +339,7 @@ class TestAGallery:
     def test_its_items_can_be_fetched(self, client: TestClient, digit: bytes) -> None:
         result = search(client, digit).json()["results"][0]
         item = client.get(f"/v1/galleries/digits/items/{result['id']}").json()
-        shared = ("id", "label", "metadata", "thumbnail_url")
+        shared = ("id", "label", "metadata", "thumbnail_url", "preview_url")
         assert item == {name: result[name] for name in shared}
         response = client.get(result["thumbnail_url"])
         assert response.headers["content-type"] == "image/png"
