@@ -9,8 +9,6 @@ import typer
 
 from index_builder.output import writing
 from model_store.errors import ConfigError
-from model_store.feedback import FeedbackLog
-from model_store.feedback.exchange import from_csv, from_jsonl, to_csv, to_jsonl
 
 Kept = Annotated[Path, typer.Argument(help="The file that the service keeps (VOUCH_FEEDBACK).")]
 
@@ -24,6 +22,9 @@ def export_command(
     gallery: Annotated[str, typer.Option(help="The name of the gallery.")],
 ) -> None:
     """Write all decisions on a gallery, oldest first, those that were taken back among them."""
+    from model_store.feedback import FeedbackLog  # noqa: PLC0415 - slow
+    from model_store.feedback.exchange import to_csv, to_jsonl  # noqa: PLC0415
+
     write = {".csv": to_csv, ".jsonl": to_jsonl}[_suffix(out)]
     if not kept.exists():
         raise ConfigError(f"There is no feedback in {kept}. Name what VOUCH_FEEDBACK names.")
@@ -38,6 +39,9 @@ def import_command(
     kept: Kept, file: Annotated[Path, typer.Argument(help="Decisions, .csv or .jsonl.")]
 ) -> None:
     """Take in decisions, all of them or, if a line is bad, none; each counts once."""
+    from model_store.feedback import FeedbackLog  # noqa: PLC0415 - slow
+    from model_store.feedback.exchange import from_csv, from_jsonl  # noqa: PLC0415
+
     read = {".csv": from_csv, ".jsonl": from_jsonl}[_suffix(file)]
     try:
         text = file.read_text(encoding="utf-8")

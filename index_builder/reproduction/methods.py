@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from index_builder.configuration.build import in_words
 from index_builder.configuration.encoder import EncoderConfig
+from index_builder.configuration.objective import ContrastiveConfig
 from index_builder.configuration.posterior import LaplaceConfig
 from model_store.errors import ConfigError
 
@@ -137,7 +138,7 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
     Parameters
     ----------
     base : of data, network, training and calibration; its posterior is replaced, but for what all
-        Laplace posteriors share.
+        Laplace posteriors share, and its objective by the contrastive loss of the papers.
     name : of `METHODS`.
     checkpoint : of an encoder that ``deterministic`` has trained. A method that is
         post-hoc as well takes it as it is; others train their own.
@@ -150,6 +151,7 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
         raise ConfigError(f"No method {name!r}. There are: {', '.join(METHODS)}.")
     method = METHODS[name]
     fields = base.model_dump()
+    fields["training"]["objective"] = ContrastiveConfig().model_dump()
     fields["posterior"] = {**_carried_over(base, method), **method.posterior}
     fields["network"] |= method.network
     if base.network.trunk == "small_cnn":

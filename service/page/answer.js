@@ -1,8 +1,9 @@
 // The parts of one answer, from the verdict down to the raw JSON.
 
-import { address, key, review } from "./api.js";
+import { address, key } from "./api.js";
 import { el, glyph, picture, svg } from "./elements.js";
 import { t } from "./language.js";
+import { review } from "./look/decisions.js";
 import { said } from "./service_texts.js";
 import {
   NBSP, QUERIES, VERDICTS, absentSentence, brief, count, fixed, isNumber, outlierSentence, percent,

@@ -79,14 +79,9 @@ export function searchWith(gallery, blob, name, options = {}, signal = undefined
   return askJson(url, { method: "POST", body, signal });
 }
 
-/** Say whether an item that an answer found is right. */
-export function review({ gallery, query }, item, correct) {
-  return askJson(`/v1/galleries/${encodeURIComponent(gallery)}/feedback`, {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ query_id: query.id, item_id: item.id, correct }),
-  });
-}
+/** Whether the visitor's key may change galleries; true where the service does not say. */
+export const mayWrite = () => askJson("/v1/usage")
+  .then(({ scope }) => scope === "write" || scope === "admin", () => true);
 
 /** Let `image` show what lies at `url`. An <img> sends no key, so it is given what was fetched. */
 export async function load(image, url) {

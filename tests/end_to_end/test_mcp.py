@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import io
+import itertools
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.types import CallToolResult, TextContent
+from PIL import Image
 
 from model_store.bundles.bundle import Bundle
 from service.client import VouchClient
@@ -51,11 +55,23 @@ def text(result: CallToolResult) -> str:
 def sample(library: Bundle, *, verdict: str) -> Path:
     """A sample query that gets that verdict."""
     files = [library.directory / one.file for one in library.manifest.samples]
-    return next(
-        path
-        for path in files
-        if library.retriever.search(path.read_bytes()).decision.verdict == verdict
-    )
+    return next(path for path in files if verdict_on(library, path) == verdict)
+
+
+def ambiguous(library: Bundle, place: Path) -> Path:
+    """A blend of two items' thumbnails that looks like both of them."""
+    gallery = library.retriever.gallery
+    path = place / "blend.png"
+    for pair in itertools.combinations(gallery.items(np.arange(40)), 2):
+        first, second = (Image.open(io.BytesIO(gallery.thumbnail(item.id).data)) for item in pair)
+        Image.blend(first.convert("RGB"), second.convert("RGB"), 0.5).save(path)
+        if verdict_on(library, path) == "ambiguous":
+            return path
+    raise AssertionError("no blend of two items is ambiguous")
+
+
+def verdict_on(library: Bundle, path: Path) -> str:
+    return library.retriever.search(path.read_bytes()).decision.verdict
 
 
 def test_its_tools_are_named_and_read_only(service: Service, tmp_path: Path) -> None:
@@ -68,8 +84,12 @@ def test_its_tools_are_named_and_read_only(service: Service, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("verdict", ["match", "ambiguous", "out_of_distribution"])
-def test_a_search_begins_with_the_verdict(service: Service, library: Bundle, verdict: str) -> None:
-    image = sample(library, verdict=verdict)
+def test_a_search_begins_with_the_verdict(
+    service: Service, library: Bundle, verdict: str, tmp_path: Path
+) -> None:
+    image = (
+        ambiguous(library, tmp_path) if verdict == "ambiguous" else sample(library, verdict=verdict)
+    )
     found = ask(service, image.parent, "search_image", image=str(image), limit=2)
     assert text(found).startswith(f"{verdict}: ")
     expected = library.retriever.search(image.read_bytes(), limit=2)

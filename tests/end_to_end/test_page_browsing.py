@@ -152,6 +152,19 @@ def test_an_item_is_deleted_when_that_is_said_twice(shown: Shown) -> None:
     expect(shown.found("delete")).to_have_count(0)
 
 
+@pytest.mark.parametrize(
+    ("scope", "offered"), [("read", False), ("review", False), ("write", True)]
+)
+def test_only_who_may_delete_is_offered_to(shown: Shown, scope: str, *, offered: bool) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = items
+    shown.replies["/v1/usage"] = {"scope": scope}
+    shown.open()
+    shown.found("open-browse").click()
+    shown.found("browse").locator("[data-place='1']").click()
+    expect(shown.found("browse-about")).to_contain_text("item-000001")
+    expect(shown.found("delete")).to_be_visible(visible=offered)
+
+
 def test_an_item_is_chosen_and_those_like_it_are_listed(browser: Browser, service: Service) -> None:
     expect.set_options(timeout=20_000)
     page = browser.new_page(viewport={"width": 360, "height": 740})

@@ -8,6 +8,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.objective import ContrastiveConfig
 from index_builder.configuration.posterior import (
     LaplaceConfig,
     OnlineLaplaceConfig,
@@ -24,7 +25,8 @@ def test_every_method_is_a_valid_configuration_that_keeps_the_data(
 ) -> None:
     config = configured(digits_config, name)
     assert config.posterior.method == METHODS[name].posterior["method"]
-    assert config.training == digits_config.training
+    papers = digits_config.training.model_copy(update={"objective": ContrastiveConfig()})
+    assert config.training == papers
     assert (config.dataset, config.seed) == (digits_config.dataset, digits_config.seed)
 
 

@@ -92,6 +92,7 @@ def small_config(digits_config: BuildConfig, few_digits: Path) -> BuildConfig:
     fields = digits_config.model_dump()
     fields["dataset"] |= {"kind": "folder", "path": few_digits}
     fields["outliers"]["n_images"] = 100
+    fields["training"]["objective"] = "contrastive"  # goes with every posterior
     return BuildConfig.model_validate(fields)
 
 
@@ -370,7 +371,7 @@ def test_a_run_and_its_configuration_belong_together(
 ) -> None:
     for change in (
         {"seed": 7},
-        {"posterior": {"method": "bayesian_triplet"}},
+        {"posterior": {"method": "ensemble"}},
         {"training": {**digits_config.training.model_dump(), "margin": 0.5}},
     ):
         config = BuildConfig.model_validate({**digits_config.model_dump(), **change})

@@ -1,6 +1,6 @@
 // Looking through a gallery, or through the items like one of them, however many there are.
 
-import { askJson } from "../api.js";
+import { askJson, mayWrite } from "../api.js";
 import { dialogHeader, el, openDialog, picture } from "../elements.js";
 import { t } from "../language.js";
 import { filterBar } from "../filters/bar.js";
@@ -17,6 +17,7 @@ export function browse(gallery, within) {
   const status = el("p.status", { role: "status", "data-testid": "browse-status" });
   const about = el("div.about", { "data-testid": "browse-about" });
   const all = el("button", { type: "button", hidden: true, onclick: () => openAll() }, t`All items`);
+  const changeable = mayWrite();
   let filter = null;
   const filters = filterBar(gallery.name, (wanted) => {
     filter = wanted;
@@ -68,9 +69,10 @@ export function browse(gallery, within) {
       deleting(item, cell));
   }
 
-  /** A button that takes an item out of the gallery when it is pressed twice. */
+  /** A button that takes an item out of the gallery when it is pressed twice, if the key may. */
   function deleting(item, cell) {
-    const button = el("button.quiet", { type: "button", "data-testid": "delete" }, t`Delete it`);
+    const button = el("button.quiet", { type: "button", hidden: true, "data-testid": "delete" }, t`Delete it`);
+    changeable.then((may) => { button.hidden = !may; });
     button.onclick = async () => {
       if (!button.classList.replace("quiet", "danger")) {
         button.disabled = true;

@@ -1,6 +1,6 @@
 // The bar with which a person decides, and the two small forms behind it.
 
-import { askJson, searchWith } from "../api.js";
+import { askJson, mayWrite, searchWith } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
 import { onDecision, reviewer } from "./decisions.js";
@@ -26,6 +26,8 @@ export function decidingBar({ act, gallery, view, list, tell, added }) {
   const opens = (words, name, form) => el("button", {
     type: "button", "aria-keyshortcuts": KEYS[name], onclick: () => toggle(form()),
   }, words, key(name));
+  const adds = opens(t`New…`, "add", () => forms.add());
+  mayWrite().then((may) => { adds.hidden = !may; });
   const slot = el("div.form-slot");
   const forms = {
     find: () => findForm({ gallery, view, list, tell }),
@@ -55,7 +57,7 @@ export function decidingBar({ act, gallery, view, list, tell, added }) {
   const element = el("div.deciding", { role: "group", "aria-label": t`Your decision` },
     el("div.buttons", {}, yes, decision("wrong"), decision("none"),
       opens(t`Another item…`, "find", forms.find),
-      opens(t`New…`, "add", forms.add),
+      adds,
       el("button.quiet", { type: "button", onclick: () => act("undo"), "data-testid": "undo" },
         t`Undo`, key("undo"))),
     slot, said,

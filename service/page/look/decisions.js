@@ -23,6 +23,19 @@ const tell = (decision) => listeners.forEach((listener) => listener(decision));
 
 export const decisionsUrl = (gallery) => `/v1/galleries/${encodeURIComponent(gallery)}/feedback`;
 
+/** Say whether an item that an answer found is right, of an answer that was drawn at random. */
+export function review({ gallery, query }, item, right) {
+  const by = reviewer.get();
+  return askJson(decisionsUrl(gallery), {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({
+      query_id: query.id, item_id: item.id,
+      decision: right ? "this_item" : "not_this_item", ...(by && { reviewer: by }),
+    }),
+  });
+}
+
 /** A decision in the service's words. Of an item that is not the first result it says more to
  * decide that it is that one: the first is then wrong. */
 function worded({ entry: { answer }, kind, item }) {
