@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from index_builder.configuration.build import in_words
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.objective import ContrastiveConfig
-from index_builder.configuration.posterior import LaplaceConfig
+from index_builder.configuration.posterior import OF_ANY_OBJECTIVE, LaplaceConfig
 from model_store.errors import ConfigError
 
 Config = TypeVar("Config", bound=EncoderConfig)
@@ -138,7 +138,8 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
     Parameters
     ----------
     base : of data, network, training and calibration; its posterior is replaced, but for what all
-        Laplace posteriors share, and its objective by the contrastive loss of the papers.
+        Laplace posteriors share. Its objective trains the methods that take any; others have a
+        loss of their own.
     name : of `METHODS`.
     checkpoint : of an encoder that ``deterministic`` has trained. A method that is
         post-hoc as well takes it as it is; others train their own.
@@ -151,8 +152,9 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
         raise ConfigError(f"No method {name!r}. There are: {', '.join(METHODS)}.")
     method = METHODS[name]
     fields = base.model_dump()
-    fields["training"]["objective"] = ContrastiveConfig().model_dump()
     fields["posterior"] = {**_carried_over(base, method), **method.posterior}
+    if method.posterior["method"] not in OF_ANY_OBJECTIVE:
+        fields["training"]["objective"] = ContrastiveConfig().model_dump()
     fields["network"] |= method.network
     if base.network.trunk == "small_cnn":
         fields["network"] |= method.small_cnn
