@@ -26,6 +26,7 @@ algebra of uncertain distances, `errors` the whole error family.
     one_encoder     parts that belong together
     notebook        answers as notebooks show them
     answers         what a query found, and the decision on it
+    compared_answers  which answers change from one bundle to another
     matches         ranked neighbours with their probabilities
     truth           whether an item is a true match of a query
     verdicts        the words of answers

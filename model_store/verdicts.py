@@ -10,6 +10,11 @@ Level = Literal["low", "medium", "high"]
 MAX_TEXT_CHARACTERS = 2_000
 """The longest query in words; encoders read 64 to 248 tokens, of about four characters each."""
 
+ChangeReason = Literal["outlier", "first_item", "promise", "probability"]
+"""The reason for which another bundle answers otherwise: one of the two takes the query for an
+outlier; the first item is of another label; one of the two promises too little, or is not
+calibrated; or the probability fell on the other side of a threshold."""
+
 Order = Literal["similarity", "probability"]
 """By what results are listed: how near they are, or how likely they are to be true matches."""
 

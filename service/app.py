@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -41,11 +42,12 @@ from service.processes.open_files import galleries_at_once
 from service.serving.created import CreatedGalleries
 from service.serving.engine import SearchEngine
 from service.serving.metrics import GalleryMetrics
-from service.serving.opening import OpenBundle
+from service.serving.opening import OpenBundle, Opener
 from service.serving.recalibration import Recalibrator, installed_command
 from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
+from service.serving.shadows import ReadOnlyCache, Shadows
 from service.serving.writer import ItemWriter
 from service.settings import Settings
 
@@ -208,6 +210,24 @@ def _galleries(
     return galleries, CreatedGalleries(galleries, folder, settings.signing_key, must_sign=signed)
 
 
+def _shadows(settings: Settings, resources: EngineResources, open_more: OpenBundle) -> Shadows:
+    """Return what tries bundles; their engines share all but what keeps something of queries."""
+    keeping_nothing = replace(
+        resources,
+        cache=ReadOnlyCache(resources.cache),
+        feedback=None,
+        answered=None,
+        reviews=None,
+        review_terms=NOTHING_REVIEWED,
+    )
+    return Shadows(
+        Opener(open_more, lambda bundle: SearchEngine.start(bundle, keeping_nothing)),
+        resources.telemetry,
+        lambda: resources.threads.is_idle and resources.queues.is_idle,
+        settings.canary_period_s,
+    )
+
+
 async def _set_up(
     stack: AsyncExitStack,
     settings: Settings,
@@ -247,6 +267,8 @@ async def _set_up(
     )
     galleries, created = _galleries(settings, resources, open_more)
     stack.push_async_callback(galleries.close)
+    shadows = _shadows(settings, resources, open_more)
+    stack.push_async_callback(shadows.close)
     for bundle in bundles:
         await galleries.add(bundle)
     metrics = GalleryMetrics(galleries, cache)
@@ -254,7 +276,14 @@ async def _set_up(
     stack.callback(telemetry.registry.unregister, metrics)
     command = installed_command() if settings.recalibrates else ()
     again = Recalibrator(command, settings.canary_period_s, settings.signing_key)
-    for watching in (galleries.watch(), again.watch(galleries.engines), created.clean_up()):
+    for watching in (
+        galleries.watch(),
+        again.watch(galleries.engines),
+        created.clean_up(),
+        shadows.watch(galleries.engines),
+    ):
         stack.push_async_callback(_ended, asyncio.create_task(watching))
     writer = ItemWriter(galleries, telemetry)
-    return State(galleries, created, writer, cache, telemetry, feedback, decoder.sandbox, settings)
+    return State(
+        galleries, created, shadows, writer, cache, telemetry, feedback, decoder.sandbox, settings
+    )

@@ -22,10 +22,15 @@ class FairShare:
     """
 
     def __init__(self, n_places: int) -> None:
-        self._n_free = n_places
+        self._n_places = self._n_free = n_places
         self._most = max(1, n_places - 1)
         self._held: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @property
+    def is_idle(self) -> bool:
+        """True while nobody has a place."""
+        return self._n_free == self._n_places
 
     async def enter(self) -> str:
         """Wait for a place; returns who has it now, to be given to `leave`."""

@@ -273,6 +273,13 @@ class Settings(BaseSettings):
     reviewers: int = Field(
         1, ge=1, le=9, description="Reviewers who have to agree before a decision on one counts."
     )
+    shadow_share: float = Field(
+        0.1,
+        gt=0,
+        le=1,
+        description="Share of the queries with images that a bundle in the shadow answers too, "
+        "unless a request to start one says another.",
+    )
     otlp_endpoint: Annotated[str, AfterValidator(_check_otlp_endpoint)] | None = Field(
         None, description="OpenTelemetry collector that traces are sent to; left out: none are."
     )

@@ -13,7 +13,7 @@ from index_builder.metrics import calibration_error, reliability
 from model_store.answers import Answer
 from model_store.decision import Calibration
 from model_store.decision.evidence import design_effect
-from model_store.decision.operating import upper_bound
+from model_store.decision.operating import exact_interval
 
 CONFIDENCE = 0.95
 """Confidence of the exact intervals around shares that were counted (Clopper & Pearson 1934)."""
@@ -125,9 +125,8 @@ class Outcomes:
         if n == 0:
             return {"n": 0, "share": None, "interval": None}
         worth = n / design_effect(counted[rows].astype(np.float64), self._clusters[rows])
-        tail = (1 - CONFIDENCE) / 2
-        high = upper_bound(k / n, worth, tail)
-        return {"n": n, "share": k / n, "interval": [1 - upper_bound(1 - k / n, worth, tail), high]}
+        interval = exact_interval(k / n, worth, CONFIDENCE)
+        return {"n": n, "share": k / n, "interval": list(interval)}
 
     def _reliability(self, rows: Bools) -> Any:  # noqa: ANN401 - bins
         return reliability(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from index_builder.calibration.evaluate import Evaluation
 from index_builder.indexing.evaluation_page import picture_of, rendered, thumbnail_of
-from model_store.answers import Answer
+from model_store.compared_answers import ComparedAnswers, Said, reason_of_change
 from model_store.decision import Calibration
 from model_store.gallery import Gallery
 
@@ -36,12 +35,16 @@ class Side:
         """Return the place of each query by its id."""
         return {name: row for row, name in enumerate(self.evaluation.queries.ids)}
 
+    def said(self, row: int) -> Said:
+        """Return what it says of a query."""
+        return Said.of(self.evaluation.answers[row])
+
     def right(self, row: int) -> bool:
         """Return whether an answer is right: a true match named, or none where there is none.
 
         What is ambiguous is neither named nor denied, and is not right.
         """
-        called = self.evaluation.answers[row].decision.verdict == "match"
+        called = self.said(row).verdict == "match"
         if self.evaluation.absent[row]:
             return not called
         return called and bool(self.evaluation.correct[row])
@@ -59,14 +62,12 @@ class Change:
 def compared(old: Side, new: Side) -> dict[str, Any]:
     """Return a JSON object of what every promise becomes, and how many answers change how."""
     changes = list(changes_of(old, new))
-    rows = old.row_of()
-    verdicts = Counter(
-        f"{_verdict(old, rows[name])} → {_verdict(new, row)}"
-        for name, row in new.row_of().items()
-        if name in rows
-    )
+    counted = ComparedAnswers()
+    for before, row in _rows_of_both(old, new):
+        counted.add(old.said(before), new.said(row))
+    verdicts = {f"{was} → {is_now}": n for (was, is_now), n in counted.verdicts.items()}
     return {
-        "n_queries": sum(verdicts.values()),
+        "n_queries": counted.n,
         "promised": {
             name: [getattr(side.calibration, name) for side in (old, new)] for name in PROMISED
         },
@@ -83,21 +84,18 @@ def compared(old: Side, new: Side) -> dict[str, Any]:
             for name in ("recall_at_1", "recall_at_10")
         },
         "verdicts": dict(sorted(verdicts.items())),
+        "reasons": dict(sorted(counted.reasons.items())),
         "changes": {kind: sum(one.kind == kind for one in changes) for kind in KINDS},
     }
 
 
 def changes_of(old: Side, new: Side) -> Iterator[Change]:
     """Give the queries whose answers differ, in the order of the new side."""
-    rows = old.row_of()
-    for name, row in new.row_of().items():
-        if name not in rows:
-            continue
-        before = rows[name]
+    for before, row in _rows_of_both(old, new):
         was, is_now = old.right(before), new.right(row)
         if was != is_now:
             yield Change("broken" if was else "fixed", before, row)
-        elif _said(old, before) != _said(new, row):
+        elif reason_of_change(old.said(before), new.said(row)) is not None:
             yield Change("changed", before, row)
 
 
@@ -118,24 +116,21 @@ def page(old: Side, new: Side, report: dict[str, Any]) -> str:
 
 
 def _drawn(side: Side, row: int) -> dict[str, Any]:
-    first = side.evaluation.answers[row].matches[0]
+    said = side.said(row)
     return {
-        "picture": thumbnail_of(side.gallery, first.item.id),
-        "name": first.item.id if first.item.label is None else first.item.label,
-        "verdict": _verdict(side, row),
-        "probability": first.match_probability,
+        "picture": None if said.item_id is None else thumbnail_of(side.gallery, said.item_id),
+        "name": said.name,
+        "verdict": said.verdict,
+        "probability": said.probability,
     }
 
 
-def _said(side: Side, row: int) -> tuple[str, str | None]:
-    """Return the verdict on a query, and the label of its first item, or that item's id."""
-    first = side.evaluation.answers[row].matches[0].item
-    return _verdict(side, row), first.id if first.label is None else first.label
-
-
-def _verdict(side: Side, row: int) -> str:
-    answer: Answer = side.evaluation.answers[row]
-    return answer.decision.verdict
+def _rows_of_both(old: Side, new: Side) -> Iterator[tuple[int, int]]:
+    """Give the places of each query on both sides, in the order of the new one."""
+    rows = old.row_of()
+    for name, row in new.row_of().items():
+        if name in rows:
+            yield rows[name], row
 
 
 def _thresholds(old: Side, new: Side) -> dict[str, list[float | None]]:

@@ -4,6 +4,7 @@
 
     manifest      the description of a bundle, with digests
     directory     bundles side by side; `CURRENT` and `PREVIOUS`
+    shadow        `SHADOW`: a bundle that is tried beside the current one
     publish       staged files → a bundle
     bundle        a bundle, opened
     signatures    who published a bundle

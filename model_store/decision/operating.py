@@ -351,6 +351,12 @@ def upper_bound(share: float, n: float, delta: float) -> float:
     return float(betaincinv(share * n + 1, (1 - share) * n, 1 - delta))
 
 
+def exact_interval(share: float, n: float, confidence: float) -> tuple[float, float]:
+    """Return what a share that was seen among ``n`` lies between (Clopper & Pearson 1934)."""
+    tail = (1 - confidence) / 2
+    return 1 - upper_bound(1 - share, n, tail), upper_bound(share, n, tail)
+
+
 def next_share(share: float, n: float) -> float:
     """Return the probability that the next query is of a share that was seen among ``n``.
 

@@ -39,6 +39,7 @@ nothing that a client of the service may not see.
     │   ├── QueryNotFound        the query is not, or no longer, known
     │   ├── DecisionNotFound     no such decision was made on the gallery
     │   ├── GroupNotFound        no such group of unknown queries, or it has changed
+    │   ├── ShadowNotFound       no bundle is tried beside the one that is served
     │   └── PathNotFound
     ├── MethodNotAllowed         the path exists, the method does not
     ├── IdentitiesUnavailable    the gallery's labels do not say what belongs together
@@ -278,6 +279,10 @@ class DecisionNotFound(NotFound):
 
 class GroupNotFound(NotFound):
     """No such group of unknown queries, or its members have changed."""
+
+
+class ShadowNotFound(NotFound):
+    """No bundle is tried beside the one that is served."""
 
 
 class IdentitiesUnavailable(VouchError):

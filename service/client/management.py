@@ -1,4 +1,6 @@
-"""Creating, describing, renaming and dropping galleries, with a key of the scope `admin`.
+"""Creating, describing, renaming and dropping galleries, and trying other bundles of them.
+
+A key of the scope `admin` is needed.
 
 ::
 
@@ -72,6 +74,36 @@ class GalleryManagement:
         """Drop a gallery, with all its items. This cannot be undone."""
         request = self._build("DELETE", path_of(gallery), params={"confirm": gallery})
         self._ask(request, schemas.GalleryDropped)
+
+    def try_bundle(
+        self, gallery: str, bundle_id: str, *, share: float | None = None
+    ) -> schemas.ShadowReport:
+        """Have another bundle of a gallery answer a share of its queries too, in the shadow.
+
+        Parameters
+        ----------
+        bundle_id : as ``vouch-build bundles`` lists it.
+        share : of the queries; None for what the service is set to.
+
+        Raises
+        ------
+        VouchProblem : such as ``bundle_not_found`` and ``activation_refused``.
+        """
+        said = schemas.ShadowRequest(bundle_id=bundle_id, share=share)
+        return self._send("PUT", path_of(gallery, "shadow"), said, schemas.ShadowReport)
+
+    def shadow(self, gallery: str) -> schemas.ShadowReport:
+        """Return what that bundle says beside what was answered.
+
+        Raises
+        ------
+        VouchProblem : ``shadow_not_found``.
+        """
+        return self._ask(self._build("GET", path_of(gallery, "shadow")), schemas.ShadowReport)
+
+    def end_shadow(self, gallery: str) -> schemas.ShadowReport:
+        """End it, and return for the last time what came of it."""
+        return self._ask(self._build("DELETE", path_of(gallery, "shadow")), schemas.ShadowReport)
 
     def usage(self) -> schemas.Usage:
         """Return what the client's key may do, and how much of it is used."""

@@ -86,6 +86,11 @@ class MicroBatcher:
         """Images in the queue."""
         return len(self._queue)
 
+    @property
+    def is_idle(self) -> bool:
+        """True while nothing is encoded, or waits for it."""
+        return not self._more.is_set()
+
     async def encode(self, image: Inputs) -> Embeddings:
         """Embed one image, (H, W, 3) at the encoder's input size; the embeddings are of it alone.
 

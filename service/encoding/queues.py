@@ -47,6 +47,11 @@ class EncoderQueues:
         self._queues: dict[int, EncoderQueue] = {}
         self._opening = asyncio.Lock()
 
+    @property
+    def is_idle(self) -> bool:
+        """True while no encoder has anything to do."""
+        return all(queue.batcher.is_idle for queue in self._queues.values())
+
     async def enter(
         self,
         encoder: Encoder,

@@ -9,6 +9,7 @@ from service.encoding.cache import Cache
 from service.observability.metrics import Telemetry
 from service.serving.created import CreatedGalleries
 from service.serving.registry import Galleries
+from service.serving.shadows import Shadows
 from service.serving.unknown import UnknownGroups
 from service.serving.writer import ItemWriter
 from service.settings import Settings
@@ -21,11 +22,13 @@ class State:
     Attributes
     ----------
     sandbox : what the kernel confines decoders by.
+    shadows : bundles that are tried beside those that are served.
     unknown : groups of kept queries that matched nothing, as far as they are remembered.
     """
 
     galleries: Galleries
     created: CreatedGalleries
+    shadows: Shadows
     writer: ItemWriter
     cache: Cache
     telemetry: Telemetry

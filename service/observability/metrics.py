@@ -14,7 +14,9 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from model_store.bundles.bundle import Bundle
+from model_store.compared_answers import Said
 from model_store.installation import installed_version
+from model_store.verdicts import ChangeReason
 from service.observability.records import BatchRecord, RequestRecord, SearchRecord
 
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -47,6 +49,9 @@ def counted_as(bundle: Bundle) -> str:
     return bundle.name if bundle.entry is None else CREATED
 
 
+_FLAGS = {True: "yes", False: "no", None: "unknown"}
+
+
 class Telemetry:
     """The service's metrics, in a registry of their own."""
 
@@ -54,6 +59,7 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self._of_requests()
         self._of_queries()
+        self._of_shadows()
         self._of_work()
         self._gauge("vouch_build_info", "1, for the release that runs.", "version").labels(
             installed_version()
@@ -97,6 +103,28 @@ class Telemetry:
         def observe(outcome: str, n: int) -> None:
             if n:
                 _of(self.review_cases, gallery, outcome).inc(n)
+
+        return observe
+
+    def shadow(
+        self, gallery: str
+    ) -> Callable[[str, tuple[Said, Said, ChangeReason | None] | None], None]:
+        """Return a callback that counts the queries of a gallery that are put to a shadow."""
+
+        def observe(
+            outcome: str, both: tuple[Said, Said, ChangeReason | None] | None = None
+        ) -> None:
+            _of(self.shadow_queries, gallery, outcome).inc()
+            if both is None:
+                return
+            old, new, reason = both
+            _of(self.shadow_verdicts, gallery, old.verdict, new.verdict).inc()
+            flags = (_FLAGS[said.outlier] for said in (old, new))
+            _of(self.shadow_outliers, gallery, *flags).inc()
+            if old.item_id == new.item_id:
+                _of(self.shadow_same_first, gallery).inc()
+            if reason is not None:
+                _of(self.shadow_changes, gallery, reason).inc()
 
         return observe
 
@@ -164,6 +192,30 @@ class Telemetry:
             "Outlier p-value; flat as long as queries are like the calibration's.",
             P_VALUES,
             "gallery",
+        )
+
+    def _of_shadows(self) -> None:
+        self.shadow_queries = self._counter(
+            "vouch_shadow_queries_total",
+            "Queries drawn for a bundle in the shadow: compared, dropped for live ones, failed.",
+            "gallery",
+            "outcome",
+        )
+        self.shadow_verdicts = self._counter(
+            "vouch_shadow_verdicts_total",
+            "Queries by what was answered, and what the shadow says.",
+            *("gallery", "old", "new"),
+        )
+        self.shadow_outliers = self._counter(
+            "vouch_shadow_outliers_total",
+            "The same by the flag of an outlier: yes, no, unknown.",
+            *("gallery", "old", "new"),
+        )
+        self.shadow_same_first = self._counter(
+            "vouch_shadow_same_first_total", "Of them have the same first item.", "gallery"
+        )
+        self.shadow_changes = self._counter(
+            "vouch_shadow_changes_total", "Of them are answered otherwise.", "gallery", "reason"
         )
 
     def _of_work(self) -> None:

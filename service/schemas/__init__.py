@@ -15,6 +15,7 @@
     feedback     users' feedback on matches
     review       queries that are kept to be decided on
     unknown      those of them that matched nothing, in groups
+    shadow       a bundle that is tried beside the one that is served
     operations   liveness and readiness
     problems     errors, as RFC 9457 has them
 """
@@ -116,6 +117,17 @@ from service.schemas.search import (
     ShareOrigin,
     SimilarAnswer,
 )
+from service.schemas.shadow import (
+    ChangedAnswer,
+    CountedShare,
+    OutlierChange,
+    ProbabilityChange,
+    ReasonCount,
+    SaidAnswer,
+    ShadowReport,
+    ShadowRequest,
+    VerdictChange,
+)
 from service.schemas.texts import TextSearchRequest
 from service.schemas.unknown import (
     AskedOn,
@@ -156,6 +168,8 @@ __all__ = [
     "CaseList",
     "CaseReason",
     "CaseState",
+    "ChangedAnswer",
+    "CountedShare",
     "DecidedNeighbour",
     "Decision",
     "DecisionAnswer",
@@ -209,6 +223,8 @@ __all__ = [
     "OperatingPoint",
     "OperatingPointAnswer",
     "OutOfDistribution",
+    "OutlierChange",
+    "ProbabilityChange",
     "Problem",
     "ProviderShare",
     "Quality",
@@ -218,6 +234,7 @@ __all__ = [
     "QueryText",
     "Ready",
     "ReadyGallery",
+    "ReasonCount",
     "ReliabilityBin",
     "Result",
     "ResultSet",
@@ -226,12 +243,15 @@ __all__ = [
     "ReviewCount",
     "ReviewSummary",
     "RollUp",
+    "SaidAnswer",
     "Sample",
     "SearchAnswer",
     "SearchOptions",
     "SearchRequest",
     "SearchUsage",
     "SetItem",
+    "ShadowReport",
+    "ShadowRequest",
     "ShareOrigin",
     "SimilarAnswer",
     "TextSearchRequest",
@@ -243,4 +263,5 @@ __all__ = [
     "Usage",
     "VectorFields",
     "VectorSearchRequest",
+    "VerdictChange",
 ]

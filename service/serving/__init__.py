@@ -23,5 +23,7 @@
     drift             the drift test of a served stream
     audit             the random choice of answers that ask for feedback
     absent_share      the share of served queries without a match in the gallery
+    shadow            a bundle that is tried on a share of the queries, for comparison alone
+    shadows           those of all galleries: started, followed over restarts, ended
     metrics           gauges of a gallery
 """

@@ -15,6 +15,12 @@ TOO_MANY_ERRORS = (
 )
 
 
+def is_drawn(purpose: str, query_id: str, share: float) -> bool:
+    """Return whether a query is of a random share: by a hash, alike on every replica."""
+    drawn = hashlib.blake2b(f"{purpose}:{query_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(drawn, "big") < share * 2**64
+
+
 class Audit:
     """Draws matches for review, and tests what was said of them.
 
@@ -58,10 +64,7 @@ class Audit:
 
     def draws(self, query_id: str) -> bool:
         """Return whether a match of the query is drawn for review."""
-        if self._log is None:
-            return False
-        drawn = hashlib.blake2b(f"{self._bundle_id}:{query_id}".encode(), digest_size=8).digest()
-        return int.from_bytes(drawn, "big") < self.share * 2**64
+        return self._log is not None and is_drawn(self._bundle_id, query_id, self.share)
 
     def ask(self, query_id: str, item_id: str) -> None:
         """Note that a match was drawn, and that its answer says so; `keep` writes it."""

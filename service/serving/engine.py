@@ -37,6 +37,7 @@ from service.serving.queries import Encoded, text_id, vector_id
 from service.serving.resources import EngineResources
 from service.serving.retained import RetainedQueries
 from service.serving.reviewing import ReviewedGallery, ReviewKeeper
+from service.serving.shadow import Shadow
 from service.serving.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,8 @@ class SearchEngine:
         self.writing = asyncio.Lock()
         self.canary_at = -math.inf
         self.canary_s = math.nan
+        self.shadow: Shadow | None = None
+        self.closed = False
 
     @classmethod
     async def start(cls, bundle: Bundle, resources: EngineResources) -> SearchEngine:
@@ -130,6 +133,9 @@ class SearchEngine:
 
     async def close(self) -> None:
         """Stop, and let go of the encoder."""
+        self.closed = True
+        if self.shadow is not None:
+            await self.shadow.close("The bundle that it was compared with is served no more.")
         # At once: an encoder that hangs would keep the batcher waiting for it.
         encoder_closes = asyncio.to_thread(self._retriever.encoder.close)
         queue_closes = self._queues.leave(self._retriever.encoder)
@@ -281,6 +287,8 @@ class SearchEngine:
     async def forget(self, query_id: str) -> None:
         """Delete what is known of a query, on request; what other processes cache expires."""
         self.reviews.forget(query_id)
+        if self.shadow is not None:
+            self.shadow.forget(query_id)
         await self.retained.forget(query_id)
         await self._cache.remove(self._key(query_id))
 

@@ -95,6 +95,8 @@ class Lease:
         if parameters.where is None and self._retriever.calibration is not None:
             drawn = self.watch.audit.draws(found.query_id)
             self.engine.reviews.note(data, found, self.watch.key, drawn=drawn)
+        if self.engine.shadow is not None:
+            self.engine.shadow.offer(data, parameters, found)
         return found
 
     async def search_vector(self, query: VectorQuery, parameters: SearchParameters) -> SearchResult:

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from service.encoding.cache import Cache
 from service.serving.lease import Lease
 from service.serving.registry import Galleries
+from service.serving.shadow import Shadow
 
 _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ("vouch_queue_length", "Images that wait for the encoder.", ["gallery"]),
@@ -50,6 +51,16 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
         "vouch_review_queue",
         "Queries that are kept to be decided on.",
         ["gallery", "reason", "state"],
+    ),
+    (
+        "vouch_shadow_probability_change",
+        "Mean of the shadow's match probability of its first item, less that of the answer's.",
+        ["gallery"],
+    ),
+    (
+        "vouch_shadow_info",
+        "1, for the bundle that is tried in the shadow.",
+        ["gallery", "bundle"],
     ),
     (
         "vouch_canary_age_seconds",
@@ -123,6 +134,7 @@ class GalleryMetrics(Collector):
                 families["vouch_error_alarm"].add_metric([name], audit.test.alarmed)
             for (reason, state), n in engine.reviews.counts.items():
                 families["vouch_review_queue"].add_metric([name, reason, state], n)
+            _add_shadow(families, name, engine.shadow)
             families["vouch_canary_age_seconds"].add_metric([name], now - engine.canary_at)
             families["vouch_gallery_items"].add_metric([name], bundle.retriever.gallery.n_items)
             families["vouch_pending_changes"].add_metric([name], bundle.n_pending)
@@ -141,3 +153,13 @@ class GalleryMetrics(Collector):
         return {
             name: GaugeMetricFamily(name, text, labels=labels) for name, text, labels in _GAUGES
         }
+
+
+def _add_shadow(families: dict[str, GaugeMetricFamily], name: str, shadow: Shadow | None) -> None:
+    """Tell of the bundle that is tried in the shadow of a gallery, if there is one."""
+    if shadow is None or shadow.ended is not None:
+        return
+    families["vouch_shadow_info"].add_metric([name, shadow.terms.bundle_id], 1)
+    mean = shadow.compared.probability_change
+    if mean is not None:
+        families["vouch_shadow_probability_change"].add_metric([name], mean)

@@ -146,7 +146,8 @@ class ServedGalleries:
             for name, served in self._served.items()
             if served.entry is not None and not served.leases
         )
-        n_open = len(self.engines(created=True))
+        created = self.engines(created=True)
+        n_open = sum(1 + (one.shadow is not None) for one in created)  # which is another bundle
         for _, name in idle[: max(0, n_open - self._most_open)]:
             self.retire(name)
 

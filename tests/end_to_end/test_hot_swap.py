@@ -17,6 +17,7 @@ from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import calibrate_step, index_step, publish_step
 from model_store.bundles.directory import activate
 from model_store.bundles.manifest import ENCODER_FILE
+from service.client import VouchClient
 from tests.end_to_end.load import Load
 from tests.end_to_end.processes import Service, wait_until
 from tests.end_to_end.questions import content, unseen
@@ -142,6 +143,36 @@ def test_no_request_fails_and_no_answer_is_of_two(
     assert {reply["cache"] for reply in replies} == {"hit", "miss"}
     # What is not served any more is let go of.
     wait_until(lambda: len(encoders(service)) == 1, service)
+
+
+def test_another_encoder_is_tried_in_the_shadow_and_then_activated(
+    service: Service, root: Path, digits_bundle: Path, other_bundle: Path, pictures: list[bytes]
+) -> None:
+    alone = answers(service, pictures)
+    with VouchClient(str(service.http.base_url)) as vouch:
+        begun = vouch.manage.try_bundle("digits", other_bundle.name, share=1)
+        assert (begun.state, begun.live_bundle_id) == ("running", digits_bundle.name)
+        assert len(encoders(service)) == 2
+        asked = [unseen(image) for image in pictures]
+        beside = [content(service.answer(image, limit=5)) for image in asked]
+        assert [one["results"] for one in beside] == [one["results"] for one in alone]
+        wait_until(lambda: vouch.manage.shadow("digits").n_compared == len(pictures), service)
+        report = vouch.manage.shadow("digits")
+        assert (report.n_dropped, report.n_failed) == (0, 0)
+        assert report.changed.n == len(report.recent) > 0
+        assert report.probability_change.n == len(pictures)
+
+        post(service, f"{other_bundle.name}/activate")
+        really = [service.answer(unseen(image), limit=5) for image in pictures]
+        ended = vouch.manage.shadow("digits")
+        assert (ended.state, ended.n_compared) == ("ended", len(pictures))
+        assert ended.reason is not None
+        assert "it was activated" in ended.reason
+        assert ended.same_first.n == sum(
+            was["results"][0]["id"] == is_now["results"][0]["id"]
+            for was, is_now in zip(alone, really, strict=True)
+        )
+        wait_until(lambda: len(encoders(service)) == 1, service)
 
 
 def encoders(service: Service) -> list[psutil.Process]:

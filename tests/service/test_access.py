@@ -73,6 +73,7 @@ ADMINISTERS = {
     ("POST", "/v1/galleries/{gallery}/bundles/{bundle_id}/activate"),
     ("POST", "/v1/galleries/{gallery}/bundles/rollback"),
     ("POST", "/v1/galleries/{gallery}/compact"),
+    *((method, "/v1/galleries/{gallery}/shadow") for method in ("PUT", "GET", "DELETE")),
 }
 
 

@@ -90,7 +90,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 50
+    assert len(names) == len(set(names)) == 53
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -106,7 +106,7 @@ UPLOADS = {
 }
 JSON_BODIES = {"search_json", "search_vector", "search_text", "decide", "give_feedback"}
 JSON_BODIES |= {"lease_review_cases", "import_decisions", "enrol_unknown"}
-JSON_BODIES |= {"create_gallery", "describe_gallery", "rename_gallery"}
+JSON_BODIES |= {"create_gallery", "describe_gallery", "rename_gallery", "start_shadow"}
 
 
 def test_an_upload_is_typed_for_generators_old_and_new(document: dict[str, Any]) -> None:
@@ -191,6 +191,10 @@ def create(client: TestClient, **said: str) -> httpx2.Response:
 def ask_with_text(gallery: str, text: str, client: TestClient) -> httpx2.Response:
     """Search in words, which this gallery has no text tower for."""
     return client.post(f"/v1/galleries/{gallery}/search/text", json={"text": text})
+
+
+def shadow(client: TestClient, gallery: str, bundle_id: object) -> httpx2.Response:
+    return client.put(f"/v1/galleries/{gallery}/shadow", json={"bundle_id": bundle_id})
 
 
 def review(method: str, rest: str = "", gallery: str = "digits", **sent: Any) -> Ask:
@@ -455,6 +459,15 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("drop_gallery", "200"): lambda client: drop(client, created(client)),
     ("drop_gallery", "404"): lambda client: drop(client, "none"),
     ("drop_gallery", "409"): lambda client: drop(client, "digits"),
+    ("start_shadow", "404"): ask(shadow, "digits", "0" * 16),
+    ("start_shadow", "409"): lambda client: shadow(client, "digits", serving(client)),
+    ("start_shadow", "413"): ask(shadow, "digits", "x" * 100_000),
+    ("start_shadow", "415"): lambda client: client.put(
+        "/v1/galleries/digits/shadow", content=b"x", headers=TEXT
+    ),
+    ("start_shadow", "422"): ask(shadow, "digits", 1),
+    ("get_shadow", "404"): lambda client: client.get("/v1/galleries/digits/shadow"),
+    ("end_shadow", "404"): lambda client: client.delete("/v1/galleries/digits/shadow"),
     ("drop_gallery", "422"): lambda client: client.delete("/v1/galleries/none"),
     ("get_usage", "200"): lambda client: client.get("/v1/usage"),
     ("livez", "200"): lambda client: client.get("/livez"),
@@ -469,6 +482,7 @@ TRIED_ELSEWHERE = {
     ("readyz", "503"),
     ("compact_gallery", "200"),
     ("search_text", "200"),
+    *((f"{verb}_shadow", "200") for verb in ("start", "get", "end")),
     ("get_review_case", "200"),
     ("get_review_image", "200"),
     ("forget_review_case", "200"),
@@ -477,7 +491,8 @@ TRIED_ELSEWHERE = {
     *(("enrol_unknown", status) for status in ("200", "507")),
 }
 """In test_tenants.py, test_galleries.py, test_answers.py, test_changes.py, test_texts.py,
-test_review.py and test_unknown.py: they want another state of the service, or another gallery."""
+test_review.py, test_shadow.py and test_unknown.py: they want another state of the service, or
+another gallery."""
 
 IDS = {
     "gallery": "digits",
@@ -573,6 +588,7 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
         assert named == {name for name, _ in REQUESTS} - open_to_all
     more = {"activate_bundle", "rollback_bundle", "compact_gallery", "forget_review_case"}
     more |= {"put_item", "put_items", "delete_item", "metrics", "enrol_unknown"} | REVIEWS
+    more |= {"start_shadow", "get_shadow", "end_shadow"}
     more |= {"create_gallery", "describe_gallery", "rename_gallery", "drop_gallery"}
     assert {name for name, refusal in refusals if refusal == "403"} == more
 
@@ -707,6 +723,9 @@ def test_it_says_which_scope_is_needed_and_whether_a_key_is(
             "describe_gallery": "admin",
             "rename_gallery": "admin",
             "drop_gallery": "admin",
+            "start_shadow": "admin",
+            "get_shadow": "admin",
+            "end_shadow": "admin",
             "enrol_unknown": "write",
             "compact_gallery": "admin",
             "activate_bundle": "admin",

@@ -76,6 +76,7 @@ STATUSES = {
     "QueryNotFound": 404,
     "DecisionNotFound": 404,
     "GroupNotFound": 404,
+    "ShadowNotFound": 404,
     "IdentitiesUnavailable": 409,
     "FeedbackNotKept": 409,
     "KeysError": 500,

@@ -56,6 +56,7 @@ FROM_ENVIRONMENT = [
     ("max_batch_bytes", "1000", 1000),
     ("feedback", "/srv/feedback.sqlite3", Path("/srv/feedback.sqlite3")),
     ("audit_share", "0.2", 0.2),
+    ("shadow_share", "0.5", 0.5),
     ("review_reasons", '["absent", "random"]', ("absent", "random")),
     ("review_image", "original", "original"),
     ("review_retention_s", "60", 60),

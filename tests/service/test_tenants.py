@@ -259,6 +259,16 @@ class TestAGallery:
         for name in ("one", "two", "three"):
             assert search(client, name, digit).json()["results"][0]["id"] == name
 
+    def test_takes_two_places_with_a_bundle_in_the_shadow(self, serve: START, digit: bytes) -> None:
+        client = serve(open_galleries=2)
+        create(client, "one")
+        put(client, "one", "item", digit)
+        before = client.post("/v1/galleries/one/compact").json()["previous_id"]
+        tried = client.put("/v1/galleries/one/shadow", json={"bundle_id": before})
+        assert (tried.status_code, tried.json()["state"]) == (200, "running")
+        create(client, "two")
+        assert "vouch_created_galleries_open 1.0" in client.get("/metrics").text
+
     def test_that_cannot_be_opened_harms_no_other(
         self, serve: START, digit: bytes, tmp_path: Path
     ) -> None:

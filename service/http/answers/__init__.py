@@ -12,6 +12,7 @@
     review        queries that are kept to be decided on
     unknown       those of them that matched nothing, in groups
     labelling     the same for the labelling tools of others
+    shadow        a bundle that is tried, beside the one that answers
     operations    health
 """
 
@@ -36,6 +37,7 @@ from service.http.answers.search import (
     search_answer,
     similar_answer,
 )
+from service.http.answers.shadow import shadow_report
 from service.http.answers.unknown import enrolled, unknown_groups
 from service.http.answers.vectors import decision_answer
 
@@ -67,6 +69,7 @@ __all__ = [
     "review_case",
     "review_summary",
     "search_answer",
+    "shadow_report",
     "similar_answer",
     "unknown_groups",
 ]

@@ -15,7 +15,6 @@ from service.serving.reviewing import ReviewTerms
 
 def review_case(bundle: Bundle, case: Case) -> schemas.ReviewCase:
     """Describe a case; what others decided of it is not said, so that opinions are independent."""
-    image = f"/v1/galleries/{quote(case.gallery, safe='')}/review/{case.query_id}/image"
     return schemas.ReviewCase(
         number=case.number,
         query_id=case.query_id,
@@ -33,7 +32,7 @@ def review_case(bundle: Bundle, case: Case) -> schemas.ReviewCase:
             for item in case.found
         ],
         no_match_probability=case.no_match_probability,
-        image_url=None if case.media_type is None else image,
+        image_url=image_url(bundle, case),
         reviewers=case.wanted,
         bundle=case.bundle,
         kept_at=datetime.fromtimestamp(case.kept_at, UTC),
@@ -41,6 +40,13 @@ def review_case(bundle: Bundle, case: Case) -> schemas.ReviewCase:
             None if case.settled_at is None else datetime.fromtimestamp(case.settled_at, UTC)
         ),
     )
+
+
+def image_url(bundle: Bundle, case: Case | None) -> str | None:
+    """Return the path of the image of a query; None where it has no case, or none is kept."""
+    if case is None or case.media_type is None:
+        return None
+    return f"/v1/galleries/{quote(bundle.name, safe='')}/review/{case.query_id}/image"
 
 
 def case_list(bundle: Bundle, found: Sequence[Case], limit: int) -> schemas.CaseList:

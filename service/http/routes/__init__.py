@@ -14,6 +14,7 @@
     review        queries that are kept to be decided on
     unknown       those of them that matched nothing, in groups
     bundles       the bundles of a gallery, and the one that is served
+    shadow        a bundle that is tried in the shadow of the one that is served
     operations    liveness, readiness and metrics
     dependencies  the application's state, and the gallery in the path
 """
@@ -28,6 +29,7 @@ from service.http.routes import (
     operations,
     review,
     search,
+    shadow,
     texts,
     unknown,
     usage,
@@ -48,6 +50,7 @@ ROUTERS = tuple(
         review,
         unknown,
         bundles,
+        shadow,
         created,
         usage,
         operations,

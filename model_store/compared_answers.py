@@ -1,0 +1,126 @@
+"""The answers of two bundles to the same queries: which change, by which reason, and how often."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from model_store.answers import Answer
+from model_store.verdicts import ChangeReason, Verdict
+
+CONFIDENCE = 0.95
+"""The confidence of the intervals around what was counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The part of an answer that a caller acts on.
+
+    Attributes
+    ----------
+    item_id : of the first item; None where nothing was found.
+    name : its label, or its id where it has none.
+    probability : of its being a true match; None without calibration.
+    outlier : whether the query was flagged; None where that is not known.
+    lacking : whether the calibration promised less than was asked for, or there was none.
+    """
+
+    verdict: Verdict
+    item_id: str | None
+    name: str | None
+    probability: float | None
+    outlier: bool | None
+    lacking: bool
+
+    @classmethod
+    def of(cls, answer: Answer) -> Said:
+        """Return what an answer says."""
+        decision = answer.decision
+        item_id, name, probability = None, None, None
+        if answer.matches:
+            first = answer.matches[0]
+            item_id, probability = first.item.id, first.match_probability
+            name = item_id if first.item.label is None else first.item.label
+        outlier = decision.assessment.is_outlier(answer.alpha)
+        lacking = decision.reason is not None or decision.verdict == "not_calibrated"
+        return cls(decision.verdict, item_id, name, probability, outlier, lacking)
+
+
+def reason_of_change(old: Said, new: Said) -> ChangeReason | None:
+    """Return by which reason an answer changes; None where verdict and first item stay.
+
+    Items of one label are one answer. Of several reasons it is the first of `ChangeReason`.
+    """
+    if (old.verdict, old.name) == (new.verdict, new.name):
+        return None
+    if old.outlier != new.outlier and "out_of_distribution" in (old.verdict, new.verdict):
+        return "outlier"
+    if old.name != new.name:
+        return "first_item"
+    return "promise" if old.lacking != new.lacking else "probability"
+
+
+@dataclass(slots=True)
+class ComparedAnswers:
+    """Counts of what two bundles have said of the same queries.
+
+    Attributes
+    ----------
+    n : queries.
+    n_same_first : of them have the same first item by its id.
+    verdicts, outliers : queries by old and new verdict, and by old and new flag.
+    reasons : answers that change, by reason.
+    """
+
+    n: int = 0
+    n_same_first: int = 0
+    verdicts: Counter[tuple[Verdict, Verdict]] = field(default_factory=Counter)
+    outliers: Counter[tuple[bool | None, bool | None]] = field(default_factory=Counter)
+    reasons: Counter[ChangeReason] = field(default_factory=Counter)
+    n_probabilities: int = 0
+    _sum: float = 0.0
+    _sum_of_squares: float = 0.0
+
+    def add(self, old: Said, new: Said) -> ChangeReason | None:
+        """Count one query; returns by which reason its answer changes."""
+        self.n += 1
+        self.n_same_first += old.item_id == new.item_id
+        self.verdicts[old.verdict, new.verdict] += 1
+        self.outliers[old.outlier, new.outlier] += 1
+        if old.probability is not None and new.probability is not None:
+            difference = new.probability - old.probability
+            self.n_probabilities += 1
+            self._sum += difference
+            self._sum_of_squares += difference**2
+        reason = reason_of_change(old, new)
+        if reason is not None:
+            self.reasons[reason] += 1
+        return reason
+
+    @property
+    def n_changed(self) -> int:
+        """Answers that change."""
+        return self.reasons.total()
+
+    @property
+    def probability_change(self) -> float | None:
+        """Mean of new less old match probability of the first item, where both have one."""
+        return self._sum / self.n_probabilities if self.n_probabilities else None
+
+    def probability_interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        r"""Return the bounds of that mean, valid at every number n ≥ 1 of probabilities.
+
+        Empirical Bernstein (Maurer & Pontil 2009, theorem 4) for differences in [−1, 1] of sample
+        variance V, both sides at half of δ = 1 − ``confidence``:
+
+            mean ± (√(2 V log(4/δ) / n) + 14 log(4/δ) / (3 (n − 1)))
+        """
+        n = self.n_probabilities
+        if n < 2:
+            return -1.0, 1.0
+        mean = self._sum / n
+        variance = max(0.0, (self._sum_of_squares - n * mean**2) / (n - 1))
+        log = math.log(4 / (1 - confidence))
+        width = math.sqrt(2 * variance * log / n) + 14 * log / (3 * (n - 1))
+        return max(-1.0, mean - width), min(1.0, mean + width)

@@ -1,0 +1,93 @@
+"""The paths of the bundle that answers a gallery's queries in the shadow."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import Depends
+
+from model_store.bundles.shadow import ShadowTerms
+from model_store.errors import (
+    ActivationRefused,
+    BundleNotFound,
+    GalleryNotFound,
+    ImageTooLarge,
+    InvalidRequest,
+    ShadowNotFound,
+    UnsupportedMediaType,
+)
+from model_store.feedback import Case
+from service import schemas
+from service.access.access import requires
+from service.http import answers
+from service.http.bodies import JSON, body_of
+from service.http.problems import responses
+from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
+from service.http.state import State
+from service.serving.lease import Lease
+from service.serving.shadow import Shadow
+
+router = gallery_router("bundles")
+
+
+@router.put(
+    "/{gallery}/shadow",
+    operation_id="start_shadow",
+    responses=responses(
+        GalleryNotFound,
+        BundleNotFound,
+        ActivationRefused,
+        InvalidRequest,
+        ImageTooLarge,
+        UnsupportedMediaType,
+    ),
+    dependencies=[Depends(requires("admin")), Depends(body_of(JSON))],
+)
+async def start_shadow(
+    lease: LeaseOf, state: StateOf, body: schemas.ShadowRequest
+) -> schemas.ShadowReport:
+    """Try another bundle: it answers a share of the queries too, and nobody gets these answers.
+
+    It is opened and asked a canary first. Queries are put to it where nothing live has to wait for
+    that; else they are dropped. It goes on after a restart, and ends when it is activated.
+    """
+    share = state.settings.shadow_share if body.share is None else body.share
+    shadow = await state.shadows.start(lease.engine, ShadowTerms(body.bundle_id, share))
+    return await _report(lease, state, shadow)
+
+
+@router.get(
+    "/{gallery}/shadow",
+    operation_id="get_shadow",
+    responses=responses(GalleryNotFound, ShadowNotFound),
+    dependencies=[Depends(requires("admin"))],
+)
+async def get_shadow(lease: LeaseOf, state: StateOf) -> schemas.ShadowReport:
+    """The verdicts, first items and flags of the bundle that is tried, beside what was answered."""
+    return await _report(lease, state, state.shadows.of(lease.engine))
+
+
+@router.delete(
+    "/{gallery}/shadow",
+    operation_id="end_shadow",
+    responses=responses(GalleryNotFound, ShadowNotFound),
+    dependencies=[Depends(requires("admin"))],
+)
+async def end_shadow(lease: LeaseOf, state: StateOf) -> schemas.ShadowReport:
+    """End it, and say for the last time what came of it."""
+    return await _report(lease, state, await state.shadows.end(lease.engine))
+
+
+async def _report(lease: Lease, state: State, shadow: Shadow) -> schemas.ShadowReport:
+    cases = await asyncio.to_thread(_cases, lease, shadow)
+    persisted = state.shadows.is_persisted(lease.engine)
+    return answers.shadow_report(lease.bundle, shadow, cases, persisted=persisted)
+
+
+def _cases(lease: Lease, shadow: Shadow) -> dict[str, Case]:
+    """Return those of the changed answers that are kept for review."""
+    queue, key = lease.engine.reviews.queue, lease.bundle.key
+    if queue is None:
+        return {}
+    found = {one.query_id: queue.find(key, one.query_id) for one in list(shadow.recent)}
+    return {query_id: case for query_id, case in found.items() if case is not None}

@@ -1,0 +1,327 @@
+"""The bundles that answer in the shadow: started, followed over restarts, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from model_store.answers import Answer
+from model_store.bundles.bundle import Bundle
+from model_store.bundles.shadow import ShadowTerms, read_shadow, write_shadow
+from model_store.errors import (
+    ActivationRefused,
+    ItemNotFound,
+    PointerUnreadable,
+    ShadowNotFound,
+    VouchError,
+)
+from model_store.gallery import Gallery
+from service.encoding.cache import Cache, CacheEntry
+from service.observability.metrics import Telemetry, counted_as
+from service.serving.engine import SearchEngine
+from service.serving.lease import Lease
+from service.serving.opening import Opener, directory_of
+from service.serving.queries import SearchParameters
+from service.serving.shadow import Room, Shadow, Tried
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ACTIVATED: Final = "The bundle {bundle_id} answers for real now: it was activated."
+REPLACED = "Another bundle is tried now, or on another share of the queries."
+REMOVED = "It was ended."
+
+_LOOKED_AT_ONCE = 1_000
+"""Items that are looked for in another gallery at a time."""
+
+
+class ReadOnlyCache:
+    """The cache of live answers, in which a shadow finds what is there and leaves nothing."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    @property
+    def state(self) -> str:
+        """See `Cache.state`."""
+        return self._cache.state
+
+    async def get(self, key: str) -> CacheEntry | None:
+        """The entry, or None."""
+        return await self._cache.get(key)
+
+    async def put(self, key: str, entry: CacheEntry) -> None:
+        """Keep nothing: there is less room for what live answers need."""
+
+    async def remove(self, key: str) -> None:
+        """Delete nothing: there is nothing of a shadow's."""
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class Shadows:
+    """The bundle that is tried of each gallery, as `SHADOW` beside `CURRENT` says.
+
+    Counts are of this process, since the shadow began here. A shadow ends with the bundle that it
+    is compared with; unless it is the one that is served now, it begins anew with the next.
+
+    Parameters
+    ----------
+    opener : opens bundles whose engines keep nothing of queries.
+    is_spare : see `Room`.
+    period_s : between looks at each `SHADOW`.
+    """
+
+    def __init__(
+        self, opener: Opener, telemetry: Telemetry, is_spare: Callable[[], bool], period_s: float
+    ) -> None:
+        self._opener, self._telemetry, self._period_s = opener, telemetry, period_s
+        self._room = Room(is_spare, asyncio.Lock())
+        self._changing = asyncio.Lock()
+        self._unwritten: dict[str, ShadowTerms] = {}
+        self._last: dict[str, Shadow] = {}
+        self._unreadable: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def watch(self, engines: Callable[[], Sequence[SearchEngine]]) -> None:
+        """Follow each `SHADOW`, for ever, whatever is met."""
+        while True:
+            open_now = engines()
+            for gone in self._last.keys() - {engine.bundle.key for engine in open_now}:
+                del self._last[gone]
+            wanted = await asyncio.to_thread(lambda now: [*map(self._wanted, now)], open_now)
+            for engine, terms in zip(open_now, wanted, strict=True):
+                try:
+                    await self._follow(engine, terms)
+                except Exception:
+                    fields = {"gallery": engine.bundle.name}
+                    logger.exception("shadow not followed", extra={"fields": fields})
+            await asyncio.sleep(self._period_s)
+
+    async def start(self, engine: SearchEngine, terms: ShadowTerms) -> Shadow:
+        """Try a bundle of an engine's gallery; once begun it is brought to its end.
+
+        The same bundle on the same share goes on as it is.
+
+        Raises
+        ------
+        BundleNotFound
+        ActivationRefused : there is only one bundle, it is the one that is served, it cannot be
+            opened, or is of another gallery.
+        """
+        return await asyncio.shield(self._spawn(self._start(engine, terms)))
+
+    async def end(self, engine: SearchEngine) -> Shadow:
+        """End the shadow of an engine's gallery, and return what came of it.
+
+        Raises
+        ------
+        ShadowNotFound
+        """
+        return await asyncio.shield(self._spawn(self._end(engine)))
+
+    def of(self, engine: SearchEngine) -> Shadow:
+        """Return the shadow of an engine's gallery, or the last one, if it ended by itself.
+
+        Raises
+        ------
+        ShadowNotFound
+        """
+        bundle = engine.bundle
+        shadow = engine.shadow or self._last.get(bundle.key)
+        if shadow is None:
+            raise ShadowNotFound(
+                f"No bundle of the gallery {bundle.name!r} is tried in the shadow. "
+                "`PUT /v1/galleries/{gallery}/shadow` names one."
+            )
+        if shadow.ended is not None and shadow.terms.bundle_id == bundle.manifest.id:
+            shadow.ended = ACTIVATED.format(bundle_id=bundle.manifest.id)
+        return shadow
+
+    def is_persisted(self, engine: SearchEngine) -> bool:
+        """Return whether the shadow of a gallery goes on after a restart."""
+        return engine.bundle.key not in self._unwritten
+
+    async def close(self) -> None:
+        """Give up what is being opened; engines close their shadows."""
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _start(self, engine: SearchEngine, terms: ShadowTerms) -> Shadow:
+        async with self._changing:
+            now = engine.shadow
+            if now is not None and now.ended is None and now.terms == terms:
+                return now
+            shadow = await self._opened(engine, terms)
+            await self._write(engine.bundle, terms)
+            await self._attach(engine, shadow)
+            return shadow
+
+    async def _end(self, engine: SearchEngine) -> Shadow:
+        async with self._changing:
+            shadow = self.of(engine)
+            await self._write(engine.bundle, None)
+            await self._let_go(engine)
+            self._last.pop(engine.bundle.key, None)
+            return shadow
+
+    async def _follow(self, engine: SearchEngine, terms: ShadowTerms | None) -> None:
+        """Do as `SHADOW` says, unless somebody is just changing it."""
+        if self._changing.locked() or not _differs(engine, terms):
+            return
+        async with self._changing:
+            terms = await asyncio.to_thread(self._wanted, engine)
+            if not _differs(engine, terms):
+                return
+            if terms is None:
+                await self._let_go(engine)
+            elif terms.bundle_id == engine.bundle.manifest.id:
+                await self._write(engine.bundle, None)
+                fields = {"gallery": engine.bundle.name, "bundle": terms.bundle_id}
+                logger.info("shadow activated", extra={"fields": fields})
+            else:
+                await self._attach(engine, await self._opened_or_refused(engine, terms))
+
+    async def _let_go(self, engine: SearchEngine) -> None:
+        """End the shadow that an engine has."""
+        shadow, engine.shadow = engine.shadow, None
+        if shadow is not None and shadow.ended is None:
+            await shadow.close(REMOVED)
+            _log("shadow ended", shadow)
+
+    def _wanted(self, engine: SearchEngine) -> ShadowTerms | None:
+        """Return what is to be tried; for one that cannot be read, what is tried now."""
+        bundle = engine.bundle
+        if bundle.root is None or bundle.key in self._unwritten:
+            return self._unwritten.get(bundle.key)
+        try:
+            terms = read_shadow(bundle.root)
+        except PointerUnreadable as error:
+            if self._unreadable.get(bundle.key) != str(error):  # said once
+                fields = {"gallery": bundle.name, "reason": str(error)}
+                logger.error("SHADOW cannot be read", extra={"fields": fields})  # noqa: TRY400
+            self._unreadable[bundle.key] = str(error)
+            return None if engine.shadow is None else engine.shadow.terms
+        self._unreadable.pop(bundle.key, None)
+        return terms
+
+    async def _write(self, bundle: Bundle, terms: ShadowTerms | None) -> None:
+        """Have it known after a restart what is tried; if that cannot be, until then."""
+        self._unwritten.pop(bundle.key, None)
+        if bundle.root is None:
+            return
+        try:
+            await asyncio.to_thread(write_shadow, bundle.root, terms)
+        except OSError:  # bundles are mounted for reading only, say
+            if terms is not None:
+                self._unwritten[bundle.key] = terms
+
+    async def _opened_or_refused(self, engine: SearchEngine, terms: ShadowTerms) -> Shadow:
+        try:
+            return await self._opened(engine, terms)
+        except VouchError as error:
+            shadow = self._shadow(engine, terms, None, str(error))
+            fields = {"gallery": shadow.gallery, "bundle": terms.bundle_id, "reason": str(error)}
+            logger.error("shadow refused", extra={"fields": fields})  # noqa: TRY400
+            return shadow
+
+    async def _opened(self, engine: SearchEngine, terms: ShadowTerms) -> Shadow:
+        live = engine.bundle
+        directory = directory_of(live, terms.bundle_id)
+        if terms.bundle_id == live.manifest.id:
+            raise ActivationRefused(
+                f"The bundle {terms.bundle_id} is the one that answers. Name another one."
+            )
+        opened = await self._opener.successor(live, directory)
+        try:
+            await asyncio.to_thread(_require_common_item, live, opened.bundle)
+        except BaseException:
+            await opened.close()
+            raise
+        tried = Tried(partial(_answer, opened), opened.close)
+        return self._shadow(engine, terms, tried)
+
+    def _shadow(
+        self,
+        engine: SearchEngine,
+        terms: ShadowTerms,
+        tried: Tried | None,
+        ended: str | None = None,
+    ) -> Shadow:
+        live = engine.bundle
+        observe = self._telemetry.shadow(counted_as(live))
+        return Shadow(live.name, live.manifest.id, terms, self._room, observe, tried, ended)
+
+    async def _attach(self, engine: SearchEngine, shadow: Shadow) -> None:
+        """Let an engine put queries to a shadow in place of the one before."""
+        before, engine.shadow = engine.shadow, shadow
+        self._last[engine.bundle.key] = shadow
+        if before is not None:
+            await before.close(REPLACED)
+        if engine.closed:  # meanwhile, with the shadow before
+            await shadow.close(REPLACED)
+        elif shadow.ended is None:
+            _log("shadow started", shadow)
+
+    def _spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _answer(engine: SearchEngine, data: bytes, parameters: SearchParameters) -> Answer:
+    """Return what a caller would get."""
+    return (await Lease(engine, engine.bundle).search(data, parameters)).answer
+
+
+def _require_common_item(live: Bundle, tried: Bundle) -> None:
+    """Refuse a bundle with wholly different items.
+
+    Raises
+    ------
+    ActivationRefused
+    """
+    gallery, after = tried.retriever.gallery, None
+    while (rows := gallery.page(after, _LOOKED_AT_ONCE)).size:
+        if any(_has(live.retriever.gallery, item.id) for item in gallery.items(rows)):
+            return
+        after = int(rows[-1])
+    raise ActivationRefused(
+        f"The bundle {tried.manifest.id} has no item of the gallery {live.name!r} as it is served: "
+        "no answer of the one could be compared with one of the other."
+    )
+
+
+def _has(gallery: Gallery, item_id: str) -> bool:
+    try:
+        gallery.row(item_id)
+    except ItemNotFound:
+        return False
+    return True
+
+
+def _differs(engine: SearchEngine, terms: ShadowTerms | None) -> bool:
+    """Return whether something else is to be tried than an open engine tries."""
+    now = engine.shadow
+    if engine.closed:
+        return False
+    if terms is None:
+        return now is not None
+    return terms.bundle_id == engine.bundle.manifest.id or now is None or now.terms != terms
+
+
+def _log(what: str, shadow: Shadow) -> None:
+    fields = {
+        "gallery": shadow.gallery,
+        "bundle": shadow.terms.bundle_id,
+        "share": shadow.terms.share,
+        "compared": shadow.compared.n,
+    }
+    logger.info(what, extra={"fields": fields})
