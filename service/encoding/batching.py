@@ -21,6 +21,8 @@ from service.observability.records import BatchRecord
 
 logger = logging.getLogger(__name__)
 
+_ENDS = "The service ends. Send the image again."
+
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
@@ -79,6 +81,7 @@ class MicroBatcher:
         # A context of its own: a batch belongs to none of the requests, nor to one that had the
         # bundle activated.
         self._runs = asyncio.create_task(self._run(), context=Context())
+        self._closed = False
         self.running = True
 
     @property
@@ -98,6 +101,8 @@ class MicroBatcher:
         ------
         EncoderStopped, EncodingFailed
         """
+        if self._closed:
+            raise EncoderStopped(_ENDS)
         one = _Waiting(image, asyncio.get_running_loop().create_future())
         self._queue.append(one)
         self._more.set()
@@ -105,10 +110,11 @@ class MicroBatcher:
 
     async def close(self) -> None:
         """Stop; what still waits is told so."""
+        self._closed = True
         self._runs.cancel()
         with suppress(asyncio.CancelledError):
             await self._runs
-        _fail(self._queue, EncoderStopped("The service ends. Send the image again."))
+        _fail(self._queue, EncoderStopped(_ENDS))
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _run(self) -> None:
@@ -122,7 +128,7 @@ class MicroBatcher:
             try:
                 back = await self._answer(taken)
             except asyncio.CancelledError:
-                _fail(taken, EncoderStopped("The service ends. Send the image again."))
+                _fail(taken, EncoderStopped(_ENDS))
                 raise
             stopped = back is not None
             for i in range(0, len(taken), self._size):

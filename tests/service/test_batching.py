@@ -342,3 +342,10 @@ class TestLargestUsefulBatch:
                 return found
 
         assert useful(Rounding(lambda n: 4e-3), 8, monkeypatch) == wanted
+
+
+async def test_who_comes_after_the_end_is_told_so() -> None:
+    batcher = MicroBatcher(Recording(), size=2)
+    await batcher.close()
+    with pytest.raises(EncoderStopped, match="The service ends"):
+        await asyncio.wait_for(batcher.encode(image(1)), 5)
