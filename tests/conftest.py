@@ -116,6 +116,8 @@ def built_digits(digits_config: BuildConfig) -> Path:
 
 def _built_from(config: BuildConfig) -> str:
     digest = hashlib.sha256(config.model_dump_json().encode())
+    # With another number of threads sums are rounded otherwise, and the bundle is another.
+    digest.update(os.environ.get("OMP_NUM_THREADS", "").encode())
     for package in ("index_builder", "model_store"):
         for path in sorted((ROOT / package).rglob("*.py")):
             digest.update(path.read_bytes())
