@@ -309,6 +309,8 @@ def test_german_is_spoken_to_who_prefers_it_and_english_is_a_choice(browser: Bro
     expect(shown.found("uncertainty").locator("h3")).to_have_text("Unsicherheit gering")
     expect(shown.page.locator("#gallery-about")).to_contain_text("1.500 Objekte")
     shown.found("language").select_option("en")
+    # The page comes anew: its file says "en" before its script can take a picture.
+    expect(shown.page.locator("#gallery-about")).to_contain_text("1,500 items")
     expect(shown.page.locator("html")).to_have_attribute("lang", "en")
     shown.ask()
     expect(shown.found("verdict").locator("h2")).to_have_text("Match")
