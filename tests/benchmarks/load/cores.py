@@ -13,7 +13,7 @@ from tests.benchmarks.load.generator import Job, Outcome
 from tests.benchmarks.load.questions import Questions
 from tests.benchmarks.load.servers import Server, server
 
-N_ROUNDS = 5
+N_ROUNDS = 3
 N_CLIENTS = 32
 SECONDS = 4.0
 SETTINGS = {"VOUCH_ENCODER_THREADS": "", "VOUCH_CANARY_PERIOD_S": "3600"}

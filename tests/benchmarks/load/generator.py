@@ -21,6 +21,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -125,6 +126,13 @@ class _Client:
         right = 200 <= status < 300 and all(part in body for part in request.right)
         return _Asked(request.kind, due, sent, ended, status, right)
 
+    async def close(self) -> None:
+        """Close the connections."""
+        for _, writer in self._idle:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
     async def _answer(self, pieces: Sequence[bytes]) -> tuple[int, bytes]:
         while self._idle:
             reader, writer = self._idle.pop()
@@ -149,7 +157,8 @@ class _Client:
         return int(head.split(" ", 2)[1]), body
 
 
-async def _run(job: Job) -> Outcome:
+async def run(job: Job) -> Outcome:
+    """Make the load, and wait for every answer or its client's going."""
     rng = np.random.default_rng(job.seed)
     whole = job.warm_up_s + job.seconds
     client, asked = _Client(job.port, job.patience_s), list[_Asked]()
@@ -180,15 +189,16 @@ async def _run(job: Job) -> Outcome:
             for due in began + np.sort(rng.uniform(0, whole, n)):
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
                 users.create_task(arrive(next(requests), float(due)))
+    await client.close()
     return _outcome(job, asked, began, await marks)
 
 
 async def _marks(job: Job, began: float) -> tuple[float, ...]:
     """Shares of a processor: this process, the server, and all that ran on these processors."""
     await asyncio.sleep(max(0.0, began + job.warm_up_s - time.perf_counter()))
-    before = _computed(job.server)
+    before = await asyncio.to_thread(_computed, job.server)  # it looks at all processes
     await asyncio.sleep(max(0.0, began + job.warm_up_s + job.seconds - time.perf_counter()))
-    after = _computed(job.server)
+    after = await asyncio.to_thread(_computed, job.server)
     taken = [end - start for start, end in zip(before, after, strict=True)]
     return tuple(seconds / taken[-1] for seconds in taken[:-1])
 
@@ -236,7 +246,7 @@ def _kind_of(one: _Asked, deadline_s: float) -> str:
 def main() -> None:
     """Make the load that a file describes."""
     job: Job = pickle.loads(Path(sys.argv[1]).read_bytes())
-    print(json.dumps(asdict(uvloop.run(_run(job)))))
+    print(json.dumps(asdict(uvloop.run(run(job)))))
 
 
 if __name__ == "__main__":

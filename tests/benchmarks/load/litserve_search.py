@@ -59,7 +59,7 @@ if __name__ == "__main__":
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
-    SearchAPI.bundle = options.bundle
     api = SearchAPI(max_batch_size=8, batch_timeout=0.05)
+    api.bundle = options.bundle  # of the object: it is sent to a process of its own
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1)
     server.run(host="127.0.0.1", port=options.port, generate_client_file=False, log_level="warning")

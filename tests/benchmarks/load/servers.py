@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,9 @@ def server(
         port = probe.getsockname()[1]
     pinned = ["taskset", "-c", str(core), *command, "--port", str(port)]
     variables = environment() | dict(settings or {})
-    with subprocess.Popen(pinned, stderr=subprocess.DEVNULL, env=variables) as process:
+    with subprocess.Popen(
+        pinned, stderr=subprocess.DEVNULL, env=variables, start_new_session=True
+    ) as process:
         try:
             while True:
                 try:
@@ -58,7 +61,11 @@ def server(
                     time.sleep(0.05)
             yield Server(process.pid, port)
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)  # LitServe leaves its workers behind
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def environment() -> dict[str, str]:
