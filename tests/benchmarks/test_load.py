@@ -22,7 +22,9 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def load_of_a_server_that_stalls(**changes: float) -> tuple[Outcome, list[bytes]]:
+async def load_of_a_server_that_stalls(
+    seconds: float = 1.2, patience_s: float = 5.0
+) -> tuple[Outcome, list[bytes]]:
     """The outcome where nothing is answered for `STALL_S`, then all at once; and what was sent."""
     stalled, bodies = asyncio.Event(), list[bytes]()
 
@@ -58,16 +60,13 @@ async def load_of_a_server_that_stalls(**changes: float) -> tuple[Outcome, list[
             for kind, (data, right) in asked.items()
         ],
         shares=[2, 1, 1],
-        **{
-            "rate": RATE,
-            "n_clients": 0,
-            "warm_up_s": 0.0,
-            "seconds": 1.2,
-            "deadline_s": 0.3,
-            "patience_s": 5.0,
-            "seed": 0,
-            **changes,
-        },
+        rate=RATE,
+        n_clients=0,
+        warm_up_s=0.0,
+        seconds=seconds,
+        deadline_s=0.3,
+        patience_s=patience_s,
+        seed=0,
     )
     async with server:
         return await run(job), bodies
