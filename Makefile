@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
-  bench-throughput bench-gallery bench-tenants bench-milvus bench-page bench-filters bench-roll-up \
+  bench-throughput bench-load bench-gallery bench-tenants bench-milvus bench-page bench-filters bench-roll-up \
   bench-review bench-unknown bench-indexing \
   bench-poison element fuzz-images mutants crash-indexing crash-writes linearizability torture \
   ray-indexing soak test-milvus try-compose try-fiftyone try-azurite pictures tables clean
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-review   decisions in the review queue's order, beside random ones; minutes"
 	@echo "make bench-unknown   queries of absent labels, grouped and enrolled; an hour the first time"
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
+	@echo "make bench-load   latency and goodput up to five times the capacity, and two cores over one; 15 minutes"
 	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
 	@echo "make test-milvus   galleries in Milvus against the real server; ten minutes"
 	@echo "make bench-tenants a thousand galleries on one service, beside one of a million items; ten minutes"
@@ -95,6 +96,9 @@ bench: install
 
 bench-posteriors bench-zero-shot bench-decision bench-throughput bench-indexing bench-label-free bench-decide bench-encoders bench-filters bench-roll-up bench-review bench-unknown bench-milvus: bench-%: install
 	$(BIN)/python -m tests.benchmarks.bench_$(subst -,_,$*)
+
+bench-load: install
+	$(BIN)/python -m tests.benchmarks.bench_load --chart .github/pictures/load.svg
 
 bench-promises: install
 	$(BIN)/python -m tests.benchmarks.bench_promises

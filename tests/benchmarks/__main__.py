@@ -6,7 +6,8 @@ images (VOUCH_DATA_DIR, or a download) and some minutes. The benchmarks of throu
 the first hour and a busy machine want photographs (VOUCH_DATA_DIR), of which they build a bundle
 once. Left out, because they take an hour and print tables: `make bench-posteriors`,
 `make bench-zero-shot`, `make bench-decision`, `make bench-label-free`, `make bench-roll-up`,
-`make bench-review`, `make bench-unknown`; and because they build a gallery of a million items:
+`make bench-review`, `make bench-unknown`; because it installs another server: `make bench-load`;
+and because they build a gallery of a million items:
 `make bench-gallery`, `make bench-filters`, `make bench-tenants`.
 """
 
@@ -69,6 +70,7 @@ def main() -> None:
         "bench-roll-up",
         "bench-review",
         "bench-unknown",
+        "bench-load",
     ]
     if "VOUCH_DATA_DIR" in os.environ:
         results |= bench_throughput.measure()

@@ -5,8 +5,8 @@ On one core, with the same photographs, the same trunk (MobileNetV2 at 224 px) a
 - *bare loop*: `Retriever.search` in a loop: decode, ONNX session, search and decision, no service,
   with the service's settings of the allocator, of large pages and of the garbage collector;
 - *service*: `vouch-serve`, cache off, asked by 32 clients that run on another core;
-- *plain FastAPI + torch*: an endpoint that does the same work with the encoder in torch, asked by
-  the same 32 clients.
+- *plain FastAPI*: an endpoint that does the same work, asked by the same 32 clients; once with the
+  encoder in torch, once with the service's own ONNX file.
 
 Each in turn, many times over, and compared within its round: the machine is slower at one moment
 than at another. Where others use the same core, a service of several processes gets more of it than
@@ -23,24 +23,17 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
-from fastapi import FastAPI, UploadFile
 
-from model_store import Retriever, open_bundle
-from model_store.images import decode_image
+from model_store import open_bundle
 from model_store.threads import one_blas_thread
 from service.processes.memory import (
     freeze_garbage,
@@ -48,9 +41,11 @@ from service.processes.memory import (
     raise_gc_threshold,
     tune_malloc,
 )
+from tests.benchmarks.load.servers import PLAIN, Server, environment, processor_seconds, server
 
 WORK = Path("build/bench-throughput")
 RUN, BUNDLES, IMAGES = WORK / "run", WORK / "bundles", WORK / "images"
+CONFIG = WORK / "config.json"
 
 N_CLIENTS = 32
 N_ROUNDS = 9
@@ -59,6 +54,7 @@ WARM_UP = 64
 BOUNDARY = "vouch-benchmark"
 LIMIT = 10
 HERE = (sys.executable, "-m", "tests.benchmarks.bench_throughput")
+SEARCH = "/v1/galleries/caltech101_half/search"
 
 
 def measure() -> dict[str, float]:
@@ -66,27 +62,27 @@ def measure() -> dict[str, float]:
     core, clients = sorted(os.sched_getaffinity(0))[:2]
     built()
     files = [path.read_bytes() for path in sorted(IMAGES.rglob("*.*"))]
-    rates: dict[str, list[float]] = {"bare": [], "service": [], "plain": []}
-    computed: dict[str, list[float]] = {"bare": [], "service": [], "plain": []}
-    latencies: dict[str, list[float]] = {"service": [], "plain": []}
+    rates: dict[str, list[float]] = {name: [] for name in ("bare", "service", *PLAIN)}
+    computed: dict[str, list[float]] = {name: [] for name in rates}
+    latencies: dict[str, list[float]] = {name: [] for name in ("service", *PLAIN)}
     failed = 0
     os.sched_setaffinity(0, {clients})
     service = [sys.executable, "-m", "service", "--bundle", str(BUNDLES)]
-    plain = [*HERE, "--plain"]
-    with _server(service, core, "/readyz") as served, _server(plain, core, "/docs") as other:
+    with ExitStack() as running:
         targets: dict[str, tuple[Server, str]] = {
-            "service": (served, "/v1/galleries/caltech101_half/search"),
-            "plain": (other, "/search"),
+            "service": (running.enter_context(server(service, core, "/readyz")), SEARCH)
         }
+        for name, command in PLAIN.items():
+            targets[name] = running.enter_context(server(command, core, "/docs")), "/search"
         for _ in range(N_ROUNDS):
             rate, of_processor = _bare(core)
             rates["bare"].append(rate)
             computed["bare"].append(of_processor)
-            for name, (server, path) in targets.items():
-                _load(server.port, path, files, WARM_UP)
-                before = server.processor_seconds()
-                seconds, lost, taken = _load(server.port, path, files, N_QUERIES)
-                computed[name].append((server.processor_seconds() - before) / N_QUERIES)
+            for name, (asked, path) in targets.items():
+                _load(asked.port, path, files, WARM_UP)
+                before = processor_seconds(asked.pid)
+                seconds, lost, taken = _load(asked.port, path, files, N_QUERIES)
+                computed[name].append((processor_seconds(asked.pid) - before) / N_QUERIES)
                 failed += lost
                 rates[name].append((N_QUERIES - lost) / taken)
                 latencies[name] += seconds
@@ -95,10 +91,16 @@ def measure() -> dict[str, float]:
         "throughput_over_bare_loop_by_processor_time": _median_ratio(
             computed["bare"], computed["service"]
         ),
-        "throughput_over_plain_fastapi_torch": _median_ratio(rates["service"], rates["plain"]),
-        "throughput_over_plain_fastapi_torch_by_processor_time": _median_ratio(
-            computed["plain"], computed["service"]
-        ),
+        **{
+            f"throughput_over_{name}": _median_ratio(rates["service"], rates[name])
+            for name in PLAIN
+        },
+        **{
+            f"throughput_over_{name}_by_processor_time": _median_ratio(
+                computed[name], computed["service"]
+            )
+            for name in PLAIN
+        },
         "throughput_failed": float(failed),
         **{f"throughput_{name}_per_s": statistics.median(each) for name, each in rates.items()},
         **{
@@ -131,15 +133,15 @@ def built() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     root = unpacked("caltech101_half", data, IMAGES)
     config = photographs_config(root, "mobilenet_v2", str(data / WEIGHTS), "caltech101_half")
-    (WORK / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
+    CONFIG.write_text(config.model_dump_json(), encoding="utf-8")
     build_all(config, Run(RUN), BUNDLES)
 
 
 def _bare(core: int) -> tuple[float, float]:
     """Queries a second without a service, in a process of its own, and its seconds for each."""
     command = ["taskset", "-c", str(core), *HERE, "--bare"]
-    environment = _environment() | large_pages(os.environ)
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    variables = environment() | large_pages(os.environ)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=variables)
     rate, of_processor = done.stdout.split()
     return float(rate), float(of_processor)
 
@@ -211,116 +213,13 @@ async def _status(reader: asyncio.StreamReader) -> int:
     return int(head.split(" ", 2)[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A server that runs, and where it listens."""
-
-    pid: int
-    port: int
-
-    def processor_seconds(self) -> float:
-        """Seconds of a processor that it and its children have taken, by the kernel's account."""
-        process = psutil.Process(self.pid)
-        times = [one.cpu_times() for one in [process, *process.children(recursive=True)]]
-        return float(sum(one.user + one.system for one in times))
-
-
-@contextmanager
-def _server(command: Sequence[str], core: int, ready: str) -> Iterator[Server]:
-    """A server on ``core``, ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pinned = ["taskset", "-c", str(core), *command, "--port", str(port)]
-    with subprocess.Popen(pinned, stderr=subprocess.DEVNULL, env=_environment()) as process:
-        try:
-            while True:
-                try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}{ready}"):
-                        break
-                except OSError:
-                    if process.poll() is not None:
-                        raise RuntimeError(f"{command} did not start") from None
-                    time.sleep(0.05)
-            yield Server(process.pid, port)
-        finally:
-            process.terminate()
-
-
-def _environment() -> dict[str, str]:
-    return {
-        **os.environ,
-        "VOUCH_PROVIDER": "cpu",
-        "VOUCH_ENCODER_THREADS": "1",
-        "VOUCH_CACHE_BYTES": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-def _serve_plainly(port: int) -> None:
-    """What one would write: FastAPI, a torch model, and the same search behind it."""
-    import torch
-    import uvicorn
-
-    from index_builder.configuration.build import BuildConfig
-    from index_builder.networks import load_encoder
-    from index_builder.pipeline.run import Run
-    from index_builder.posteriors import load_posterior
-    from index_builder.posteriors.encoders import ProbabilisticEncoder
-    from model_store.encoder.contract import Embeddings
-
-    torch.set_num_threads(1)
-    config = BuildConfig.model_validate_json((WORK / "config.json").read_text(encoding="utf-8"))
-    run = Run(RUN)
-    whole = open_bundle(BUNDLES, provider="cpu", threads=1).retriever
-    network = ProbabilisticEncoder(
-        load_encoder(config.network, run.checkpoint), load_posterior(run.posterior)
-    ).eval()
-
-    class TorchEncoder:
-        fingerprint, metadata = whole.encoder.fingerprint, whole.encoder.metadata
-        provider, dim = "torch", whole.encoder.dim
-        n_features = whole.encoder.n_features
-
-        def encode(self, images: Any, at_once: int | None = None) -> Embeddings:
-            with torch.inference_mode():
-                return Embeddings(*(part.numpy() for part in network(torch.from_numpy(images))))
-
-        placement = None
-
-        def close(self) -> None: ...
-
-    retriever = Retriever(TorchEncoder(), whole.gallery, whole.calibration)
-    app = FastAPI()
-
-    @app.post("/search")
-    def search(image: UploadFile) -> dict[str, Any]:
-        smallest_side = retriever.encoder.metadata.preprocessing.smallest_side
-        decoded = decode_image(image.file.read(), smallest_side=smallest_side)
-        prepared = retriever.prepare(decoded)
-        answer = retriever.find(retriever.embed(prepared[None].copy())[0], LIMIT)
-        return {
-            "verdict": answer.decision.verdict,
-            "results": [
-                {"id": match.item.id, "probability": match.match_probability}
-                for match in answer.matches
-            ],
-        }
-
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
-
-
 def main() -> None:
     """Measure, or be one of the processes that are measured."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--bare", action="store_true")
-    parser.add_argument("--plain", action="store_true")
-    parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
     if options.bare:
         print(*_bare_loop())
-    elif options.plain:
-        _serve_plainly(options.port)
     else:
         print(json.dumps(measure(), indent=1))
 

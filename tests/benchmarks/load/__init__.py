@@ -1,0 +1,1 @@
+"""Load as users make it: `photographs`, `requests`, `generator` (a process), `servers`, `chart`."""

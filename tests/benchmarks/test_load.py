@@ -1,0 +1,110 @@
+"""The load generator does not wait for answers, and says how late they were."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from tests.benchmarks.load.chart import chart
+from tests.benchmarks.load.generator import Job, Outcome, run
+from tests.benchmarks.load.photographs import TOKEN
+from tests.benchmarks.load.requests import Request, form
+
+pytestmark = pytest.mark.anyio
+
+RATE, STALL_S = 100.0, 0.6
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def load_of_a_server_that_stalls(
+    seconds: float = 1.2, patience_s: float = 5.0
+) -> tuple[Outcome, list[bytes]]:
+    """The outcome where nothing is answered for `STALL_S`, then all at once; and what was sent."""
+    stalled, bodies = asyncio.Event(), list[bytes]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := (await reader.readuntil(b"\r\n\r\n")).decode():
+                n = int(head.partition("Content-Length: ")[2].split("\r\n", 1)[0])
+                bodies.append(await reader.readexactly(n))
+                if len(bodies) == 1:
+                    asyncio.get_running_loop().call_later(STALL_S, stalled.set)
+                await stalled.wait()
+                refused = b"refuse me" in bodies[-1]
+                status, text = ("503 Busy", b"") if refused else ("200 OK", b'"id":"wanted"')
+                writer.write(
+                    f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text
+                )
+        except (EOFError, OSError):
+            pass  # the client has gone
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    asked = {
+        "good": (TOKEN, b'"id":"wanted"'),
+        "wrong": (TOKEN, b'"id":"another"'),
+        "refused": (b"refuse me", b""),
+    }
+    job = Job(
+        port=server.sockets[0].getsockname()[1],
+        server=os.getpid(),
+        requests=[
+            Request(kind, form("POST", "/", [("image", data)]), (right,))
+            for kind, (data, right) in asked.items()
+        ],
+        shares=[2, 1, 1],
+        rate=RATE,
+        n_clients=0,
+        warm_up_s=0.0,
+        seconds=seconds,
+        deadline_s=0.3,
+        patience_s=patience_s,
+        seed=0,
+    )
+    async with server:
+        return await run(job), bodies
+
+
+async def test_latencies_count_from_when_a_request_was_due() -> None:
+    outcome, bodies = await load_of_a_server_that_stalls()
+    n = len(bodies)
+    assert n == pytest.approx(RATE * 1.2, rel=0.4)
+    latencies = outcome.latencies["good"]
+    # Arrivals of the stall are half of all, and wait for half of it on average; a generator that
+    # waits for answers would have sent few of them.
+    assert max(latencies) > 0.9 * STALL_S
+    assert sum(latencies) == pytest.approx(len(latencies) * STALL_S / 4, rel=0.5)
+    assert outcome.late == pytest.approx(outcome.goodput / 3, rel=0.6)  # those of its first half
+    assert outcome.wrong > 0
+    assert outcome.refused > 0
+    assert outcome.lost == 0
+    counted = outcome.goodput + outcome.late + outcome.wrong + outcome.refused
+    assert counted * 1.2 == pytest.approx(n, abs=2)
+
+
+async def test_no_two_requests_are_the_same_and_a_seed_repeats_them() -> None:
+    bodies = [(await load_of_a_server_that_stalls(seconds=0.3))[1] for _ in range(2)]
+    numbered = [body for body in bodies[0] if b"refuse me" not in body]
+    assert len({*numbered}) == len(numbered)
+    assert sorted(bodies[0]) == sorted(bodies[1])
+
+
+async def test_clients_who_have_gone_are_counted() -> None:
+    outcome, _ = await load_of_a_server_that_stalls(patience_s=0.05, seconds=0.4)
+    assert outcome.goodput == 0
+    assert outcome.lost > 0
+    assert outcome.statuses.keys() == {"0"}
+
+
+def test_the_chart_has_a_line_for_each_system() -> None:
+    point = {"offered_per_s": 10.0, "goodput_per_s": 9.0, "all_ms": {"p95": 400.0}}
+    drawn = chart({"vouch": [point, point], "other_one": [point, point]})
+    assert drawn.count("<path") == 2 + 2 * 2 + 2  # frames, lines, legend
+    assert "other one" in drawn
