@@ -90,8 +90,30 @@ class FeedbackLog:
         says nothing of pairs until they do.
         """
         with opened(self.path, writing=True) as connection:
-            selection = cases.selection(connection, decided)
-            return _take(connection, replace(decided, selection=selection))
+            return _decide(connection, decided)
+
+    def decide_once(self, decided: Decided, *, replayed: bool = False) -> Decided:
+        """Keep a decision of a request that may be sent again, see `decide`.
+
+        Where the same is kept already (of the same reviewer, query and item, and not taken back),
+        nothing is kept, and that one is returned.
+
+        Parameters
+        ----------
+        replayed : whether the request is known to have been carried out before, so that one that
+            was taken back since is not kept again.
+        """
+        same = {
+            "gallery": decided.gallery,
+            "query_id": decided.query_id,
+            "decision": decided.decision,
+            "item_id": decided.item_id,
+        }
+        with opened(self.path, writing=True) as connection:
+            for one in decisions.listed(connection, same):
+                if one.reviewer == decided.reviewer and (replayed or one.undone_at is None):
+                    return one
+            return _decide(connection, decided)
 
     def undo(self, gallery: str, number: int) -> Decided:
         """Take a decision back: of the pairs that it spoke of, the word before it counts again.
@@ -222,6 +244,11 @@ def pairs_in(connection: sqlite3.Connection, match_fingerprint: str | None) -> S
         (said[:, 3] == 1) & ~drawn,
         n_all - len(rows),
     )
+
+
+def _decide(connection: sqlite3.Connection, decided: Decided) -> Decided:
+    """Keep a decision with how its query came to be decided on."""
+    return _take(connection, replace(decided, selection=cases.selection(connection, decided)))
 
 
 def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:

@@ -297,6 +297,8 @@ class VouchClient:
         *,
         reviewer: str | None = None,
         comment: str | None = None,
+        item: schemas.ItemOfQuery | None = None,
+        idempotency_key: str | None = None,
     ) -> schemas.FeedbackAnswer:
         """Decide on an earlier query, for as long as the service remembers it.
 
@@ -304,6 +306,7 @@ class VouchClient:
         ----------
         query_id : `query.id` of its answer.
         item_id : of the item that is right, wrong, or what the query shows.
+        item : with ``new``: what the query becomes, if anything.
         """
         said = schemas.FeedbackRequest(
             query_id=query_id,
@@ -311,9 +314,15 @@ class VouchClient:
             item_id=item_id,
             reviewer=reviewer,
             comment=comment,
+            item=item,
         )
-        body = said.model_dump(exclude_none=True)
-        return self._post(path_of(gallery, "feedback"), schemas.FeedbackAnswer, body)
+        request = self._http.build_request(
+            "POST",
+            path_of(gallery, "feedback"),
+            json=said.model_dump(exclude_none=True),
+            headers=sent_again(idempotency_key),
+        )
+        return self._ask(request, schemas.FeedbackAnswer)
 
     def undo_decision(self, gallery: str, number: int) -> schemas.Decision:
         """Take a decision back."""

@@ -46,6 +46,7 @@ from service.schemas.feedback import (
     FeedbackCorrection,
     FeedbackRequest,
     FeedbackSummary,
+    ItemOfQuery,
 )
 from service.schemas.filters import Explanation, FilterText
 from service.schemas.galleries import (
@@ -206,6 +207,7 @@ __all__ = [
     "ImportProblem",
     "ItemDetail",
     "ItemList",
+    "ItemOfQuery",
     "ItemWritten",
     "LabelList",
     "LabelStudioTasks",

@@ -7,10 +7,20 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from service.schemas.changes import ItemId, ItemWritten, Label, Metadata
+
 DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item", "new"]
 
 
 Selection = Literal["volunteered", "ordered", "drawn"]
+
+
+class ItemOfQuery(BaseModel):
+    """The item that a query becomes."""
+
+    id: ItemId
+    label: Label = None
+    metadata: Metadata = Field({}, description="A JSON object of yours, 16 KiB at most.")
 
 
 class FeedbackRequest(BaseModel):
@@ -34,6 +44,10 @@ class FeedbackRequest(BaseModel):
     )
     reviewer: str | None = Field(None, min_length=1, max_length=200, description="Who decides.")
     comment: str | None = Field(None, min_length=1, max_length=2000)
+    item: ItemOfQuery | None = Field(
+        None,
+        description="With `new`: what the query becomes, by the same request (scope `write`).",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -41,6 +55,8 @@ class FeedbackRequest(BaseModel):
             raise ValueError("give `decision`, or `correct` in its place")
         if (self.item_id is None) != (self.decision in {"none_of_these", "new"}):
             raise ValueError("give `item_id`, but not with `none_of_these` or `new`")
+        if self.item is not None and self.decision != "new":
+            raise ValueError("`item` is what a query becomes: give it with `new` alone")
         return self
 
     @property
@@ -58,13 +74,16 @@ class FeedbackAnswer(BaseModel):
     query_id: str
     decision: DecisionKind
     item_id: str | None
-    correct: bool | None = Field(description="Of the item; null where none was named.")
+    correct: bool | None = Field(
+        description="Of the item; null where none of the gallery was named."
+    )
     rank: int | None = Field(description="Of the item; null where it was not found.")
     match_probability: float | None = Field(description="What was served for the pair.")
     audited: bool = Field(
         description="Whether a pair it speaks of was drawn at random for review, and counts in "
         "`errors_over_time` of `GET …/calibration`."
     )
+    item: ItemWritten | None = Field(None, description="What the query has become, if it has.")
 
 
 class Decision(BaseModel):

@@ -18,6 +18,7 @@
     health            canaries
     retained          embeddings of answered queries, to be decided on later
     reviewing         queries that are kept to be decided on
+    enrolment         items that were queries
     unknown           those of them that matched nothing, in groups
     watch             drift, errors and shares over time, kept across restarts
     drift             the drift test of a served stream

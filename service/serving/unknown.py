@@ -16,6 +16,7 @@ from model_store.feedback import CaseReason, KeptQueries, ReviewQueue
 from model_store.gallery import NewItem, Thumbnail, Upsert
 from model_store.gallery.writable import Vector
 from model_store.identities import Group, Grouping, Points, group_id
+from service.serving.enrolment import NO_PICTURE
 
 T = TypeVar("T")
 
@@ -24,14 +25,6 @@ REASONS: tuple[CaseReason, ...] = ("absent", "alien")
 
 _REMEMBERED = 16
 """Galleries whose groups are remembered."""
-
-_GREY_PIXEL = bytes.fromhex(
-    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000"
-    "000a49444154789c636800000082008177cd72b60000000049454e44ae426082"
-)
-
-_NO_PICTURE = Thumbnail(_GREY_PIXEL, "image/png"), b""
-"""Thumbnail and preview of an item of whose query no image was kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +170,7 @@ def enrolled(
     return [
         Upsert(
             NewItem(
-                item_ids.get(name, name), label, dict(metadata), *pictures.get(name, _NO_PICTURE)
+                item_ids.get(name, name), label, dict(metadata), *pictures.get(name, NO_PICTURE)
             ),
             Vector(queries.mean[row], queries.variance[row], queries.features[row]),
         )

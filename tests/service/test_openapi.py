@@ -489,10 +489,11 @@ TRIED_ELSEWHERE = {
     *((name, "507") for name in ("put_item", "put_items", "delete_item", "compact_gallery")),
     *((f"{verb}_gallery", "507") for verb in ("create", "describe", "rename", "drop")),
     *(("enrol_unknown", status) for status in ("200", "507")),
+    ("give_feedback", "507"),
 }
 """In test_tenants.py, test_galleries.py, test_answers.py, test_changes.py, test_texts.py,
-test_review.py, test_shadow.py and test_unknown.py: they want another state of the service, or
-another gallery."""
+test_review.py, test_shadow.py, test_unknown.py and test_enrolling_decisions.py: they want another
+state of the service, or another gallery."""
 
 IDS = {
     "gallery": "digits",

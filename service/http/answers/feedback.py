@@ -6,21 +6,33 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from model_store.feedback import Decided
+from model_store.gallery import Receipt
 from service import schemas
+from service.http.answers.changes import item_written
 
 
-def feedback_answer(kept: Decided, *, audited: bool) -> schemas.FeedbackAnswer:
-    """Describe the decision that was stored."""
+def feedback_answer(
+    kept: Decided, receipt: Receipt | None, *, audited: bool
+) -> schemas.FeedbackAnswer:
+    """Describe the decision that was stored.
+
+    Parameters
+    ----------
+    receipt : of the item that the query has become; None where it has not.
+    """
     pair = next((pair for pair in kept.pairs if pair.item_id == kept.item_id), None)
     return schemas.FeedbackAnswer(
         number=kept.number,
         query_id=kept.query_id,
         decision=kept.decision,
         item_id=kept.item_id,
-        correct=None if kept.item_id is None else kept.decision != "not_this_item",
+        correct=None
+        if kept.item_id is None or kept.decision == "new"
+        else kept.decision != "not_this_item",
         rank=None if pair is None else pair.rank,
         match_probability=None if pair is None else pair.match_probability,
         audited=audited,
+        item=None if receipt is None else item_written(kept.gallery, receipt),
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
-from fastapi import Depends, Query
+from fastapi import Depends, Query, Request, Response
 
 from model_store.errors import (
     DecisionNotFound,
@@ -13,19 +14,26 @@ from model_store.errors import (
     ImageTooLarge,
     InvalidRequest,
     ItemNotFound,
+    KeyReused,
     QueryNotFound,
+    QuotaExceeded,
     UnsupportedMediaType,
 )
-from model_store.feedback import FeedbackLog
+from model_store.feedback import Decided, FeedbackLog
+from model_store.gallery import Receipt
 from service import schemas
 from service.access.access import requires
 from service.http import answers
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
+from service.http.routes.changes import WRITE_ERRORS, ContextOf, noted
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 from service.http.state import State
+from service.serving.engine import SearchEngine
+from service.serving.enrolment import item_of_query
 from service.serving.lease import Lease
 from service.serving.queries import Review
+from service.serving.writer import Prepared, WriteContext
 
 router = gallery_router("feedback")
 
@@ -41,11 +49,19 @@ router = gallery_router("feedback")
         ImageTooLarge,
         UnsupportedMediaType,
         InvalidRequest,
+        *WRITE_ERRORS[1:],
+        KeyReused,
+        QuotaExceeded,
     ),
     dependencies=[Depends(requires("review")), Depends(body_of(JSON))],
 )
 async def give_feedback(
-    lease: LeaseOf, state: StateOf, review: schemas.FeedbackRequest
+    request: Request,
+    response: Response,
+    lease: LeaseOf,
+    state: StateOf,
+    context: ContextOf,
+    review: schemas.FeedbackRequest,
 ) -> schemas.FeedbackAnswer:
     """Decide on a query: it is this item, not this item, none of these, that item, or new.
 
@@ -54,18 +70,55 @@ async def give_feedback(
     answers that ask for it (`audit`) tells how often a match is wrong. A query is known for as long
     as it is cached, or for `VOUCH_QUERY_RETENTION_S`, or under review. A decision ends its
     reviewer's lease of the query; where several reviewers have to agree, it counts once they do.
+    With `new` and an `item` (scope `write`) the query becomes that item, of what is kept of it:
+    both, or neither; what a crash has parted, the same request sent again completes.
     """
     kept = require_feedback(state)
+    if review.item is not None:
+        await requires("write")(request)
     decided, answered = await lease.review(
         Review(review.query_id, review.decided, review.item_id, review.reviewer, review.comment)
     )
-    written = await lease.engine.compute(lambda: kept.decide(decided))
+    receipt = None
+    if review.item is None:
+        written = await lease.engine.compute(lambda: kept.decide(decided))
+    else:
+        written, receipt = await _enrol(lease, state, context, review.item, decided)
+        noted(context, response, receipt)
     await lease.engine.reviews.contradict(written, answered)
     await hear(lease)
     asked = await lease.engine.compute(
         lambda: [kept.asked(written.bundle, written.query_id, p.item_id) for p in written.pairs]
     )
-    return answers.feedback_answer(written, audited=any(asked))
+    return answers.feedback_answer(written, receipt, audited=any(asked))
+
+
+async def _enrol(
+    lease: Lease,
+    state: State,
+    context: WriteContext,
+    item: schemas.ItemOfQuery,
+    decided: Decided,
+) -> tuple[Decided, Receipt]:
+    """Keep a decision, then the item that it makes of its query; or neither.
+
+    In this order: once there is the item, the query would find it.
+    """
+    kept, query_id = require_feedback(state), decided.query_id
+    upsert = await item_of_query(lease, query_id, item)
+
+    async def prepared(_: SearchEngine) -> Prepared:
+        return Prepared([upsert])
+
+    said = replace(decided, item_id=item.id, label=item.label)
+    written = await lease.engine.compute(lambda: kept.decide_once(said))
+    operation = f"new {query_id} {item.model_dump_json()}"
+    try:
+        return written, await state.writer.enrol(lease, context, operation, prepared)
+    except Exception:
+        if written.decided_at == said.decided_at:  # by this request
+            await lease.engine.compute(lambda: kept.undo(written.gallery, written.number))
+        raise
 
 
 @router.get(

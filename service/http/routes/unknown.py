@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Response
@@ -18,8 +18,7 @@ from model_store.errors import (
     KeyReused,
     UnsupportedMediaType,
 )
-from model_store.feedback import Decided, ReviewQueue, moment
-from model_store.gallery import Receipt, Thumbnail
+from model_store.feedback import Decided, moment
 from model_store.identities import PRECISION
 from service import schemas
 from service.access.access import requires
@@ -30,9 +29,8 @@ from service.http.routes.changes import WRITE_ERRORS, ContextOf, noted
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 from service.http.routes.feedback import hear, require_feedback
 from service.http.routes.review import QueueOf
-from service.http.state import State
 from service.serving.engine import SearchEngine
-from service.serving.lease import Lease
+from service.serving.enrolment import picture_of_case
 from service.serving.unknown import enrolled
 from service.serving.writer import Prepared
 
@@ -104,48 +102,28 @@ async def enrol_unknown(
         unknown = await state.unknown.of(lease.bundle, queue, precision)
         named = unknown.group(group)
         members = [unknown.queries.query_ids[row] for row in named.rows]
-        pictures = await _pictures(lease, queue, state, members)
+        pictures = {name: await picture_of_case(lease, name) for name in members}
         item = str(asked.label), asked.metadata
         return Prepared(enrolled(unknown, named, asked.query_ids, asked.item_ids, item, pictures))
 
     operation = f"enrol {group} {asked.model_dump_json()}"
     receipt = await state.writer.enrol(lease, context, operation, found)
     answer = answers.enrolled(lease.bundle.name, group, asked, noted(context, response, receipt))
-    if _is_new(receipt, context.request_id):
-        for one in answer.items:
-            decided = Decided(
-                lease.bundle.key,
-                lease.bundle.manifest.id,
-                one.query_id,
-                "that_item",
-                one.item_id,
-                answer.label,
-                asked.reviewer,
-                comment=None,
-                pairs=(),
-                decided_at=moment(),
-            )
-            await asyncio.to_thread(kept.decide, decided)
-        await hear(lease)
+    # Of a request that was sent again the process may have died before it kept the decisions.
+    replayed = receipt.note["request_id"] != context.request_id
+    for one in answer.items:
+        decided = Decided(
+            lease.bundle.key,
+            lease.bundle.manifest.id,
+            one.query_id,
+            "that_item",
+            one.item_id,
+            answer.label,
+            asked.reviewer,
+            comment=None,
+            pairs=(),
+            decided_at=moment(),
+        )
+        await asyncio.to_thread(partial(kept.decide_once, decided, replayed=replayed))
+    await hear(lease)
     return answer
-
-
-async def _pictures(
-    lease: Lease, queue: ReviewQueue, state: State, members: Sequence[str]
-) -> dict[str, tuple[Thumbnail, bytes]]:
-    """Return thumbnail and preview of what is kept of ``members``, as items have them."""
-    pictures = {}
-    for name in members:
-        picture = await asyncio.to_thread(queue.picture, lease.bundle.key, name)
-        if picture is None:
-            continue
-        if state.settings.review_image == "original":
-            _, thumbnail, preview = await lease.engine.encode_item(picture.data)
-            pictures[name] = thumbnail, preview
-        else:
-            pictures[name] = Thumbnail(picture.data, picture.media_type), b""
-    return pictures
-
-
-def _is_new(receipt: Receipt, request_id: str) -> bool:
-    return bool(receipt.note["request_id"] == request_id)
