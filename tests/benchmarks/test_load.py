@@ -32,11 +32,12 @@ async def load_of_a_server_that_stalls(
         try:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
                 n = int(head.partition("Content-Length: ")[2].split("\r\n", 1)[0])
-                bodies.append(await reader.readexactly(n))
+                body = await reader.readexactly(n)
+                bodies.append(body)
                 if len(bodies) == 1:
                     asyncio.get_running_loop().call_later(STALL_S, stalled.set)
                 await stalled.wait()
-                refused = b"refuse me" in bodies[-1]
+                refused = b"refuse me" in body
                 status, text = ("503 Busy", b"") if refused else ("200 OK", b'"id":"wanted"')
                 writer.write(
                     f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text
