@@ -21,7 +21,7 @@ from service.client import VouchClient
 from tests.end_to_end.load import Load
 from tests.end_to_end.processes import Service, wait_until
 from tests.end_to_end.questions import content, unseen
-from tests.support.bundle_copies import flip_a_byte, republished
+from tests.support.bundle_copies import copied, flip_a_byte, republished
 
 BUNDLES = "/v1/galleries/digits/bundles"
 N_CALLERS = 8
@@ -65,7 +65,7 @@ def root(digits_bundle: Path, other_bundle: Path, tmp_path: Path) -> Path:
     """A directory of the two, the digits' own being current."""
     root = tmp_path / "bundles"
     for bundle in (digits_bundle, other_bundle):
-        shutil.copytree(bundle, root / bundle.name)
+        copied(bundle, root / bundle.name)
     activate(root, digits_bundle.name)
     return root
 

@@ -135,7 +135,7 @@ async def test_every_attempt_is_counted(
     await galleries.activate("digits", ids[1])
     await galleries.rollback("digits")
     assert (count("activated"), count("refused")) == (2, None)
-    (root / ids[1] / "encoder.onnx").write_bytes(b"damaged")
+    flip_a_byte(root / ids[1] / ENCODER_FILE)
     for unfit in (ids[1], "unknown"):
         with pytest.raises(VouchError):
             await galleries.activate("digits", unfit)
