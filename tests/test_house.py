@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONG, LONGEST
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = sorted(
     init.parent.relative_to(ROOT)
@@ -100,3 +102,9 @@ def test_no_file_and_no_function_outgrows_its_reader(package: str) -> None:
     assert long_files == []
     long_functions = [(str(path), name) for path in files for name, n in _functions(path) if n > 60]
     assert long_functions == []
+
+
+def test_the_tests_that_are_begun_first_exist() -> None:
+    names = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(LONGEST) <= names
+    assert set(LONG) <= folders(Path("tests"))

@@ -13,8 +13,6 @@ import psutil
 import pytest
 
 from index_builder.configuration.build import BuildConfig
-from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import calibrate_step, index_step, publish_step
 from model_store.bundles.directory import activate
 from model_store.bundles.manifest import ENCODER_FILE
 from service.client import VouchClient
@@ -40,6 +38,9 @@ def other_bundle(
 
     Its embeddings are the first bundle's mirrored: what one encodes, the other finds nothing for.
     """
+    from index_builder.pipeline.run import Run
+    from index_builder.pipeline.steps import calibrate_step, index_step, publish_step
+
     run = Run(tmp_path_factory.mktemp("other") / "run")
     shutil.copytree(digits_run, run.directory)
     mirror(run.staging / ENCODER_FILE)
