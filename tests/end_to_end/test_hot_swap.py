@@ -19,7 +19,7 @@ from service.client import VouchClient
 from tests.end_to_end.load import Load
 from tests.end_to_end.processes import Service, wait_until
 from tests.end_to_end.questions import content, unseen
-from tests.support.bundle_copies import copied, flip_a_byte, republished
+from tests.support.bundle_copies import copied, flip_a_byte, republished, unlinked
 
 BUNDLES = "/v1/galleries/digits/bundles"
 N_CALLERS = 8
@@ -125,7 +125,7 @@ def test_no_request_fails_and_no_answer_is_of_two(
         wait_until(lambda: served(service) == third, service)
         load.wait_for_answers(2 * N_CALLERS)
 
-        flip_a_byte(root / second / ENCODER_FILE)
+        flip_a_byte(unlinked(root / second / ENCODER_FILE))
         refused = service.http.post(f"{BUNDLES}/{second}/activate")
         assert (refused.status_code, refused.json()["code"]) == (409, "activation_refused")
         activate(root, second)

@@ -14,7 +14,7 @@ from model_store.bundles.publish import publish
 def copied(bundle: Path, copy: Path) -> Path:
     """Copy a bundle, and link its encoder: that is four fifths of its bytes, and only read.
 
-    Whoever changes that file writes another in its place, as `flip_a_byte` does.
+    Whoever changes that file changes it of `unlinked`.
     """
 
     def transfer(source: str, target: str) -> None:
@@ -37,10 +37,16 @@ def republished(bundle: Path, root: Path, **gallery: str) -> str:
     return publish(staging, Manifest(samples=samples, **fields), root, keep=False).name
 
 
+def unlinked(file: Path) -> Path:
+    """Put a copy in the place of a file that has other names, which it is to be changed without."""
+    content = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content)
+    return file
+
+
 def flip_a_byte(file: Path) -> None:
     """Damage a file in its middle, and change nothing else of it."""
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
-    if file.stat().st_nlink > 1:  # the others are to stay whole
-        file.unlink()
     file.write_bytes(content)
