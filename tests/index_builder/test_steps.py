@@ -514,7 +514,7 @@ def test_where_every_negative_is_inside_the_margin_positives_alone_are_taken(
     shutil.copytree(digits_run, tmp_path, dirs_exist_ok=True)
     fields = digits_config.model_dump()
     fields["training"]["margin"] = 1.9999
-    fields["posterior"] |= {"prior_precision": 1.0, "temperature": 1.0}  # nothing is searched for
+    fields["posterior"]["temperature"] = 1.0  # it need not be searched for
     training = json.loads((tmp_path / "training.json").read_text())
     training["config"]["training"]["margin"] = 1.9999
     (tmp_path / "training.json").write_text(json.dumps(training))
