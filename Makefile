@@ -7,7 +7,8 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
-.PHONY: install demo check check-builder check-others test test-builder test-others coverage lint types style audit sbom bench bench-promises bench-outliers \
+.PHONY: install demo check check-builder check-others test test-builder test-others coverage lint types \
+  style audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-load bench-gallery bench-tenants bench-milvus bench-page bench-filters bench-roll-up \
   bench-review bench-unknown bench-indexing \
