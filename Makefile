@@ -4,8 +4,11 @@ BIN := .venv/bin
 export VOUCH_PORT ?= 8080
 # What pytest has compiled is kept, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
+SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
-.PHONY: install demo check test coverage lint audit sbom bench bench-promises bench-outliers \
+.PHONY: install demo check check-builder check-others test test-builder test-others coverage lint types \
+  style audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-load bench-gallery bench-tenants bench-milvus bench-page bench-filters bench-roll-up \
   bench-review bench-unknown bench-indexing \
@@ -58,26 +61,36 @@ help:
 	@echo "make sbom      what uv.lock names as CycloneDX, in build/sbom.cdx.json"
 
 install: .venv/.installed-dev
-# Every test of the folders left out starts a process; importing them takes as long as many a test.
-check: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal -m "not bundle and not process and not slow" \
-	  --ignore tests/end_to_end --ignore tests/torture
-# Four processes, since each waits for a service or a browser at times; each file in one of them,
-# and in these one thread each.
+# What needs torch and what never imports it are tested side by side: reading all tests takes half a
+# minute of a processor, and each process reads those of its half alone.
+check: install
+	@$(SIDE_BY_SIDE) types check-builder check-others style
 test: lint .venv/.browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	@$(SIDE_BY_SIDE) test-builder test-others
+# Every test of the folders left out starts a process.
+check-builder check-others: check-%: install
+	$(PYTEST) --quiet -m "not bundle and not process and not slow" $(TESTS_$*) \
+	  --ignore tests/end_to_end --ignore tests/torture
+# Two processes each, since a test waits for a service or a browser at times; each file in one.
+test-builder test-others: test-%: install
+	$(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TESTS_$*)
+TESTS_builder := tests/index_builder
+TESTS_others := tests --ignore tests/index_builder
 # What children of the service run in processes of their own is not counted.
 coverage: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --numprocesses 2 --dist worksteal tests/model_store tests/service \
+	$(PYTEST) --quiet --numprocesses 2 --dist worksteal tests/model_store tests/service \
 	  --cov --cov-report=term:skip-covered --cov-fail-under=95
 demo: .venv/.installed bundles/digits/CURRENT
 	@echo "Vouch is at http://127.0.0.1:$(VOUCH_PORT)/ once it says it runs; Ctrl+C ends it."
 	VOUCH_FEEDBACK=$${VOUCH_FEEDBACK-build/feedback.sqlite3} $(BIN)/vouch-serve --bundle bundles/digits
 
 lint: install
+	@$(SIDE_BY_SIDE) types style
+types: install
+	$(BIN)/mypy --num-workers 2
+style: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 	$(BIN)/vulture

@@ -33,6 +33,20 @@ BUILT = ROOT / "build" / "tests"
 STARTED_BY = {"redis_server", "page", "chromium"}
 """Fixtures that start a process."""
 
+LONGEST = (
+    "test_doors.py",
+    "test_steps.py",
+    "test_survival.py",
+    "test_milvus.py",
+    "test_real_data.py",
+    "test_reproduce.py",
+    "test_own_queries.py",
+    "test_readme.py",
+    "test_hot_swap.py",
+)
+"""Files that take half a minute or more, the first of them without the bundle that all others wait
+for at first."""
+
 LONG = ("end_to_end", "torture", "index_builder")
 """Folders whose files take longest: what is begun first does not keep the others waiting."""
 
@@ -56,9 +70,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _begun_early(item: pytest.Item) -> int:
-    folder = item.path.relative_to(ROOT / "tests").parts[0]
-    return LONG.index(folder) if folder in LONG else len(LONG)
+def _begun_early(item: pytest.Item) -> tuple[int, int]:
+    name, folder = item.path.name, item.path.relative_to(ROOT / "tests").parts[0]
+    return _place(LONGEST, name), _place(LONG, folder)
+
+
+def _place(names: tuple[str, ...], name: str) -> int:
+    return names.index(name) if name in names else len(names)
 
 
 @pytest.fixture(autouse=True)

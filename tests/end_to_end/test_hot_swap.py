@@ -13,15 +13,13 @@ import psutil
 import pytest
 
 from index_builder.configuration.build import BuildConfig
-from index_builder.pipeline.run import Run
-from index_builder.pipeline.steps import calibrate_step, index_step, publish_step
 from model_store.bundles.directory import activate
 from model_store.bundles.manifest import ENCODER_FILE
 from service.client import VouchClient
 from tests.end_to_end.load import Load
 from tests.end_to_end.processes import Service, wait_until
 from tests.end_to_end.questions import content, unseen
-from tests.support.bundle_copies import flip_a_byte, republished
+from tests.support.bundle_copies import copied, flip_a_byte, republished, unlinked
 
 BUNDLES = "/v1/galleries/digits/bundles"
 N_CALLERS = 8
@@ -40,6 +38,9 @@ def other_bundle(
 
     Its embeddings are the first bundle's mirrored: what one encodes, the other finds nothing for.
     """
+    from index_builder.pipeline.run import Run
+    from index_builder.pipeline.steps import calibrate_step, index_step, publish_step
+
     run = Run(tmp_path_factory.mktemp("other") / "run")
     shutil.copytree(digits_run, run.directory)
     mirror(run.staging / ENCODER_FILE)
@@ -65,7 +66,7 @@ def root(digits_bundle: Path, other_bundle: Path, tmp_path: Path) -> Path:
     """A directory of the two, the digits' own being current."""
     root = tmp_path / "bundles"
     for bundle in (digits_bundle, other_bundle):
-        shutil.copytree(bundle, root / bundle.name)
+        copied(bundle, root / bundle.name)
     activate(root, digits_bundle.name)
     return root
 
@@ -124,7 +125,7 @@ def test_no_request_fails_and_no_answer_is_of_two(
         wait_until(lambda: served(service) == third, service)
         load.wait_for_answers(2 * N_CALLERS)
 
-        flip_a_byte(root / second / ENCODER_FILE)
+        flip_a_byte(unlinked(root / second / ENCODER_FILE))
         refused = service.http.post(f"{BUNDLES}/{second}/activate")
         assert (refused.status_code, refused.json()["code"]) == (409, "activation_refused")
         activate(root, second)

@@ -17,11 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from safetensors.torch import save_file
 from sklearn.datasets import load_digits
-from torchvision import models
 
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import read_manifest
@@ -223,6 +220,10 @@ def test_a_bundle_goes_elsewhere_and_comes_back(place: Path) -> None:
 
 
 def test_photographs_and_a_pretrained_trunk_become_a_bundle(place: Path, few: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+    from torchvision import models
+
     build, serve = block("sh", "--trunk").splitlines()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # in place of the download: the same tensors, with nothing learned
@@ -242,6 +243,7 @@ OFFLINE = {
 
 
 def test_encoders_of_others_become_galleries(few: Path) -> None:
+    import torch
     from transformers import ViTConfig, ViTImageProcessor, ViTModel
 
     small = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}

@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.runnables import RunnableLambda
-from llama_index.core.schema import QueryBundle
 
 from model_store.bundles.bundle import Bundle
 from model_store.errors import InvalidRequest
 from service.client import VouchClient, VouchProblem
-from service.client.langchain import VouchRetriever as LangChainRetriever
-from service.client.llama_index import VouchRetriever as LlamaIndexRetriever
 from tests.end_to_end.processes import Service
 
 Found = list[tuple[str, str, float]]
@@ -35,7 +31,9 @@ def retrieve(request: pytest.FixtureRequest, client: VouchClient) -> Retrieve:
     """A query to its documents, through either library."""
 
     def langchain(query: str, gallery: str = "digits", **options: Any) -> Found:
-        retriever = LangChainRetriever(client=client, gallery=gallery, **options)
+        from service.client.langchain import VouchRetriever
+
+        retriever = VouchRetriever(client=client, gallery=gallery, **options)
         documents = retriever.invoke(query)
         assert all(one.metadata["vouch"]["gallery"] == gallery for one in documents)
         return [
@@ -44,7 +42,9 @@ def retrieve(request: pytest.FixtureRequest, client: VouchClient) -> Retrieve:
         ]
 
     def llama_index(query: str, gallery: str = "digits", **options: Any) -> Found:
-        nodes = LlamaIndexRetriever(client, gallery, **options).retrieve(query)
+        from service.client.llama_index import VouchRetriever
+
+        nodes = VouchRetriever(client, gallery, **options).retrieve(query)
         return [(one.node.node_id, one.text, float(one.score or 0)) for one in nodes]
 
     return langchain if request.param == "langchain" else llama_index
@@ -98,6 +98,12 @@ def test_what_cannot_be_asked_is_an_error_and_not_an_empty_list(
 
 
 def test_they_fit_into_their_frameworks(library: Bundle, client: VouchClient) -> None:
+    from langchain_core.runnables import RunnableLambda
+    from llama_index.core.schema import QueryBundle
+
+    from service.client.langchain import VouchRetriever as LangChainRetriever
+    from service.client.llama_index import VouchRetriever as LlamaIndexRetriever
+
     path = str(library.directory / library.manifest.samples[0].file)
     chain = LangChainRetriever(client=client, gallery="digits", limit=2) | RunnableLambda(len)
     assert chain.batch([path, path]) == [2, 2]

@@ -9,15 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from index_builder.configuration.build import BuildConfig
 from index_builder.datasets import load_splits
-from index_builder.networks import load_encoder
 from index_builder.pipeline.run import Run
-from index_builder.posteriors import load_posterior
-from index_builder.posteriors.encoders import ProbabilisticEncoder
 from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
 from model_store.encoder.contract import Embeddings, EncoderMetadata
@@ -33,6 +29,10 @@ class TorchEncoder:
     """The trained network and its posterior, never exported."""
 
     def __init__(self, config: BuildConfig, run: Run, served: Bundle) -> None:
+        from index_builder.networks import load_encoder
+        from index_builder.posteriors import load_posterior
+        from index_builder.posteriors.encoders import ProbabilisticEncoder
+
         encoder = load_encoder(config.network, run.checkpoint)
         self._encoder = ProbabilisticEncoder(encoder, load_posterior(run.posterior)).eval()
         self.metadata: EncoderMetadata = served.retriever.encoder.metadata
@@ -44,6 +44,8 @@ class TorchEncoder:
         self.fingerprint = served.retriever.encoder.fingerprint
 
     def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+        import torch
+
         with torch.inference_mode():
             mean, variance, features = self._encoder(torch.tensor(images))
         return Embeddings(mean.numpy(), variance.numpy(), features.numpy())

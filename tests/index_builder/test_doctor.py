@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.gallery import Delete
 from service.decoding.pool import DecoderPool
 from service.decoding.sandbox import PARTS
+from tests.support.bundle_copies import copied
 from tests.support.collection_files import write_drawings
 
 
@@ -77,7 +77,7 @@ def test_a_bundle_and_what_happened_to_it(digits_bundle: Path, tmp_path: Path) -
     good = doctor(digits_bundle)
     assert (good.exit_code, "answers a query" in good.stdout) == (0, True)
     copy = tmp_path / "copy"
-    shutil.copytree(digits_bundle, copy)
+    copied(digits_bundle, copy)
     (copy / "variances.npy").write_bytes(b"")
     found = doctor(copy)
     assert found.exit_code == 1
@@ -86,7 +86,7 @@ def test_a_bundle_and_what_happened_to_it(digits_bundle: Path, tmp_path: Path) -
 
 def test_a_directory_of_bundles(digits_bundle: Path, tmp_path: Path) -> None:
     root = tmp_path / "bundles"
-    shutil.copytree(digits_bundle, root / digits_bundle.name)
+    copied(digits_bundle, root / digits_bundle.name)
     found = doctor(root)
     assert found.exit_code == 1
     assert "names no current bundle" in found.stdout
@@ -101,7 +101,7 @@ def test_a_directory_of_bundles(digits_bundle: Path, tmp_path: Path) -> None:
 
 def test_a_pointer_that_names_nothing(digits_bundle: Path, tmp_path: Path) -> None:
     root = tmp_path / "bundles"
-    shutil.copytree(digits_bundle, root / digits_bundle.name)
+    copied(digits_bundle, root / digits_bundle.name)
     (root / CURRENT_FILE).write_bytes(b"\xff\xfex")
     found = doctor(root)
     assert found.exit_code == 1
@@ -111,7 +111,7 @@ def test_a_pointer_that_names_nothing(digits_bundle: Path, tmp_path: Path) -> No
 
 def test_changes_that_are_damaged(digits_bundle: Path, tmp_path: Path) -> None:
     root = tmp_path / "bundles"
-    shutil.copytree(digits_bundle, root / digits_bundle.name)
+    copied(digits_bundle, root / digits_bundle.name)
     activate(root, digits_bundle.name)
     live = open_live(root, root / digits_bundle.name)
     item_id = live.snapshot().items(np.array([0]))[0].id

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,12 @@ from index_builder.commands.app import app
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.errors import ConfigError, ItemNotFound
+from tests.support.bundle_copies import copied
 
 
 @pytest.fixture
 def root(digits_bundle: Path, tmp_path: Path) -> Path:
-    shutil.copytree(digits_bundle, tmp_path / "bundles" / digits_bundle.name)
+    copied(digits_bundle, tmp_path / "bundles" / digits_bundle.name)
     activate(tmp_path / "bundles", digits_bundle.name)
     return tmp_path / "bundles"
 

@@ -213,6 +213,7 @@ def test_cases_drawn_at_random_are_not_starved_and_come_oldest_first(queue: Revi
     ]
 
 
+@pytest.mark.slow
 def test_the_next_is_where_a_decision_lowers_the_variance_most() -> None:
     """Against the formula written out: the sum before, less the sum after, one after the other."""
     generator = np.random.default_rng(0)

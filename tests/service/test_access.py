@@ -21,6 +21,7 @@ from service.access.keys import SCOPES, revoked
 from service.app import create_api
 from service.http.middleware import RequestContext
 from service.http.problems import add_problem_handlers
+from service.http.routes import ROUTERS
 from service.observability.metrics import Telemetry
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile, bearer, id_of, secret_of
@@ -104,6 +105,11 @@ class TestEveryRoute:
         for route in routes_of(api):
             if route.path not in OPEN:
                 assert isinstance(route, GuardedRoute), route.path
+
+    def test_is_the_one_that_its_room_made(self, api: FastAPI) -> None:
+        """Making all of them once more, for one application, takes longer than a search."""
+        served = {id(route) for route in api.routes}
+        assert all(id(route) in served for router in ROUTERS for route in router.routes)
 
     def test_answers_every_scope_as_it_should(
         self, api: FastAPI, start: StartClient, keys_file: KeysFile

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from model_store.gallery import ChangesFile
 from model_store.gallery.files.previews import PREVIEWS_FILE, PreviewsWriter
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.questions import picture, search, truncated
-from tests.support.bundle_copies import flip_a_byte, republished
+from tests.support.bundle_copies import copied, flip_a_byte, republished
 from tests.support.image_files import encoded
 from tests.support.image_files import picture as picture_of
 
@@ -36,7 +35,7 @@ NEXT = "/v1/galleries/digits/search/next"
 @pytest.fixture
 def root(tmp_path: Path, digits_bundle: Path) -> Path:
     """A directory of bundles of one's own."""
-    shutil.copytree(digits_bundle, tmp_path / "bundles" / digits_bundle.name)
+    copied(digits_bundle, tmp_path / "bundles" / digits_bundle.name)
     activate(tmp_path / "bundles", digits_bundle.name)
     return tmp_path / "bundles"
 
@@ -88,7 +87,7 @@ def with_previews(root: Path, side: int) -> None:
     """Publish the current bundle again as one that keeps previews; its own pictures are small."""
     bundle = root / str(current_id(root))
     changed = root.parent / "with previews"
-    shutil.copytree(bundle, changed)
+    copied(bundle, changed)
     with PreviewsWriter(changed / PREVIEWS_FILE, side):
         pass
     republished(changed, root)

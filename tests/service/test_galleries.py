@@ -46,7 +46,7 @@ from service.serving.health import STALE_AFTER_PERIODS
 from service.serving.queries import SearchParameters
 from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
-from tests.support.bundle_copies import flip_a_byte, republished
+from tests.support.bundle_copies import flip_a_byte, republished, unlinked
 
 pytestmark = pytest.mark.anyio
 
@@ -135,7 +135,7 @@ async def test_every_attempt_is_counted(
     await galleries.activate("digits", ids[1])
     await galleries.rollback("digits")
     assert (count("activated"), count("refused")) == (2, None)
-    (root / ids[1] / "encoder.onnx").write_bytes(b"damaged")
+    flip_a_byte(unlinked(root / ids[1] / ENCODER_FILE))
     for unfit in (ids[1], "unknown"):
         with pytest.raises(VouchError):
             await galleries.activate("digits", unfit)
@@ -183,7 +183,7 @@ async def test_a_request_ends_with_the_engine_it_began_with(
 async def test_a_bad_bundle_is_refused_and_the_good_one_served_on(
     galleries: Galleries, root: Path, ids: tuple[str, str], digit: bytes
 ) -> None:
-    flip_a_byte(root / ids[1] / ENCODER_FILE)
+    flip_a_byte(unlinked(root / ids[1] / ENCODER_FILE))
     with pytest.raises(ActivationRefused, match=r"differs from its manifest"):
         await galleries.activate("digits", ids[1])
     assert served(galleries).manifest.id == current_id(root) == ids[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +29,7 @@ from service.serving.shadow import MOST_WAITING, Room, Shadow, Tried
 from tests.end_to_end.processes import wait_until
 from tests.end_to_end.questions import picture, search
 from tests.laws.gallery_laws import random_embeddings
-from tests.support.bundle_copies import flip_a_byte, republished
+from tests.support.bundle_copies import copied, flip_a_byte, republished
 
 StartClient = Callable[..., TestClient]
 
@@ -50,7 +49,7 @@ def root(digits_bundle: Path, uncalibrated_bundle: Path, tmp_path: Path) -> Path
     """A directory of the digits, and of the digits without a calibration."""
     root = tmp_path / "bundles"
     for bundle in (digits_bundle, uncalibrated_bundle):
-        shutil.copytree(bundle, root / bundle.name)
+        copied(bundle, root / bundle.name)
     activate(root, digits_bundle.name)
     return root
 

@@ -111,6 +111,7 @@ def test_the_temperature_is_that_of_the_greatest_likelihood() -> None:
     assert found == pytest.approx(0.1, rel=0.3)
 
 
+@pytest.mark.slow
 def test_the_command_measures_and_learning_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photograph: np.ndarray
 ) -> None:

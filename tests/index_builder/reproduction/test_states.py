@@ -14,7 +14,7 @@ from index_builder.reproduction.command import COMPARISONS
 from index_builder.reproduction.methods import METHODS as COMPARED
 from index_builder.reproduction.protocols import PROTOCOLS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 README = ROOT / "index_builder" / "reproduction" / "README.md"
 STATES = {"works", "checked", "not applicable"}
 NUMBERS = {"M": 25, "S": 19, "K": 24}
