@@ -66,7 +66,7 @@ install: .venv/.installed-dev
 check: install
 	@$(SIDE_BY_SIDE) types check-builder check-others style
 test: lint .venv/.browser
-	@$(SIDE_BY_SIDE) test-builder test-others
+	@$(SIDE_BY_SIDE) --output-sync=line test-builder test-others
 # Every test of the folders left out starts a process.
 check-builder check-others: check-%: install
 	$(PYTEST) --quiet -m "not bundle and not process and not slow" $(TESTS_$*) \

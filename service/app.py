@@ -51,7 +51,7 @@ from service.serving.shadows import ReadOnlyCache, Shadows
 from service.serving.writer import ItemWriter
 from service.settings import Settings
 
-PAGE = Path(__file__).parent / "page"
+PAGE = Path(__file__).parent / "http" / "page"
 
 EXPOSED_HEADERS = [
     "X-Request-Id",

@@ -14,6 +14,7 @@
     cursors       pages of long lists
     problems      errors → RFC 9457
     openapi       the published description
-    page_files    files of the web page
+    page          what a visitor sees at ``/``
+    page_files    its files, as they are served
     state         what routes work on
 """

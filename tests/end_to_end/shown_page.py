@@ -13,7 +13,7 @@ from index_builder.datasets.digits import digits
 from service.schemas.search import SearchAnswer
 from tests.support.image_files import encoded
 
-FILES = Path(__file__).parents[2] / "service" / "page"
+FILES = Path(__file__).parents[2] / "service" / "http" / "page"
 NBSP = "\u00a0"
 
 

@@ -30,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if shutil.which(tool) is None:
             pytest.skip(f"there is no {tool} here (https://nodejs.org, 20 or later)")
     sources = tmp_path_factory.mktemp("element") / "service"
-    shutil.copytree(PACKAGE.parents[1] / "page", sources / "page")
+    shutil.copytree(PACKAGE.parents[1] / "http" / "page", sources / "http" / "page")
     place = sources / "client" / "element"
     shutil.copytree(PACKAGE, place, ignore=shutil.ignore_patterns("node_modules", "dist"))
     run(["npm", "ci", "--prefer-offline", "--no-audit", "--no-fund", "--ignore-scripts"], place)

@@ -81,7 +81,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
     said = json.dumps(document).lower()
     assert "held-out quer" not in said
     assert "held out quer" not in said
-    page = Path(service.__file__).parent / "page"
+    page = Path(service.__file__).parent / "http" / "page"
     for path in page.rglob("*.*"):
         if path.suffix in {".js", ".html"}:
             assert "held-out quer" not in path.read_text(encoding="utf-8").lower(), path.name

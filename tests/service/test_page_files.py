@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 import service
 
-PAGE = Path(service.__file__).parent / "page"
+PAGE = Path(service.__file__).parent / "http" / "page"
 FILES = sorted(path for path in PAGE.rglob("*") if path.is_file() and path.suffix != ".md")
 
 MEDIA_TYPES = {

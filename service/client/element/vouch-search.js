@@ -1,17 +1,17 @@
 // <vouch-search>: the search of Vouch's page, in a page of one's own.
 //
-// What it shows, says and does is the page's: its scripts, styles and document lie in service/page
+// What it shows, says and does is the page's: its scripts, styles and document lie in service/http/page
 // and are bundled with this file.
 
-import ask from "../../page/ask/ask.css";
-import batch from "../../page/batch/batch.css";
-import believe from "../../page/believe/believe.css";
-import browse from "../../page/browse/browse.css";
-import filters from "../../page/filters/filters.css";
-import page from "../../page/index.html";
-import look from "../../page/look/look.css";
-import styles from "../../page/page.css";
-import { wanted } from "../../page/wanted.js";
+import ask from "../../http/page/ask/ask.css";
+import batch from "../../http/page/batch/batch.css";
+import believe from "../../http/page/believe/believe.css";
+import browse from "../../http/page/browse/browse.css";
+import filters from "../../http/page/filters/filters.css";
+import page from "../../http/page/index.html";
+import look from "../../http/page/look/look.css";
+import styles from "../../http/page/page.css";
+import { wanted } from "../../http/page/wanted.js";
 
 let sheet; // shared by all elements; a policy against inline styles allows it
 
@@ -71,7 +71,7 @@ export class VouchSearch extends HTMLElement {
   async #start() {
     wanted.language ??= this.lang || null; // which the scripts read when they are loaded
     const [{ Search }, { connect, key }] = await Promise.all(
-      [import("../../page/search.js"), import("../../page/api.js")]);
+      [import("../../http/page/search.js"), import("../../http/page/api.js")]);
     if (!this.isConnected || this.#search) return;
     const root = this.shadowRoot ?? this.attachShadow({ mode: "open" });
     root.adoptedStyleSheets = [styleSheet()];
