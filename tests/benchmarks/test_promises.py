@@ -172,6 +172,8 @@ def test_a_forecast_is_compared_with_the_number_from_which_most_calibrations_pro
     assert of_error["needed"] == pytest.approx(85)
     assert of_error["ratio"] == pytest.approx(120 / 85)
     assert of_error["promised"] == {"60": 0, "85": 0.8, "120": 1}
+    lucky = forecast_over_needed([record(60)] * 8 + [record(85)] * 8 + [record(120)] * 2)
+    assert lucky["0.07"]["needed"] == of_error["needed"], "those that promise at once are told none"
     assert forecast_over_needed([record(10_000)]) == {}  # what is never promised tells nothing
 
 
