@@ -13,13 +13,13 @@ from index_builder.calibration.detector import cross_fitted_scores, fit_fusion
 from index_builder.calibration.label_choices import LabelChoices
 from index_builder.calibration.levels import level_evidence, levels_measured
 from index_builder.calibration.probabilities import (
-    BY_SIGN,
     Examples,
     Group,
     Limits,
     cross_fitted,
     fit_choice,
     fit_venn_abers,
+    limits_of,
 )
 from index_builder.calibration.queries import (
     CalibratedGallery,
@@ -44,7 +44,7 @@ from model_store.decision import (
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.promises import LEAST_ABSENT_LABELS
 from model_store.errors import CalibrationError
-from model_store.verdicts import STAND_INS_ONLY, Order
+from model_store.verdicts import Order
 
 MIN_QUERIES = 50
 """Below it a conformal p-value cannot even reach 0.02, and a logistic fit is guesswork."""
@@ -163,7 +163,7 @@ def _cross_fit(
     """Fit probabilities in folds, among the labels of the gallery."""
     assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
     examples = Examples.of(_weighted(parts, assumed))
-    limits = BY_SIGN if queries.absence in STAND_INS_ONLY else None
+    limits = limits_of(queries.absence, examples)
     probabilities, folds = cross_fitted(examples, seed, limits)
     choices = LabelChoices.of(examples, probabilities, folds)
     n_labels = int(gallery.n_labels().sum())

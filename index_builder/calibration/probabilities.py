@@ -11,6 +11,7 @@ from scipy.optimize import isotonic_regression, minimize
 
 from index_builder.calibration.retrieval import RetrievedQueries
 from model_store.decision import SIGNALS, LogisticModel, VennAbers
+from model_store.verdicts import STAND_INS_ONLY, Absence
 
 N_FOLDS = 5
 
@@ -41,6 +42,19 @@ of the one what it says of the other. Chosen in view of Fashion-MNIST, MNIST, CI
 with two labels each that the encoder had not seen. Where matched queries are views and absent ones
 the pictures themselves, a free fit learns what tells a view from a picture: near misses of
 photographs and of drawings were called matches more often than is true."""
+
+_ALONE: Mapping[str, tuple[float | None, float | None]] = {
+    "log_distance": _LESS,
+    "log_distance_50": (None, None),
+    "log_uncertainty": _LESS,
+    "outlier_score": _LESS,
+}
+
+ALONE: Limits = tuple(_ALONE.get(name, _UNUSED) for name in SIGNALS)
+"""Limits of a fit whose absent queries find one label: of two, one is hidden from them. All their
+neighbours agree, and no label's mean is nearer than another's, where an absent query that is served
+finds two labels. So nothing that compares labels says of the one what it says of the other. Chosen
+in view of simulated worlds of two labels that no benchmark reports."""
 
 _MOST_LOG_ODDS = 20.0
 """The largest magnitude of the intercept: where every query has a match, the data do not bound
@@ -173,6 +187,14 @@ class Examples:
             self.absent[queries],
             self.labels[queries],
         )
+
+
+def limits_of(absence: Absence, examples: Examples) -> Limits | None:
+    """Return the limits of a fit, by what its absent queries can say of others."""
+    if absence in STAND_INS_ONLY:
+        return BY_SIGN
+    is_hidden = absence == "hidden_labels"
+    return ALONE if is_hidden and (examples.counts[examples.absent] == 1).all() else None
 
 
 def cross_fitted(

@@ -8,6 +8,7 @@ from typing import Any
 
 from index_builder.certificates.population import ABSENCE, QUERIES
 from model_store.decision import Calibration, MatchPromise, OperatingPoint, Promises
+from model_store.decision.promises import MOST_UNKNOWN
 from model_store.decision.verdict import SETS_UNDER_A_FILTER
 
 COVERAGES = (0.8, 0.9, 0.95)
@@ -112,6 +113,9 @@ def _shortfalls(calibration: Calibration, promised: Promises) -> list[str]:
     """Return what is missing for matches and for result sets of the default coverage and others."""
     missing = [promise.shortfall for promise in _held(calibration, promised)]
     if promised.unknown_absence is not None:
-        missing.append(f"No FPIR is foretold: {promised.unknown_absence}.")
+        missing.append(
+            f"No FPIR is foretold, and with a share of more than {MOST_UNKNOWN:g} absent queries "
+            f"probabilities may be far off: {promised.unknown_absence}."
+        )
     missing += [promised.sets.shortfall(coverage) for coverage in _coverages(calibration)]
     return [sentence for sentence in missing if sentence]

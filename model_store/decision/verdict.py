@@ -205,13 +205,14 @@ def _verdict(
 ) -> tuple[Verdict, str | None]:
     """Return the verdict on a first item of ``probability``, and what is missing for a better."""
     reason = terms.stale or promises.matches[size_class].shortfall
+    doubt = terms.stale or promises.doubt
     if assessment.is_outlier(terms.alpha):
         return "out_of_distribution", terms.stale
     if terms.stale is None and probability >= promises.threshold(size_class):
         return "match", None
     if nothing > LEAST_THRESHOLD:
-        return "no_match", terms.stale
-    return "ambiguous", reason if probability >= LEAST_THRESHOLD else terms.stale
+        return "no_match", doubt
+    return "ambiguous", reason if probability >= LEAST_THRESHOLD else doubt
 
 
 def _roll_up(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.images import from_arrays
-from model_store.decision import Calibration
+from index_builder.metrics import auroc
+from model_store.decision import SIGNALS, Calibration
 from model_store.retriever import Retriever
 from tests.benchmarks.promises.answers import answer_all
+from tests.benchmarks.promises.catalogue import spec_of
 from tests.benchmarks.promises.drift import alarms
 from tests.benchmarks.promises.latents import pictures, read_pictures
 from tests.benchmarks.promises.measures import ALPHA, calibrate, shown_above
@@ -121,6 +124,29 @@ def test_answers_are_those_that_are_served(
     assert answers.covered.tolist() == covered
 
 
+@pytest.mark.slow
+def test_absent_queries_of_a_gallery_of_two_labels_are_told_as_well_as_by_similarity(
+    tmp_path: Path,
+) -> None:
+    """A query whose label is hidden finds one label there, where an absent one finds two."""
+    seed = 1002  # of the first ten from 1000 on, the one that this was worst in
+    world = make_world(replace(spec_of("2 labels"), n_test=600), seed, tmp_path)
+    calibration = calibrate(world, seed)
+    matched, absent = (
+        answer_all(world.encoder, world.gallery, calibration, images)
+        for images in (world.matched, world.absent)
+    )
+    by_no_match = auroc(absent.no_match, matched.no_match)
+    by_similarity = auroc(-absent.similarities, -matched.similarities)
+    assert not_none(by_no_match) > not_none(by_similarity)
+    comparing = [
+        weight
+        for name, weight in zip(SIGNALS, calibration.match.weights, strict=True)
+        if "agreement" in name or "ratio" in name or "margin" in name
+    ]
+    assert not any(comparing)
+
+
 def test_few_test_queries_break_no_promise_by_chance() -> None:
     assert not shown_above(0.08, 25, 0.05)
     assert shown_above(0.08, 2500, 0.05)
@@ -146,6 +172,8 @@ def test_a_forecast_is_compared_with_the_number_from_which_most_calibrations_pro
     assert of_error["needed"] == pytest.approx(85)
     assert of_error["ratio"] == pytest.approx(120 / 85)
     assert of_error["promised"] == {"60": 0, "85": 0.8, "120": 1}
+    lucky = forecast_over_needed([record(60)] * 8 + [record(85)] * 8 + [record(120)] * 2)
+    assert lucky["0.07"]["needed"] == of_error["needed"], "those that promise at once are told none"
     assert forecast_over_needed([record(10_000)]) == {}  # what is never promised tells nothing
 
 

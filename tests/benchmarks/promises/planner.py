@@ -73,26 +73,29 @@ def compare_divisions(records: Sequence[Record]) -> Record:
 def forecast_over_needed(records: Sequence[Record]) -> Record:
     """Compare the median forecast with the number from which `LIKELY` of calibrations promise.
 
-    The forecast is of calibrations with the first number of queries that cannot promise it yet.
+    Both are of the calibrations that cannot promise it with the first number of queries: others are
+    told no number, and the lucky ones among a division's would make it seem that fewer were needed.
     Between two numbers the share that can is taken to be linear in the logarithm.
 
     Returns
     -------
     For each error that tells something: ``forecast``, ``needed``, their ``ratio``, and the share of
-    calibrations that ``promised`` it with each number.
+    these calibrations that ``promised`` it with each number.
     """
     numbers = [str(n) for n in NUMBERS if all(str(n) in one["promised"] for one in records)]
     compared: Record = {}
-    for place, error in enumerate(ERRORS):
-        shares = [float(np.mean([one["promised"][n][place] for one in records])) for n in numbers]
-        reached = [place for place, share in enumerate(shares) if share >= LIKELY]
-        forecasts = [
-            one["forecast"][n][place]
+    for place, error in enumerate(ERRORS if numbers else ()):
+        told = [
+            one
             for one in records
-            for n in numbers[:1]
-            if not one["promised"][n][place] and one["forecast"][n][place]
+            if not one["promised"][numbers[0]][place] and one["forecast"][numbers[0]][place]
         ]
-        if not reached or reached[0] == 0 or not forecasts:
+        if not told:
+            continue
+        forecasts = [one["forecast"][numbers[0]][place] for one in told]
+        shares = [float(np.mean([one["promised"][n][place] for one in told])) for n in numbers]
+        reached = [place for place, share in enumerate(shares) if share >= LIKELY]
+        if not reached:
             continue
         before, after = reached[0] - 1, reached[0]
         low, high = np.log(int(numbers[before])), np.log(int(numbers[after]))

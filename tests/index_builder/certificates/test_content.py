@@ -110,6 +110,13 @@ def test_shortfalls_are_said_in_words(tmp_path: Path) -> None:
     assert "No match is given. An error of at most 0.05" in page
 
 
+def test_it_says_where_probabilities_may_be_far_off(tmp_path: Path) -> None:
+    fitted = calibration(evidence(absence="hidden_trained_labels"))
+    told = said(certified(tmp_path, published(tmp_path, fitted)))
+    sentences = " ".join(told["not_promised"])
+    assert "share of more than 0.1 absent queries probabilities may be far off" in sentences
+
+
 def test_the_page_needs_nothing_else(certificate: Path) -> None:
     page = certificate.with_name("certificate.html").read_text("utf-8")
     told = said(certificate)

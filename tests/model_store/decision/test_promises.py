@@ -176,11 +176,20 @@ def test_the_plan_comes_true() -> None:
     assert promised[2 * n] > 0.8
 
 
+def hidden(n_labels: int) -> Evidence:
+    """Evidence whose absent queries have one of so many labels hidden from them."""
+    rows = np.arange(600)
+    clusters = np.where(rows < 300, rows, 700 + rows % n_labels)
+    return evidence(absence="hidden_labels", clusters=clusters)
+
+
+def test_ten_hidden_labels_foretell_nothing_of_others() -> None:
+    assert promises(hidden(14)).point.false_match_rate is None
+    assert promises(hidden(15)).point.false_match_rate is not None
+
+
 def test_too_few_absent_labels_promise_nothing_of_absent_queries() -> None:
-    of = evidence(
-        absence="hidden_labels",
-        clusters=np.where(np.arange(600) < 300, np.arange(600), 700 + np.arange(600) % 3),
-    )
+    of = hidden(3)
     plain = promises(of)
     assert plain.unknown_absence is not None
     assert plain.point.false_match_rate is plain.point.false_match_bound is None

@@ -379,6 +379,21 @@ def test_probabilities_and_verdict_follow_the_share_of_absent_queries() -> None:
     )
 
 
+@pytest.mark.parametrize("similarity", [0.99, 0.85, 0.2])
+def test_where_absence_is_unknown_doubt_is_said_whatever_the_verdict(similarity: float) -> None:
+    unknown = replace(calibration(), evidence=replace(EVIDENCE, absence="hidden_trained_labels"))
+    retrieved = found(similarity, 0.2, 0.1)
+    few, many = (
+        decide(unknown, query(), retrieved, replace(TERMS, expected_absent=share))
+        for share in (0.05, 0.5)
+    )
+    assert many.verdict in {"ambiguous", "no_match"}
+    assert "probabilities may be far off" in not_none(many.reason)
+    assert "far off" not in (few.reason or "")
+    known = decide(calibration(), query(), retrieved, replace(TERMS, expected_absent=0.5))
+    assert "far off" not in (known.reason or "")
+
+
 def test_what_is_stale_gives_no_match_and_promises_nothing() -> None:
     retrieved = found(0.99, 0.2, 0.1)
     assert decide(calibration(), query(), retrieved, TERMS).verdict == "match"
