@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.calibrate import (
-    RetrievalSetup,
     SpoiltQueries,
     calibration_queries,
     observe_gallery,
@@ -22,6 +21,7 @@ from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
 from index_builder.calibration.kept_queries import KeptQueries, KeptVectors, as_vectors
 from index_builder.calibration.queries import CalibrationQueries, TruthRule
 from index_builder.calibration.retrieval import RetrievedQueries
+from index_builder.calibration.setup import RetrievalSetup
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import joined
@@ -126,6 +126,7 @@ def fit_again(
             unseen=kept.unseen,
             of_spoilt=of_spoilt,
             was_put=was_put,
+            known_labels=kept.labels,
             rule=rule,
         )
     fitted = fit_calibration(setup.calibrated, observed, config, kept.seed, before.quality_limits)

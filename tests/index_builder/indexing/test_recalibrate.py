@@ -28,7 +28,7 @@ from model_store.bundles.directory import current_id
 from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
-from model_store.decision import Calibration, Recalibration
+from model_store.decision import SIZE_CLASSES, Calibration, Recalibration
 from model_store.decision.staleness import staleness
 from model_store.encoder.contract import Embeddings
 from model_store.errors import CalibrationError
@@ -36,6 +36,7 @@ from model_store.feedback import Decided, DecisionKind, FeedbackLog, Pair
 from model_store.gallery import (
     Delete,
     FaissGallery,
+    Gallery,
     LiveGallery,
     NewItem,
     Thumbnail,
@@ -43,6 +44,7 @@ from model_store.gallery import (
     Vector,
     write_faiss_gallery,
 )
+from model_store.retriever import Retriever
 from tests.support.build_command import vouch_build
 
 DIM, N_FEATURES, N_LABELS, N_EACH = 8, 24, 14, 12
@@ -80,7 +82,18 @@ ITEMS, QUERIES = drawn(OF_ITEMS, 1), drawn(OF_QUERIES, 2)
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of bundles with a calibrated gallery that keeps its queries."""
-    root = tmp_path_factory.mktemp("kept")
+    return calibrated(tmp_path_factory.mktemp("kept"), np.empty(0, dtype=np.int64))
+
+
+@pytest.fixture(scope="module")
+def made_with_strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, calibrated with queries of labels that it does not have."""
+    strangers = N_LABELS + np.repeat(np.arange(N_NEW), 15)
+    return calibrated(tmp_path_factory.mktemp("strangers"), strangers)
+
+
+def calibrated(root: Path, strangers: np.ndarray) -> Path:
+    """Build the gallery, and calibrate it; ``strangers`` are labels of absent queries."""
     staging = root / "staging"
     staging.mkdir()
     gallery_images = images("item", OF_ITEMS, ITEMS)
@@ -90,7 +103,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     write_faiss_gallery(staging, ITEMS, items, ENCODER.fingerprint)
     asked = images("query", OF_QUERIES, QUERIES)
-    queries = QuerySet(asked, asked.subset([]), None)
+    absent = images("absent", strangers, drawn(strangers, 8))
+    queries = QuerySet(asked, absent, None)
     order = np.random.default_rng(0).permutation(len(OF_ITEMS))
     gallery, some = FaissGallery(staging), gallery_images.subset(order)
     config = CalibrationConfig(max_error=0.1)
@@ -98,7 +112,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ENCODER, gallery, some, queries, config, 0, are_views=False, unseen=True
     )
     fitted.save(staging)
-    keep(staging, ENCODER, some, queries, gallery.n_items, 0, are_views=False, unseen=True)
+    keep(staging, ENCODER, some, queries, gallery, 0, are_views=False, unseen=True)
     (staging / "encoder.onnx").write_bytes(b"no network")
     manifest = Manifest(
         gallery={"name": "g", "description": "", "n_items": gallery.n_items},
@@ -180,6 +194,7 @@ def test_half_of_the_items_replaced_and_new_labels_put_end_its_staleness(root: P
     report = after.report
     assert report["n_matched"] == len(OF_QUERIES)
     assert report["n_leave_one_out"] > len(OF_QUERIES)
+    assert len(after.outlier_scores) > after.n_queries, "what is ordinary, new items say too"
     manifest = read_manifest(directory)
     assert manifest.calibration is not None
     assert manifest.calibration["report"]["n_leave_one_out"] == report["n_leave_one_out"]
@@ -216,6 +231,53 @@ def test_queries_whose_label_has_gone_have_no_match_any_more(root: Path) -> None
     live.close()
     after = calibration(compacted(root, calibrated=True))
     assert after.report["n_matched"] == (N_LABELS - 5) * 6
+
+
+def test_what_was_enrolled_under_another_name_is_a_match_from_then_on(
+    made_with_strangers: Path, tmp_path: Path
+) -> None:
+    """Calibration had queries of it that matched nothing; by now they might, and nobody knows."""
+    root = Path(shutil.copytree(made_with_strangers, tmp_path / "bundles"))
+    before = calibration(root / str(current_id(root)))
+    of_kind, known = drawn(np.repeat(N_LABELS, 40), 10), drawn(OF_QUERIES, 11)
+    live = opened(root)
+    n_known = asked(live.snapshot(), before, known).count("match")
+    named = put(np.repeat(N_LABELS, 20), 9)
+    live.commit([replace(one, item=replace(one.item, label="given a name")) for one in named])
+    assert asked(live.snapshot(), before, of_kind).count("match") == 0
+    live.close()
+    directory = compacted(root, calibrated=True)
+    gallery, after = FaissGallery(directory), calibration(directory)
+    assert asked(gallery, after, of_kind).count("match") > 24
+    assert asked(gallery, after, known).count("match") > 2 / 3 * n_known
+    assert after.report["absence"] == "absent_labels"
+    assert after.evidence.rivals == pytest.approx((N_LABELS + 1) / N_LABELS)
+    # Other strangers are as absent as they were.
+    others = drawn(N_LABELS + 1 + np.repeat(np.arange(N_NEW - 1), 40), 12)
+    assert asked(gallery, after, others).count("match") <= 0.1 * len(others)
+
+
+def asked(gallery: Gallery, fitted: Calibration, queries: Embeddings) -> list[str]:
+    """The verdicts on queries."""
+    retriever = Retriever(ENCODER, gallery, fitted)
+    return [
+        retriever.find(predictive, 1).decision.verdict
+        for predictive in retriever.predictives(queries)
+    ]
+
+
+def test_a_new_label_leaves_the_promises_of_others_as_they_are(root: Path) -> None:
+    """Labels are sorted when a gallery is compacted, and their codes change."""
+    live = opened(root)
+    (write,) = put(np.array([0]), 13)
+    live.commit([replace(write, item=replace(write.item, label="label 1.5"))])
+    live.close()
+    directory = compacted(root, calibrated=False)
+    labels = FaissGallery(directory).labels
+    classes = calibration(directory).label_classes
+    assert labels.index("label 1.5") < len(labels) - 1
+    promised = [SIZE_CLASSES[code] for code in classes]
+    assert promised == ["one" if label == "label 1.5" else "many" for label in labels]
 
 
 def test_an_item_that_was_replaced_is_known_by_what_it_shows_now(root: Path) -> None:
