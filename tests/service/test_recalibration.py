@@ -21,12 +21,24 @@ WRITES = "import pathlib, os, sys; pathlib.Path(sys.argv[1], 'said').write_text(
 FAILS = "import sys; sys.exit('too few queries')"
 
 
-def engine(root: Path, *, stale: str | None = "changed", keeps: bool = True) -> Any:
+def engine(
+    root: Path,
+    *,
+    stale: str | None = "changed",
+    keeps: bool = True,
+    n_new_labels: int = 0,
+    version: int = 1,
+    bundle_id: str = "b" * 16,
+) -> Any:
     if keeps:
         (root / ITEM_FEATURES_FILE).touch()
-    retriever, manifest = SimpleNamespace(stale=stale), SimpleNamespace(id="b" * 16)
     bundle = SimpleNamespace(
-        root=root, name="g", directory=root, retriever=retriever, manifest=manifest
+        root=root,
+        name="g",
+        directory=root,
+        retriever=SimpleNamespace(stale=stale, n_new_labels=n_new_labels),
+        manifest=SimpleNamespace(id=bundle_id),
+        version=version,
     )
     return SimpleNamespace(bundle=bundle)
 
@@ -47,6 +59,29 @@ def test_nothing_is_started_where_there_is_no_need_or_no_means(tmp_path: Path) -
     assert asyncio.run(again.look(engine(tmp_path, keeps=False))) is None
     assert asyncio.run(again.look(engine(tmp_path, stale=None))) is None
     assert asyncio.run(Recalibrator((), 1.0).look(engine(tmp_path))) is None
+
+
+def test_labels_that_it_does_not_know_are_learned_once_no_more_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = Recalibrator(command("pass"), 1.0)
+
+    def look(version: int, *, n_new: int = 1, bundle: str = "b") -> bool | None:
+        return asyncio.run(
+            again.look(
+                engine(
+                    tmp_path, stale=None, n_new_labels=n_new, version=version, bundle_id=bundle * 16
+                )
+            )
+        )
+
+    assert look(1, n_new=0) is None
+    assert look(2) is None, "somebody is at it"
+    assert look(3) is None
+    assert look(3) is True
+    assert look(4, bundle="c") is look(4, bundle="c") is None, "it was only just done"
+    monkeypatch.setattr("service.serving.recalibration.NEW_LABELS_S", 0.0)
+    assert look(4, bundle="c") is True
 
 
 def test_a_failure_is_logged_and_not_tried_again_at_once(
