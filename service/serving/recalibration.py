@@ -56,14 +56,20 @@ class Recalibrator:
     command : takes the directory of bundles as its last argument; empty: nothing is started.
     period_s : between looks.
     signing_key : file of the key that new bundles are signed with.
+    decisions : file of feedback, whose queries that were drawn and decided on are evidence.
     """
 
     def __init__(
-        self, command: Sequence[str], period_s: float, signing_key: Path | None = None
+        self,
+        command: Sequence[str],
+        period_s: float,
+        signing_key: Path | None = None,
+        decisions: Path | None = None,
     ) -> None:
         self._command = tuple(command)
         self._period_s = period_s
         self._signing_key = signing_key
+        self._decisions = decisions
         self._attempts: dict[str, _Attempt] = {}
         self._seen: dict[str, tuple[str, int]] = {}
 
@@ -112,8 +118,12 @@ class Recalibrator:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if self._signing_key is not None:
             environment["VOUCH_SIGNING_KEY"] = str(self._signing_key)
+        options: tuple[str, ...] = ()
+        if self._decisions is not None and self._decisions.exists():
+            options = ("--decisions", str(self._decisions))
         process = await asyncio.create_subprocess_exec(
             *self._command,
+            *options,
             str(root),
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,

@@ -54,6 +54,18 @@ def test_what_is_stale_is_calibrated_with_one_thread_and_the_services_key(tmp_pa
         assert (tmp_path / "said").read_text() == said
 
 
+def test_what_reviewers_decided_is_evidence_where_there_is_any(tmp_path: Path) -> None:
+    """With that file, or what was learned of it before would be forgotten."""
+    file = tmp_path / "feedback.sqlite3"
+    writes = "import pathlib, sys; pathlib.Path(sys.argv[-1], 'said').write_text(sys.argv[1])"
+    again = Recalibrator(command(writes), 1.0, None, file)
+    assert asyncio.run(again.look(engine(tmp_path))) is True
+    assert (tmp_path / "said").read_text() == str(tmp_path)
+    file.touch()
+    assert asyncio.run(again.look(engine(tmp_path, bundle_id="c" * 16))) is True
+    assert (tmp_path / "said").read_text() == "--decisions"
+
+
 def test_nothing_is_started_where_there_is_no_need_or_no_means(tmp_path: Path) -> None:
     again = Recalibrator(command(FAILS), 1.0)
     assert asyncio.run(again.look(engine(tmp_path, keeps=False))) is None
