@@ -19,7 +19,7 @@ UNSAID = "\0 not said"
 with a match that was not found: whatever it shows, no promise holds because of it."""
 
 SOURCE = "decisions"
-"""Where such queries come from, in a bundle whose queries have sources."""
+"""The source of such queries, in a bundle whose queries have sources."""
 
 
 def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gallery) -> KeptQueries:

@@ -145,12 +145,16 @@ def fit_again(
     known = queries.matched, images, was_put, was_decided
     refit = _compared(fitted, before, encoder, observed, *known)
     detector = replace(fitted.detector, n_averaged=n_averaged)
-    # What users said is of the served stream, whose queries these are not: it stays.
+    return replace(refit, calibration=_as_users_said(replace(fitted, detector=detector), before))
+
+
+def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
+    """Return a calibration with the correction of the one before.
+
+    What users said is of the served stream, whose queries these are not: it stays.
+    """
     said = {"feedback": before.report["feedback"]} if "feedback" in before.report else {}
-    fitted = replace(
-        fitted, detector=detector, feedback=before.feedback, report={**fitted.report, **said}
-    )
-    return replace(refit, calibration=fitted)
+    return replace(fitted, feedback=before.feedback, report={**fitted.report, **said})
 
 
 def _queries(
