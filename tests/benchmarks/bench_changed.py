@@ -156,7 +156,9 @@ def changed(
     ]
     writes += [Delete(name_of[row]) for row in division.gone.tolist()]
     live.commit(writes)
-    assert staleness(before, live.snapshot()) is not None
+    snapshot = live.snapshot()
+    has_new_labels = len(snapshot.labels) > len(before.label_classes)
+    assert has_new_labels or staleness(before, snapshot) is not None
     started = time.perf_counter()
     with Compaction(
         root / "bundles", read_manifest(directory), live, None, calibration_of(before, {})
@@ -167,7 +169,11 @@ def changed(
     after = Calibration.load(prepared)
     assert after is not None
     live.close()
-    return encoder, FaissGallery(prepared), before, after, seconds
+    served = FaissGallery(prepared)
+    class_of = dict(zip(gallery.labels, before.label_classes.tolist(), strict=True))
+    classes = np.array([class_of.get(label, 0) for label in served.labels], dtype=np.int8)
+    before = replace(before, means=label_means(served), label_classes=classes)  # other codes
+    return encoder, served, before, after, seconds
 
 
 def measured(calibration: Calibration, matched: Answers, absent: Answers) -> dict[str, float]:
@@ -238,7 +244,6 @@ def run(
                         "seconds": seconds,
                         "stale": staleness(after, gallery),
                     }
-                    before = replace(before, means=label_means(gallery))  # codes may be others
                     for said, calibration in (("before", before), ("after", after)):
                         answers = [
                             answer_all(
