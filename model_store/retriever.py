@@ -117,6 +117,13 @@ class Retriever:
         return None if self.calibration is None else staleness(self.calibration, self.gallery)
 
     @property
+    def n_new_labels(self) -> int:
+        """The number of labels that came after the calibration, which promises none of them."""
+        if self.calibration is None:
+            return 0
+        return max(len(self.gallery.labels) - len(self.calibration.label_classes), 0)
+
+    @property
     def alpha(self) -> float:
         """The rate of false alarms that is used where a request names none."""
         return DEFAULT_ALPHA if self.calibration is None else self.calibration.alpha

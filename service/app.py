@@ -275,7 +275,7 @@ async def _set_up(
     telemetry.registry.register(metrics)
     stack.callback(telemetry.registry.unregister, metrics)
     command = installed_command() if settings.recalibrates else ()
-    again = Recalibrator(command, settings.canary_period_s, settings.signing_key)
+    again = Recalibrator(command, settings.canary_period_s, settings.signing_key, settings.feedback)
     for watching in (
         galleries.watch(),
         again.watch(galleries.engines),

@@ -184,8 +184,9 @@ class Settings(BaseSettings):
     )
     recalibrate: bool = Field(
         True,
-        description="Whether a calibration that went stale with its gallery is fitted again from "
-        "what its bundle keeps, by a process of vouch-build where that is installed.",
+        description="Whether a calibration that went stale with its gallery, or that does not know "
+        "its new labels, is fitted again from what its bundle keeps, by a process of vouch-build "
+        "where that is installed.",
     )
     keep_bundles: int = Field(
         KEPT_BUNDLES,

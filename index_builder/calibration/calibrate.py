@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.detector import fit_detector
 from index_builder.calibration.fit import fit_calibration
-from index_builder.calibration.hidden_labels import LabelFolds, fit_label_folds
 from index_builder.calibration.leave_one_out import (
     ENOUGH,
     PutItems,
@@ -18,11 +17,10 @@ from index_builder.calibration.leave_one_out import (
     out_of_fold_signals,
     rows_of_groups,
 )
-from index_builder.calibration.lists import PlainItems, items_alike, list_length, plain_items
+from index_builder.calibration.lists import PlainItems, plain_items
 from index_builder.calibration.pictures import MeasuredPictures
 from index_builder.calibration.queries import (
     BY_LABEL,
-    CalibratedGallery,
     CalibrationQueries,
     LeaveOneOut,
     TruthRule,
@@ -31,18 +29,17 @@ from index_builder.calibration.retrieval import (
     RetrievedQueries,
     look_up,
     look_up_hidden,
-    observe,
 )
+from index_builder.calibration.setup import Earlier, RetrievalSetup
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.corruption import corrupted, corrupted_vectors
 from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
 from index_builder.vectors.images import Seen
-from model_store.decision import Calibration, LabelMeans, OutlierDetector, label_means
+from model_store.decision import Calibration, OutlierDetector
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import Gallery
-from model_store.search import N_CANDIDATES
 
 N_DETECTOR_IMAGES = 10_000
 """Gallery images whose features the outlier detector is fitted on; beyond it nothing is gained and
@@ -54,86 +51,6 @@ N_CORRUPTED = 1_000
 
 SpoiltQueries = tuple[LabelledImages, NDArray[np.int64]]
 """Spoilt queries (n,), and their places among the matched ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class RetrievalSetup:
-    """A gallery as queries meet it.
-
-    Attributes
-    ----------
-    detector, means : of the gallery.
-    label_folds : detectors that do not know a label; None where real absent queries are at hand.
-    alike : of a gallery without labels, see `look_up`; None where every item is one of its own.
-    n_candidates : items of every list: so many that a query whose label is hidden finds as many.
-    rule : what counts as a match, and what stands above labels.
-    """
-
-    encoder: Encoder
-    gallery: Gallery
-    detector: OutlierDetector
-    means: LabelMeans
-    label_folds: LabelFolds | None
-    alike: NDArray[np.int64] | None
-    n_candidates: int
-    rule: TruthRule = BY_LABEL
-
-    @classmethod
-    def of(
-        cls,
-        encoder: Encoder,
-        gallery: Gallery,
-        images: LabelledImages,
-        embeddings: Embeddings,
-        seed: int,
-        *,
-        hide_labels: bool,
-        n_hidden: int = 0,
-    ) -> RetrievalSetup:
-        """Learn what the decision layer knows of a gallery.
-
-        Parameters
-        ----------
-        images, embeddings : some of the gallery, in random order.
-        hide_labels : whether absent queries are matched ones with their label hidden.
-        n_hidden : items that are hidden from a query for other reasons.
-        """
-        alike, names = None if gallery.labels else items_alike(gallery, images), images.labels
-        if alike is not None:
-            assert images.groups is not None  # noqa: S101 - or nothing would be alike
-            n_hidden, names = max(n_hidden, int(np.bincount(alike).max())), images.groups
-        return cls(
-            encoder,
-            gallery,
-            fit_detector(embeddings, images.label_codes(), seed),
-            label_means(gallery),
-            fit_label_folds(embeddings, names, seed).of(images.labels, names)
-            if hide_labels
-            else None,
-            alike,
-            list_length(gallery, n_hidden, hide_labels=hide_labels),
-        )
-
-    @classmethod
-    def known(cls, encoder: Encoder, gallery: Gallery, detector: OutlierDetector) -> RetrievalSetup:
-        """Take the detector of an earlier calibration, and hide nothing."""
-        n = min(N_CANDIDATES, gallery.n_items)
-        return cls(encoder, gallery, detector, label_means(gallery), None, None, n)
-
-    @property
-    def calibrated(self) -> CalibratedGallery:
-        """The gallery as its calibration describes it."""
-        return CalibratedGallery.of(
-            *(self.encoder, self.gallery, self.detector, self.means),
-            *(self.n_candidates, self.rule),
-        )
-
-    def observe(self, queries: LabelledImages, seen: Seen | None = None) -> RetrievedQueries:
-        """Embed queries and look them up; ``seen`` is told of those that had to be decoded."""
-        return observe(
-            *(self.encoder, self.gallery, self.detector, self.means, queries),
-            *(self.n_candidates, seen, self.rule.within),
-        )
 
 
 def calibration_queries(
@@ -166,7 +83,7 @@ def calibration_queries(
     clusters = group_numbers(matched)
     if folds is None:
         of_matched = setup.observe(matched, seen)
-        absent = setup.observe(queries.withheld)
+        absent = setup.observe_absent(queries.withheld)
         absent_of = None
     else:
         embeddings = embed_with_features(setup.encoder, matched, "calibration queries", seen)
@@ -192,6 +109,7 @@ def calibration_queries(
         sources=matched.sources,
         absent_sources=None if folds is not None else queries.withheld.sources,
         absent_labels=None if folds is not None else queries.withheld.labels,
+        absent_rivals=1.0 if setup.earlier is None else setup.earlier.rivals,
         unseen=unseen,
     )
 
@@ -284,6 +202,7 @@ def observe_gallery(
     seen: Seen | None = None,
     of_spoilt: SpoiltQueries | None = None,
     was_put: NDArray[np.bool_] | None = None,
+    known_labels: Collection[str] = (),
 ) -> tuple[RetrievalSetup, CalibrationQueries]:
     """Ask the gallery everything; see `calibrate_gallery` and `calibration_queries`.
 
@@ -291,22 +210,27 @@ def observe_gallery(
     ----------
     was_put : which of the images were put into the gallery since the queries were held out; they
         are queries too, each hidden from its own list.
+    known_labels : of the gallery when the absent queries were said to be absent; empty for all.
     """
     embeddings = embed_with_features(encoder, images, "features of the gallery")
     matched = queries.matched
     put = None if was_put is None else PutItems.of(gallery, images, was_put, len(matched))
     left_out = leave_one_out_queries(images, len(matched), enough if unseen else 0, put)
     hidden = rows_of_groups(gallery, images)[left_out] if len(left_out) else None
+    n_put = 0 if was_put is None else int(was_put[left_out].sum())
+    hide_labels = len(queries.withheld) == 0
+    earlier = None if hide_labels else Earlier.of(gallery, images, embeddings, known_labels, seed)
+    n_since = 0 if earlier is None else int((~earlier.rows).sum())
     setup = RetrievalSetup.of(
         encoder,
         gallery,
         images,
         embeddings,
         seed,
-        hide_labels=len(queries.withheld) == 0,
-        n_hidden=0 if hidden is None else hidden.shape[1],
+        hide_labels=hide_labels,
+        n_hidden=max(n_since, 0 if hidden is None else hidden.shape[1]),
     )
-    setup = replace(setup, rule=rule)
+    setup = replace(setup, rule=rule, earlier=earlier)
     observed = calibration_queries(
         setup,
         queries,
@@ -319,7 +243,7 @@ def observe_gallery(
     )
     if hidden is not None:
         observed = _with_gallery_images(
-            observed, setup, matched, images, embeddings, left_out, hidden, seed
+            observed, setup, matched, images, embeddings, left_out, hidden, seed, n_put
         )
     return setup, observed
 
@@ -361,6 +285,7 @@ def _with_gallery_images(
     rows: NDArray[np.int64],
     hidden: NDArray[np.int64],
     seed: int,
+    n_put: int,
 ) -> CalibrationQueries:
     """Add images of the gallery as queries, each left out of its own list.
 
@@ -370,6 +295,7 @@ def _with_gallery_images(
     images, embeddings : of the gallery.
     rows : (B,) of them that become queries.
     hidden : (B, m) see `look_up`.
+    n_put : how many of them, the first ones, came since the others were held out.
     """
     signals = out_of_fold_signals(embeddings, images.label_codes(), group_numbers(images), seed)
     some, of_some = images.subset(rows), embeddings.at(rows)
@@ -390,6 +316,6 @@ def _with_gallery_images(
         observed,
         clusters=clusters[: len(matched)],
         leave_one_out=LeaveOneOut(
-            found, absent, absent_of, clusters[len(matched) :], some.sources, rows
+            found, absent, absent_of, clusters[len(matched) :], some.sources, rows, n_put
         ),
     )

@@ -37,6 +37,10 @@ REFERENCES_PER_LABEL, LEAST_REFERENCES, MOST_REFERENCES = 50, 500, 2000
 on average, at least, and at most. Every query reads them all. Of Fashion-MNIST's ten labels four
 times as many tell outliers apart no better (AUROC −0.007 to 0.000, one seed)."""
 
+LEAST_OF_LABEL = 5
+"""Gallery images of each label that are compared with, if it has them and there is room: a label
+of few images, such as one that was enrolled, would look alien wherever chance leaves it out."""
+
 MOST_LEVELS = 512
 """Calibration values of each signal that its p-values are interpolated between."""
 
@@ -93,6 +97,7 @@ def fit_detector(
     np.add.at(means, codes, coordinates)
     means /= counts[:, None]
     n_references = min(max(REFERENCES_PER_LABEL * n_labels, LEAST_REFERENCES), MOST_REFERENCES)
+    references = _references(label_codes, n_references)
     residual = ((rows - centre) ** 2).sum() - (coordinates.astype(np.float64) ** 2).sum()
     lengths = log_lengths(feature_lengths(features))
     n_outside = max(len(rows) * (n_features - rank), 1)
@@ -100,14 +105,24 @@ def fit_detector(
         n_averaged,
         centre,
         basis,
-        coordinates[:n_references],
+        coordinates[references],
         means.astype(np.float32),
         _whitening(coordinates - means[codes], len(rows) - len(counts)),
         float(max(residual / n_outside, np.finfo(np.float32).eps)),
         float(lengths.mean()),
         float(max(lengths.std(), _LEAST_SPREAD)),
-        unit_direction(embeddings.mean[:n_references]),
+        unit_direction(embeddings.mean[references]),
     )
+
+
+def _references(label_codes: NDArray[np.integer[Any]], n_references: int) -> NDArray[np.int64]:
+    """Choose images to compare with: the first ones, and the first few of each label."""
+    order = np.argsort(label_codes, kind="stable")
+    _, starts, counts = np.unique(label_codes[order], return_index=True, return_counts=True)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order)) - np.repeat(starts, counts)
+    chosen = np.argsort(place >= LEAST_OF_LABEL, kind="stable")[:n_references]
+    return np.sort(chosen)
 
 
 def _whitening(deviations: Floats, degrees_of_freedom: int) -> NDArray[np.float32]:

@@ -88,7 +88,7 @@ def fit_calibration(
     have not seen their query (five folds); what is served is fitted to all of them. Gallery images
     left out of their own lists count as queries for probabilities, operating points and result
     sets: with one item of their label fewer to be found, they are if anything the harder ones.
-    Outlier p-values and percentiles rest on held-out queries alone.
+    Percentiles rest on held-out queries alone, outlier p-values also on items that were put since.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def fit_calibration(
         expected_absent=config.expected_absent,
         order=config.order,
         uncertainties=np.sort(matched.spherical_variances),
-        outlier_scores=np.sort(ordinary),
+        outlier_scores=np.sort(np.r_[ordinary, parts[1].scores[: queries.n_put]]),
         means=gallery.means,
         label_classes=size_classes(gallery.label_counts),
         n_labels=gallery.n_labels(),
@@ -167,7 +167,9 @@ def _cross_fit(
     probabilities, folds = cross_fitted(examples, seed, limits)
     choices = LabelChoices.of(examples, probabilities, folds)
     n_labels = int(gallery.n_labels().sum())
-    rivals = 1.0 if queries.absent_of is None else n_labels / max(n_labels - 1, 1)
+    rivals = queries.absent_rivals
+    if queries.absent_of is not None:
+        rivals = n_labels / max(n_labels - 1, 1)
     evidence = _evidence(parts, examples, probabilities, choices, queries.absence, rivals)
     if gallery.rule.hierarchy is not None:
         withheld = [name for part in parts for name in part.labels or [None] * len(part.observed)]

@@ -6,6 +6,7 @@ since are queries too, each left out of its own list.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,15 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.calibrate import (
-    RetrievalSetup,
     SpoiltQueries,
     calibration_queries,
     observe_gallery,
 )
+from index_builder.calibration.decided_queries import UNSAID, with_decisions
 from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
 from index_builder.calibration.kept_queries import KeptQueries, KeptVectors, as_vectors
 from index_builder.calibration.queries import CalibrationQueries, TruthRule
 from index_builder.calibration.retrieval import RetrievedQueries
+from index_builder.calibration.setup import RetrievalSetup
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import joined
@@ -34,6 +36,7 @@ from model_store.decision.logistic import choice_probabilities
 from model_store.decision.promises import LEAST_ABSENT_LABELS
 from model_store.encoder.contract import Embeddings
 from model_store.errors import CalibrationError
+from model_store.feedback import DrawnQuery
 from model_store.gallery import FaissGallery, Gallery
 
 Floats = NDArray[np.float64]
@@ -84,7 +87,11 @@ class Refit:
 
 
 def fit_again(
-    directory: Path, gallery: FaissGallery, before: Calibration, config: CalibrationConfig
+    directory: Path,
+    gallery: FaissGallery,
+    before: Calibration,
+    config: CalibrationConfig,
+    drawn: Sequence[DrawnQuery] = (),
 ) -> Refit:
     """Fit the calibration of a bundle to its gallery as it is.
 
@@ -93,6 +100,7 @@ def fit_again(
     directory : of the bundle, which keeps queries and features of items.
     before : the calibration until now.
     config : what shall be promised.
+    drawn : queries that were decided on since, and are calibration queries as well.
 
     Raises
     ------
@@ -101,6 +109,9 @@ def fit_again(
     kept, items = KeptQueries.load(directory), ItemFeatures.load(directory)
     if kept is None:
         raise CalibrationError(NOTHING_KEPT)
+    n_kept = len(kept.matched)
+    kept = with_decisions(kept, drawn, gallery)
+    decided = set(kept.matched.ids[n_kept:])
     if before.within is not None:
         raise CalibrationError(PLACES_NOT_KEPT)
     rule = TruthRule(before.hierarchy)
@@ -126,17 +137,24 @@ def fit_again(
             unseen=kept.unseen,
             of_spoilt=of_spoilt,
             was_put=was_put,
+            known_labels=kept.labels,
             rule=rule,
         )
     fitted = fit_calibration(setup.calibrated, observed, config, kept.seed, before.quality_limits)
-    refit = _compared(fitted, before, encoder, observed, queries.matched, images, was_put)
+    was_decided = np.array([name in decided for name in queries.matched.ids], dtype=bool)
+    known = queries.matched, images, was_put, was_decided
+    refit = _compared(fitted, before, encoder, observed, *known)
     detector = replace(fitted.detector, n_averaged=n_averaged)
-    # What users said is of the served stream, whose queries these are not: it stays.
+    return replace(refit, calibration=_as_users_said(replace(fitted, detector=detector), before))
+
+
+def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
+    """Return a calibration with the correction of the one before.
+
+    What users said is of the served stream, whose queries these are not: it stays.
+    """
     said = {"feedback": before.report["feedback"]} if "feedback" in before.report else {}
-    fitted = replace(
-        fitted, detector=detector, feedback=before.feedback, report={**fitted.report, **said}
-    )
-    return replace(refit, calibration=fitted)
+    return replace(fitted, feedback=before.feedback, report={**fitted.report, **said})
 
 
 def _queries(
@@ -145,7 +163,7 @@ def _queries(
     """Divide what is kept by what the gallery holds now."""
     held = _held(kept, items, gallery)
     of_matched, of_withheld = (
-        np.array([label in held for label in part.labels], dtype=bool)
+        np.array([label in held or label == UNSAID for label in part.labels], dtype=bool)
         for part in (kept.matched, kept.withheld)
     )
     matched, withheld = kept.matched.images(), kept.withheld.images()
@@ -211,23 +229,24 @@ def _compared(
     matched: LabelledImages,
     items: LabelledImages,
     was_put: NDArray[np.bool_],
+    was_decided: NDArray[np.bool_],
 ) -> Refit:
     """Compare two calibrations on queries that have a match.
 
-    Both were fitted to the held-out ones, and are as optimistic there. Items that were put only the
-    new one knows: of these it is judged by fits that have not seen them.
+    Both were fitted to the held-out ones, and are as optimistic there. Items that were put and
+    queries that were decided on only the new one knows: of these it is judged by fits that have not
+    seen them.
     """
-    held_out, evidence = queries.matched, fitted.evidence
+    held_out = queries.matched
     of_held_out = _embeddings(encoder, matched)
-    after = _losses(fitted, held_out, of_held_out)
+    unseen = _unseen_losses(fitted)
+    after = np.where(was_decided, unseen[: len(held_out)], _losses(fitted, held_out, of_held_out))
     old = _losses(before, held_out, of_held_out)
     put = _put_queries(queries, was_put)
     if len(put):
         assert queries.leave_one_out is not None  # noqa: S101 - or nothing was put
-        left_out, rows = queries.leave_one_out, len(held_out) + put
-        first, none = evidence.first_probabilities[rows], evidence.no_match_probabilities[rows]
-        first = shifted(first, none, prior_shift(fitted.assumed_absent, DEFAULT_ABSENT))
-        after = np.concatenate([after, _log_loss(first, evidence.correct[rows])])
+        left_out = queries.leave_one_out
+        after = np.concatenate([after, unseen[len(held_out) + put]])
         of_put = _embeddings(encoder, items.subset(left_out.places[put]))
         old = np.concatenate([old, _losses(before, left_out.matched.at(put), of_put)])
     difference = after - old
@@ -237,6 +256,17 @@ def _compared(
         float(after.mean()),
         float(difference.std(ddof=1) / np.sqrt(len(difference))),
     )
+
+
+def _unseen_losses(fitted: Calibration) -> Floats:
+    """Return log losses of "the first result is right" by fits that have not seen the query, (N,).
+
+    Of all the evidence: held-out queries first, then items that were left out of their own lists.
+    """
+    evidence = fitted.evidence
+    shift = prior_shift(fitted.assumed_absent, DEFAULT_ABSENT)
+    first = shifted(evidence.first_probabilities, evidence.no_match_probabilities, shift)
+    return _log_loss(first, evidence.correct)
 
 
 def _embeddings(encoder: KeptVectors, images: LabelledImages) -> Embeddings:

@@ -29,6 +29,7 @@ from model_store.bundles.item_features import (
 from model_store.decision.outliers import averaged_features, averaging
 from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs
 from model_store.encoder.vector_input import VectorInput
+from model_store.gallery import Gallery
 from model_store.half_precision import HalfRows
 from model_store.processors import PROVIDERS
 
@@ -96,6 +97,7 @@ class KeptQueries:
     corrupted_of : places of the corrupted among the matched ones.
     are_views, unseen : see `calibrate_gallery`.
     seed : of the calibration.
+    labels : of the gallery when the queries were chosen; empty where an earlier release kept none.
     """
 
     matched: Kept
@@ -106,6 +108,7 @@ class KeptQueries:
     are_views: bool
     unseen: bool
     seed: int
+    labels: tuple[str, ...] = ()
 
     def save(self, directory: Path) -> None:
         """Write to ``directory``."""
@@ -115,6 +118,7 @@ class KeptQueries:
             directory / KEPT_QUERIES_FILE,
             settings=np.array(settings, np.int64),
             corrupted_of=self.corrupted_of,
+            labels=packed_names([self.labels]),
             **arrays,  # type: ignore[arg-type] # numpy's stub
         )
 
@@ -141,6 +145,7 @@ class KeptQueries:
                 are_views=bool(are_views),
                 unseen=bool(unseen),
                 seed=seed,
+                labels=tuple(unpacked_names(arrays["labels"])[0]) if "labels" in arrays else (),
             )
 
 
@@ -160,7 +165,7 @@ def keep(
     encoder: Encoder,
     images: LabelledImages,
     queries: QuerySet,
-    gallery_size: int,
+    gallery: Gallery,
     seed: int,
     *,
     are_views: bool,
@@ -172,7 +177,6 @@ def keep(
     ----------
     encoder : a `StoredEncoder` embeds nothing again that it was fitted to.
     images : of the gallery, in random order; none where nobody has them.
-    gallery_size : items of the gallery.
     seed, are_views, unseen : of the calibration, see `calibrate_gallery`.
     """
     corrupted, corrupted_of = spoilt_queries(encoder, queries.matched, seed)
@@ -197,9 +201,10 @@ def keep(
         are_views,
         unseen,
         seed,
+        tuple(gallery.labels),
     ).save(directory)
     if len(images):
-        kept_items(encoder, images, gallery_size).save(directory)
+        kept_items(encoder, images, gallery.n_items).save(directory)
 
 
 def kept_items(encoder: Encoder, images: LabelledImages, gallery_size: int) -> ItemFeatures:

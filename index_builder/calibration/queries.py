@@ -115,6 +115,8 @@ class LeaveOneOut:
     clusters : of the matched, numbered as those of the held-out queries are.
     sources : as in `CalibrationQueries`.
     places : of the matched among the images of the gallery that were at hand.
+    n_put : how many of the matched, the first ones, came since the others were held out: no
+        held-out query speaks for what they show.
     """
 
     matched: RetrievedQueries
@@ -123,6 +125,7 @@ class LeaveOneOut:
     clusters: Integers
     sources: Names | None
     places: Integers
+    n_put: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ class CalibrationQueries:
     clusters : of the matched queries; copies, and photographs of one object, share a number.
     sources : the source of each matched query; None where none is known.
     absent_sources, absent_labels : sources and labels of queries of withheld labels.
+    absent_rivals : how many times as many labels the gallery has as they were judged by.
     leave_one_out : more queries, for estimates that need no exchangeability of the outlier scores;
         None where there are enough, or the encoder has learned from the gallery's images.
     unseen : whether the encoder has learned nothing from the gallery's labels.
@@ -160,8 +164,14 @@ class CalibrationQueries:
     sources: Names | None = None
     absent_sources: Names | None = None
     absent_labels: Names | None = None
+    absent_rivals: float = 1.0
     leave_one_out: LeaveOneOut | None = None
     unseen: bool = False
+
+    @property
+    def n_put(self) -> int:
+        """The number of items, the first that are left out of their own lists, that came since."""
+        return 0 if self.leave_one_out is None else self.leave_one_out.n_put
 
     @property
     def absence(self) -> Absence:

@@ -206,6 +206,7 @@ def look_up(
     hidden: Integers | None = None,
     alike: Integers | None = None,
     within: Within | None = None,
+    among: NDArray[np.bool_] | None = None,
 ) -> RetrievedQueries:
     """Look up the ``n`` candidates of B embedded queries.
 
@@ -219,6 +220,7 @@ def look_up(
     alike : (N,) numbers that items of a gallery without labels share where they show the same
         thing: what a query shows is hidden with all that is like it.
     within : what a match is, where it is not the same label.
+    among : (N,) items that any of them can find; None for all.
     """
     item_codes, codes = _codes(gallery, queries)
     truth: Truth = SameLabel(codes, item_codes) if within is None else within
@@ -227,6 +229,8 @@ def look_up(
     n = min(n, gallery.n_items)
     if hide_label:  # which hides an item from itself as well
         rows, similarities = _without_own_label(gallery, directions, n, item_codes, codes, alike)
+    elif among is not None:
+        rows, similarities = _among(gallery, directions, n, among)
     else:
         rows, similarities = _without(gallery, directions, n, hidden)
     label_codes = item_codes[rows]
@@ -304,6 +308,14 @@ def _without_own_label(
         found = gallery.candidates(directions[chosen], n, MaskedRows(others))
         similarities[chosen], rows[chosen] = found.similarities, found.rows
     return rows, similarities
+
+
+def _among(
+    gallery: Gallery, directions: NDArray[np.float32], n: int, among: NDArray[np.bool_]
+) -> tuple[Integers, Floats]:
+    """Return rows and similarities (B, n) of the candidates ``among`` the items (N,)."""
+    found = gallery.candidates(directions, min(n, int(among.sum())), MaskedRows(among))
+    return found.rows, found.similarities
 
 
 def _without(

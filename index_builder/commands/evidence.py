@@ -97,6 +97,13 @@ class CalibrateOptions:
             "feedback in; corrects probabilities."
         ),
     ] = None
+    decisions: Annotated[
+        Path | None,
+        typer.Option(
+            help="With BUNDLES alone: the file that the service kept feedback in; queries that "
+            "were drawn at random, and decided on, are calibration queries as well."
+        ),
+    ] = None
 
 
 @with_options(CalibrateOptions)
@@ -118,6 +125,8 @@ def calibrate_command(options: CalibrateOptions) -> None:
     if options.bundles is not None and not any((*evidence, options.config)):
         _calibrate_again(options, options.bundles, named)
         return
+    if options.decisions is not None:
+        raise ConfigError("--decisions goes with BUNDLES alone, which is then calibrated again.")
     others = (*evidence[1:], *of_labels, *named)
     if _of_configuration(options.bundles, options.queries, options.config, others):
         step_of("calibrate_step")(*opened_run(str(options.config), options.run), options.feedback)
@@ -144,7 +153,9 @@ def _calibrate_again(
             "them."
         )
     if options.feedback is None:
-        print(recalibrate.recalibrate_bundle(bundles, promises))
+        print(recalibrate.recalibrate_bundle(bundles, promises, options.decisions))
+    elif options.decisions is not None:
+        raise ConfigError("--feedback corrects probabilities; give it without --decisions.")
     elif promises:
         raise ConfigError("--feedback corrects probabilities; give promises without it.")
     else:

@@ -282,7 +282,7 @@ def _keep(
         room.encoder,
         images,
         queries,
-        gallery.n_items,
+        gallery,
         seed,
         are_views=False,
         unseen=False,

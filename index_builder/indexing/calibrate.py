@@ -136,7 +136,7 @@ def calibrate_collection(
         encoder,
         images,
         queries,
-        gallery.n_items,
+        gallery,
         seed,
         are_views=are_views,
         unseen=unseen,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +17,12 @@ from index_builder.indexing.bundle_manifest import summarise
 from index_builder.progress import console
 from model_store.bundles.changes import open_writable
 from model_store.bundles.compaction import Calibrate, Compaction
-from model_store.bundles.directory import locate
+from model_store.bundles.directory import is_bundle_id, locate
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifest
 from model_store.bundles.retention import Hold
 from model_store.decision import Calibration
 from model_store.errors import CalibrationError, ConfigError, WriteRefused
-from model_store.feedback import FeedbackLog
+from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries
 from model_store.gallery import LiveGallery, open_gallery
 from model_store.threads import one_blas_thread
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from model_store.gallery import FaissGallery
 
 
-def recalibrate_bundle(root: Path, promises: Mapping[str, float]) -> Path:
+def recalibrate_bundle(
+    root: Path, promises: Mapping[str, float], decisions: Path | None = None
+) -> Path:
     """Fit the calibration of the current bundle of ``root`` again, and publish it.
 
     Changes of the gallery since are taken in, and those that come meanwhile go along.
@@ -39,10 +41,12 @@ def recalibrate_bundle(root: Path, promises: Mapping[str, float]) -> Path:
     ----------
     promises : what answers shall promise, by the names of `CalibrationConfig`; the rest is as it
         was.
+    decisions : the service's file of feedback: queries that were drawn at random, and decided on,
+        are calibration queries as well.
 
     Raises
     ------
-    ConfigError : a promise is out of range.
+    ConfigError : a promise is out of range; there is no such file.
     CalibrationError : the bundle is not calibrated, or keeps too little; or what was fitted
         foretold the queries worse than the calibration that there is.
     WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
@@ -51,7 +55,14 @@ def recalibrate_bundle(root: Path, promises: Mapping[str, float]) -> Path:
     before = Calibration.load(directory)
     if before is None or not (directory / KEPT_QUERIES_FILE).exists():
         raise CalibrationError(NOTHING_KEPT)
-    return _published(root, directory, calibration_of(before, promises, must=True))
+    drawn: list[DrawnQuery] = []
+    if decisions is not None:
+        _require_file(decisions)
+        name = read_manifest(directory).gallery["name"]
+        # What is kept of a gallery that was created over HTTP is kept under its id.
+        key = root.name if is_bundle_id(root.name) else str(name)
+        drawn = drawn_queries(decisions, key, before.encoder_fingerprint)
+    return _published(root, directory, calibration_of(before, promises, drawn, must=True))
 
 
 def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
@@ -93,11 +104,7 @@ def correct_bundle(root: Path, feedback: Path) -> Path:
     ConfigError : there is no such file.
     WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
     """
-    if not feedback.exists():
-        raise ConfigError(
-            f"There is no feedback in {feedback}. Name the file that the service was started with "
-            "(VOUCH_FEEDBACK)."
-        )
+    _require_file(feedback)
 
     def calibrate(_: FaissGallery, staging: Path, manifest: Manifest) -> Manifest:
         before = Calibration.load(staging)
@@ -120,8 +127,20 @@ def correct_bundle(root: Path, feedback: Path) -> Path:
     return _published(root, locate(root), calibrate)
 
 
+def _require_file(feedback: Path) -> None:
+    if not feedback.exists():
+        raise ConfigError(
+            f"There is no feedback in {feedback}. Name the file that the service was started with "
+            "(VOUCH_FEEDBACK)."
+        )
+
+
 def calibration_of(
-    before: Calibration, promises: Mapping[str, float], *, must: bool = False
+    before: Calibration,
+    promises: Mapping[str, float],
+    drawn: Sequence[DrawnQuery] = (),
+    *,
+    must: bool = False,
 ) -> Calibrate:
     """Return what a compaction calibrates with.
 
@@ -129,6 +148,7 @@ def calibration_of(
     ----------
     before : the calibration until now.
     promises : see `recalibrate_bundle`.
+    drawn : queries that were decided on.
     must : whether to refuse, or else to leave the calibration as it was, where the bundle keeps too
         little, or a new one foretells the queries worse.
     """
@@ -138,7 +158,7 @@ def calibration_of(
     def calibrate(gallery: FaissGallery, staging: Path, manifest: Manifest) -> Manifest:
         try:
             with one_blas_thread():  # sums of one thread are the same on every machine
-                refit = fit_again(staging, gallery, before, config)
+                refit = fit_again(staging, gallery, before, config, drawn)
             _require_as_good(refit)
         except CalibrationError as error:
             if must:

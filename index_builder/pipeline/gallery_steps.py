@@ -98,7 +98,7 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
             encoder,
             images,
             splits.calibration,
-            gallery.n_items,
+            gallery,
             config.seed,
             are_views=views,
             unseen=unseen,

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from index_builder.calibration import CalibratedGallery, fit_calibration, out_of_fold_signals
 from index_builder.calibration.calibrate import (
     N_DETECTOR_IMAGES,
-    RetrievalSetup,
     calibration_queries,
 )
 from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups
 from index_builder.calibration.retrieval import RetrievedQueries, look_up
+from index_builder.calibration.setup import RetrievalSetup
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.indexing.from_images import build_gallery
 from index_builder.reproduction.protocols import ProtocolData, Task

@@ -23,8 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import Timeout
+from numpy.typing import NDArray
 
 from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import (
@@ -225,7 +227,8 @@ def _write(
     for kind in FILES:
         kept = Calibration.load(staging, kind)
         if kept is not None:  # labels may have other codes, and lie elsewhere
-            replace(kept, means=label_means(gallery)).save(staging, kind)
+            classes = kept.classes_of(_codes_until_now(gallery, snapshot))
+            replace(kept, means=label_means(gallery), label_classes=classes).save(staging, kind)
     known = ItemFeatures.load(staging)
     if known is not None:
         known.updated(snapshot).save(staging)
@@ -240,6 +243,12 @@ def _write(
         "compacted_at": datetime.now(UTC).isoformat(),  # the like of it may have been served before
     }
     return with_digests(staging, replace(manifest, gallery={**manifest.gallery, **sections}))
+
+
+def _codes_until_now(gallery: FaissGallery, snapshot: GallerySnapshot) -> NDArray[np.int32]:
+    """Return the codes (C,) that the labels of ``gallery`` have in the snapshot it is made of."""
+    code_of = {label: code for code, label in enumerate(snapshot.labels)}
+    return np.array([code_of[label] for label in gallery.labels], dtype=np.int32)
 
 
 def _copy_rest(bundle: Path, staging: Path) -> None:

@@ -66,7 +66,8 @@ class Evidence:
     source_names : of all sources; one empty name where none was given.
     absence : what the absent queries are.
     rivals : how many times as many labels a served absent query may be taken for as these could
-        be: n / (n − 1) where each has one of the gallery's n labels hidden from it, else 1.
+        be: n / (n − 1) where each has one of the gallery's n labels hidden from it; n / (n − m)
+        where they were judged before m of them came; else 1.
     levels : of the levels above labels; None where labels have no parents.
     """
 

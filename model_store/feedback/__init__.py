@@ -9,6 +9,7 @@
     exchange   decisions as CSV and JSONL
     cases      queries that are kept to be decided on, and what was served for them
     queue      the review queue: cases with pictures, and leases of them
+    drawn      queries that were drawn at random, as evidence of what is served
     turns      the order in which reviewers are given cases
     teaching   the queries whose decisions would teach most
     agreement  whether reviewers who decided by themselves agree
@@ -23,6 +24,7 @@ from model_store.feedback.cases import (
     FoundItem,
 )
 from model_store.feedback.decisions import DECISIONS, Decided, DecisionKind, Pair, moment
+from model_store.feedback.drawn import DrawnQuery, drawn_queries
 from model_store.feedback.log import (
     FeedbackLog,
     FeedbackSummary,
@@ -49,6 +51,7 @@ __all__ = [
     "CaseState",
     "Decided",
     "DecisionKind",
+    "DrawnQuery",
     "FeedbackLog",
     "FeedbackSummary",
     "FoundItem",
@@ -60,5 +63,6 @@ __all__ = [
     "ReviewQueue",
     "Reviews",
     "SaidPairs",
+    "drawn_queries",
     "moment",
 ]

@@ -14,7 +14,7 @@
     writer            live writes
     following         what a replica may answer with: `CURRENT`, followed
     current_bundle    what an activation did, and having `CURRENT` say so
-    recalibration     stale calibrations, fitted again by another process
+    recalibration     calibrations that do not fit any more, fitted again by another process
     health            canaries
     retained          embeddings of answered queries, to be decided on later
     reviewing         queries that are kept to be decided on

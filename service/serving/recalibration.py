@@ -1,8 +1,9 @@
-"""Calibrations that have gone stale with their gallery are fitted again, by a process of its own.
+"""Calibrations that do not fit their gallery any more are fitted again, by a process of its own.
 
-Fitting is the index builder's work, which the service does not import: `vouch-build calibrate
-BUNDLES` is started where it is installed. What it publishes, the service changes over to as to any
-other bundle.
+Some are stale, since too much has changed; others do not know a label that was enrolled, and would
+give no match to what shows it. Fitting is the index builder's work, which the service does not
+import: `vouch-build calibrate BUNDLES` is started where it is installed. What it publishes, the
+service changes over to as to any other bundle.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from model_store.bundles.bundle import Bundle
 from model_store.bundles.item_features import ITEM_FEATURES_FILE
 from service.serving.engine import SearchEngine
 
@@ -24,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 3600.0
 """After which a bundle whose calibration could not be fitted again is tried once more."""
+
+NEW_LABELS_S = 600.0
+"""Between two fits for the sake of new labels alone: each makes a bundle, as a compaction does."""
 
 _SAID_BYTES = 2000
 """Bytes that are logged of a failed process, the last that it said."""
@@ -51,15 +56,22 @@ class Recalibrator:
     command : takes the directory of bundles as its last argument; empty: nothing is started.
     period_s : between looks.
     signing_key : file of the key that new bundles are signed with.
+    decisions : file of feedback, whose queries that were drawn and decided on are evidence.
     """
 
     def __init__(
-        self, command: Sequence[str], period_s: float, signing_key: Path | None = None
+        self,
+        command: Sequence[str],
+        period_s: float,
+        signing_key: Path | None = None,
+        decisions: Path | None = None,
     ) -> None:
         self._command = tuple(command)
         self._period_s = period_s
         self._signing_key = signing_key
+        self._decisions = decisions
         self._attempts: dict[str, _Attempt] = {}
+        self._seen: dict[str, tuple[str, int]] = {}
 
     async def watch(self, engines: Callable[[], Sequence[SearchEngine]]) -> None:
         """Look at every engine, for ever."""
@@ -69,15 +81,17 @@ class Recalibrator:
                 await self.look(engine)
 
     async def look(self, engine: SearchEngine) -> bool | None:
-        """Calibrate again what has gone stale; whether it could be, None where there is no need."""
+        """Calibrate again what needs it; whether it could be, None where there is no need."""
         bundle = engine.bundle
         root, name = bundle.root, bundle.name
-        if not self._command or root is None or bundle.retriever.stale is None:
+        if not self._command or root is None:
             return None
         if not (bundle.directory / ITEM_FEATURES_FILE).exists():
             return None
         last = self._attempts.get(name)
         now = time.monotonic()
+        if bundle.retriever.stale is None and not self._has_new_labels(bundle, last, now):
+            return None
         if last and last.bundle_id == bundle.manifest.id and now - last.at < RETRY_S:
             return None
         self._attempts[name] = _Attempt(bundle.manifest.id, now)
@@ -90,13 +104,26 @@ class Recalibrator:
             logger.error("not calibrated again", extra={"fields": fields})
         return code == 0
 
+    def _has_new_labels(self, bundle: Bundle, last: _Attempt | None, now: float) -> bool:
+        """Return whether labels have come that the calibration does not know, and no more come."""
+        state = bundle.manifest.id, bundle.version
+        has_settled = self._seen.get(bundle.name) == state
+        self._seen[bundle.name] = state
+        if bundle.retriever.n_new_labels == 0 or not has_settled:
+            return False
+        return last is None or now - last.at >= NEW_LABELS_S
+
     async def _run(self, root: Path) -> tuple[int, str]:
         """Run the command to its end; its exit status, and the end of what it said."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if self._signing_key is not None:
             environment["VOUCH_SIGNING_KEY"] = str(self._signing_key)
+        options: tuple[str, ...] = ()
+        if self._decisions is not None and self._decisions.exists():
+            options = ("--decisions", str(self._decisions))
         process = await asyncio.create_subprocess_exec(
             *self._command,
+            *options,
             str(root),
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,

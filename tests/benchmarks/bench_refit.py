@@ -90,7 +90,7 @@ def run(n_items: int, seed: int, root: Path) -> dict[str, object]:
         encoder, gallery, some, queries, CalibrationConfig(), seed, are_views=False, unseen=True
     )
     before.save(staging)
-    keep(staging, encoder, some, queries, n_items, seed, are_views=False, unseen=True)
+    keep(staging, encoder, some, queries, gallery, seed, are_views=False, unseen=True)
     (staging / "encoder.onnx").write_bytes(b"no network")
     description = {"name": "g", "description": "", "n_items": n_items}
     manifest = Manifest(description, {"fingerprint": encoder.fingerprint}, None, None, (), {})

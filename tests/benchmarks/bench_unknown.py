@@ -13,7 +13,7 @@ ten birds and Caltech's 25 kinds through MobileNetV2. On average over draws of l
 - ``enrolled``: half of the members of each served group are put into the gallery under the label of
   most of them, and it is calibrated again. Share of them that match, and of the other halves.
 
-    python -m tests.benchmarks.bench_unknown [WORLD …]
+    python -m tests.benchmarks.bench_unknown [WORLD …] [--precision 0.9]
 
 Reads VOUCH_DATA_DIR; writes build/bench-unknown.json. Minutes, once images are embedded; half an
 hour more where Omniglot's network is not kept (build/unknown).
@@ -21,8 +21,8 @@ hour more where Omniglot's network is not kept (build/unknown).
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -155,19 +155,19 @@ def judged(groups: Sequence[Group], rows: Rows, world: World) -> dict[str, float
     }
 
 
-def measure(name: str, seed: int) -> dict[str, float | None]:
-    """One draw of a world."""
+def measure(name: str, seed: int, precision: float) -> dict[str, float | None]:
+    """One draw of a world, grouped as surely as ``precision`` says."""
     world = World.drawn(WORLDS[name](seed), seed)
     labels, points = world.embedded.labels, world.points
     with tempfile.TemporaryDirectory() as scratch:
         retriever = served(world, world.gallery, labels, seed, Path(scratch) / "before")
         grouping = Grouping.of_gallery(retriever.gallery, seed)
-        given = judged(grouping.groups(points.at(world.absent), PRECISION), world.absent, world)
+        given = judged(grouping.groups(points.at(world.absent), precision), world.absent, world)
         queries = np.r_[world.matched, world.absent]
         absent = len(world.absent) / len(queries)
         answers = asked(retriever, world, queries, absent)
         unknown = queries[[verdict in UNKNOWN for verdict, _ in answers]]
-        groups = grouping.groups(points.at(unknown), PRECISION)
+        groups = grouping.groups(points.at(unknown), precision)
         of_served = judged(groups, unknown, world)
         of_served["absent_found"] = float(np.isin(world.absent, unknown).mean())
         of_served["present_among_unknown"] = float(np.isin(unknown, world.matched).mean())
@@ -207,13 +207,13 @@ def _enrolled(
     return found
 
 
-def main(names: Sequence[str]) -> None:
+def main(names: Sequence[str], precision: float) -> None:
     """Measure, print, write."""
     results: dict[str, float] = {}
     if RESULTS.exists():
         results = json.loads(RESULTS.read_text(encoding="utf-8"))
     for name in names or WORLDS:
-        draws = [measure(name, seed) for seed in range(N_SEEDS)]
+        draws = [measure(name, seed, precision) for seed in range(N_SEEDS)]
         for part in ("given", "served", "enrolled"):
             results = {k: v for k, v in results.items() if not k.startswith(f"{name}_{part}")}
         for key in sorted({key for one in draws for key in one}):
@@ -237,4 +237,8 @@ def main(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("worlds", nargs="*")
+    parser.add_argument("--precision", type=float, default=PRECISION)
+    options = parser.parse_args()
+    main(options.worlds, options.precision)

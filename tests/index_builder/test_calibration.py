@@ -319,6 +319,16 @@ def test_of_many_features_adjacent_ones_are_averaged() -> None:
     assert np.isfinite(fitted.signals(gallery_embeddings(features))).all()
 
 
+def test_a_label_of_few_images_is_compared_with_wherever_it_stands() -> None:
+    codes = np.repeat([0, 1], [1500, 4]).astype(np.int32)
+    features = np.where(codes[:, None] == 0, [3.0, 0.0, 0.0, 0.0], [0.0, 3.0, 0.0, 0.0])
+    features = features + 0.3 * RNG.standard_normal((len(codes), 4))
+    gallery = gallery_embeddings(features)
+    fitted = fit_detector(gallery, codes, seed=0)
+    assert len(fitted.references) == 500
+    assert np.exp(fitted.signals(gallery.at(np.flatnonzero(codes == 1)))[:, 0]).max() < 0.01
+
+
 def test_a_gallery_of_a_few_images_has_no_detector() -> None:
     with pytest.raises(CalibrationError, match="at least 20"):
         fit_detector(gallery_embeddings(np.ones((19, 5))), np.zeros(19, dtype=np.int32), seed=0)

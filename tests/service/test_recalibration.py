@@ -21,12 +21,24 @@ WRITES = "import pathlib, os, sys; pathlib.Path(sys.argv[1], 'said').write_text(
 FAILS = "import sys; sys.exit('too few queries')"
 
 
-def engine(root: Path, *, stale: str | None = "changed", keeps: bool = True) -> Any:
+def engine(
+    root: Path,
+    *,
+    stale: str | None = "changed",
+    keeps: bool = True,
+    n_new_labels: int = 0,
+    version: int = 1,
+    bundle_id: str = "b" * 16,
+) -> Any:
     if keeps:
         (root / ITEM_FEATURES_FILE).touch()
-    retriever, manifest = SimpleNamespace(stale=stale), SimpleNamespace(id="b" * 16)
     bundle = SimpleNamespace(
-        root=root, name="g", directory=root, retriever=retriever, manifest=manifest
+        root=root,
+        name="g",
+        directory=root,
+        retriever=SimpleNamespace(stale=stale, n_new_labels=n_new_labels),
+        manifest=SimpleNamespace(id=bundle_id),
+        version=version,
     )
     return SimpleNamespace(bundle=bundle)
 
@@ -42,11 +54,46 @@ def test_what_is_stale_is_calibrated_with_one_thread_and_the_services_key(tmp_pa
         assert (tmp_path / "said").read_text() == said
 
 
+def test_what_reviewers_decided_is_evidence_where_there_is_any(tmp_path: Path) -> None:
+    """With that file, or what was learned of it before would be forgotten."""
+    file = tmp_path / "feedback.sqlite3"
+    writes = "import pathlib, sys; pathlib.Path(sys.argv[-1], 'said').write_text(sys.argv[1])"
+    again = Recalibrator(command(writes), 1.0, None, file)
+    assert asyncio.run(again.look(engine(tmp_path))) is True
+    assert (tmp_path / "said").read_text() == str(tmp_path)
+    file.touch()
+    assert asyncio.run(again.look(engine(tmp_path, bundle_id="c" * 16))) is True
+    assert (tmp_path / "said").read_text() == "--decisions"
+
+
 def test_nothing_is_started_where_there_is_no_need_or_no_means(tmp_path: Path) -> None:
     again = Recalibrator(command(FAILS), 1.0)
     assert asyncio.run(again.look(engine(tmp_path, keeps=False))) is None
     assert asyncio.run(again.look(engine(tmp_path, stale=None))) is None
     assert asyncio.run(Recalibrator((), 1.0).look(engine(tmp_path))) is None
+
+
+def test_labels_that_it_does_not_know_are_learned_once_no_more_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = Recalibrator(command("pass"), 1.0)
+
+    def look(version: int, *, n_new: int = 1, bundle: str = "b") -> bool | None:
+        return asyncio.run(
+            again.look(
+                engine(
+                    tmp_path, stale=None, n_new_labels=n_new, version=version, bundle_id=bundle * 16
+                )
+            )
+        )
+
+    assert look(1, n_new=0) is None
+    assert look(2) is None, "somebody is at it"
+    assert look(3) is None
+    assert look(3) is True
+    assert look(4, bundle="c") is look(4, bundle="c") is None, "it was only just done"
+    monkeypatch.setattr("service.serving.recalibration.NEW_LABELS_S", 0.0)
+    assert look(4, bundle="c") is True
 
 
 def test_a_failure_is_logged_and_not_tried_again_at_once(

@@ -10,144 +10,62 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from index_builder.calibration.calibrate import calibrate_gallery
 from index_builder.calibration.fit_again import Refit, fit_again
 from index_builder.calibration.kept_queries import (
     KEPT_QUERIES_FILE,
-    KeptVectors,
-    as_vectors,
-    keep,
 )
 from index_builder.configuration.build import CalibrationConfig
-from index_builder.datasets import LabelledImages
-from index_builder.datasets.splits import QuerySet
 from index_builder.indexing.recalibrate import calibration_of
-from model_store.bundles.changes import open_live
-from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import current_id
 from model_store.bundles.item_features import ItemFeatures
-from model_store.bundles.manifest import Manifest, read_manifest
-from model_store.bundles.publish import publish
-from model_store.decision import Calibration, Recalibration
+from model_store.bundles.manifest import read_manifest
+from model_store.decision import SIZE_CLASSES, Recalibration
 from model_store.decision.staleness import staleness
-from model_store.encoder.contract import Embeddings
 from model_store.errors import CalibrationError
-from model_store.feedback import Decided, DecisionKind, FeedbackLog, Pair
+from model_store.feedback import (
+    Decided,
+    DecisionKind,
+    FeedbackLog,
+    Pair,
+)
 from model_store.gallery import (
     Delete,
     FaissGallery,
-    LiveGallery,
-    NewItem,
-    Thumbnail,
     Upsert,
-    Vector,
-    write_faiss_gallery,
 )
 from tests.support.build_command import vouch_build
-
-DIM, N_FEATURES, N_LABELS, N_EACH = 8, 24, 14, 12
-N_NEW = 4
-"""Labels that come later."""
-
-PICTURE = Thumbnail(b"-", "image/png")
-ENCODER = KeptVectors("e" * 64, DIM, N_FEATURES)
-GENERATOR = np.random.default_rng(0)
-CENTRES = GENERATOR.standard_normal((N_LABELS + N_NEW, DIM))
-CENTRES /= np.linalg.norm(CENTRES, axis=1, keepdims=True)
-PROJECTION = GENERATOR.standard_normal((DIM, N_FEATURES))
-
-
-def drawn(labels: np.ndarray, seed: int) -> Embeddings:
-    generator = np.random.default_rng(seed)
-    mean = CENTRES[labels] + 0.28 * generator.standard_normal((len(labels), DIM))
-    noise = 0.3 * generator.standard_normal((len(labels), N_FEATURES))
-    variance = generator.uniform(0.001, 0.01, mean.shape)
-    parts = mean, variance, mean @ PROJECTION + noise
-    return Embeddings(*(part.astype(np.float32) for part in parts))
-
-
-def images(prefix: str, labels: np.ndarray, embeddings: Embeddings) -> LabelledImages:
-    ids = tuple(f"{prefix}-{number:04d}" for number in range(len(labels)))
-    names = tuple(f"label {label}" for label in labels.tolist())
-    return as_vectors(ids, names, ids, None, embeddings)
-
-
-OF_ITEMS = np.repeat(np.arange(N_LABELS), N_EACH)
-OF_QUERIES = np.repeat(np.arange(N_LABELS), 6)
-ITEMS, QUERIES = drawn(OF_ITEMS, 1), drawn(OF_QUERIES, 2)
+from tests.support.kept_worlds import (
+    N_EACH,
+    N_LABELS,
+    N_NEW,
+    OF_ITEMS,
+    OF_QUERIES,
+    asked,
+    calibrated,
+    calibration,
+    compacted,
+    drawn,
+    opened,
+    put,
+)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of bundles with a calibrated gallery that keeps its queries."""
-    root = tmp_path_factory.mktemp("kept")
-    staging = root / "staging"
-    staging.mkdir()
-    gallery_images = images("item", OF_ITEMS, ITEMS)
-    items = [
-        NewItem(name, label, {}, PICTURE)
-        for name, label in zip(gallery_images.ids, gallery_images.labels, strict=True)
-    ]
-    write_faiss_gallery(staging, ITEMS, items, ENCODER.fingerprint)
-    asked = images("query", OF_QUERIES, QUERIES)
-    queries = QuerySet(asked, asked.subset([]), None)
-    order = np.random.default_rng(0).permutation(len(OF_ITEMS))
-    gallery, some = FaissGallery(staging), gallery_images.subset(order)
-    config = CalibrationConfig(max_error=0.1)
-    fitted = calibrate_gallery(
-        ENCODER, gallery, some, queries, config, 0, are_views=False, unseen=True
-    )
-    fitted.save(staging)
-    keep(staging, ENCODER, some, queries, gallery.n_items, 0, are_views=False, unseen=True)
-    (staging / "encoder.onnx").write_bytes(b"no network")
-    manifest = Manifest(
-        gallery={"name": "g", "description": "", "n_items": gallery.n_items},
-        encoder={"fingerprint": ENCODER.fingerprint},
-        calibration=None,
-        metrics=None,
-        samples=(),
-        library_versions={},
-    )
-    return publish(staging, manifest, root / "bundles", keep=False).parent
+    return calibrated(tmp_path_factory.mktemp("kept"), np.empty(0, dtype=np.int64))
+
+
+@pytest.fixture(scope="module")
+def made_with_strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, calibrated with queries of labels that it does not have."""
+    strangers = N_LABELS + np.repeat(np.arange(N_NEW), 15)
+    return calibrated(tmp_path_factory.mktemp("strangers"), strangers)
 
 
 @pytest.fixture
 def root(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "bundles"))
-
-
-def opened(root: Path) -> LiveGallery:
-    return open_live(root, root / str(current_id(root)))
-
-
-def calibration(directory: Path) -> Calibration:
-    found = Calibration.load(directory)
-    assert found is not None
-    return found
-
-
-def put(labels: np.ndarray, seed: int, prefix: str = "put") -> list[Upsert]:
-    embeddings = drawn(labels, seed)
-    return [
-        Upsert(
-            NewItem(f"{prefix}-{number:04d}", f"label {label}", {}, PICTURE),
-            Vector(
-                embeddings.mean[number], embeddings.variance[number], embeddings.features[number]
-            ),
-        )
-        for number, label in enumerate(labels.tolist())
-    ]
-
-
-def compacted(root: Path, *, calibrated: bool) -> Path:
-    live = opened(root)
-    directory = root / str(current_id(root))
-    calibrate = calibration_of(calibration(directory), {}, must=True) if calibrated else None
-    with Compaction(root, read_manifest(directory), live, None, calibrate) as compaction:
-        prepared = compaction.prepare()
-        compaction.switch()
-    live.close()
-    return prepared
 
 
 def test_fitted_again_to_the_same_gallery_it_says_the_same(root: Path) -> None:
@@ -180,6 +98,7 @@ def test_half_of_the_items_replaced_and_new_labels_put_end_its_staleness(root: P
     report = after.report
     assert report["n_matched"] == len(OF_QUERIES)
     assert report["n_leave_one_out"] > len(OF_QUERIES)
+    assert len(after.outlier_scores) > after.n_queries, "what is ordinary, new items say too"
     manifest = read_manifest(directory)
     assert manifest.calibration is not None
     assert manifest.calibration["report"]["n_leave_one_out"] == report["n_leave_one_out"]
@@ -216,6 +135,46 @@ def test_queries_whose_label_has_gone_have_no_match_any_more(root: Path) -> None
     live.close()
     after = calibration(compacted(root, calibrated=True))
     assert after.report["n_matched"] == (N_LABELS - 5) * 6
+
+
+def test_what_was_enrolled_under_another_name_is_a_match_from_then_on(
+    made_with_strangers: Path, tmp_path: Path
+) -> None:
+    """Calibration had queries of it that matched nothing; by now they might, and nobody knows."""
+    root = Path(shutil.copytree(made_with_strangers, tmp_path / "bundles"))
+    before = calibration(root / str(current_id(root)))
+    of_kind, known = drawn(np.repeat(N_LABELS, 40), 10), drawn(OF_QUERIES, 11)
+    live = opened(root)
+    others = drawn(N_LABELS + 1 + np.repeat(np.arange(N_NEW - 1), 40), 12)
+    n_known, n_others = (
+        asked(live.snapshot(), before, queries).count("match") for queries in (known, others)
+    )
+    named = put(np.repeat(N_LABELS, 20), 9)
+    live.commit([replace(one, item=replace(one.item, label="given a name")) for one in named])
+    assert asked(live.snapshot(), before, of_kind).count("match") == 0
+    live.close()
+    directory = compacted(root, calibrated=True)
+    gallery, after = FaissGallery(directory), calibration(directory)
+    assert asked(gallery, after, of_kind).count("match") > 24
+    assert asked(gallery, after, known).count("match") > 2 / 3 * n_known
+    assert after.report["absence"] == "absent_labels"
+    assert after.evidence.rivals == pytest.approx((N_LABELS + 1) / N_LABELS)
+    # Other strangers are as absent as they were.
+    assert asked(gallery, after, others).count("match") <= n_others + 0.05 * len(others)
+
+
+def test_a_new_label_leaves_the_promises_of_others_as_they_are(root: Path) -> None:
+    """Labels are sorted when a gallery is compacted, and their codes change."""
+    live = opened(root)
+    (write,) = put(np.array([0]), 13)
+    live.commit([replace(write, item=replace(write.item, label="label 1.5"))])
+    live.close()
+    directory = compacted(root, calibrated=False)
+    labels = FaissGallery(directory).labels
+    classes = calibration(directory).label_classes
+    assert labels.index("label 1.5") < len(labels) - 1
+    promised = [SIZE_CLASSES[code] for code in classes]
+    assert promised == ["one" if label == "label 1.5" else "many" for label in labels]
 
 
 def test_an_item_that_was_replaced_is_known_by_what_it_shows_now(root: Path) -> None:

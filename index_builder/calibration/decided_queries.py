@@ -1,0 +1,78 @@
+"""Queries that reviewers decided on, as calibration queries beside those that a bundle keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from index_builder.calibration.kept_queries import Kept, KeptQueries
+from model_store.decision.outliers import averaged_features, averaging
+from model_store.errors import ItemNotFound
+from model_store.feedback import Decided, DrawnQuery
+from model_store.gallery import Gallery
+from model_store.half_precision import HalfRows
+
+UNSAID = "\0 not said"
+"""The label of a query of whose match it is known at most which item it is not. It counts as one
+with a match that was not found: whatever it shows, no promise holds because of it."""
+
+SOURCE = "decisions"
+"""The source of such queries, in a bundle whose queries have sources."""
+
+
+def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gallery) -> KeptQueries:
+    """Return the queries that a bundle keeps, and after them those that were decided on.
+
+    Parameters
+    ----------
+    drawn : see `drawn_queries`.
+    gallery : whose labels say what the items are that decisions name.
+    """
+    truths = [_truth(one.said, gallery) for one in drawn]
+    matched = [row for row, truth in enumerate(truths) if truth is not None]
+    absent = [row for row, truth in enumerate(truths) if truth is None]
+    return replace(
+        kept,
+        matched=_joined(kept.matched, [drawn[row] for row in matched], [*filter(None, truths)]),
+        withheld=_joined(kept.withheld, [drawn[row] for row in absent], [""] * len(absent)),
+    )
+
+
+def _truth(said: Decided | None, gallery: Gallery) -> str | None:
+    """Return the label that a query has, or the item without labels; None where nothing matches."""
+    if said is None or said.decision == "not_this_item":
+        return UNSAID
+    if said.decision in {"none_of_these", "new"} or said.item_id is None:
+        return None
+    if not gallery.labels:
+        return said.item_id
+    try:
+        item = gallery.items(np.array([gallery.row(said.item_id)]))[0]
+    except ItemNotFound:  # it has gone; others of its label may be there
+        return said.label or said.item_id
+    return item.label or item.id
+
+
+def _joined(kept: Kept, drawn: Sequence[DrawnQuery], labels: Sequence[str]) -> Kept:
+    """Append queries, each of which is a group of its own."""
+    if not drawn:
+        return kept
+    ids = tuple(one.embedded.query_id for one in drawn)
+    names = [name or f"absent {one}" for name, one in zip(labels, ids, strict=True)]
+    rows = [
+        HalfRows.from_bytes([getattr(one.embedded, part) for one in drawn])
+        for part in ("mean", "variance", "features")
+    ]
+    whole = rows[2].whole()
+    rows[2] = HalfRows.of(averaged_features(whole, averaging(whole.shape[1])))
+    return Kept(
+        kept.ids + ids,
+        kept.labels + tuple(names),
+        kept.groups + tuple(f"query {one}" for one in ids),
+        None if kept.sources is None else kept.sources + (SOURCE,) * len(ids),
+        HalfRows.concatenate([kept.mean, rows[0]]),
+        HalfRows.concatenate([kept.variance, rows[1]]),
+        HalfRows.concatenate([kept.features, rows[2]]),
+    )

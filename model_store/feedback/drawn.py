@@ -1,0 +1,63 @@
+"""Queries that were drawn at random and decided on: fair evidence of what is served.
+
+Whoever chooses what to decide on may choose what is wrong. So only queries that were drawn before
+anybody knew their truth count, the oldest in a row, as far as nearly all of them are settled; those
+in the row that are not were maybe left because they are hard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_store.feedback.agreement import agreed
+from model_store.feedback.answered import AnsweredQuery
+from model_store.feedback.decisions import Decided, listed
+from model_store.feedback.file import opened
+
+MOST_OPEN = 0.1
+"""Share of the queries of a row that may be undecided."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnQuery:
+    """A query that was drawn at random.
+
+    Attributes
+    ----------
+    embedded : what the encoder made of it.
+    said : what enough reviewers agree on; None where nobody has decided, or they disagree.
+    """
+
+    embedded: AnsweredQuery
+    said: Decided | None
+
+
+def drawn_queries(path: Path, gallery: str, encoder: str) -> list[DrawnQuery]:
+    """Return the queries that were drawn, oldest first, as far as nearly all are decided.
+
+    Parameters
+    ----------
+    path : of the file of feedback.
+    gallery : the key that it has there.
+    encoder : fingerprint of what the embeddings are of.
+    """
+    with opened(path) as connection:
+        rows = connection.execute(
+            "SELECT wanted, query_id, mean, variance, features FROM cases "
+            "JOIN answered USING (gallery, encoder, query_id) "
+            "WHERE gallery = ? AND encoder = ? AND drawn ORDER BY number",
+            (gallery, encoder),
+        ).fetchall()
+        drawn = []
+        for wanted, *embedded in rows:
+            made = listed(connection, {"gallery": gallery, "query_id": embedded[0]})
+            agreeing = agreed(made, wanted)
+            said = agreeing[-1] if agreeing else None
+            drawn.append(DrawnQuery(AnsweredQuery(*embedded), said))
+    n_open, end = 0, 0
+    for number, one in enumerate(drawn, start=1):
+        n_open += one.said is None
+        if one.said is not None and n_open <= MOST_OPEN * number:
+            end = number
+    return drawn[:end]

@@ -1,0 +1,45 @@
+"""Photographs in files, and the encoder that the workflows ask about them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.workflows.commands import Commands
+
+
+@pytest.fixture(scope="package")
+def unpacked(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a sub-folder for each of Caltech-101's kinds here, twenty photographs each."""
+    (archive,) = (data_dir / "caltech101_half").glob("*.zip")
+    root = tmp_path_factory.mktemp("photographs")
+    with zipfile.ZipFile(archive) as file:
+        file.extractall(root)
+    (folder,) = root.iterdir()
+    return folder
+
+
+@pytest.fixture(scope="package")
+def encoder(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MobileNetV2 as it is, made elsewhere: it has learned nothing from any gallery."""
+    place = tmp_path_factory.mktemp("encoders")
+    weights = data_dir / "backbones" / "mobilenet_v2_imagenet_int8.npz"
+    named = ("--torchvision", "mobilenet_v2", "--weights", weights, "--out", "photographs")
+    Commands(place).run("encoder", *named)
+    return place / "photographs"
+
+
+@pytest.fixture
+def photographs(unpacked: Path, tmp_path: Path) -> Path:
+    """The same in the test's own directory, where its tables name them."""
+    return Path(shutil.copytree(unpacked, tmp_path / "photographs", copy_function=os.link))
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Commands:
+    """The command line, in the test's own directory."""
+    return Commands(tmp_path)

@@ -1,0 +1,136 @@
+"""Queries that were drawn at random and decided on are calibration queries as well."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_builder.calibration.decided_queries import UNSAID, with_decisions
+from index_builder.calibration.kept_queries import (
+    KeptQueries,
+)
+from model_store.bundles.directory import current_id
+from model_store.encoder.contract import Embeddings
+from model_store.feedback import (
+    AnsweredQuery,
+    Bounds,
+    Case,
+    CaseReason,
+    Decided,
+    DecisionKind,
+    FeedbackLog,
+    NewCase,
+    ReviewQueue,
+    drawn_queries,
+)
+from model_store.gallery import (
+    FaissGallery,
+)
+from model_store.half_precision import HalfRows
+from tests.support.build_command import vouch_build
+from tests.support.kept_worlds import (
+    ENCODER,
+    N_EACH,
+    N_LABELS,
+    calibrated,
+    calibration,
+    drawn,
+)
+from tests.support.narrowing import not_none
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of bundles with a calibrated gallery that keeps its queries."""
+    return calibrated(tmp_path_factory.mktemp("kept"), np.empty(0, dtype=np.int64))
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "bundles"))
+
+
+def test_queries_that_were_drawn_and_decided_on_are_evidence(root: Path, tmp_path: Path) -> None:
+    """They leave less open of what the error is."""
+    before = calibration(root / str(current_id(root)))
+    labels = np.random.default_rng(14).integers(N_LABELS, size=400)
+    path = tmp_path / "feedback.sqlite3"
+    keep_cases(path, labels, drawn(labels, 15))
+    log = FeedbackLog(path)
+    for number, label in enumerate(labels.tolist()):
+        log.decide(decision(number, "that_item", f"item-{label * N_EACH:04d}"))
+    assert len(drawn_queries(path, "g", ENCODER.fingerprint)) == 400
+    done = vouch_build("calibrate", str(root), "--decisions", str(path), cwd=root)
+    assert done.returncode == 0, done.stderr
+    after = calibration(root / str(current_id(root)))
+    assert after.n_queries == before.n_queries + 400
+    known = after.evidence.at(after.evidence.true_classes > 0)
+    assert len(known) - int((before.evidence.true_classes > 0).sum()) == 400
+    found = [not_none(fitted.promises().at(0.1)) for fitted in (before, after)]
+    open_by = [point.error_bound - point.error for point in found]
+    assert open_by[1] < 0.75 * open_by[0]
+    assert vouch_build("rollback", str(root), cwd=root).returncode == 0
+
+
+def test_decisions_on_what_a_reviewer_chose_are_none(tmp_path: Path) -> None:
+    """And of those that were drawn, the oldest in a row that nearly all are decided on."""
+    path = tmp_path / "feedback.sqlite3"
+    labels = np.arange(40) % N_LABELS
+    keep_cases(path, labels, drawn(labels, 16), n_chosen=10)
+    log = FeedbackLog(path)
+    for number in [*range(25), 35]:
+        log.decide(decision(number, "none_of_these", None))
+    found = drawn_queries(path, "g", ENCODER.fingerprint)
+    assert [one.embedded.query_id for one in found] == [f"{n:064x}" for n in range(10, 25)]
+    assert drawn_queries(path, "another", ENCODER.fingerprint) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "truth"),
+    [
+        (("this_item", "item-0012"), "label 1"),
+        (("that_item", "gone"), "label 3"),
+        (("none_of_these", None), None),
+        (("new", None), None),
+        (("not_this_item", "item-0012"), UNSAID),
+    ],
+)
+def test_what_a_decision_says_is_true_of_its_query(
+    root: Path, tmp_path: Path, said: tuple[DecisionKind, str | None], truth: str | None
+) -> None:
+    directory = root / str(current_id(root))
+    kept = not_none(KeptQueries.load(directory))
+    path = tmp_path / "feedback.sqlite3"
+    keep_cases(path, np.array([1]), drawn(np.array([1]), 17))
+    FeedbackLog(path).decide(replace(decision(0, *said), label="label 3"))
+    found = drawn_queries(path, "g", ENCODER.fingerprint)
+    more = with_decisions(kept, found, FaissGallery(directory))
+    assert more.matched.labels[len(kept.matched) :] == (() if truth is None else (truth,))
+    assert len(more.withheld) == (truth is None)
+
+
+def keep_cases(path: Path, labels: np.ndarray, embeddings: Embeddings, n_chosen: int = 0) -> None:
+    """Keep queries for review: the first few for what they are, the others drawn at random."""
+    parts = (embeddings.mean, embeddings.variance, embeddings.features)
+    rows = zip(*(HalfRows.of(part).to_bytes() for part in parts), strict=True)
+    queue = ReviewQueue(path, Bounds(1e6, 10_000, 2**30))
+    cases = []
+    for number, row in enumerate(rows):
+        query, chosen = f"{number:064x}", number < n_chosen
+        reason: CaseReason = "ambiguous" if chosen else "random"
+        found, judged = (), (None, None, None)
+        case = Case(
+            *("g", ENCODER.fingerprint, "b", query, reason, not chosen, "ambiguous", found),
+            *(*judged, 1, 1, time.time()),
+        )
+        cases.append(NewCase(case, AnsweredQuery(query, *row), None))
+    assert queue.add(cases)["kept"] == len(labels)
+
+
+def decision(number: int, kind: DecisionKind, item: str | None) -> Decided:
+    return Decided("g", "b", f"{number:064x}", kind, item, None, "ann", None, (), time.time())

@@ -1,0 +1,143 @@
+"""A synthetic gallery whose bundle keeps its calibration queries, and changes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from index_builder.calibration.calibrate import calibrate_gallery
+from index_builder.calibration.kept_queries import (
+    KeptVectors,
+    as_vectors,
+    keep,
+)
+from index_builder.configuration.build import CalibrationConfig
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.splits import QuerySet
+from index_builder.indexing.recalibrate import calibration_of
+from model_store.bundles.changes import open_live
+from model_store.bundles.compaction import Compaction
+from model_store.bundles.directory import current_id
+from model_store.bundles.manifest import Manifest, read_manifest
+from model_store.bundles.publish import publish
+from model_store.decision import Calibration
+from model_store.encoder.contract import Embeddings
+from model_store.gallery import (
+    FaissGallery,
+    Gallery,
+    LiveGallery,
+    NewItem,
+    Thumbnail,
+    Upsert,
+    Vector,
+    write_faiss_gallery,
+)
+from model_store.retriever import Retriever
+
+DIM, N_FEATURES, N_LABELS, N_EACH = 8, 24, 14, 12
+N_NEW = 4
+"""Labels that come later."""
+
+PICTURE = Thumbnail(b"-", "image/png")
+ENCODER = KeptVectors("e" * 64, DIM, N_FEATURES)
+GENERATOR = np.random.default_rng(0)
+CENTRES = GENERATOR.standard_normal((N_LABELS + N_NEW, DIM))
+CENTRES /= np.linalg.norm(CENTRES, axis=1, keepdims=True)
+PROJECTION = GENERATOR.standard_normal((DIM, N_FEATURES))
+
+
+def drawn(labels: np.ndarray, seed: int) -> Embeddings:
+    generator = np.random.default_rng(seed)
+    mean = CENTRES[labels] + 0.28 * generator.standard_normal((len(labels), DIM))
+    noise = 0.3 * generator.standard_normal((len(labels), N_FEATURES))
+    variance = generator.uniform(0.001, 0.01, mean.shape)
+    parts = mean, variance, mean @ PROJECTION + noise
+    return Embeddings(*(part.astype(np.float32) for part in parts))
+
+
+def images(prefix: str, labels: np.ndarray, embeddings: Embeddings) -> LabelledImages:
+    ids = tuple(f"{prefix}-{number:04d}" for number in range(len(labels)))
+    names = tuple(f"label {label}" for label in labels.tolist())
+    return as_vectors(ids, names, ids, None, embeddings)
+
+
+OF_ITEMS = np.repeat(np.arange(N_LABELS), N_EACH)
+OF_QUERIES = np.repeat(np.arange(N_LABELS), 6)
+ITEMS, QUERIES = drawn(OF_ITEMS, 1), drawn(OF_QUERIES, 2)
+
+
+def calibrated(root: Path, strangers: np.ndarray) -> Path:
+    """Build the gallery, and calibrate it; ``strangers`` are labels of absent queries."""
+    staging = root / "staging"
+    staging.mkdir()
+    gallery_images = images("item", OF_ITEMS, ITEMS)
+    items = [
+        NewItem(name, label, {}, PICTURE)
+        for name, label in zip(gallery_images.ids, gallery_images.labels, strict=True)
+    ]
+    write_faiss_gallery(staging, ITEMS, items, ENCODER.fingerprint)
+    asked = images("query", OF_QUERIES, QUERIES)
+    absent = images("absent", strangers, drawn(strangers, 8))
+    queries = QuerySet(asked, absent, None)
+    order = np.random.default_rng(0).permutation(len(OF_ITEMS))
+    gallery, some = FaissGallery(staging), gallery_images.subset(order)
+    config = CalibrationConfig(max_error=0.1)
+    fitted = calibrate_gallery(
+        ENCODER, gallery, some, queries, config, 0, are_views=False, unseen=True
+    )
+    fitted.save(staging)
+    keep(staging, ENCODER, some, queries, gallery, 0, are_views=False, unseen=True)
+    (staging / "encoder.onnx").write_bytes(b"no network")
+    manifest = Manifest(
+        gallery={"name": "g", "description": "", "n_items": gallery.n_items},
+        encoder={"fingerprint": ENCODER.fingerprint},
+        calibration=None,
+        metrics=None,
+        samples=(),
+        library_versions={},
+    )
+    return publish(staging, manifest, root / "bundles", keep=False).parent
+
+
+def opened(root: Path) -> LiveGallery:
+    return open_live(root, root / str(current_id(root)))
+
+
+def calibration(directory: Path) -> Calibration:
+    found = Calibration.load(directory)
+    assert found is not None
+    return found
+
+
+def put(labels: np.ndarray, seed: int, prefix: str = "put") -> list[Upsert]:
+    embeddings = drawn(labels, seed)
+    return [
+        Upsert(
+            NewItem(f"{prefix}-{number:04d}", f"label {label}", {}, PICTURE),
+            Vector(
+                embeddings.mean[number], embeddings.variance[number], embeddings.features[number]
+            ),
+        )
+        for number, label in enumerate(labels.tolist())
+    ]
+
+
+def compacted(root: Path, *, calibrated: bool) -> Path:
+    live = opened(root)
+    directory = root / str(current_id(root))
+    calibrate = calibration_of(calibration(directory), {}, must=True) if calibrated else None
+    with Compaction(root, read_manifest(directory), live, None, calibrate) as compaction:
+        prepared = compaction.prepare()
+        compaction.switch()
+    live.close()
+    return prepared
+
+
+def asked(gallery: Gallery, fitted: Calibration, queries: Embeddings) -> list[str]:
+    """The verdicts on queries."""
+    retriever = Retriever(ENCODER, gallery, fitted)
+    return [
+        retriever.find(predictive, 1).decision.verdict
+        for predictive in retriever.predictives(queries)
+    ]
