@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from model_store.errors import ConfigError
 from model_store.gallery.index.plan import IndexKind, IndexPlan, IndexSettings
 from model_store.gallery.index.recall import EFFORTS, FETCHED, share_found, tenth_similarity
+from model_store.gallery.index.row_blocks import row_blocks, rows_at
 from model_store.sphere import unit_direction
 from model_store.threads import faiss_threads
 
@@ -81,7 +82,7 @@ def build_index(
 
     Parameters
     ----------
-    directions : (N, D), unit.
+    directions : (N, D), unit; an array, or a whole mapped file.
 
     Returns
     -------
@@ -94,7 +95,8 @@ def build_index(
     n_items, dim = directions.shape
     if plan.kind == "flat":
         index = faiss.IndexFlatIP(dim)
-        index.add(directions)
+        for rows in row_blocks(directions):
+            index.add(rows)
         return index, IndexReport("flat", plan.factory, {}, 1.0, 0, plan.n_bytes)
     generator = np.random.default_rng(settings.seed)
     with faiss_threads(1):  # sums in another order would be another index
@@ -107,8 +109,10 @@ def build_index(
                 f"there are {n_items}. Leave index.kind at 'auto'."
             )
         n_points = min(n_items, POINTS_PER_LIST * getattr(index, "nlist", 1024))
-        index.train(directions[np.sort(generator.permutation(n_items)[:n_points])])
-        index.add(directions)
+        index.train(rows_at(directions, np.sort(generator.permutation(n_items)[:n_points])))
+        # A graph's links depend on what is added with them.
+        for rows in [directions] if plan.kind == "hnsw" else row_blocks(directions):
+            index.add(rows)
         effort, recall, n_queries = _tuned(index, directions, plan, settings, generator)
     name = "efSearch" if plan.kind == "hnsw" else "nprobe"
     set_effort(index, effort)
@@ -150,11 +154,7 @@ def _tuned(
     for effort in _efforts(index):
         set_effort(index, effort)
         _, found = index.search(queries, min(FETCHED, len(directions)))
-        shares = [
-            share_found(directions, query, candidates, least)
-            for query, candidates, least in zip(queries, found, tenth, strict=True)
-        ]
-        recall = float(np.mean(shares))
+        recall = share_found(directions, queries, found, tenth)
         if recall >= settings.min_recall:
             return effort, recall, len(queries)
     raise ConfigError(
@@ -187,9 +187,11 @@ def _queries(
     n_items = len(directions)
     rows = np.sort(generator.permutation(n_items)[:N_QUERIES])
     set_effort(index, _efforts(index)[-1] if n_items <= FETCHED else _NEIGHBOURHOOD_EFFORT)
-    _, found = index.search(directions[rows], min(FETCHED, n_items))
+    items = rows_at(directions, rows)
+    _, found = index.search(items, min(FETCHED, n_items))
     near = np.where(found < 0, rows[:, None], found)
     places = generator.integers(0, near.shape[1], (2, len(rows)))
     one, other = near[np.arange(len(rows)), places]
-    moved = directions[rows] + directions[one] - directions[other]
+    every = np.asarray(directions)
+    moved = items + every[one] - every[other]
     return unit_direction(moved)
