@@ -191,7 +191,7 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, IO[bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What is known of an array before it is read.
+    """The head of an array in a file: what is known before its numbers are read.
 
     Attributes
     ----------

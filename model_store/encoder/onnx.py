@@ -208,9 +208,16 @@ def _start_session(
     options.log_severity_level = 3
     if profile is not None:
         profile_first_run(options, Path(profile))
-    return onnxruntime.InferenceSession(
-        content, options, providers=providers_of(chosen, cuda_graphs=cuda_graphs)
-    )
+    providers = providers_of(chosen, cuda_graphs=cuda_graphs)
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=providers)
+    except Exception as error:  # ONNX Runtime's own, of many kinds
+        if not cuda_graphs:
+            raise
+        raise ProviderUnavailable(
+            f"The encoder cannot be recorded as graphs of CUDA: {error}. Leave cuda_graphs "
+            "(VOUCH_CUDA_GRAPHS) off."
+        ) from error
 
 
 def providers_of(

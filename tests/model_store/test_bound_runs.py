@@ -18,6 +18,7 @@ from model_store.encoder import onnx as encoder_module
 from model_store.encoder.bound import MOST_SIZES, BoundRuns
 from model_store.encoder.contract import OUTPUT_NAMES, Encoder
 from model_store.encoder.onnx import OnnxEncoder, providers_of
+from model_store.errors import ProviderUnavailable
 from model_store.processors import PROVIDERS, Provider
 from tests.laws.encoder_laws import EncoderLaws
 
@@ -117,6 +118,19 @@ def test_cuda_rounds_as_a_cpu_does() -> None:
     for chosen in ("cuda", "tensorrt"):
         options = dict(providers_of(chosen))
         assert options["CUDAExecutionProvider"] == {"use_tf32": "0"}
+
+
+def test_an_encoder_that_cannot_be_recorded_says_what_to_do(
+    digits_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("nodes have not been partitioned")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refused)
+    with pytest.raises(ProviderUnavailable, match=r"not been partitioned.*VOUCH_CUDA_GRAPHS"):
+        OnnxEncoder(digits_bundle / "encoder.onnx", "cpu", cuda_graphs=True)
+    with pytest.raises(RuntimeError, match="partitioned"):
+        OnnxEncoder(digits_bundle / "encoder.onnx", "cpu")
 
 
 def test_graphs_are_recorded_where_they_are_asked_for_and_known() -> None:
