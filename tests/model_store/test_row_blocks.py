@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.gallery import IndexSettings
-from model_store.gallery.index import recall, row_blocks
+from model_store.gallery.index import many_lists, recall, row_blocks
 from model_store.gallery.index.build import build_index
 from model_store.gallery.index.plan import IndexKind, plan_index
 from model_store.gallery.index.row_blocks import rows_at
@@ -105,3 +105,48 @@ def test_where_there_are_fewer_than_ten_all_are_wanted(block: int) -> None:
     tenth = recall.tenth_similarity(rows, queries)
     np.testing.assert_allclose(tenth, (queries @ rows.T).min(axis=1), atol=1e-6)
     assert recall.share_found(rows, queries, [np.arange(4), np.array([0, 1])], tenth) == 0.75
+
+
+class TestVeryManyLists:
+    """Learned and filled in two levels; here with few, as if they were very many."""
+
+    @pytest.fixture(autouse=True)
+    def _few_are_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(many_lists, "LEAST_LISTS", 64)
+
+    @pytest.mark.parametrize("kind", ["ivf_sq8", "ivf_pq"])
+    def test_nearly_as_much_is_found_and_the_same_bytes_are_made(
+        self, mapped: NDArray[np.float32], kind: IndexKind, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = IndexSettings(kind, min_recall=0.9)
+        plan = plan_index(N, DIM, settings)
+        index, report = build_index(directions(), plan, settings)
+        assert index.ntotal == N
+        assert report.recall_at_10 >= 0.9
+        again, of_blocks = build_index(mapped, plan, settings)
+        assert of_blocks == report
+        assert faiss.serialize_index(index).tobytes() == faiss.serialize_index(again).tobytes()
+        monkeypatch.setattr(many_lists, "LEAST_LISTS", 10**6)
+        _, in_one = build_index(directions(), plan, settings)
+        assert report.parameters["nprobe"] <= 2 * in_one.parameters["nprobe"]
+
+    def test_an_item_lies_in_the_nearest_list_or_nearly(self) -> None:
+        settings = IndexSettings("ivf_sq8", min_recall=0.9)
+        index, _ = build_index(directions(), plan_index(N, DIM, settings), settings)
+        _, nearest = index.quantizer.search(directions(), 1)
+        lists = index.invlists
+        found = [
+            faiss.rev_swig_ptr(lists.get_ids(number), lists.list_size(number)).copy()
+            for number in range(index.nlist)
+        ]
+        np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.arange(N))
+        right = sum(int((nearest[ids, 0] == number).sum()) for number, ids in enumerate(found))
+        assert right / N > 0.9
+
+    def test_items_that_are_all_alike_have_lists_too(self) -> None:
+        rows = np.repeat(directions(3), 1_000, axis=0)
+        settings = IndexSettings("ivf_sq8", min_recall=0.5)
+        index, _ = build_index(rows, plan_index(N, DIM, settings), settings)
+        assert (index.ntotal, index.quantizer.ntotal) == (N, index.nlist)
+        _, found = index.search(rows[::1_000], 1)
+        assert (found[:, 0] // 1_000).tolist() == [0, 1, 2]

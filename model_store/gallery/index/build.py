@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ConfigError
+from model_store.gallery.index.many_lists import add_to_lists, are_many, learn_lists
 from model_store.gallery.index.plan import IndexKind, IndexPlan, IndexSettings
 from model_store.gallery.index.recall import EFFORTS, FETCHED, share_found, tenth_similarity
 from model_store.gallery.index.row_blocks import row_blocks, rows_at
@@ -109,16 +110,34 @@ def build_index(
                 f"there are {n_items}. Leave index.kind at 'auto'."
             )
         n_points = min(n_items, POINTS_PER_LIST * getattr(index, "nlist", 1024))
-        index.train(rows_at(directions, np.sort(generator.permutation(n_items)[:n_points])))
-        # A graph's links depend on what is added with them.
-        for rows in [directions] if plan.kind == "hnsw" else row_blocks(directions):
-            index.add(rows)
+        points = rows_at(directions, np.sort(generator.permutation(n_items)[:n_points]))
+        _fill(index, points, directions, plan, settings.seed)
         effort, recall, n_queries = _tuned(index, directions, plan, settings, generator)
     name = "efSearch" if plan.kind == "hnsw" else "nprobe"
     set_effort(index, effort)
     parameters = {name: effort}
     report = IndexReport(plan.kind, plan.factory, parameters, recall, n_queries, plan.n_bytes)
     return index, report
+
+
+def _fill(
+    index: Any,  # noqa: ANN401 - FAISS has no types
+    points: NDArray[np.float32],
+    directions: NDArray[np.float32],
+    plan: IndexPlan,
+    seed: int,
+) -> None:
+    """Let an index learn from ``points``, and put all ``directions`` into it."""
+    many = are_many(index)
+    if many:
+        learn_lists(index, points, seed)
+    index.train(points)
+    if many:
+        add_to_lists(index, row_blocks(directions))
+        return
+    # A graph's links depend on what is added with them.
+    for rows in [directions] if plan.kind == "hnsw" else row_blocks(directions):
+        index.add(rows)
 
 
 def _learn_from(index: Any, seed: int) -> None:  # noqa: ANN401 - FAISS has no types
