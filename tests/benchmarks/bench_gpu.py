@@ -13,7 +13,8 @@ It measures, for each execution provider that ONNX Runtime may have (CUDA, Tenso
 and in torch posterior fits, and training steps in float32 and with mixed precision. What needs a
 GPU, and finds none, says so in its row. The network is ResNet-50 with random weights, which costs
 what trained ones cost; the photographs are parts of scikit-learn's, and the bundle is made of them:
-nothing is downloaded. `--quick` takes smaller sizes. Writes build/bench-gpu.json after each row.
+nothing is downloaded. The statistics of its batch normalisations are those of the photographs: with
+random weights and none, float16 overflows. `--quick` takes smaller sizes. Writes build/bench-gpu.json after each row.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import torch
+import torchvision
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
@@ -68,7 +71,7 @@ def rows(scale: Scale) -> Iterable[Row]:
     photographs = taken()
     for precision in PRECISIONS:
         path = WORK / f"{scale.network}-{precision}" / "encoder.onnx"
-        _made(path.parent, scale.network, precision)
+        _make(path.parent, scale.network, precision, photographs)
         for provider in PROVIDERS:
             yield from encoder_rows(
                 path, precision, provider, scale.batches, photographs, scale.seconds
@@ -107,10 +110,31 @@ def taken() -> list[bytes]:
     return files
 
 
-def _made(directory: Path, network: str, precision: str) -> None:
-    if not (directory / "encoder.onnx").exists():
-        given = ["--torchvision", network, "--untrained", "--precision", precision]
-        _build("encoder", *given, "--recall-tolerance", "1", "--out", str(directory))
+def _make(directory: Path, network: str, precision: str, photographs: Sequence[bytes]) -> None:
+    """Write an encoder of random weights."""
+    if (directory / "encoder.onnx").exists():
+        return
+    weights = WORK / f"{network}.pth"
+    if not weights.exists():
+        weights.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(_random_weights(network, photographs), weights)
+    given = ["--torchvision", network, "--weights", str(weights), "--precision", precision]
+    _build("encoder", *given, "--recall-tolerance", "1", "--out", str(directory))
+
+
+def _random_weights(network: str, photographs: Sequence[bytes]) -> dict[str, torch.Tensor]:
+    """Weights of a network whose batch normalisations have seen some photographs."""
+    torch.manual_seed(0)
+    made = torchvision.models.get_model(network, weights=None)
+    for module in made.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = None  # the mean over what is seen
+    some = [Image.open(io.BytesIO(data)).resize((224, 224)) for data in photographs[:8]]
+    pixels = torch.from_numpy(np.stack([np.asarray(one) for one in some]))
+    with torch.no_grad():
+        made.train()(pixels.permute(0, 3, 1, 2).float() / 127.5 - 1)
+    weights: dict[str, torch.Tensor] = made.state_dict()
+    return weights
 
 
 def _indexed(network: str, precision: str, photographs: Sequence[bytes]) -> Path:
