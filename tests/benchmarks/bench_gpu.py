@@ -14,7 +14,8 @@ and in torch posterior fits, and training steps in float32 and with mixed precis
 GPU, and finds none, says so in its row. The network is ResNet-50 with random weights, which costs
 what trained ones cost; the photographs are parts of scikit-learn's, and the bundle is made of them:
 nothing is downloaded. The statistics of its batch normalisations are those of the photographs: with
-random weights and none, float16 overflows. `--quick` takes smaller sizes. Writes build/bench-gpu.json after each row.
+random weights and none, float16 overflows. `--quick` takes smaller sizes. Writes
+build/bench-gpu.json after each row.
 """
 
 from __future__ import annotations

@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from model_store.errors import ConfigError
 from model_store.gallery.index.many_lists import add_to_lists, are_many, learn_lists
-from model_store.gallery.index.plan import IndexKind, IndexPlan, IndexSettings
+from model_store.gallery.index.plan import (
+    DEFAULT_SETTINGS,
+    IndexKind,
+    IndexPlan,
+    IndexSettings,
+)
 from model_store.gallery.index.recall import EFFORTS, FETCHED, share_found, tenth_similarity
 from model_store.gallery.index.row_blocks import row_blocks, rows_at
 from model_store.sphere import unit_direction
@@ -43,6 +48,7 @@ class IndexReport:
     recall_at_10 : share of the ten nearest items that a search finds, after ranking again; mean
         over ``n_queries`` made of the gallery's items (`_queries`).
     n_bytes : that stay in memory, by arithmetic.
+    min_recall, memory_budget_bytes : as they were asked for; a compaction asks for them again.
     """
 
     kind: IndexKind
@@ -51,6 +57,8 @@ class IndexReport:
     recall_at_10: float
     n_queries: int
     n_bytes: int
+    min_recall: float = DEFAULT_SETTINGS.min_recall
+    memory_budget_bytes: int = DEFAULT_SETTINGS.memory_budget_bytes
 
     @property
     def engine(self) -> str:
@@ -98,7 +106,7 @@ def build_index(
         index = faiss.IndexFlatIP(dim)
         for rows in row_blocks(directions):
             index.add(rows)
-        return index, IndexReport("flat", plan.factory, {}, 1.0, 0, plan.n_bytes)
+        return index, _report(plan, settings, {}, 1.0, 0)
     generator = np.random.default_rng(settings.seed)
     with faiss_threads(1):  # sums in another order would be another index
         index = faiss.index_factory(dim, plan.factory, faiss.METRIC_L2)
@@ -115,9 +123,26 @@ def build_index(
         effort, recall, n_queries = _tuned(index, directions, plan, settings, generator)
     name = "efSearch" if plan.kind == "hnsw" else "nprobe"
     set_effort(index, effort)
-    parameters = {name: effort}
-    report = IndexReport(plan.kind, plan.factory, parameters, recall, n_queries, plan.n_bytes)
-    return index, report
+    return index, _report(plan, settings, {name: effort}, recall, n_queries)
+
+
+def _report(
+    plan: IndexPlan,
+    settings: IndexSettings,
+    parameters: Mapping[str, int],
+    recall: float,
+    n_queries: int,
+) -> IndexReport:
+    return IndexReport(
+        plan.kind,
+        plan.factory,
+        parameters,
+        recall,
+        n_queries,
+        plan.n_bytes,
+        settings.min_recall,
+        settings.memory_budget_bytes,
+    )
 
 
 def _fill(

@@ -95,7 +95,7 @@ class GallerySnapshot:
         self.labels = labels
         self.version = version
         self.encoder_fingerprint, self.index_type = base.encoder_fingerprint, base.index_type
-        self.index_kind, self.filter_fields = base.index.kind, base.filter_fields
+        self.index, self.filter_fields = base.index, base.filter_fields
         self.dim, self.preview_side = base.dim, base.preview_side
         self.n_rows = base.n_rows + len(appended.sequences)
         self.n_items = self.n_rows - len(removed)
