@@ -77,18 +77,19 @@ def measure(bundle: Path, sizes: tuple[int, ...], steps: tuple[str, ...]) -> dic
         for step in steps:
             command = [step, str(n_items), str(bundle)]
             found |= {f"{n_items}_{name}": value for name, value in _watched(command).items()}
-            found |= _ratios(found)
+            found |= ratios(found)
             REPORT.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return found
 
 
-def _ratios(found: dict[str, Any]) -> dict[str, float]:
+def ratios(found: dict[str, Any]) -> dict[str, float]:
     least, most = (f"{n}_uncertain_ms" for n in SIZES)
-    if least not in found or most not in found:
+    recall = f"{SIZES[1]}_recall_at_10"
+    if not {least, most, recall} <= set(found):
         return {}
     return {
         "search_growth_1e6_1e7": found[most] / found[least],
-        "recall_at_10_1e7": found[f"{SIZES[1]}_recall_at_10"],
+        "recall_at_10_1e7": found[recall],
     }
 
 
@@ -276,7 +277,7 @@ def _blocks(n_items: int) -> Iterator[NDArray[np.int64]]:
         yield np.arange(start, min(start + AT_ONCE, n_items))
 
 
-def _step(step: str, n_items: int, bundle: Path) -> dict[str, Any]:
+def run_step(step: str, n_items: int, bundle: Path) -> dict[str, Any]:
     faiss.omp_set_num_threads(1)
     directory = WORK / str(n_items)
     match step:
@@ -302,7 +303,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.step is not None:
         step, n_items = options.step
-        print(json.dumps(_step(step, int(n_items), options.bundle)))
+        print(json.dumps(run_step(step, int(n_items), options.bundle)))
         return
     found = measure(options.bundle, tuple(options.sizes), tuple(options.steps))
     print(json.dumps(found, indent=1, sort_keys=True))

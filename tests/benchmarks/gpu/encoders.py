@@ -11,8 +11,9 @@ Over the roofline each is what copying, or waiting for decoded images, costs.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,8 @@ import onnxruntime
 
 from model_store.encoder.contract import OUTPUT_NAMES, Embeddings, Inputs
 from model_store.encoder.onnx import OnnxEncoder, providers_of
-from model_store.errors import ProviderUnavailable
 from model_store.images import decode_image
-from model_store.processors import PROVIDERS, Provider
+from model_store.processors import Provider
 from tests.benchmarks.gpu.rows import Row, row, timed
 
 N_COMPARED = 64
@@ -41,29 +41,32 @@ def encoder_rows(
 ) -> Iterator[Row]:
     """Yield the rows of a file on a provider."""
     of: Row = {"kind": "encoder", "provider": provider, "precision": precision}
-
-    def opened(*, cuda_graphs: bool = False) -> OnnxEncoder:
-        return OnnxEncoder(path, provider, cuda_graphs=cuda_graphs)
-
-    yield row({**of, "way": "parity"}, lambda: _parity(opened(), path, photographs))
+    # Kept for all batches: TensorRT takes minutes to start.
+    opened = cache(partial(_opened, path, provider))
+    limit_of = cache(partial(_session, path, provider))
+    yield row({**of, "way": "parity"}, partial(_parity, opened, path, photographs))
     for batch in batches:
-        limit = row(
-            {**of, "way": "roofline", "batch": batch},
-            lambda batch=batch: _alone(path, provider, opened(), batch, seconds),  # type: ignore[misc]
-        )
+        alone = partial(_alone, opened, limit_of, provider, batch, seconds)
+        limit = row({**of, "way": "roofline", "batch": batch}, alone)
         yield limit
         if "images_per_s" not in limit:
             continue
         for way in ("encoder", *(["graphs"] if provider in ON_GPU else []), "decoded"):
-            found = row(
-                {**of, "way": way, "batch": batch},
-                lambda way=way, batch=batch: _measured(  # type: ignore[misc]
-                    opened(cuda_graphs=way == "graphs"), way, batch, photographs, seconds
-                ),
-            )
+            measured = partial(_measured, opened, way, batch, photographs, seconds)
+            found = row({**of, "way": way, "batch": batch}, measured)
             if "images_per_s" in found:
                 found["over_roofline"] = found["images_per_s"] / limit["images_per_s"]
             yield found
+
+
+def _opened(path: Path, provider: Provider, way: str) -> OnnxEncoder:
+    return OnnxEncoder(path, provider, cuda_graphs=way == "graphs")
+
+
+def _session(path: Path, provider: Provider) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(path, options, providers=providers_of(provider))
 
 
 def _images(encoder: OnnxEncoder, photographs: Sequence[bytes], n: int) -> Inputs:
@@ -76,12 +79,16 @@ def _prepared(encoder: OnnxEncoder, data: bytes) -> Inputs:
     return preprocessing(decode_image(data, None, preprocessing.smallest_side).pixels)
 
 
-def _alone(path: Path, provider: Provider, encoder: OnnxEncoder, batch: int, seconds: float) -> Row:
+def _alone(
+    opened: Callable[[str], OnnxEncoder],
+    limit_of: Callable[[], onnxruntime.InferenceSession],
+    provider: Provider,
+    batch: int,
+    seconds: float,
+) -> Row:
     """The session with everything in the device's memory."""
+    encoder, session = opened("encoder"), limit_of()
     device = "cuda" if provider in ON_GPU else "cpu"
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=providers_of(provider))
     blank = np.zeros((batch, *encoder.metadata.input.shape), encoder.metadata.input.dtype)
     given = onnxruntime.OrtValue.ortvalue_from_numpy(blank, device, 0)
     binding = session.io_binding()
@@ -97,8 +104,13 @@ def _alone(path: Path, provider: Provider, encoder: OnnxEncoder, batch: int, sec
 
 
 def _measured(
-    encoder: OnnxEncoder, way: str, batch: int, photographs: Sequence[bytes], seconds: float
+    opened: Callable[[str], OnnxEncoder],
+    way: str,
+    batch: int,
+    photographs: Sequence[bytes],
+    seconds: float,
 ) -> Row:
+    encoder = opened("graphs") if way == "graphs" else opened("encoder")
     if way != "decoded":
         images = _images(encoder, photographs, batch)
         return timed(lambda: encoder.encode(images), batch, seconds)
@@ -123,8 +135,9 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _parity(encoder: OnnxEncoder, path: Path, photographs: Sequence[bytes]) -> Row:
+def _parity(opened: Callable[[str], OnnxEncoder], path: Path, photographs: Sequence[bytes]) -> Row:
     """How far answers are from the CPU's by the same file."""
+    encoder = opened("encoder")
     images = _images(encoder, photographs, N_COMPARED)
     ours, theirs = encoder.encode(images), OnnxEncoder(path, "cpu").encode(images)
     return {"runs_on": encoder.provider, **compared(ours, theirs)}
@@ -145,17 +158,6 @@ def compared(ours: Embeddings, theirs: Embeddings) -> dict[str, float]:
             if other.any()
         },
     }
-
-
-def require(provider: Provider) -> None:
-    """Refuse a provider that this ONNX Runtime has not.
-
-    Raises
-    ------
-    ProviderUnavailable
-    """
-    if PROVIDERS[provider] not in onnxruntime.get_available_providers():
-        raise ProviderUnavailable(f"{PROVIDERS[provider]} is not offered here.")
 
 
 def machine() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,14 +39,12 @@ def fitting_rows(sizes: Sizes, seconds: float) -> Iterator[Row]:
     """Yield the rows of both devices; over the processor's, where both were measured."""
     of_cpu: dict[str, float] = {}
     for device in ("cpu", "cuda"):
-        found = row({"kind": "fit", "device": device}, lambda device=device: _fitted(sizes, device))  # type: ignore[misc]
+        found = row({"kind": "fit", "device": device}, partial(_fitted, sizes, device))
         yield _over(found, of_cpu, "seconds")
         for precision in ("float32", "mixed"):
+            trained = partial(_trained, sizes, device, precision, seconds)
             found = row(
-                {"kind": "training_step", "device": device, "precision": precision},
-                lambda device=device, precision=precision: _trained(  # type: ignore[misc]
-                    sizes, device, precision, seconds
-                ),
+                {"kind": "training_step", "device": device, "precision": precision}, trained
             )
             yield _over(found, of_cpu, "p50_ms")
 
