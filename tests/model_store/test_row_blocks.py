@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.gallery import IndexSettings
-from model_store.gallery.index import many_lists, recall, row_blocks
+from model_store.gallery.index import build, many_lists, recall, row_blocks
 from model_store.gallery.index.build import build_index
 from model_store.gallery.index.plan import IndexKind, plan_index
 from model_store.gallery.index.row_blocks import rows_at
@@ -105,6 +105,26 @@ def test_where_there_are_fewer_than_ten_all_are_wanted(block: int) -> None:
     tenth = recall.tenth_similarity(rows, queries)
     np.testing.assert_allclose(tenth, (queries @ rows.T).min(axis=1), atol=1e-6)
     assert recall.share_found(rows, queries, [np.arange(4), np.array([0, 1])], tenth) == 0.75
+
+
+def test_queries_that_recall_is_measured_with_leave_the_crowd_of_an_item(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where copies crowd all neighbours of an item are copies of it; among fewer items, not all."""
+    noise = np.random.default_rng(1).standard_normal((12_000, DIM), dtype=np.float32)
+    rows = np.repeat(directions(40), 300, axis=0) + 0.01 * noise
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    settings = IndexSettings("ivf_sq8", min_recall=0.2)
+    index, _ = build_index(rows, plan_index(len(rows), DIM, settings), settings)
+
+    def nearest(limit: int) -> NDArray[np.float32]:
+        monkeypatch.setattr(build, "NEIGHBOURS_AMONG", limit)
+        queries = build._queries(index, rows, np.random.default_rng(0))
+        found: NDArray[np.float32] = (queries @ rows.T).max(axis=1)
+        return found
+
+    assert np.median(nearest(12_000)) > 0.99
+    assert np.median(nearest(1_200)) < 0.9
 
 
 class TestVeryManyLists:

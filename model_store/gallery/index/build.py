@@ -36,6 +36,11 @@ POINTS_PER_LIST = 40
 _NEIGHBOURHOOD_EFFORT = 32
 """For neighbours that queries are made of, and need not be the nearest."""
 
+NEIGHBOURS_AMONG = 1_000_000
+"""Items among which these neighbours are looked for, drawn at random where there are more. The more
+items, the nearer the neighbours, and of ten million they may all be copies of one picture: queries
+then lie among these, where every search succeeds. So the measured neighbourhood stays as wide."""
+
 
 @dataclass(frozen=True, slots=True)
 class IndexReport:
@@ -184,6 +189,19 @@ def set_effort(index: Any, effort: int) -> None:  # noqa: ANN401 - FAISS has no 
         index.nprobe = effort
 
 
+def parameters_of(index: Any, effort: int, among: Any = None) -> Any:  # noqa: ANN401
+    """Return the parameters of a search with an effort, among some rows or all."""
+    options = {} if among is None else {"sel": among}
+    if hasattr(index, "hnsw"):
+        return faiss.SearchParametersHNSW(efSearch=effort, **options)
+    return faiss.SearchParametersIVF(nprobe=effort, **options)
+
+
+def selector(mask: NDArray[np.bool_]) -> Any:  # noqa: ANN401 - FAISS has no types
+    """Return FAISS's own kind of a mask (N,) of rows."""
+    return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+
+
 def _tuned(
     index: Any,  # noqa: ANN401 - FAISS has no types
     directions: NDArray[np.float32],
@@ -232,7 +250,13 @@ def _queries(
     rows = np.sort(generator.permutation(n_items)[:N_QUERIES])
     set_effort(index, _efforts(index)[-1] if n_items <= FETCHED else _NEIGHBOURHOOD_EFFORT)
     items = rows_at(directions, rows)
-    _, found = index.search(items, min(FETCHED, n_items))
+    among = None
+    if n_items > NEIGHBOURS_AMONG:
+        mask = np.zeros(n_items, dtype=bool)
+        mask[generator.choice(n_items, NEIGHBOURS_AMONG, replace=False)] = True
+        effort = _NEIGHBOURHOOD_EFFORT * -(-n_items // NEIGHBOURS_AMONG)
+        among = parameters_of(index, min(effort, _efforts(index)[-1]), selector(mask))
+    _, found = index.search(items, min(FETCHED, n_items), params=among)
     near = np.where(found < 0, rows[:, None], found)
     places = generator.integers(0, near.shape[1], (2, len(rows)))
     one, other = near[np.arange(len(rows)), places]
