@@ -40,12 +40,14 @@ from model_store.encoder.contract import Embeddings
 from model_store.gallery import (
     Allowed,
     FaissGallery,
+    IndexSettings,
     NewItem,
     Thumbnail,
     parse_filter,
     write_faiss_parts,
 )
 from model_store.gallery.files.gallery import GALLERY_FILES
+from model_store.gallery.index.plan import DEFAULT_SETTINGS
 from model_store.gallery.index.row_blocks import BLOCK_ROWS
 from model_store.gallery.index.search import INDEX_FILE
 from model_store.gallery.protocol import AT_ONCE, Part
@@ -111,6 +113,7 @@ def build(
     metadata: Callable[[int], dict[str, Any]] = _thousandth,
     picture: bytes = b"a picture" * 60,
     n_queries: int = N_QUERIES,
+    settings: IndexSettings = DEFAULT_SETTINGS,
 ) -> None:
     """A gallery, the queries kept out of it, and their nearest items by exact search.
 
@@ -126,7 +129,8 @@ def build(
     nearest = Nearest(queries, K)
     made = _Made(source, rows, nearest, metadata, Thumbnail(picture, "image/png"))
     started, computed = time.perf_counter(), time.process_time()
-    write_faiss_parts(directory, (n_items, source.dim), made.parts(n_items), "benchmark")
+    shape = n_items, source.dim
+    write_faiss_parts(directory, shape, made.parts(n_items), "benchmark", settings)
     took = np.array([time.perf_counter() - started, time.process_time() - computed])
     np.save(directory / "build_s.npy", took - made.seconds)
     np.save(directory / "queries.npy", queries)

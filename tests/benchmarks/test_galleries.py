@@ -67,13 +67,8 @@ def test_every_step_of_ten_million_runs_with_few(
     timed = ("build_s", "uncertain_ms", "put_ms", "live_changed_ms", "compaction_s", "command_s")
     assert all(found[name] > 0 for name in timed)
     assert not (tmp_path / "work" / str(N_MADE) / "bundles").exists()
-
-
-def test_ratios_are_of_the_sizes_that_they_name() -> None:
-    found = {"1000000_uncertain_ms": 0.5, "10000000_uncertain_ms": 1.25}
-    assert bench_ten_million.ratios(found) == {}
-    found |= {"10000000_recall_at_10": 0.99}
-    assert bench_ten_million.ratios(found) == {
-        "search_growth_1e6_1e7": 2.5,
-        "recall_at_10_1e7": 0.99,
-    }
+    made = tmp_path / "work" / str(N_MADE)
+    growth = bench_ten_million.grown(made, made)
+    assert growth["recall_at_10_1e7"] == 1
+    of = growth["growth_most_ms"] / growth["growth_least_ms"]
+    assert growth["search_growth_1e6_1e7"] == pytest.approx(of)
