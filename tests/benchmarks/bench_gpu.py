@@ -11,11 +11,10 @@ It measures, for each execution provider that ONNX Runtime may have (CUDA, Tenso
   ``gpu_service_over_encoder_fp32_b64``, and ``…_fp16_b64`` of a bundle with that encoder;
 
 and in torch posterior fits, and training steps in float32 and with mixed precision. What needs a
-GPU, and finds none, says so in its row. The network is ResNet-50 with random weights, which costs
-what trained ones cost; the photographs are parts of scikit-learn's, and the bundle is made of them:
-nothing is downloaded. The statistics of its batch normalisations are those of the photographs: with
-random weights and none, float16 overflows. `--quick` takes smaller sizes. Writes
-build/bench-gpu.json after each row.
+GPU, and finds none, says so in its row. The network is torchvision's ResNet-50 with its weights,
+which are downloaded (`--network`, `--weights FILE` for others); the photographs are parts of
+scikit-learn's, and the bundle is made of them. `--quick` takes smaller sizes, and MobileNetV2 of
+VOUCH_DATA_DIR. Writes build/bench-gpu.json after each row.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import torch
-import torchvision
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from model_store.processors import Provider
+from tests.benchmarks.bench_encoders import WEIGHTS
 from tests.benchmarks.gpu.encoders import encoder_rows, machine
 from tests.benchmarks.gpu.fitting import Sizes, fitting_rows
-from tests.benchmarks.gpu.rows import Row
+from tests.benchmarks.gpu.rows import Row, row
 from tests.benchmarks.gpu.serving import serving_row
 
 WORK = Path("build/bench-gpu")
@@ -56,6 +55,7 @@ class Scale:
     """How much is measured."""
 
     network: str = "resnet50"
+    weights: str = "IMAGENET1K_V1"
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
     seconds: float = 3.0
     n_queries: int = 4_000
@@ -63,22 +63,35 @@ class Scale:
 
 
 QUICK = Scale(
-    "mobilenet_v2", (1, 4), 0.5, 64, Sizes(2_000, 256, 32, 50, batch=8, network="mobilenet_v2")
+    "mobilenet_v2",
+    str(WEIGHTS),
+    (1, 4),
+    0.5,
+    64,
+    Sizes(2_000, 256, 32, 50, batch=8, network="mobilenet_v2"),
 )
 
 
 def rows(scale: Scale) -> Iterable[Row]:
     """Every row there is."""
     photographs = taken()
+    made = []
     for precision in PRECISIONS:
         path = WORK / f"{scale.network}-{precision}" / "encoder.onnx"
-        _make(path.parent, scale.network, precision, photographs)
+        written = row(
+            {"kind": "encoder", "precision": precision},
+            partial(_make, path.parent, scale, precision),
+        )
+        if "failed" in written:
+            yield written
+            continue
+        made.append(precision)
         for provider in PROVIDERS:
             yield from encoder_rows(
                 path, precision, provider, scale.batches, photographs, scale.seconds
             )
     batch = max(scale.batches)
-    for precision in PRECISIONS:
+    for precision in made:
         bundles = _indexed(scale.network, precision, photographs)
         for provider in PROVIDERS:
             found = serving_row(
@@ -92,9 +105,9 @@ def named(found: Sequence[Row]) -> dict[str, float]:
     """The ratios that have a name."""
     names = {"float32": "fp32", "float16": "fp16"}
     return {
-        f"gpu_service_over_encoder_{names[row['precision']]}_b{row['batch']}": row["over_encoder"]
-        for row in found
-        if row["kind"] == "service" and row["provider"] == "cuda" and "over_encoder" in row
+        f"gpu_service_over_encoder_{names[one['precision']]}_b{one['batch']}": one["over_encoder"]
+        for one in found
+        if one["kind"] == "service" and one["provider"] == "cuda" and "over_encoder" in one
     }
 
 
@@ -111,31 +124,12 @@ def taken() -> list[bytes]:
     return files
 
 
-def _make(directory: Path, network: str, precision: str, photographs: Sequence[bytes]) -> None:
-    """Write an encoder of random weights."""
-    if (directory / "encoder.onnx").exists():
-        return
-    weights = WORK / f"{network}.pth"
-    if not weights.exists():
-        weights.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(_random_weights(network, photographs), weights)
-    given = ["--torchvision", network, "--weights", str(weights), "--precision", precision]
-    _build("encoder", *given, "--recall-tolerance", "1", "--out", str(directory))
-
-
-def _random_weights(network: str, photographs: Sequence[bytes]) -> dict[str, torch.Tensor]:
-    """Weights of a network whose batch normalisations have seen some photographs."""
-    torch.manual_seed(0)
-    made = torchvision.models.get_model(network, weights=None)
-    for module in made.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = None  # the mean over what is seen
-    some = [Image.open(io.BytesIO(data)).resize((224, 224)) for data in photographs[:8]]
-    pixels = torch.from_numpy(np.stack([np.asarray(one) for one in some]))
-    with torch.no_grad():
-        made.train()(pixels.permute(0, 3, 1, 2).float() / 127.5 - 1)
-    weights: dict[str, torch.Tensor] = made.state_dict()
-    return weights
+def _make(directory: Path, scale: Scale, precision: str) -> Row:
+    if not (directory / "encoder.onnx").exists():
+        given = ["--torchvision", scale.network, "--weights", scale.weights]
+        given += ["--precision", precision, "--recall-tolerance", "1"]
+        _build("encoder", *given, "--out", str(directory))
+    return {}
 
 
 def _indexed(network: str, precision: str, photographs: Sequence[bytes]) -> Path:
@@ -176,7 +170,11 @@ def main() -> None:
     """Print each row, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    measure(QUICK if parser.parse_args().quick else Scale())
+    parser.add_argument("--network", help="of torchvision")
+    parser.add_argument("--weights", help="a file, or a name of torchvision's")
+    options = vars(parser.parse_args())
+    scale = QUICK if options.pop("quick") else Scale()
+    measure(replace(scale, **{name: value for name, value in options.items() if value}))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ too, and without what making the items and finding their true neighbours takes.
 
 - *build*: `write_faiss_parts`, which `vouch-build index` and a compaction end with;
 - *search, open, filter*: as `bench_gallery` has them;
+- *growth*: searches of both sizes in turns, of indexes whose least recall is 0.98;
 - *live*: items put one by one and a thousand at once, with a thousand taken out of the gallery;
 - *compaction*: the gallery with these changes becomes a new bundle, as by `vouch-build compact`;
 - *command*: the same vectors in an .npz, and their items beside them, through `vouch-build index`.
