@@ -22,7 +22,7 @@ import numpy as np
 import onnxruntime
 
 from model_store.encoder.contract import OUTPUT_NAMES, Embeddings, Inputs
-from model_store.encoder.onnx import OnnxEncoder, providers_of
+from model_store.encoder.onnx import OnnxEncoder, open_graph
 from model_store.images import decode_image
 from model_store.processors import Provider
 from tests.benchmarks.gpu.rows import Row, row, timed
@@ -43,7 +43,7 @@ def encoder_rows(
     of: Row = {"kind": "encoder", "provider": provider, "precision": precision}
     # Kept for all batches: TensorRT takes minutes to start.
     opened = cache(partial(_opened, path, provider))
-    limit_of = cache(partial(_session, path, provider))
+    limit_of = cache(lambda: open_graph(path.read_bytes(), provider))
     yield row({**of, "way": "parity"}, partial(_parity, opened, path, photographs))
     for batch in batches:
         alone = partial(_alone, opened, limit_of, provider, batch, seconds)
@@ -61,12 +61,6 @@ def encoder_rows(
 
 def _opened(path: Path, provider: Provider, way: str) -> OnnxEncoder:
     return OnnxEncoder(path, provider, cuda_graphs=way == "graphs")
-
-
-def _session(path: Path, provider: Provider) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(path, options, providers=providers_of(provider))
 
 
 def _images(encoder: OnnxEncoder, photographs: Sequence[bytes], n: int) -> Inputs:
