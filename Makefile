@@ -10,7 +10,7 @@ SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 .PHONY: install demo check check-builder check-others test test-builder test-others coverage lint types \
   style audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
-  bench-throughput bench-load bench-gallery bench-tenants bench-milvus bench-page bench-filters bench-roll-up \
+  bench-throughput bench-load bench-gallery bench-ten-million bench-gpu bench-tenants bench-milvus bench-page bench-filters bench-roll-up \
   bench-review bench-unknown bench-indexing \
   bench-poison element fuzz-images mutants crash-indexing crash-writes linearizability torture \
   ray-indexing soak test-milvus try-compose try-fiftyone try-azurite pictures tables clean
@@ -34,6 +34,8 @@ help:
 	@echo "make bench-throughput   queries a second under load, beside a bare loop and plain FastAPI"
 	@echo "make bench-load   latency and goodput up to five times the capacity, and two cores over one; 15 minutes"
 	@echo "make bench-gallery   galleries up to a million items, and beside other engines; ten minutes"
+	@echo "make bench-ten-million   ten million items beside a million: built, searched, written to; two hours"
+	@echo "make bench-gpu     the encoder on CUDA and TensorRT, fits, training and the service; an hour on a GPU"
 	@echo "make test-milvus   galleries in Milvus against the real server; ten minutes"
 	@echo "make bench-tenants a thousand galleries on one service, beside one of a million items; ten minutes"
 	@echo "make bench-milvus  a million items in the real server, beside files and pymilvus; half an hour"
@@ -123,6 +125,12 @@ bench-outliers: install
 test-milvus: install
 	OMP_NUM_THREADS=1 VOUCH_TEST_MILVUS=server $(BIN)/pytest tests/model_store/test_milvus_gallery.py \
 	  tests/model_store/test_milvus_filters.py tests/model_store/test_milvus_live.py tests/end_to_end/test_milvus.py
+
+bench-gpu: install
+	$(BIN)/python -m tests.benchmarks.bench_gpu
+
+bench-ten-million: install
+	$(BIN)/python -m tests.benchmarks.bench_ten_million
 
 bench-gallery: install
 	$(BIN)/uv sync --quiet --frozen --inexact --extra bench

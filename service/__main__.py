@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if settings.galleries is not None:  # sooner than models are loaded
             GalleryFolder(settings.galleries, settings.max_galleries)
         raise_file_limit()
-        open_one = partial(open_served, settings, SharedEncoders(EncoderProcess))
+        encoders = SharedEncoders(partial(EncoderProcess, cuda_graphs=settings.cuda_graphs))
+        open_one = partial(open_served, settings, encoders)
         bundles = open_bundles(bundle_paths, open_one)
     except ValidationError as error:
         _refuse("; ".join(f"{_variable(entry)}: {entry['msg']}" for entry in error.errors()))

@@ -158,6 +158,11 @@ class Settings(BaseSettings):
     pad_batches: bool = Field(
         False, description="Encode always max_batch images, blank ones if need be: for GPUs."
     )
+    cuda_graphs: bool = Field(
+        False,
+        description="Record the kernels of each size of a batch and start them together, for "
+        "encoders all of which runs on CUDA or TensorRT.",
+    )
     max_in_flight: int = Field(
         64,
         ge=1,

@@ -119,8 +119,19 @@ def precision_cost(
     ----------
     images : (n, H, W, 3).
     labels : n of them; None where nobody knows what belongs together.
+
+    Raises
+    ------
+    ParityError : the smaller numbers cannot hold what the network computes.
     """
     exact, small = _encoded(path, images), _encoded(reduced, images)
+    lost = ~(np.isfinite(small.mean).all(1) & small.mean.any(1))
+    if lost.any():
+        raise ParityError(
+            f"{int(lost.sum())} of {len(images)} images have no embedding any more: what the "
+            "network computes is too large or too small for such numbers (those of float16 end at "
+            "65,504). Take another --precision. Nothing was written."
+        )
     a, b = exact.directions.astype(np.float64), small.directions.astype(np.float64)
     cosines = (a * b).sum(1)
     nearest, nearest_exact = _nearest(b), _nearest(a)

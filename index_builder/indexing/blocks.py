@@ -22,6 +22,10 @@ Box = tuple[float, float, float, float]
 BLOCK = 64
 """Images of a block. What is lost when the work is killed is what was at work: a few blocks."""
 
+BLOCK_OF_VECTORS = 1_024
+"""Vectors of a block: nothing has to be computed of them, and each block is a file that is waited
+for until it is on the disk."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

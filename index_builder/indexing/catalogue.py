@@ -53,12 +53,17 @@ class Contents:
 class Catalogue:
     """The entries of a source; a file of an earlier look at the source is replaced.
 
+    Parameters
+    ----------
+    block : the number of entries in a block.
+
     Raises
     ------
     DatasetError : two entries have the same id.
     """
 
-    def __init__(self, path: Path, entries: Iterable[Entry]) -> None:
+    def __init__(self, path: Path, entries: Iterable[Entry], block: int = BLOCK) -> None:
+        self.block = block
         path.unlink(missing_ok=True)
         path.touch(mode=0o600)  # its URLs may be signed
         # Read by the threads that encode, written by none of them.
@@ -76,7 +81,7 @@ class Catalogue:
     @property
     def n_blocks(self) -> int:
         """Blocks that the entries are cut into."""
-        return -(-self.contents.n_images // BLOCK)
+        return -(-self.contents.n_images // self.block)
 
     def n_to_hold_out(self) -> int:
         """Return how many images could be held out, if all can be read and none is a copy."""
@@ -89,12 +94,12 @@ class Catalogue:
         return int(chosen(labels, units, np.arange(len(labels)), np.arange(len(labels))).sum())
 
     def blocks(self) -> Iterator[Block]:
-        """All entries, in the order of the source, `BLOCK` of them together."""
+        """All entries, in the order of the source, ``block`` of them together."""
         rows = self._connection.cursor().execute(
             "SELECT position, id, path, offset, size, changed_ns, box, version FROM entries"
             " ORDER BY position"
         )
-        for number, group in groupby(rows, key=lambda row: row[0] // BLOCK):
+        for number, group in groupby(rows, key=lambda row: row[0] // self.block):
             members = list(group)
             yield Block(
                 number,

@@ -15,6 +15,7 @@ from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.signing import signing_key
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.assemble import assemble
+from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS
 from index_builder.indexing.bundle_manifest import describe
 from index_builder.indexing.calibrate import N_QUERIES, calibrate_collection, require_enough
 from index_builder.indexing.catalogue import Catalogue
@@ -133,7 +134,8 @@ class Indexing:
         ------
         DatasetError : the source is not what it should be, or holds no image that is taken.
         """
-        catalogue = Catalogue(path, self.source.entries(scratch, others))
+        block = BLOCK_OF_VECTORS if isinstance(self.source, VectorSource) else BLOCK
+        catalogue = Catalogue(path, self.source.entries(scratch, others), block)
         if catalogue.contents.n_images == 0:
             catalogue.close()
             nothing = "There are no images in the source. Name another, or add images."

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from index_builder.datasets.other_formats import OtherFormats
-from index_builder.indexing.blocks import BLOCK, Block, PreparedBlock
+from index_builder.indexing.blocks import Block, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collection import Indexing
 from index_builder.indexing.decoders import decoders_for
@@ -113,7 +113,7 @@ def _sample(catalogue: Catalogue) -> Block:
     every = max(1, catalogue.contents.n_images // N_SAMPLE)
     ids, places = [], []
     for block in catalogue.blocks():
-        for row in range(-block.number * BLOCK % every, len(block.ids), every):
+        for row in range(-block.number * catalogue.block % every, len(block.ids), every):
             ids.append(block.ids[row])
             places.append(block.places[row])
     return Block(0, tuple(ids[:N_SAMPLE]), tuple(places[:N_SAMPLE]))

@@ -26,7 +26,6 @@ from PIL import Image
 
 from index_builder.datasets.groups import held_out_groups, pairs_of_equal, united
 from index_builder.datasets.near_duplicates import Fingerprint, fingerprint, pairs_among
-from index_builder.indexing.blocks import BLOCK
 from index_builder.indexing.shards import ShardStore
 from index_builder.progress import track
 from model_store.gallery import Thumbnail
@@ -156,10 +155,10 @@ def _alike(
     codes: dict[bytes, int] = {}
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes outside the lock
         for shard in track(store.all(n_blocks), "near-duplicates", n_blocks):
-            start = shard.number * BLOCK
+            marks = ",".join("?" * len(shard.ids))
             rows = connection.execute(
-                "SELECT id, position FROM entries WHERE position >= ? AND position < ?",
-                (start, start + BLOCK),
+                f"SELECT id, position FROM entries WHERE id IN ({marks})",  # noqa: S608
+                shard.ids,
             )
             position_of = dict(rows.fetchall())
             places = np.searchsorted(positions, [position_of[name] for name in shard.ids]).tolist()

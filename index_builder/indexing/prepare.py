@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,13 +113,17 @@ def prepare_pixels(
 
 def prepare_vectors(block: Block, expected: VectorInput) -> PreparedBlock:
     """Prepare rows that another system has made of images; there is no picture of them."""
+    opened: dict[str, BinaryIO] = {}
+    with ExitStack() as stack:
 
-    def read(place: Place) -> _Picture:
-        row = read_vector(place)
-        require_direction(row, expected.dim)
-        return _Picture(row, NO_THUMBNAIL, hashlib.sha256(row.tobytes()).hexdigest())
+        def read(place: Place) -> _Picture:
+            if place.path not in opened:
+                opened[place.path] = stack.enter_context(Path(place.path).open("rb"))
+            row = _vector(opened[place.path], place)
+            require_direction(row, expected.dim)
+            return _Picture(row, NO_THUMBNAIL, hashlib.sha256(row.tobytes()).hexdigest())
 
-    return _prepared(block, [partial(read, place) for place in block.places], expected)
+        return _prepared(block, [partial(read, place) for place in block.places], expected)
 
 
 def require_direction(row: NDArray[np.float32], dim: int) -> None:
@@ -136,8 +142,12 @@ def require_direction(row: NDArray[np.float32], dim: int) -> None:
 def read_vector(place: Place) -> NDArray[np.float32]:
     """Read a row of numbers, (n,) float32."""
     with Path(place.path).open("rb") as file:
-        file.seek(place.offset or 0)
-        return np.frombuffer(file.read(place.size), "<f4")
+        return _vector(file, place)
+
+
+def _vector(file: BinaryIO, place: Place) -> NDArray[np.float32]:
+    file.seek(place.offset or 0)
+    return np.frombuffer(file.read(place.size), "<f4")
 
 
 def failed_block(block: Block, failure: Failure, preprocessing: Preprocessing) -> PreparedBlock:

@@ -7,12 +7,14 @@ Parquet and Arrow the columns of these names, and beside them what is known of e
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,9 +107,11 @@ def open_table(path: Path) -> VectorTable:
         )
     if not path.is_file():
         raise DatasetError(f"{path} is not there. Name a table of vectors.")
-    if suffix in {".npy", ".npz"}:
-        arrays = _of_numpy(path)
+    if suffix == ".npy":
+        arrays = {PARTS[0]: _of_npy(path)}
         return VectorTable(path, _sizes(path, arrays), partial(_slices, arrays))
+    if suffix == ".npz":
+        return VectorTable(path, _sizes(path, _heads(path)), partial(_of_npz, path))
     chunks = partial(_of_arrow, path)
     first = next(chunks(), None)
     if first is None:
@@ -129,26 +133,95 @@ def holds_vectors(path: Path) -> bool:
     return not {PARTS[0], _COLUMN}.isdisjoint(names)
 
 
-def _of_numpy(path: Path) -> Arrays:
-    """Return the parts (N, size) in a file of NumPy's; those of .npy are read when looked at.
+def _of_npy(path: Path) -> NDArray[Any]:
+    """Return the mean (N, size) in a file of NumPy's, of which rows are read when looked at.
+
+    Raises
+    ------
+    DatasetError : it is none.
+    """
+    with _reading(path):
+        loaded: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return loaded
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise `DatasetError` where a file of NumPy's is none, or damaged."""
+    try:
+        yield
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DatasetError(f"{path.name} is no file of NumPy's, or cut off ({error}).") from error
+
+
+def _heads(path: Path) -> Mapping[str, Head]:
+    """Return what the parts in a file of several arrays are, without reading them.
 
     Raises
     ------
     DatasetError : it is none, or has no mean.
     """
-    try:
-        if path.suffix.lower() == ".npy":
-            return {PARTS[0]: np.load(path, mmap_mode="r", allow_pickle=False)}
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
-            given = {PARTS[0] if name == _COLUMN else name: name for name in loaded.files}
-            if PARTS[0] not in given:
-                raise DatasetError(
-                    f"{path.name} has the arrays {', '.join(map(repr, given)) or 'none'}. Wanted: "
-                    "'mean', and maybe 'variance' and 'features'."
-                )
-            return {part: loaded[given[part]] for part in PARTS if part in given}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DatasetError(f"{path.name} is no file of NumPy's, or cut off ({error}).") from error
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        return {part: _head(file) for part, file in _members(path, archive).items()}
+
+
+def _of_npz(path: Path) -> Iterator[Chunk]:
+    """Give the rows of a file of several arrays, some at a time.
+
+    Raises
+    ------
+    DatasetError : it is damaged.
+    """
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        files = _members(path, archive)
+        for rows in zip(*map(_rows_of, files.values()), strict=True):
+            yield dict(zip(files, rows, strict=True)), None
+
+
+def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, IO[bytes]]:
+    names = [name.removesuffix(".npy") for name in archive.namelist()]
+    given = {PARTS[0] if name == _COLUMN else name: name for name in names}
+    if PARTS[0] not in given:
+        raise DatasetError(
+            f"{path.name} has the arrays {', '.join(map(repr, given)) or 'none'}. Wanted: "
+            "'mean', and maybe 'variance' and 'features'."
+        )
+    return {part: archive.open(f"{given[part]}.npy") for part in PARTS if part in given}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The head of an array in a file: what is known before its numbers are read.
+
+    Attributes
+    ----------
+    by_columns : whether its columns follow one another in the file, not its rows.
+    """
+
+    shape: tuple[int, ...]
+    by_columns: bool
+    dtype: np.dtype[Any]
+
+
+def _head(file: IO[bytes]) -> Head:
+    """Read what comes before an array's numbers."""
+    if np.lib.format.read_magic(file) == (1, 0):
+        return Head(*np.lib.format.read_array_header_1_0(file))
+    return Head(*np.lib.format.read_array_header_2_0(file))
+
+
+def _rows_of(file: IO[bytes]) -> Iterator[NDArray[Any]]:
+    """Give the rows (N, size) of an array in a file, some at a time."""
+    head = _head(file)
+    n, size = head.shape
+    if head.by_columns:
+        whole = np.frombuffer(file.read(), head.dtype).reshape(size, n).T
+        yield from (whole[start : start + AT_ONCE] for start in range(0, n, AT_ONCE))
+        return
+    for start in range(0, n, AT_ONCE):
+        n_rows = min(AT_ONCE, n - start)
+        data = file.read(n_rows * size * head.dtype.itemsize)
+        yield np.frombuffer(data, head.dtype).reshape(n_rows, size)
 
 
 def _slices(arrays: Arrays) -> Iterator[Chunk]:
@@ -225,16 +298,19 @@ def _arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
     return import_module("pyarrow")
 
 
-def _sizes(path: Path, arrays: Arrays) -> tuple[int, int, int]:
+def _sizes(
+    path: Path, arrays: Mapping[str, NDArray[Any]] | Mapping[str, Head]
+) -> tuple[int, int, int]:
     """Return the numbers of each part in a row.
 
     Raises
     ------
     DatasetError : the parts are no matrices of numbers that belong together.
     """
-    n = len(arrays[PARTS[0]]) if arrays[PARTS[0]].ndim else 0
+    n = (*arrays[PARTS[0]].shape, 0)[0]
     for name, array in arrays.items():
-        if array.ndim != 2 or array.dtype.kind not in "fiu" or len(array) != n or n == 0:
+        shape, kind = array.shape, array.dtype.kind
+        if len(shape) != 2 or kind not in "fiu" or shape[0] != n or n == 0:
             raise DatasetError(
                 f"{path.name}: {name} has the shape {array.shape} of {array.dtype}; wanted numbers "
                 f"in rows and columns, a row for each of {n:,} items."

@@ -217,7 +217,9 @@ def _write(
         snapshot.parts(),
         snapshot.encoder_fingerprint,
         IndexSettings(
-            kind=_next_kind(snapshot.index_kind),
+            kind=_next_kind(snapshot.index.kind),
+            memory_budget_bytes=snapshot.index.memory_budget_bytes,
+            min_recall=snapshot.index.min_recall,
             filter_fields=snapshot.filter_fields,
             preview_side=snapshot.preview_side,
         ),

@@ -29,6 +29,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from model_store.encoder.bound import BoundRuns
 from model_store.encoder.placement import Placement, profile_first_run, run_profiled
 from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.processors import usable_processors
@@ -53,6 +54,15 @@ _ON_NVIDIA = (
     "choose `cpu`."
 )
 
+_OPTIONS: Mapping[Provider, Mapping[str, str]] = {"cuda": {"use_tf32": "0"}}
+"""Options of providers. Unless it is told not to, CUDA rounds what it multiplies to 10 bits, and
+answers would not be those of a gallery that was embedded on a CPU."""
+
+_GRAPHS: Mapping[Provider, str] = {"cuda": "enable_cuda_graph", "tensorrt": "trt_cuda_graph_enable"}
+
+_DEVICES: Mapping[str, str] = {PROVIDERS["cuda"]: "cuda", PROVIDERS["tensorrt"]: "cuda"}
+"""Providers whose memory is not the processor's, and the device that has it."""
+
 _ADVICE: Mapping[Provider, str] = {
     "cpu": "Install `onnxruntime`.",
     "cuda": _ON_NVIDIA,
@@ -71,6 +81,8 @@ class OnnxEncoder:
     provider : ``auto`` takes CUDA where the machine has a GPU, else the CPU; what is named fails
         where it does not run.
     threads : CPU threads within one call; 0 for all that this process may use.
+    cuda_graphs : record the kernels of each size of a batch, and start them together from then on;
+        of CUDA and TensorRT, which must then run all nodes.
 
     Raises
     ------
@@ -79,13 +91,20 @@ class OnnxEncoder:
         that it ran.
     """
 
-    def __init__(self, path: Path, provider: ProviderChoice = "auto", threads: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        provider: ProviderChoice = "auto",
+        threads: int = 0,
+        *,
+        cuda_graphs: bool = False,
+    ) -> None:
         content = path.read_bytes()
         self.fingerprint = hashlib.sha256(content).hexdigest()
         chosen = _choose(provider)
         other = chosen != "cpu"
         with TemporaryDirectory(prefix="vouch-profile-") if other else nullcontext() as profile:
-            self._session = _start_session(content, chosen, threads, profile)
+            self._session = _start_session(content, chosen, threads, profile, cuda_graphs)
             self.metadata = _check_contract(self._session, path)
             self.placement = _where_nodes_run(self._session, self.metadata) if other else None
         self.provider = running_provider(self._session.get_providers(), self.placement)
@@ -94,6 +113,10 @@ class OnnxEncoder:
         shapes = {output.name: output.shape for output in self._session.get_outputs()}
         self.dim = int(shapes["embedding_mean"][1])
         self.n_features = int(shapes["features"][1])
+        sizes = self.dim, self.dim, self.n_features
+        outputs = dict(zip(OUTPUT_NAMES, sizes, strict=True))
+        device = _DEVICES.get(self.provider)
+        self._bound = None if device is None else BoundRuns(self._session, device, outputs)
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
         """Embed ``images`` (B, H, W, 3) uint8, so many ``at_once``; by default all."""
@@ -102,9 +125,10 @@ class OnnxEncoder:
         return parts[0] if len(parts) == 1 else Embeddings.concatenate(parts)
 
     def _run(self, images: Inputs) -> Embeddings:
-        given = {self.metadata.input_name: images}
-        mean, variance, features = self._session.run(list(OUTPUT_NAMES), given)
-        return Embeddings(mean, variance, features)
+        name = self.metadata.input_name
+        if self._bound is not None:
+            return Embeddings(*self._bound.run(name, images))
+        return Embeddings(*self._session.run(list(OUTPUT_NAMES), {name: images}))
 
     def close(self) -> None:
         """Nothing but memory to let go of, which goes with the object."""
@@ -124,7 +148,7 @@ def open_graph(
     ------
     ProviderUnavailable
     """
-    return _start_session(content, _choose(provider), threads, None)
+    return _start_session(content, _choose(provider), threads)
 
 
 def running_provider(providers: Sequence[str], placement: Placement | None) -> str:
@@ -169,7 +193,11 @@ def _choose(provider: ProviderChoice) -> Provider:
 
 
 def _start_session(
-    content: bytes, chosen: Provider, threads: int, profile: str | None
+    content: bytes,
+    chosen: Provider,
+    threads: int,
+    profile: str | None = None,
+    cuda_graphs: bool = False,
 ) -> onnxruntime.InferenceSession:
     """Start a session, profiled into the directory ``profile`` where one is given."""
     options = onnxruntime.SessionOptions()
@@ -180,12 +208,30 @@ def _start_session(
     options.log_severity_level = 3
     if profile is not None:
         profile_first_run(options, Path(profile))
+    providers = providers_of(chosen, cuda_graphs=cuda_graphs)
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=providers)
+    except Exception as error:  # ONNX Runtime's own, of many kinds
+        if not cuda_graphs:
+            raise
+        raise ProviderUnavailable(
+            f"The encoder cannot be recorded as graphs of CUDA: {error}. Leave cuda_graphs "
+            "(VOUCH_CUDA_GRAPHS) off."
+        ) from error
+
+
+def providers_of(
+    chosen: Provider, *, cuda_graphs: bool = False
+) -> list[tuple[str, dict[str, str]]]:
+    """Return the providers of a session, the first of which runs what it can, and their options."""
     # What TensorRT does not know, CUDA does; what nothing else knows, the CPU.
     names: dict[Provider, None] = dict.fromkeys([chosen, "cpu"])
     if chosen == "tensorrt":
         names = dict.fromkeys([chosen, "cuda", "cpu"])
-    providers = [PROVIDERS[name] for name in names]
-    return onnxruntime.InferenceSession(content, options, providers=providers)
+    options = {name: dict(_OPTIONS.get(name, {})) for name in names}
+    if cuda_graphs and chosen in _GRAPHS:
+        options[chosen][_GRAPHS[chosen]] = "1"
+    return [(PROVIDERS[name], options[name]) for name in names]
 
 
 def _where_nodes_run(

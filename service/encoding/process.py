@@ -42,7 +42,7 @@ class EncoderProcess:
     Parameters
     ----------
     file : of the encoder; or what finds it each time that the child is started.
-    provider, threads : as for `OnnxEncoder`.
+    provider, threads, cuda_graphs : as for `OnnxEncoder`.
 
     Raises
     ------
@@ -54,8 +54,10 @@ class EncoderProcess:
         file: Path | Callable[[], Path],
         provider: ProviderChoice = "auto",
         threads: int = 0,
+        *,
+        cuda_graphs: bool = False,
     ) -> None:
-        self._file, self._options = file, (provider, threads)
+        self._file, self._options = file, (provider, threads, cuda_graphs)
         self._lock = threading.Lock()
         self._closed = False
         self.fingerprint: str

@@ -27,8 +27,9 @@ def main() -> None:
 
 def _serve(connection: Connection[Any, Any], images: SharedPixels) -> None:
     """Answer batches until the pipe closes."""
+    path, provider, threads, cuda_graphs = connection.recv()
     try:
-        encoder = OnnxEncoder(*connection.recv())
+        encoder = OnnxEncoder(path, provider, threads, cuda_graphs=cuda_graphs)
     except VouchError as error:
         connection.send(error)
         return

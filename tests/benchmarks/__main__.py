@@ -7,8 +7,8 @@ the first hour and a busy machine want photographs (VOUCH_DATA_DIR), of which th
 once. Left out, because they take an hour and print tables: `make bench-posteriors`,
 `make bench-zero-shot`, `make bench-decision`, `make bench-label-free`, `make bench-roll-up`,
 `make bench-review`, `make bench-unknown`; because it installs another server: `make bench-load`;
-and because they build a gallery of a million items:
-`make bench-gallery`, `make bench-filters`, `make bench-tenants`.
+because it wants a GPU: `make bench-gpu`; and because they build galleries of a million items and
+more: `make bench-gallery`, `make bench-ten-million`, `make bench-filters`, `make bench-tenants`.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ def main() -> None:
         "bench-decision",
         "bench-label-free",
         "bench-gallery",
+        "bench-ten-million",
+        "bench-gpu",
         "bench-filters",
         "bench-tenants",
         "bench-roll-up",

@@ -26,7 +26,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,17 @@ from model_store.encoder.contract import Embeddings
 from model_store.gallery import (
     Allowed,
     FaissGallery,
+    IndexSettings,
     NewItem,
     Thumbnail,
     parse_filter,
-    write_faiss_gallery,
+    write_faiss_parts,
 )
 from model_store.gallery.files.gallery import GALLERY_FILES
+from model_store.gallery.index.plan import DEFAULT_SETTINGS
+from model_store.gallery.index.row_blocks import BLOCK_ROWS
 from model_store.gallery.index.search import INDEX_FILE
+from model_store.gallery.protocol import AT_ONCE, Part
 from model_store.predictive import Predictive, predict
 from model_store.search import N_CANDIDATES, two_stage_search
 from model_store.sphere import base_noise
@@ -107,39 +111,112 @@ def build(
     directory: Path,
     n_items: int,
     metadata: Callable[[int], dict[str, Any]] = _thousandth,
+    picture: bytes = b"a picture" * 60,
+    n_queries: int = N_QUERIES,
+    settings: IndexSettings = DEFAULT_SETTINGS,
 ) -> None:
-    """A gallery, the queries kept out of it, and their nearest items by exact search."""
+    """A gallery, the queries kept out of it, and their nearest items by exact search.
+
+    No more of it is in memory at a time than copies of all real items.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for name in GALLERY_FILES:
         (directory / name).unlink(missing_ok=True)
     source = FaissGallery(locate(bundle))
     rows = np.random.default_rng(0).permutation(source.n_items)
-    kept_out, rows = rows[:N_QUERIES], rows[N_QUERIES:]
-    of = rows[np.arange(n_items) % len(rows)]
-    directions = _moved_copies(source.directions(rows), n_items)
-    codes = source.label_codes(of)
-    picture = Thumbnail(b"a picture" * 60, "image/png")
-    items = [
-        NewItem(f"{row:08d}", source.labels[code], metadata(row), picture)
-        for row, code in enumerate(codes)
-    ]
-    nothing = np.empty((n_items, 0), dtype=np.float32)
-    started = time.perf_counter()
-    write_faiss_gallery(
-        directory, Embeddings(directions, source.variances(of), nothing), items, "benchmark"
-    )
-    np.save(directory / "build_s.npy", time.perf_counter() - started)
+    kept_out, rows = rows[:n_queries], rows[n_queries:]
     queries = source.directions(kept_out)
+    nearest = Nearest(queries, K)
+    made = _Made(source, rows, nearest, metadata, Thumbnail(picture, "image/png"))
+    started, computed = time.perf_counter(), time.process_time()
+    shape = n_items, source.dim
+    write_faiss_parts(directory, shape, made.parts(n_items), "benchmark", settings)
+    took = np.array([time.perf_counter() - started, time.process_time() - computed])
+    np.save(directory / "build_s.npy", took - made.seconds)
     np.save(directory / "queries.npy", queries)
     np.save(directory / "query_variances.npy", source.variances(kept_out))
-    _, truth = faiss.knn(queries, directions, K, faiss.METRIC_INNER_PRODUCT)
-    np.save(directory / "truth.npy", truth)
+    np.save(directory / "truth.npy", nearest.rows)
 
 
-def _moved_copies(real: Floats, n_items: int) -> Floats:
-    """``n_items`` unit vectors: the real ones first, then moved copies of them in turn."""
+class Nearest:
+    """The ``k`` nearest of directions that come some at a time, by exact search.
+
+    Attributes
+    ----------
+    rows : (n, k) of the nearest so far, nearest first.
+    """
+
+    def __init__(self, queries: Floats, k: int) -> None:
+        self._queries, self._k = queries, k
+        self._similarities = np.empty((len(queries), 0), np.float32)
+        self.rows = np.empty((len(queries), 0), np.int64)
+
+    def add(self, directions: Floats, rows: NDArray[np.int64]) -> None:
+        """Compare ``directions`` (m, D), which are those of ``rows`` (m,)."""
+        k = min(self._k, len(rows))
+        near, found = faiss.knn(self._queries, directions, k, faiss.METRIC_INNER_PRODUCT)
+        similarities = np.hstack([self._similarities, near])
+        every = np.hstack([self.rows, rows[found]])
+        best = np.argsort(-similarities, axis=1, kind="stable")[:, : self._k]
+        self._similarities = np.take_along_axis(similarities, best, axis=1)
+        self.rows = np.take_along_axis(every, best, axis=1)
+
+
+class _Made:
+    """Items that are made as they are asked for, in the order of their ids.
+
+    Parameters
+    ----------
+    nearest : told of all of them.
+
+    Attributes
+    ----------
+    seconds : by the clock and of the processor, that all this has taken.
+    """
+
+    def __init__(
+        self,
+        source: FaissGallery,
+        rows: NDArray[np.int64],
+        nearest: Nearest,
+        metadata: Callable[[int], dict[str, Any]],
+        picture: Thumbnail,
+    ) -> None:
+        self._source, self._rows, self._nearest = source, rows, nearest
+        self._metadata, self._picture = metadata, picture
+        self.seconds = np.zeros(2)
+
+    def parts(self, n_items: int) -> Iterator[Part]:
+        """``n_items`` of them."""
+        start = 0
+        copies = _moved_copies(self._source.directions(self._rows), n_items)
+        while start < n_items:
+            began = np.array([time.perf_counter(), time.process_time()])
+            directions = next(copies)
+            self._nearest.add(directions, np.arange(start, start + len(directions)))
+            self.seconds += np.array([time.perf_counter(), time.process_time()]) - began
+            for first in range(0, len(directions), AT_ONCE):
+                yield self._part(directions[first : first + AT_ONCE], start + first)
+            start += len(directions)
+
+    def _part(self, directions: Floats, first: int) -> Part:
+        numbers = range(first, first + len(directions))
+        of = self._rows[np.arange(numbers.start, numbers.stop) % len(self._rows)]
+        items = [
+            NewItem(
+                f"{number:08d}", self._source.labels[code], self._metadata(number), self._picture
+            )
+            for number, code in zip(numbers, self._source.label_codes(of), strict=True)
+        ]
+        nothing = np.empty((len(items), 0), dtype=np.float32)
+        return Embeddings(directions, self._source.variances(of), nothing), items
+
+
+def _moved_copies(real: Floats, n_items: int) -> Iterator[Floats]:
+    """``n_items`` unit vectors: the real ones first, then moved copies of all of them in turn."""
+    yield real[:n_items]
     if n_items <= len(real):
-        return real[:n_items]
+        return
     generator = np.random.default_rng(1)
     lists = faiss.IndexIVFFlat(
         faiss.IndexFlatIP(real.shape[1]), real.shape[1], 256, faiss.METRIC_INNER_PRODUCT
@@ -149,17 +226,14 @@ def _moved_copies(real: Floats, n_items: int) -> Floats:
     lists.nprobe = 8
     similarities, _ = lists.search(real, K + 1)
     reach = np.sqrt(np.maximum(2 - 2 * similarities[:, -1], 0)) / 2
-    made = np.empty((n_items, real.shape[1]), dtype=np.float32)
-    made[: len(real)] = real
     for start in range(len(real), n_items, len(real)):
         of = slice(0, min(len(real), n_items - start))
         noise = generator.standard_normal(real[of].shape, dtype=np.float32)
         moved = real[of] + (reach[of] / np.sqrt(real.shape[1]))[:, None] * noise
-        made[start : start + len(moved)] = moved / np.linalg.norm(moved, axis=1, keepdims=True)
-    return made
+        yield moved / np.linalg.norm(moved, axis=1, keepdims=True)
 
 
-def _measure_one(directory: Path) -> dict[str, Any]:
+def measure_built(directory: Path, n_all_samples: int = N_ALL_SAMPLES) -> dict[str, Any]:
     """Open a gallery in this process, and search it on one thread."""
     faiss.omp_set_num_threads(1)
     queries = np.load(directory / "queries.npy")
@@ -178,23 +252,29 @@ def _measure_one(directory: Path) -> dict[str, Any]:
     after = process.memory_info().rss - before
     plain = faiss.read_index(str(directory / INDEX_FILE))
     seconds = medians(
-        N_QUERIES,
+        len(queries),
         plain=lambda at: plain.search(queries[at : at + 1], N_CANDIDATES),
         plain_10=lambda at: plain.search(queries[at : at + 1], K),
         candidates=lambda at: gallery.candidates(queries[at : at + 1], N_CANDIDATES),
         uncertain=lambda at: two_stage_search(gallery, predictives[at], K),
     )
     seconds |= medians(
-        N_ALL_SAMPLES,
+        n_all_samples,
         all_samples=lambda at: plain.search(predictives[at].samples, N_CANDIDATES),
         all_samples_10=lambda at: plain.search(predictives[at].samples, K),
     )
     found |= {f"{name}_ms": 1000 * median for name, median in seconds.items()}
-    found |= _filtered(gallery, queries[:N_ALL_SAMPLES])
+    found |= _filtered(gallery, queries[:n_all_samples])
     arithmetic = _arithmetic(gallery)
     return found | {
         "engine": gallery.index_type,
-        "build_s": float(np.load(directory / "build_s.npy")),
+        **dict(
+            zip(
+                ("build_s", "build_processor_s"),
+                np.load(directory / "build_s.npy").tolist(),
+                strict=True,
+            )
+        ),
         "recall_written_down": gallery.index.recall_at_10,
         "searched_mib": after / 2**20,
         "arithmetic_mib": arithmetic / 2**20,
@@ -205,7 +285,7 @@ def _measure_one(directory: Path) -> dict[str, Any]:
         / 2**20,
         "uncertain_over_plain_search": seconds["uncertain"] / seconds["plain"],
         "two_stage_over_all_samples": seconds["uncertain"] / seconds["all_samples"],
-        **_votes(gallery, plain, predictives[:N_ALL_SAMPLES]),
+        **_votes(gallery, plain, predictives[:n_all_samples]),
     }
 
 
@@ -273,13 +353,15 @@ def _filtered(gallery: FaissGallery, queries: Floats) -> dict[str, float]:
             len(queries),
             search=_search_among(gallery, queries, allowed),
         ).values()
-        k = min(K, len(rows))
-        _, truth = faiss.knn(queries, gallery.directions(rows), k, faiss.METRIC_INNER_PRODUCT)
+        truth = Nearest(queries, K)
+        for start in range(0, len(rows), BLOCK_ROWS):
+            some = rows[start : start + BLOCK_ROWS]
+            truth.add(gallery.directions(some), some)
         found |= {
             f"filter_{name}_share": len(rows) / gallery.n_items,
             f"filter_{name}_ms": 1000 * median,
             f"filter_{name}_recall_at_10": overlap(
-                gallery.candidates(queries, K, allowed).rows, rows[truth]
+                gallery.candidates(queries, K, allowed).rows, truth.rows
             ),
         }
     return found
@@ -294,7 +376,7 @@ def main() -> None:
     parser.add_argument("--measure", type=Path, help="one gallery that was built, in this process")
     options = parser.parse_args()
     if options.measure is not None:
-        print(json.dumps(_measure_one(options.measure)))
+        print(json.dumps(measure_built(options.measure)))
         return
     found = measure(options.bundle, tuple(options.sizes))
     _write(found)

@@ -79,9 +79,9 @@ def measure() -> dict[str, float]:
             rates["bare"].append(rate)
             computed["bare"].append(of_processor)
             for name, (asked, path) in targets.items():
-                _load(asked.port, path, files, WARM_UP)
+                asked_by_clients(asked.port, path, files, WARM_UP)
                 before = processor_seconds(asked.pid)
-                seconds, lost, taken = _load(asked.port, path, files, N_QUERIES)
+                seconds, lost, taken = asked_by_clients(asked.port, path, files, N_QUERIES)
                 computed[name].append((processor_seconds(asked.pid) - before) / N_QUERIES)
                 failed += lost
                 rates[name].append((N_QUERIES - lost) / taken)
@@ -162,10 +162,10 @@ def _bare_loop() -> tuple[float, float]:
     return N_QUERIES / taken, (time.process_time() - computed) / N_QUERIES
 
 
-def _load(
-    port: int, path: str, files: Sequence[bytes], n_queries: int
+def asked_by_clients(
+    port: int, path: str, files: Sequence[bytes], n_queries: int, n_clients: int = N_CLIENTS
 ) -> tuple[list[float], int, float]:
-    """Ask ``n_queries`` from `N_CLIENTS` clients; latencies, failures, and seconds in all."""
+    """Ask ``n_queries`` from ``n_clients`` clients; latencies, failures, and seconds in all."""
     queries = iter([files[i % len(files)] for i in range(n_queries)])
     seconds: list[float] = []
     failed = 0
@@ -184,7 +184,7 @@ def _load(
 
     async def all_clients() -> float:
         started = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(N_CLIENTS)))
+        await asyncio.gather(*(client() for _ in range(n_clients)))
         return time.perf_counter() - started
 
     taken = asyncio.run(all_clients())

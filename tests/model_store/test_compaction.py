@@ -160,6 +160,23 @@ def test_it_holds_a_part_of_the_gallery_at_a_time(tmp_path: Path) -> None:
     assert [one.id for one in now.items(np.arange(6, 10))] == ["00006", "00008", "00008a", "00009"]
 
 
+def test_it_asks_of_the_index_what_was_asked_at_first(tmp_path: Path) -> None:
+    """Or a gallery that was to fit into little memory would take more of it ever after."""
+    n, dim = 3_000, 16
+    settings = IndexSettings("ivf_pq", memory_budget_bytes=70_000, min_recall=0.2)
+    root = published(tmp_path, random_embeddings(n, dim, seed=0), new_items(n), settings)
+    live = opened(root)
+    before = live.snapshot().index
+    assert before.n_bytes <= 70_000
+    live.commit([upsert("new", 1, dim=dim)])
+    with compaction(root, live) as one:
+        one.prepare()
+        one.switch()
+    after = opened(root).snapshot().index
+    assert (after.kind, after.factory, after.min_recall) == ("ivf_pq", before.factory, 0.2)
+    assert after.n_bytes <= after.memory_budget_bytes == 70_000
+
+
 def test_requests_are_known_again_after_it(root: Path) -> None:
     live = opened(root)
     change(live)

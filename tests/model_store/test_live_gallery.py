@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import threading
 import time
+import tracemalloc
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -154,6 +155,35 @@ class TestASnapshot:
             if len(seen) == 6:  # the last one seen goes, another comes before, one behind
                 live.commit([Delete(seen[-1]), some_upsert("b"), some_upsert("zzz")])
         assert seen == sorted(known | {"item-0035", "zz", "a", "zzz"})
+
+    def test_a_page_looks_at_no_more_rows_than_it_takes(
+        self, base: FaissGallery, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of ten million rows each page would else look at all that come after it."""
+        monkeypatch.setattr(base, "n_rows", 10**7)
+        monkeypatch.setattr(base, "n_items", 10**7)
+        live = opened(base, path)
+        first = [one.id for one in base.items(np.array([0, 1, 3, 4]))]
+        live.commit([Delete(item_id) for item_id in first])
+        now = live.snapshot()
+        tracemalloc.start()
+        try:
+            assert now.page(None, 3).tolist() == [2, 5, 6]
+            assert now.page(6, 1_000).tolist() == list(range(7, 1_007))
+            assert tracemalloc.get_traced_memory()[1] < 2**20
+        finally:
+            tracemalloc.stop()
+
+    def test_items_go_into_another_gallery_with_few_questions(
+        self, base: FaissGallery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+        base._items._connection.set_trace_callback(asked.append)
+        rows = np.array([7, 2, 5])
+        found = base.with_pictures(rows)
+        assert len(asked) == 2
+        assert [one.id for one in found] == [one.id for one in base.items(rows)]
+        assert [one.thumbnail for one in found] == [base.thumbnail(one.id) for one in found]
 
     def test_what_changed_is_counted_by_item(self, live: LiveGallery, base: FaissGallery) -> None:
         first, second, third = (one.id for one in base.items(np.array([0, 1, 2])))

@@ -33,6 +33,7 @@ FROM_ENVIRONMENT = [
     ("max_batch", "1", 1),
     ("max_batch_pixels", "1000", 1000),
     ("pad_batches", "true", True),
+    ("cuda_graphs", "true", True),
     ("max_in_flight", "9", 9),
     ("deadline_s", "2.5", 2.5),
     ("max_connections", "50", 50),

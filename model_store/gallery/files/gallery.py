@@ -21,7 +21,13 @@ from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.build import REPORT_FILE, IndexReport
 from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE, open_index
-from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, Thumbnail
+from model_store.gallery.protocol import (
+    SIMILARITY_DECIMALS,
+    Candidates,
+    Item,
+    NewItem,
+    Thumbnail,
+)
 
 LABELS_FILE = "labels.npy"
 GALLERY_FILES = (
@@ -149,6 +155,15 @@ class FaissGallery:
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
         """The items at ``rows`` (n,), in that order."""
         return self._items.at(rows.tolist())
+
+    def with_pictures(self, rows: NDArray[np.int64]) -> list[NewItem]:
+        """The items at ``rows`` (n,), in that order, as they were written."""
+        places = rows.tolist()
+        items, thumbnails = self._items.at(places), self._items.thumbnails(places)
+        return [
+            NewItem(item.id, item.label, item.metadata, thumbnail, self._previews.at(place))
+            for item, thumbnail, place in zip(items, thumbnails, places, strict=True)
+        ]
 
     def row(self, item_id: str) -> int:
         """Return the row of an item, or raise `ItemNotFound`."""

@@ -171,10 +171,14 @@ class Items:
 
     def thumbnail(self, item_id: str) -> Thumbnail:
         """The picture of that item."""
-        media_type, data = self._connection.execute(
-            "SELECT media_type, data FROM thumbnails WHERE row = ?", (self.row(item_id),)
-        ).fetchone()
-        return Thumbnail(data, media_type)
+        return self.thumbnails([self.row(item_id)])[0]
+
+    def thumbnails(self, rows: Sequence[int]) -> list[Thumbnail]:
+        """The pictures of the items at ``rows``, in that order."""
+        marks = ",".join("?" * len(rows))
+        query = f"SELECT row, data, media_type FROM thumbnails WHERE row IN ({marks})"  # noqa: S608
+        found = {row: Thumbnail(*one) for row, *one in self._connection.execute(query, list(rows))}
+        return [found[row] for row in rows]
 
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass the filter."""

@@ -112,7 +112,7 @@ def write_faiss_parts(
 
 
 def _write_index(directory: Path, plan: IndexPlan, settings: IndexSettings) -> IndexReport:
-    directions = np.asarray(np.load(directory / DIRECTIONS_FILE, mmap_mode="r"))
+    directions = np.load(directory / DIRECTIONS_FILE, mmap_mode="r")
     index, report = build_index(directions, plan, settings)
     faiss.write_index(index, str(directory / INDEX_FILE))
     report.save(directory)

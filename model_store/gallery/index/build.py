@@ -13,8 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ConfigError
-from model_store.gallery.index.plan import IndexKind, IndexPlan, IndexSettings
+from model_store.gallery.index.many_lists import add_to_lists, are_many, learn_lists
+from model_store.gallery.index.plan import (
+    DEFAULT_SETTINGS,
+    IndexKind,
+    IndexPlan,
+    IndexSettings,
+)
 from model_store.gallery.index.recall import EFFORTS, FETCHED, share_found, tenth_similarity
+from model_store.gallery.index.row_blocks import row_blocks, rows_at
 from model_store.sphere import unit_direction
 from model_store.threads import faiss_threads
 
@@ -29,6 +36,11 @@ POINTS_PER_LIST = 40
 _NEIGHBOURHOOD_EFFORT = 32
 """For neighbours that queries are made of, and need not be the nearest."""
 
+NEIGHBOURS_AMONG = 1_000_000
+"""Items among which these neighbours are looked for, drawn at random where there are more. The more
+items, the nearer the neighbours, and of ten million they may all be copies of one picture: queries
+then lie among these, where every search succeeds. So the measured neighbourhood stays as wide."""
+
 
 @dataclass(frozen=True, slots=True)
 class IndexReport:
@@ -41,6 +53,7 @@ class IndexReport:
     recall_at_10 : share of the ten nearest items that a search finds, after ranking again; mean
         over ``n_queries`` made of the gallery's items (`_queries`).
     n_bytes : that stay in memory, by arithmetic.
+    min_recall, memory_budget_bytes : as they were asked for; a compaction asks for them again.
     """
 
     kind: IndexKind
@@ -49,6 +62,8 @@ class IndexReport:
     recall_at_10: float
     n_queries: int
     n_bytes: int
+    min_recall: float = DEFAULT_SETTINGS.min_recall
+    memory_budget_bytes: int = DEFAULT_SETTINGS.memory_budget_bytes
 
     @property
     def engine(self) -> str:
@@ -81,7 +96,7 @@ def build_index(
 
     Parameters
     ----------
-    directions : (N, D), unit.
+    directions : (N, D), unit; an array, or a whole mapped file.
 
     Returns
     -------
@@ -94,8 +109,9 @@ def build_index(
     n_items, dim = directions.shape
     if plan.kind == "flat":
         index = faiss.IndexFlatIP(dim)
-        index.add(directions)
-        return index, IndexReport("flat", plan.factory, {}, 1.0, 0, plan.n_bytes)
+        for rows in row_blocks(directions):
+            index.add(rows)
+        return index, _report(plan, settings, {}, 1.0, 0)
     generator = np.random.default_rng(settings.seed)
     with faiss_threads(1):  # sums in another order would be another index
         index = faiss.index_factory(dim, plan.factory, faiss.METRIC_L2)
@@ -107,14 +123,51 @@ def build_index(
                 f"there are {n_items}. Leave index.kind at 'auto'."
             )
         n_points = min(n_items, POINTS_PER_LIST * getattr(index, "nlist", 1024))
-        index.train(directions[np.sort(generator.permutation(n_items)[:n_points])])
-        index.add(directions)
+        points = rows_at(directions, np.sort(generator.permutation(n_items)[:n_points]))
+        _fill(index, points, directions, plan, settings.seed)
         effort, recall, n_queries = _tuned(index, directions, plan, settings, generator)
     name = "efSearch" if plan.kind == "hnsw" else "nprobe"
     set_effort(index, effort)
-    parameters = {name: effort}
-    report = IndexReport(plan.kind, plan.factory, parameters, recall, n_queries, plan.n_bytes)
-    return index, report
+    return index, _report(plan, settings, {name: effort}, recall, n_queries)
+
+
+def _report(
+    plan: IndexPlan,
+    settings: IndexSettings,
+    parameters: Mapping[str, int],
+    recall: float,
+    n_queries: int,
+) -> IndexReport:
+    return IndexReport(
+        plan.kind,
+        plan.factory,
+        parameters,
+        recall,
+        n_queries,
+        plan.n_bytes,
+        settings.min_recall,
+        settings.memory_budget_bytes,
+    )
+
+
+def _fill(
+    index: Any,  # noqa: ANN401 - FAISS has no types
+    points: NDArray[np.float32],
+    directions: NDArray[np.float32],
+    plan: IndexPlan,
+    seed: int,
+) -> None:
+    """Let an index learn from ``points``, and put all ``directions`` into it."""
+    many = are_many(index)
+    if many:
+        learn_lists(index, points, seed)
+    index.train(points)
+    if many:
+        add_to_lists(index, row_blocks(directions))
+        return
+    # A graph's links depend on what is added with them.
+    for rows in [directions] if plan.kind == "hnsw" else row_blocks(directions):
+        index.add(rows)
 
 
 def _learn_from(index: Any, seed: int) -> None:  # noqa: ANN401 - FAISS has no types
@@ -136,6 +189,19 @@ def set_effort(index: Any, effort: int) -> None:  # noqa: ANN401 - FAISS has no 
         index.nprobe = effort
 
 
+def parameters_of(index: Any, effort: int, among: Any = None) -> Any:  # noqa: ANN401
+    """Return the parameters of a search with an effort, among some rows or all."""
+    options = {} if among is None else {"sel": among}
+    if hasattr(index, "hnsw"):
+        return faiss.SearchParametersHNSW(efSearch=effort, **options)
+    return faiss.SearchParametersIVF(nprobe=effort, **options)
+
+
+def selector(mask: NDArray[np.bool_]) -> Any:  # noqa: ANN401 - FAISS has no types
+    """Return FAISS's own kind of a mask (N,) of rows."""
+    return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+
+
 def _tuned(
     index: Any,  # noqa: ANN401 - FAISS has no types
     directions: NDArray[np.float32],
@@ -150,11 +216,7 @@ def _tuned(
     for effort in _efforts(index):
         set_effort(index, effort)
         _, found = index.search(queries, min(FETCHED, len(directions)))
-        shares = [
-            share_found(directions, query, candidates, least)
-            for query, candidates, least in zip(queries, found, tenth, strict=True)
-        ]
-        recall = float(np.mean(shares))
+        recall = share_found(directions, queries, found, tenth)
         if recall >= settings.min_recall:
             return effort, recall, len(queries)
     raise ConfigError(
@@ -187,9 +249,17 @@ def _queries(
     n_items = len(directions)
     rows = np.sort(generator.permutation(n_items)[:N_QUERIES])
     set_effort(index, _efforts(index)[-1] if n_items <= FETCHED else _NEIGHBOURHOOD_EFFORT)
-    _, found = index.search(directions[rows], min(FETCHED, n_items))
+    items = rows_at(directions, rows)
+    among = None
+    if n_items > NEIGHBOURS_AMONG:
+        mask = np.zeros(n_items, dtype=bool)
+        mask[generator.choice(n_items, NEIGHBOURS_AMONG, replace=False)] = True
+        effort = _NEIGHBOURHOOD_EFFORT * -(-n_items // NEIGHBOURS_AMONG)
+        among = parameters_of(index, min(effort, _efforts(index)[-1]), selector(mask))
+    _, found = index.search(items, min(FETCHED, n_items), params=among)
     near = np.where(found < 0, rows[:, None], found)
     places = generator.integers(0, near.shape[1], (2, len(rows)))
     one, other = near[np.arange(len(rows)), places]
-    moved = directions[rows] + directions[one] - directions[other]
+    every = np.asarray(directions)
+    moved = items + every[one] - every[other]
     return unit_direction(moved)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+
+from model_store.gallery.index.row_blocks import row_blocks, rows_at
 
 FETCHED = 200
 """Candidates of an approximate index that are ranked again by their stored directions, at least;
@@ -24,18 +28,33 @@ def tenth_similarity(
 ) -> NDArray[np.float32]:
     """Similarity of the tenth nearest item to each of the queries; or of the last."""
     k = min(N_NEIGHBOURS, len(directions))
-    similarities, _ = faiss.knn(queries, directions, k, faiss.METRIC_INNER_PRODUCT)
-    tenth: NDArray[np.float32] = similarities[:, -1]
+    nearest = np.empty((len(queries), 0), np.float32)
+    for rows in row_blocks(directions):
+        found, _ = faiss.knn(queries, rows, min(k, len(rows)), faiss.METRIC_INNER_PRODUCT)
+        nearest = -np.sort(-np.hstack([nearest, found]), axis=1)[:, :k]
+    tenth: NDArray[np.float32] = nearest[:, -1]
     return tenth
 
 
 def share_found(
     directions: NDArray[np.float32],
-    query: NDArray[np.float32],
-    candidates: NDArray[np.int64],
-    least: float,
+    queries: NDArray[np.float32],
+    found: Sequence[NDArray[np.int64]],
+    tenth: NDArray[np.float32],
 ) -> float:
-    """Share of the ten nearest items among ``candidates``, which hold −1 where there is none."""
-    similarities = directions[candidates[candidates >= 0]] @ query
-    n_found = int((similarities >= least - _TIE).sum())
-    return min(1.0, n_found / min(N_NEIGHBOURS, len(directions)))
+    """Mean share of the ten nearest items among the rows ``found`` for each of the queries.
+
+    Parameters
+    ----------
+    found : of each query; −1 where there is none.
+    tenth : what `tenth_similarity` returned.
+    """
+    every = np.unique(np.concatenate(found))
+    every = every[every >= 0]
+    candidates = rows_at(directions, every)
+    shares = []
+    for query, rows, least in zip(queries, found, tenth, strict=True):
+        similarities = candidates[np.searchsorted(every, rows[rows >= 0])] @ query
+        n_found = int((similarities >= least - _TIE).sum())
+        shares.append(min(1.0, n_found / min(N_NEIGHBOURS, len(directions))))
+    return float(np.mean(shares))

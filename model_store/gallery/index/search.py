@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery.index.allowed import Allowed
-from model_store.gallery.index.build import IndexReport
+from model_store.gallery.index.build import IndexReport, parameters_of, selector
 from model_store.gallery.index.recall import FETCHED
 from model_store.threads import faiss_threads, threads_for
 from model_store.verdicts import Plan
@@ -86,7 +86,7 @@ class ExactIndex:
             return [np.empty(0, dtype=np.int64)] * len(queries), "exact"
         if mask is not None and n_allowed <= n:
             return [np.flatnonzero(mask)] * len(queries), "exact"
-        parameters = None if mask is None else faiss.SearchParameters(sel=_selector(mask))
+        parameters = None if mask is None else faiss.SearchParameters(sel=selector(mask))
         with faiss_threads(threads_for(len(queries))):
             _, found = self._index.search(
                 np.ascontiguousarray(queries), min(n, n_allowed), params=parameters
@@ -181,11 +181,11 @@ class ApproximateIndex:
     ) -> list[Rows]:
         """At least ``n`` of the rows of a mask near each query, which alone are compared."""
         n_allowed = self._n_items if mask is None else int(np.count_nonzero(mask))
-        selector = None if mask is None else _selector(mask)
+        among = None if mask is None else selector(mask)
         # As many allowed rows are looked at as there would be without a filter.
         effort = math.ceil(self._effort * self._n_items / n_allowed)
         fetched = min(max(n, FETCHED), n_allowed)
-        found = [self._search(query, n, fetched, effort, selector) for query in queries]
+        found = [self._search(query, n, fetched, effort, among) for query in queries]
         if all(rows is not None for rows in found):
             return [rows for rows in found if rows is not None]
         every = np.arange(self._n_items) if mask is None else np.flatnonzero(mask)
@@ -200,13 +200,13 @@ class ApproximateIndex:
         n: int,
         fetched: int,
         effort: int,
-        selector: Any,  # noqa: ANN401 - FAISS has no types
+        among: Any,  # noqa: ANN401 - FAISS has no types
     ) -> Rows | None:
         """At least ``n`` rows, by as wide a search as it takes; None if none is wide enough."""
         while True:
             effort = min(effort, self._most)
             _, found = self._index.search(
-                query[None], fetched, params=self._parameters(effort, selector)
+                query[None], fetched, params=self._parameters(effort, among)
             )
             rows: Rows = found[0][found[0] >= 0]
             if len(rows) >= n:
@@ -215,12 +215,10 @@ class ApproximateIndex:
                 return None
             effort *= 2
 
-    def _parameters(self, effort: int, selector: Any) -> Any:  # noqa: ANN401 - FAISS has no types
-        if selector is None and effort == self._effort:
+    def _parameters(self, effort: int, among: Any) -> Any:  # noqa: ANN401 - FAISS has no types
+        if among is None and effort == self._effort:
             return None  # what the index was written with
-        kind = faiss.SearchParametersIVF if self._knob == "nprobe" else faiss.SearchParametersHNSW
-        options = {self._knob: effort}
-        return kind(**options) if selector is None else kind(sel=selector, **options)
+        return parameters_of(self._index, effort, among)
 
     def _exact(self, query: NDArray[np.float32], n: int, rows: Rows) -> Rows:
         """The ``n`` nearest of ``rows``."""
@@ -229,7 +227,3 @@ class ApproximateIndex:
         if n >= len(rows):
             return rows
         return rows[np.argpartition(-np.concatenate(similarities), n - 1)[:n]]
-
-
-def _selector(mask: NDArray[np.bool_]) -> Any:  # noqa: ANN401 - FAISS has no types
-    return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))

@@ -64,12 +64,13 @@ class RowsOfBase:
     ----------
     allowed : rows of a gallery that has more than the base's; None for all.
     removed : (N,) whether a row of the base holds no item any more.
+    n_removed : the number of those.
     n_rows : of the gallery.
     """
 
-    def __init__(self, allowed: Allowed | None, removed: Mask, n_rows: int) -> None:
+    def __init__(self, allowed: Allowed | None, removed: Mask, n_removed: int, n_rows: int) -> None:
         self._allowed, self._removed, self._n_rows = allowed, removed, n_rows
-        self._there = len(removed) - int(np.count_nonzero(removed))
+        self._there = len(removed) - n_removed
         self.at_most, self.indexes = self._there, NO_FIELDS
         if allowed is not None:
             self.at_most, self.indexes = min(self._there, allowed.at_most), allowed.indexes

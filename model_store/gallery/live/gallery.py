@@ -190,8 +190,7 @@ class LiveGallery:
         """The gallery as it was after the change ``version``."""
         columns = self._columns
         n = int(np.searchsorted(columns.sequences.until(), version, side="right"))
-        removed = np.zeros(self._base.n_rows + n, dtype=bool)
-        removed[self._emptied.at(version)] = True
+        removed = self._emptied.at(version)
         appended = DeltaSegment(
             columns.sequences.until(n),
             self._ids,

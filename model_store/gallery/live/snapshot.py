@@ -71,7 +71,7 @@ class GallerySnapshot:
     Parameters
     ----------
     labels : see `Gallery.labels`.
-    removed : (rows,) whether a row holds no item any more.
+    removed : the rows that hold no item any more, each once.
     log : where items and pictures are read.
     columns : the indexes of fields of what was added.
 
@@ -85,24 +85,26 @@ class GallerySnapshot:
         base: FaissGallery,
         appended: DeltaSegment,
         labels: Sequence[str],
-        removed: NDArray[np.bool_],
+        removed: NDArray[np.int64],
         log: ChangesFile,
         columns: LogColumns,
         version: int,
     ) -> None:
-        self._base, self._appended, self._removed, self._log = base, appended, removed, log
+        self._base, self._appended, self._log = base, appended, log
         self._columns = columns
         self.labels = labels
         self.version = version
         self.encoder_fingerprint, self.index_type = base.encoder_fingerprint, base.index_type
-        self.index_kind, self.filter_fields = base.index.kind, base.filter_fields
+        self.index, self.filter_fields = base.index, base.filter_fields
         self.dim, self.preview_side = base.dim, base.preview_side
-        self.n_rows = len(removed)
-        self.n_items = self.n_rows - int(removed.sum())
-        removed_of_base, removed_since = np.split(removed, [base.n_rows])
-        self._misses_rows = bool(removed_of_base.any())
-        n_new = int((appended.is_new & ~removed_since).sum())
-        self.n_changed = base.n_changed + int(removed_of_base.sum()) + n_new
+        self.n_rows = base.n_rows + len(appended.sequences)
+        self.n_items = self.n_rows - len(removed)
+        # Zeros take no time until they are read: of a large base nothing here looks at each row.
+        self._removed = np.zeros(self.n_rows, dtype=bool)
+        self._removed[removed] = True
+        self._n_removed_of_base = int((removed < base.n_rows).sum())
+        n_new = int((appended.is_new & ~self._removed[base.n_rows :]).sum())
+        self.n_changed = base.n_changed + self._n_removed_of_base + n_new
 
     @property
     def n_appended(self) -> int:
@@ -118,8 +120,9 @@ class GallerySnapshot:
         if allowed is not None:
             usable &= allowed.at(np.arange(n_base, self.n_rows))
         places, in_base = np.flatnonzero(usable), allowed
-        if allowed is not None or self._misses_rows:
-            in_base = RowsOfBase(allowed, self._removed[:n_base], self.n_rows)
+        if allowed is not None or self._n_removed_of_base:
+            removed = self._removed[:n_base]
+            in_base = RowsOfBase(allowed, removed, self._n_removed_of_base, self.n_rows)
         found = self._base.candidates(directions, n, in_base)
         if not places.size:
             return found
@@ -227,7 +230,7 @@ class GallerySnapshot:
         if after is not None:
             first = self._id(after)
             start = after + 1 if after < n_base else self._base.next_row(first)
-        in_base = start + np.flatnonzero(~self._removed[start:n_base])[:limit]
+        in_base = self._there(start, limit)
         ids, places = self._appended_by_id
         from_place = 0 if after is None else bisect_right(ids, first)
         until = from_place + limit
@@ -237,6 +240,15 @@ class GallerySnapshot:
         rows = np.concatenate([in_base, since])
         by_id = [item.id for item in self.items(rows)]
         return rows[sorted(range(len(rows)), key=by_id.__getitem__)[:limit]]
+
+    def _there(self, start: int, limit: int) -> NDArray[np.int64]:
+        """The first ``limit`` rows of the base from ``start`` on that hold an item."""
+        n_base, n = self._base.n_rows, limit
+        while True:
+            rows = start + np.flatnonzero(~self._removed[start : min(start + n, n_base)])
+            if len(rows) >= limit or start + n >= n_base:
+                return rows[:limit]
+            n *= 2  # pages of a large gallery are not to read all that comes after them
 
     @cached_property
     def _appended_by_id(self) -> tuple[list[str], list[int]]:
@@ -322,19 +334,6 @@ class GallerySnapshot:
         for place, upsert in zip(np.flatnonzero(~in_base), since, strict=True):
             mean[place], variance[place] = upsert.vector.mean, upsert.vector.variance
         of_log = iter(upsert.item for upsert in since)
-        kept = iter(self._kept(rows[in_base]))
+        kept = iter(self._base.with_pictures(rows[in_base]))
         items = [next(kept if known else of_log) for known in in_base]
         return Embeddings(mean, variance, np.empty((len(rows), 0), dtype=np.float32)), items
-
-    def _kept(self, rows: NDArray[np.int64]) -> list[NewItem]:
-        """Items of the base with their pictures."""
-        return [
-            NewItem(
-                item.id,
-                item.label,
-                item.metadata,
-                self._base.thumbnail(item.id),
-                self._base.preview(item.id),
-            )
-            for item in self._base.items(rows)
-        ]

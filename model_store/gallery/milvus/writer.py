@@ -228,11 +228,7 @@ def _tuned(
             found = [gallery.candidates(query[None], N_NEIGHBOURS).rows[0] for query in queries]
         finally:
             gallery.close()
-        shares = [
-            share_found(directions, query, rows, least)
-            for query, rows, least in zip(queries, found, tenth, strict=True)
-        ]
-        recall = float(np.mean(shares))
+        recall = share_found(directions, queries, found, tenth)
         if recall >= settings.min_recall:
             return replace(tried, index={**tried.index, "recall_at_10": recall})
     raise ConfigError(

@@ -309,6 +309,17 @@ def many() -> list[ParityImage]:
     ]
 
 
+LARGE = """
+import torch
+
+class Large(torch.nn.Module):
+    def forward(self, images):
+        return 1e4 * torch.nn.functional.adaptive_avg_pool2d(1e3 * images, 4).flatten(1)
+
+made = Large
+"""
+
+
 class TestSmallerNumbers:
     @pytest.mark.parametrize("precision", ["float16", "int8_dynamic", "int8_static"])
     def test_their_cost_is_measured_and_on_the_card(
@@ -326,6 +337,17 @@ class TestSmallerNumbers:
         assert 0.9 < cost.smallest_cosine < 1
         encoder = OnnxEncoder(tmp_path / "e" / ENCODER_FILE, "cpu")
         assert len(encoder.encode(prepared(many[:3], encoder.metadata.preprocessing))) == 3
+
+    def test_a_network_that_does_not_fit_into_them_is_refused_with_the_reason(
+        self, many: list[ParityImage], tmp_path: Path
+    ) -> None:
+        (tmp_path / "large.py").write_text(LARGE)
+        (tmp_path / "how.json").write_text('{"input_size": [3, 32, 32]}')
+        choices = EncoderChoices(preprocess=tmp_path / "how.json")
+        source = DOORS[Door.torch](f"{tmp_path / 'large.py'}:made", choices)
+        with pytest.raises(ParityError, match=r"no embedding any more: .* 65,504"):
+            write_encoder(tmp_path / "e", source, many, Precision.float16, 1.0)
+        assert not (tmp_path / "e").exists()
 
     def test_what_loses_too_much_is_refused(
         self, many: list[ParityImage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ import pytest
 from numpy.typing import NDArray
 from pyarrow import feather, parquet
 
+from index_builder.indexing.blocks import Block, Place
+from index_builder.indexing.prepare import prepare_vectors
 from index_builder.indexing.sources import open_source
+from index_builder.vectors import table
 from index_builder.vectors.declared import write_declared_encoder
 from index_builder.vectors.table import PARTS, open_table
 from model_store.bundles.bundle import Bundle, open_bundle
@@ -132,6 +137,65 @@ def test_variance_and_features_come_along(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         gallery.variances(rows), given["variance"] / lengths**2, rtol=2e-2, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_one_file_are_read_some_rows_at_a_time(
+    tmp_path: Path, save: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "AT_ONCE", 100)
+    generator = np.random.default_rng(0)
+    mean, variance = generator.normal(size=(2, 20_000, 16)).astype(">f4")
+    save(tmp_path / "v.npz", variance=variance, mean=mean, other=np.ones(3))
+    opened = open_table(tmp_path / "v.npz")
+    found = []
+    tracemalloc.start()
+    try:
+        for rows, fields in opened.rows():
+            found.append(rows.sum(axis=1))
+            assert (len(rows), fields) == (100, None)
+        assert tracemalloc.get_traced_memory()[1] < 2**20  # of 2.4 MiB
+    finally:
+        tracemalloc.stop()
+    wanted = mean.sum(axis=1) + variance.sum(axis=1)
+    np.testing.assert_allclose(np.concatenate(found), wanted, atol=1e-4)
+
+
+def test_damage_behind_the_first_rows_is_said(tmp_path: Path) -> None:
+    np.savez(tmp_path / "v.npz", mean=np.ones((5_000, 8), np.float32))
+    content = bytearray((tmp_path / "v.npz").read_bytes())
+    content[100_000] ^= 1
+    (tmp_path / "v.npz").write_bytes(content)
+    opened = open_table(tmp_path / "v.npz")
+    with pytest.raises(DatasetError, match=r"no file of NumPy's, or cut off"):
+        list(opened.rows())
+
+
+def test_columns_that_follow_one_another_are_read_too(tmp_path: Path) -> None:
+    mean = np.random.default_rng(0).normal(size=(5_000, 3)).astype("<f4")
+    np.savez(tmp_path / "v.npz", mean=np.asfortranarray(mean), variance=mean**2)
+    [first, second] = open_table(tmp_path / "v.npz").rows()
+    found = np.concatenate([first[0], second[0]])
+    np.testing.assert_array_equal(found, np.hstack([mean, mean**2]))
+
+
+def test_vectors_are_read_by_opening_their_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = np.random.default_rng(0).normal(size=(9, 4)).astype("<f4")
+    (tmp_path / "v.f32").write_bytes(rows.tobytes())
+    places = tuple(Place(str(tmp_path / "v.f32"), 16 * n, 16, 0) for n in (3, 0, 8))
+    opened: list[Path] = []
+    open_file = Path.open
+
+    def noted(path: Path, mode: str) -> Any:
+        opened.append(path)
+        return open_file(path, mode)
+
+    monkeypatch.setattr(Path, "open", noted)
+    prepared = prepare_vectors(Block(0, ("a", "b", "c"), places), VectorInput("theirs", 4))
+    np.testing.assert_array_equal(prepared.images, rows[[3, 0, 8]])
+    assert len(opened) == 1
 
 
 def test_a_declaration_has_one_fingerprint(tmp_path: Path) -> None:

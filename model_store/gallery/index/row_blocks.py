@@ -1,0 +1,39 @@
+"""Directions read block by block: what has been read of a file takes no memory any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_ROWS = 65_536
+"""The rows that FAISS puts into inverted lists at a time: added in such blocks, they make the same
+index as added at once."""
+
+
+def row_blocks(rows: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    """Yield the rows (N, D) of an array, or of a whole mapped file, in blocks.
+
+    Of a file each block is a map of its own, which ends when the block is let go of. What is read
+    through one map of all rows would count as memory of this process until it ends.
+    """
+    for start in range(0, len(rows), BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, len(rows))
+        if isinstance(rows, np.memmap) and rows.filename is not None:
+            at = rows.offset + start * rows.strides[0]
+            shape = stop - start, *rows.shape[1:]
+            yield np.memmap(rows.filename, np.float32, "r", at, shape)
+        else:
+            yield rows[start:stop]
+
+
+def rows_at(rows: NDArray[np.float32], places: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the rows at ``places``, ascending, as `row_blocks` reads them."""
+    found = np.empty((len(places), *rows.shape[1:]), rows.dtype)
+    start = 0
+    for block in row_blocks(rows):
+        first, after = np.searchsorted(places, (start, start + len(block)))
+        found[first:after] = block[places[first:after] - start]
+        start += len(block)
+    return found
