@@ -83,11 +83,9 @@ def test_a_seed_draws_the_same_mutants_and_each_of_them_can_be_compiled() -> Non
             ast.parse(one.source)
 
 
-def a_mutant(number: int, **fields: str) -> Mutant:
-    return replace(
-        Mutant("access", "not", "a.py", number, f"not {number}", str(number), number, "", 7),
-        **fields,
-    )
+def a_mutant(number: int, outcome: str, by: str = "") -> Mutant:
+    lines = f"not {number}", str(number)
+    return Mutant("access", "not", "a.py", number, *lines, number, "", 7, outcome, by)
 
 
 def test_results_of_several_runs_add_up_and_the_last_of_a_mutant_counts(tmp_path: Path) -> None:

@@ -61,3 +61,28 @@ async def test_connections_that_come_go_first_for_a_moment() -> None:
         turns.newcomer()
         await asyncio.sleep(0)
     assert 2 <= sum(turn.done() for turn in asked) <= 12
+
+
+async def test_shorter_work_goes_before_for_a_moment() -> None:
+    readings = Turns()
+    turns = Turns(shorter=readings)
+    for _ in range(10):
+        readings.ask("a")
+    asked = [turns.ask("a") for _ in range(10)]
+    assert not any(turn.done() for turn in asked[1:])
+    for _ in range(9):
+        assert sum(turn.done() for turn in asked) <= 1
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert sum(turn.done() for turn in asked) >= 2
+
+
+async def test_shorter_work_alone_keeps_nobody_waiting() -> None:
+    readings = Turns()
+    turns = Turns(shorter=readings)
+    for _ in range(3):
+        assert readings.ask("a").done()
+        assert turns.ask("a").done()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
