@@ -20,6 +20,7 @@ import json
 import math
 import resource
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -50,12 +51,14 @@ class Room:
     ----------
     n_places : connections at a time; never more than three quarters of the files that this process
         may open.
+    account_of : tells on whose account a request is; each account has its turns.
     """
 
-    def __init__(self, n_places: int) -> None:
+    def __init__(self, n_places: int, account_of: Callable[[Scope], str] | None = None) -> None:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         few = files == resource.RLIM_INFINITY or n_places <= files * 3 // 4
         self._n_places = n_places if few else max(1, files * 3 // 4)
+        self.account_of = account_of
         self._n = 0
         self._waiting: defaultdict[str, dict[BoundedConnection, None]] = defaultdict(dict)
         self.readings = Turns()
@@ -145,12 +148,17 @@ class BoundedConnection(HttpToolsProtocol):
 
     async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request in its turn, unless nobody waits for it any more."""
-        of = "health" if scope["path"] in HEALTH else "others"
-        self._turn = self._room.turns.ask(f"{of} of {self.address}")
+        self._turn = self._room.turns.ask(lambda: self._line(scope))
         await self._turn
         if not self._is_lost:
             self._room.work(self)
             await self._answering(scope, receive, send)
+
+    def _line(self, scope: Scope) -> str:
+        """The line of a request: health has its own, beside that of whoever asks for much."""
+        if scope["path"] in HEALTH or self._room.account_of is None:
+            return f"{'health' if scope['path'] in HEALTH else 'others'} of {self.address}"
+        return self._room.account_of(scope)
 
     def data_received(self, data: bytes) -> None:
         """Read on: a body at once, a head in its turn."""
@@ -158,7 +166,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._parse(data)
             return
         if not self._unparsed:
-            self._reading = self._room.readings.ask(f"heads of {self.address}")
+            self._reading = self._room.readings.ask(lambda: self.address)
             if self._reading.done():
                 self._parse(data)
                 return

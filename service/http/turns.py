@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 
 NEWCOMERS_FIRST_S = 0.005
 """For which nothing else is begun while connections come in: the loop accepts one a turn, and
@@ -34,10 +35,16 @@ class Turns:
         """Note that a connection has come."""
         self._is_crowded = True
 
-    def ask(self, line: str) -> Turn:
-        """Return what is done when work may begin; whoever has gone sets it done."""
+    def ask(self, line: Callable[[], str]) -> Turn:
+        """Return what is done when work may begin; whoever has gone sets it done.
+
+        Parameters
+        ----------
+        line : names the line, where there is somebody to wait for.
+        """
         turn = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(line, deque()).append(turn)
+        name = line() if self._is_working else ""
+        self._lines.setdefault(name, deque()).append(turn)
         if not self._is_working:
             self._is_working = True
             self._work()

@@ -42,8 +42,8 @@ from model_store.gallery.files.fields import (
     LEARNED_BYTES,
     FieldColumns,
 )
-from model_store.gallery.filters.columns import Column
-from model_store.gallery.filters.grammar import Field, parse_field
+from model_store.gallery.filters.columns import Column, Postings
+from model_store.gallery.filters.grammar import Comparison, Field, Scalar, parse_field
 from model_store.gallery.filters.sql import column_of
 from model_store.gallery.index import search as index_search
 from model_store.gallery.live import fields as live_fields
@@ -391,3 +391,21 @@ class TestFiles:
         live.commit([TestALiveGallery.upsert(item) for item in ITEMS[20:22]])
         with pytest.raises(LogDamaged, match="between 1 and 3 are missing"):
             log.column(parse_field("a"), np.array([1, 2, 3]))
+
+
+def test_of_many_numbers_only_those_that_are_there_are_looked_at_one_by_one(
+    galleries: Mapping[str, FaissGallery], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[object] = []
+    compared = Postings.compared
+
+    def counting(self: Postings, comparison: Comparison, value: Scalar) -> range:
+        looked_at.append(value)
+        return compared(self, comparison, value)
+
+    monkeypatch.setattr(Postings, "compared", counting)
+    values = [*range(300), 0.1, *range(300)]
+    for how in ("bundle", "memory"):
+        looked_at.clear()
+        matching(galleries[how], how, {"a": {"in": values}})
+        assert looked_at == [0, 1, 0.1], how
