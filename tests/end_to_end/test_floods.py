@@ -27,5 +27,6 @@ def test_the_other_caller_is_answered(
 ) -> None:
     found = outcome.figures[flood]
     record_property("found", found)
+    assert found["flood"] >= FLOODS[flood][1]
     assert found["asked"] >= flooded.FEWEST_ASKED
     assert found["answered"] >= flooded.FEWEST_ANSWERED, found

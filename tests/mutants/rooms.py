@@ -34,6 +34,7 @@ ROOMS = {
             f"{SERVICE}/test_rate*.py",
             f"{SERVICE}/test_nonsense_redis.py",
             f"{SERVICE}/test_ways_in.py",
+            f"{SERVICE}/test_openapi.py",
         ),
     ),
     "decision": Room(
@@ -53,6 +54,8 @@ ROOMS = {
         (
             f"{CORE}/test_gallery.py",
             f"{CORE}/test_filters.py",
+            f"{CORE}/test_filter_indexes.py",
+            f"{CORE}/test_facets.py",
             f"{CORE}/test_index.py",
             f"{CORE}/test_live_gallery*.py",
             f"{CORE}/test_search.py",

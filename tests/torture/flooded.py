@@ -52,8 +52,9 @@ def searches(client: httpx2.Client, pictures: Sequence[bytes], seconds: float) -
 
 
 @contextmanager
-def flooding(url: str, key: str, kind: str, seconds: float) -> Iterator[None]:
-    """A flood that goes on for at least so long."""
+def flooding(url: str, key: str, kind: str, seconds: float) -> Iterator[list[int]]:
+    """A flood that goes on for at least so long; in the end, of how many requests."""
+    n_sent: list[int] = []
     command = [sys.executable, "-m", "tests.torture.floods", url, key, kind]
     command.append(f"{UNDER_WAY_S + seconds:g}")
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -61,8 +62,9 @@ def flooding(url: str, key: str, kind: str, seconds: float) -> Iterator[None]:
             raise RuntimeError("the flood has not begun")
         time.sleep(UNDER_WAY_S)
         try:
-            yield
+            yield n_sent
         finally:
+            n_sent.append(int(process.stdout.readline()))
             process.wait(timeout=TIMEOUT_S)
 
 
@@ -93,11 +95,11 @@ def attack(
         searches(client, pictures, for_each / 2)  # what is done for the first time takes longer
         before = answered(searches(client, pictures, for_each))
         for kind in np.random.default_rng(seed).permutation(kinds).tolist():
-            with flooding(str(service.http.base_url), flood, kind, for_each):
+            with flooding(str(service.http.base_url), flood, kind, for_each) as n_sent:
                 asked = searches(client, pictures, for_each)
             after = answered(searches(client, pictures, for_each))
             outcome.n += len(asked)
-            outcome.figures[kind] = compared(asked, before + after)
+            outcome.figures[kind] = compared(asked, before + after) | {"flood": n_sent[0]}
             outcome.violations += [f"{kind}: {why}" for why in missed(outcome.figures[kind])]
             before = after
     return outcome
