@@ -392,6 +392,11 @@ class TestFiles:
         with pytest.raises(LogDamaged, match="between 1 and 3 are missing"):
             log.column(parse_field("a"), np.array([1, 2, 3]))
 
+    def test_a_log_that_is_not_there_is_damaged_where_it_is_read(self, tmp_path: Path) -> None:
+        log = ChangesFile(tmp_path / "changes.sqlite", "b", "the-encoder")
+        with pytest.raises(LogDamaged, match="not there any more"):
+            log.column(parse_field("a"), np.array([1]))
+
 
 def test_of_many_numbers_only_those_that_are_there_are_looked_at_one_by_one(
     galleries: Mapping[str, FaissGallery], monkeypatch: pytest.MonkeyPatch
