@@ -333,6 +333,20 @@ class TestFiles:
         with pytest.raises(ConfigError, match="cannot be named"):
             written(tmp_path / "it", ITEMS, filter_fields=("a..b",))
 
+    def test_fields_that_no_filter_can_name_are_not_counted(self) -> None:
+        seen = fields.FieldsSeen()
+        seen.add({"a": 1, "": 2, "b": {"": 3, "c": 4}})
+        assert set(seen._seen) == {("a",), ("b", "c")}
+
+    def test_of_very_many_fields_those_seen_first_are_counted(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(fields, "_MOST_SEEN", 2)
+        seen = fields.FieldsSeen()
+        seen.add({"a": 1, "b": 2, "c": 3})
+        seen.add({"a": 1, "c": 3})
+        assert {path: n for path, (n, _) in seen._seen.items()} == {("a",): 2, ("b",): 1}
+
     def test_long_texts_are_left_to_be_asked_for(self, tmp_path: Path) -> None:
         items = [
             NewItem(f"{row:04d}", None, {"caption": f"{row} " * 100, "year": row}, PICTURE)

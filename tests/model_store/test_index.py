@@ -28,7 +28,7 @@ from model_store.gallery import (
 from model_store.gallery.files.variances import HALF_ROUNDING
 from model_store.gallery.index import build as index_build
 from model_store.gallery.index import search as index_search
-from model_store.gallery.index.plan import IndexKind, plan_index
+from model_store.gallery.index.plan import EXACT_BYTES, IndexKind, plan_index
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 
 APPROXIMATE: list[IndexKind] = [kind for kind in get_args(IndexKind) if kind != "flat"]
@@ -252,3 +252,10 @@ def test_a_search_leaves_the_number_of_threads_as_it_was(gallery: FaissGallery) 
     before = faiss.omp_get_max_threads()
     gallery.candidates(unit(clustered(2, seed=9).mean).astype("f4"), 5)
     assert faiss.omp_get_max_threads() == before
+
+
+def test_an_index_that_may_just_be_searched_exactly_is() -> None:
+    dim = 128
+    just = EXACT_BYTES // (4 * dim)
+    kinds = [plan_index(n_items, dim, IndexSettings()).kind for n_items in (just, just + 1)]
+    assert kinds == ["flat", "ivf_sq8"]
