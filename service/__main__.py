@@ -42,6 +42,11 @@ GRACE_S = 20
 gives."""
 
 
+SWITCH_INTERVAL_S = 0.0005
+"""Seconds after which a thread that computes makes way for the event loop. By Python's own 0.005
+each step of a request waits that long for every thread that filters or searches for others."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; exit status 1 and one line on standard error when it cannot serve."""
     try:
@@ -49,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         log_as_json()
         tune_malloc()
         raise_gc_threshold()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         access = open_access(settings)
         if settings.galleries is not None:  # sooner than models are loaded
             GalleryFolder(settings.galleries, settings.max_galleries)
@@ -77,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # `KnownProxies` does that
-        http=partial(BoundedConnection, room=Room(settings.max_connections)),  # type: ignore[arg-type]
+        http=partial(BoundedConnection, room=Room(settings.max_connections, access.account_of)),  # type: ignore[arg-type]
         ws="none",
         timeout_keep_alive=int(IDLE_TIMEOUT_S),
         ssl_certfile=settings.tls_cert,

@@ -5,72 +5,90 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict, deque
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 caller: ContextVar[str] = ContextVar("caller", default="")
 """On whose behalf something is done: a key or an address; empty for the service itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A caller's wait for so many places."""
+
+    n_places: int
+    come: asyncio.Future[None]
 
 
 class FairShare:
     """Places to work at, which callers are given in turn; the last is never of one who has others.
 
     Of two or more places one caller holds at most all but one, so that a newcomer never waits for
-    anyone else's work to end.
+    anyone else's work to end. Whoever is next and waits for several is overtaken by nobody.
 
     Parameters
     ----------
     n_places : how many there are.
+    most : of one caller; a single request for more has to wait until its caller holds none.
     """
 
-    def __init__(self, n_places: int) -> None:
+    def __init__(self, n_places: int, most: int | None = None) -> None:
         self._n_places = self._n_free = n_places
-        self._most = max(1, n_places - 1)
+        self._most = max(1, n_places - 1) if most is None else most
         self._held: Counter[str] = Counter()
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: OrderedDict[str, deque[_Turn]] = OrderedDict()
 
     @property
     def is_idle(self) -> bool:
         """True while nobody has a place."""
         return self._n_free == self._n_places
 
-    async def enter(self) -> str:
-        """Wait for a place; returns who has it now, to be given to `leave`."""
+    async def enter(self, n_places: int = 1) -> str:
+        """Wait for places, at most as many as there are; returns who has them, for `leave`."""
         who = caller.get()
-        if self._may_enter(who):
-            self._take(who)
-            return who
-        turn = asyncio.get_running_loop().create_future()
+        turn = _Turn(min(n_places, self._n_places), asyncio.get_running_loop().create_future())
         self._waiting.setdefault(who, deque()).append(turn)
+        self._hand_out()
         try:
-            await turn
+            await turn.come
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # its turn came at the same moment
-                self.leave(who)
+            if turn.come.done() and not turn.come.cancelled():  # it came at the same moment
+                self.leave(who, n_places)
+            else:
+                self._hand_out()  # to those whom it kept waiting
             raise
         return who
 
-    def leave(self, who: str) -> None:
-        """Give a place back; whose turn it is gets it."""
-        self._n_free += 1
-        self._held[who] -= 1
+    def leave(self, who: str, n_places: int = 1) -> None:
+        """Give places back; whose turn it is gets them."""
+        n_given = min(n_places, self._n_places)
+        self._n_free += n_given
+        self._held[who] -= n_given
         if not self._held[who]:
             del self._held[who]
         self._hand_out()
 
-    def _may_enter(self, who: str) -> bool:
-        return self._n_free > 0 and self._held[who] < self._most
-
-    def _take(self, who: str) -> None:
-        self._n_free -= 1
-        self._held[who] += 1
-
     def _hand_out(self) -> None:
+        while self._hand_to_next():
+            pass
+
+    def _hand_to_next(self) -> bool:
+        """Give places to whose turn it is; tell whether there were any to give."""
         for who in [*self._waiting]:
             turns = self._waiting[who]
-            while turns and turns[0].done():  # they did not wait for it
+            while turns and turns[0].come.done():  # they did not wait for it
                 turns.popleft()
-            if turns and self._may_enter(who):
-                self._take(who)
-                turns.popleft().set_result(None)
-                self._waiting.move_to_end(who)
             if not turns:
                 del self._waiting[who]
+            elif self._is_within_share(who, turns[0].n_places):
+                if turns[0].n_places > self._n_free:
+                    return False
+                turn = turns.popleft()
+                self._n_free -= turn.n_places
+                self._held[who] += turn.n_places
+                turn.come.set_result(None)
+                self._waiting.move_to_end(who)
+                return True
+        return False
+
+    def _is_within_share(self, who: str, n_places: int) -> bool:
+        return who not in self._held or self._held[who] + n_places <= self._most

@@ -43,10 +43,16 @@ PREFIX = struct.Struct("!II")
 """Before every message: how many bytes of JSON follow, and how many bytes after that."""
 
 
+NICE = 5
+"""Costly images of one caller keep all decoders but one computing: whoever answers and encodes goes
+before them on cores that are few."""
+
+
 def main() -> None:
     """Answer requests until the socket closes; its file number, and the pictures', are given."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the service says when it is over
         signal.signal(number, signal.SIG_IGN)
+    os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would keep somebody's picture
     _silence_libraries()
     channel, pictures = socket.socket(fileno=int(sys.argv[1])), SharedPixels(int(sys.argv[2]))

@@ -5,6 +5,7 @@
     connections        bounds of connections and heads
     turns              one request begins in each turn of the event loop
     bounded_request    bodies that cost what their size suggests
+    bounded_bodies     how large a body may be, and all that are held
     middleware    request ids, bounds, headers, the log line
     limits        limits of one request and of one connection
     admission     how many requests may wait, and how long

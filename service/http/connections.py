@@ -8,18 +8,22 @@ locked out by connections that are merely held. `service.http.turns` begins requ
 Granian 2.8 and Hypercorn 0.18 bound the size of a head, but by default leave a slow one open for
 longer than 16 s; Granian answered 2,900 small requests a second on one connection where uvicorn
 answered 9,400, and with these bounds 8,800.
+
+Heads are read in turn as well: of a crowd that sends at once, one in each turn of the event loop.
+Those whose turn has not come are not read on, so that what trickles into them is read together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 import resource
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
+import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -27,8 +31,6 @@ from uvicorn.server import ServerState
 
 from service.http import limits
 from service.http.turns import Turn, Turns
-
-logger = logging.getLogger("service")
 
 HEALTH = {"/livez", "/readyz"}
 """Paths whose requests do not wait behind others of the same address, such as a proxy's."""
@@ -49,20 +51,24 @@ class Room:
     ----------
     n_places : connections at a time; never more than three quarters of the files that this process
         may open.
+    account_of : tells on whose account a request is; each account has its turns.
     """
 
-    def __init__(self, n_places: int) -> None:
+    def __init__(self, n_places: int, account_of: Callable[[Scope], str] | None = None) -> None:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         few = files == resource.RLIM_INFINITY or n_places <= files * 3 // 4
         self._n_places = n_places if few else max(1, files * 3 // 4)
+        self.account_of = account_of
         self._n = 0
         self._waiting: defaultdict[str, dict[BoundedConnection, None]] = defaultdict(dict)
-        self.turns = Turns()
+        self.readings = Turns()
+        self.turns = Turns(shorter=self.readings)
 
     def enter(self, connection: BoundedConnection) -> None:
         """Take a connection in, in place of another if need be."""
         self._n += 1
         self.turns.newcomer()
+        self.readings.newcomer()
         if self._n > self._n_places:
             held = max(self._waiting.values(), key=len, default={})
             leaving = next(iter(held), connection)  # all others are being answered
@@ -111,6 +117,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._due = self._unread_due = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._turn: Turn | None = None
+        self._reading: Turn | None = None
+        self._unparsed: list[bytes] = []
         self._is_lost = False
         self._unanswered: deque[RequestResponseCycle] = deque()
         self._answering, self.app = self.app, self._in_turn
@@ -134,25 +142,71 @@ class BoundedConnection(HttpToolsProtocol):
         for cycle in self._unanswered:  # uvicorn tells the last one alone
             cycle.disconnected = True
             cycle.message_event.set()
-        if self._turn is not None and not self._turn.done():
-            self._turn.set_result(None)
+        for turn in (self._turn, self._reading):
+            if turn is not None and not turn.done():
+                turn.set_result(None)
 
     async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request in its turn, unless nobody waits for it any more."""
-        of = "health" if scope["path"] in HEALTH else "others"
-        self._turn = self._room.turns.ask(f"{of} of {self.address}")
+        self._turn = self._room.turns.ask(lambda: self._line(scope))
         await self._turn
         if not self._is_lost:
             self._room.work(self)
             await self._answering(scope, receive, send)
 
+    def _line(self, scope: Scope) -> str:
+        """The line of a request: health has its own, beside that of whoever asks for much."""
+        if scope["path"] in HEALTH or self._room.account_of is None:
+            return f"{'health' if scope['path'] in HEALTH else 'others'} of {self.address}"
+        return self._room.account_of(scope)
+
     def data_received(self, data: bytes) -> None:
-        """Read on, unless it leads nowhere."""
+        """Read on: a body at once, a head in its turn."""
+        if self._uploading and not self._unparsed:
+            self._parse(data)
+            return
+        if not self._unparsed:
+            self._reading = self._room.readings.ask(lambda: self.address)
+            if self._reading.done():
+                self._parse(data)
+                return
+            self._reading.add_done_callback(self._parse_in_turn)
+        self._unparsed.append(data)
+        self.flow.pause_reading()
+
+    def _parse_in_turn(self, _: Turn) -> None:
+        """Take in what has come meanwhile, then read all of it, unless the client has gone."""
+        if not self._is_lost:
+            self.flow.resume_reading()
+            self.loop.call_soon(self._parse_all)
+
+    def _parse_all(self) -> None:
+        data = b"".join(self._unparsed)
+        self._unparsed.clear()
+        if not self._is_lost:
+            self.flow.resume_reading()
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse as uvicorn does, with no line in the log for strangers; end what leads nowhere."""
+        self._unset_keepalive_if_required()
         self._understood = False
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+            return
+        except httptools.HttpParserUpgrade:
+            pass  # to what nobody speaks here: it is answered as a request
         self._unheard = 0 if self._understood else self._unheard + len(data)
         if self._unheard > limits.MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(431, _TOO_LARGE)
+
+    def shutdown(self) -> None:
+        """Take no further request; what has been sent is read before."""
+        if self._unparsed:
+            self._parse_all()
+        super().shutdown()
 
     def on_message_begin(self) -> None:
         """Begin to count."""
@@ -219,7 +273,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().resume_writing()
         self._unread_due = math.inf
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - it says nothing
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's word for it
         """Refuse what is no HTTP, or too much of it."""
         too_large = self._n_header_bytes > limits.MAX_HEAD_BYTES
         if too_large or self._n_headers > limits.MAX_HEADERS:

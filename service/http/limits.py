@@ -26,6 +26,11 @@ READ_TIMEOUT_S = 30.0
 FORM_ALLOWANCE = 64 * 2**10
 """Bytes a body may hold beyond its images: boundaries, part headers, other fields."""
 
+SMALL_BODY_BYTES = 256 * 2**10
+HELD_BODIES_BYTES = 64 * 2**20
+"""A body of more than the first counts, and all that count are not more than the second: three of
+the largest images as files. Small ones are as many as requests at work at most."""
+
 MAX_FILES = MAX_FIELDS = 64
 """The files and other fields of a form, twice what the largest takes."""
 

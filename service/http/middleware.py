@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from model_store.errors import ImageTooLarge, VouchError
+from model_store.errors import VouchError
 from service.access.caller import Caller
 from service.http.admission import ClientGone
-from service.http.limits import (
-    FORM_ALLOWANCE,
-    MAX_TEXT_BYTES,
-    MAX_VECTOR_BYTES,
-    TEXT_PATH,
-    VECTOR_PATHS,
-)
+from service.http.bounded_bodies import BoundedBodies
 from service.http.problems import internal_error, problem_response
 from service.observability.metrics import Telemetry
 from service.observability.records import UNMATCHED, RequestRecord, Tracing, recorded
@@ -67,10 +59,6 @@ PERMISSIONS_POLICY = "camera=(), display-capture=(), geolocation=(), microphone=
 """Nothing here asks for these: a file that a camera takes comes in through a file input."""
 
 
-_PATH_OF_ITEMS = re.compile("/v1/galleries/[^/]+/items")
-_PATH_OF_GALLERIES = re.compile("/v1/galleries(/[^/]+(/rename)?)?")
-
-
 class RequestContext:
     """The outermost layer of the application.
 
@@ -92,8 +80,7 @@ class RequestContext:
     ) -> None:
         self._app = app
         self._telemetry = telemetry
-        self._max_image_bytes = max_image_bytes
-        self._max_batch_bytes = max_batch_bytes
+        self._bodies = BoundedBodies(max_image_bytes, max_batch_bytes)
         # Whether pages of other origins may show what is served, such as a thumbnail in an <img>.
         self._resource_policy = "cross-origin" if for_other_origins else "same-origin"
         self._policy = policy or content_security_policy()
@@ -139,10 +126,9 @@ class RequestContext:
             await send(message)
 
         request = Request(scope)
-        bound = self._bound(scope["path"])
         try:
-            bound.check_declared(Headers(scope=scope))
-            await self._app(scope, bound.counting(receive), send_with_headers)
+            async with self._bodies.taken_in(scope, receive) as bounded:
+                await self._app(scope, bounded, send_with_headers)
         except (ClientGone, ClientDisconnect):
             record.status, record.code = CLIENT_GONE, "client_gone"
         except VouchError as error:
@@ -166,67 +152,9 @@ class RequestContext:
             logger.info("request", extra={"fields": record.fields()})
             end_trace()
 
-    def _bound(self, path: str) -> _BodyBound:
-        """Return the size limit of a body sent to ``path``."""
-        if path.endswith(("/search/batch", "/review/import")) or _PATH_OF_ITEMS.fullmatch(path):
-            return _BodyBound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
-        if path.endswith(VECTOR_PATHS):
-            return _BodyBound(MAX_VECTOR_BYTES, "a document of vectors", MAX_VECTOR_BYTES)
-        if path.endswith(TEXT_PATH):
-            return _BodyBound(MAX_TEXT_BYTES, "a document with a text", MAX_TEXT_BYTES)
-        if path.endswith(("/feedback", "/review/leases")):
-            return _BodyBound(0, "feedback", FORM_ALLOWANCE)
-        if _PATH_OF_GALLERIES.fullmatch(path):
-            return _BodyBound(0, "what is said of a gallery", FORM_ALLOWANCE)
-        image = self._max_image_bytes
-        in_base64 = 4 * -(-image // 3)
-        most = in_base64 if path.endswith("/search/json") else image
-        return _BodyBound(most, "an image", image)
-
 
 def _nothing() -> None:
     """The end of a trace that was not begun."""
-
-
-@dataclass(frozen=True, slots=True)
-class _BodyBound:
-    """The size limit of a body, without the overhead of its form.
-
-    Attributes
-    ----------
-    n_bytes : limit of the body.
-    held, n_bytes_held : name of what the body holds, and the limit of that in bytes.
-    """
-
-    n_bytes: int
-    held: str
-    n_bytes_held: int
-
-    def check_declared(self, headers: Headers) -> None:
-        """Refuse what says itself that it is too large."""
-        declared = headers.get("content-length", "")
-        if declared.isdigit():
-            self._check(int(declared))
-
-    def counting(self, receive: Receive) -> Receive:
-        """Refuse what turns out to be too large."""
-        received = 0
-
-        async def counting() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            self._check(received)
-            return message
-
-        return counting
-
-    def _check(self, n_bytes: int) -> None:
-        if n_bytes > self.n_bytes + FORM_ALLOWANCE:
-            raise ImageTooLarge(
-                f"The request has {n_bytes:,} bytes or more; {self.held} may have at most "
-                f"{self.n_bytes_held:,}. Send less, such as smaller or more compressed images."
-            )
 
 
 def _add_headers(headers: MutableHeaders, path: str, request_id: str, policy: str) -> None:

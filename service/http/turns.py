@@ -1,26 +1,32 @@
-"""Turns of the event loop, of which each begins one request, so that a crowd delays nobody else."""
+"""Turns of the event loop, each for one piece of work, so that a crowd delays nobody else."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 
 NEWCOMERS_FIRST_S = 0.005
-"""For which no other request is begun while connections come in: the loop accepts one a turn, and
+"""For which nothing else is begun while connections come in: the loop accepts one a turn, and
 behind a crowd of them somebody may wait who has only a short question."""
 
 Turn = asyncio.Future[None]
 
 
 class Turns:
-    """Lines of requests that wait to be begun; every line has its turn.
+    """Lines of work that waits to be begun; every line has its turn.
 
-    A request that begins alone does not wait. Of many that arrive at once one begins in each turn
-    of the event loop, so that what arrives meanwhile is taken in between.
+    What is asked for alone does not wait. Of much that arrives at once one piece is begun in each
+    turn of the event loop, so that what arrives meanwhile is taken in between.
+
+    Parameters
+    ----------
+    shorter : goes before, as newcomers do: work that is short beside this.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shorter: Turns | None = None) -> None:
+        self._shorter = shorter
         self._lines: dict[str, deque[Turn]] = {}
         self._is_working = self._is_crowded = self._has_begun_one = False
         self._since = 0.0
@@ -29,10 +35,16 @@ class Turns:
         """Note that a connection has come."""
         self._is_crowded = True
 
-    def ask(self, line: str) -> Turn:
-        """Return what is done when a request may begin; whoever has gone sets it done."""
+    def ask(self, line: Callable[[], str]) -> Turn:
+        """Return what is done when work may begin; whoever has gone sets it done.
+
+        Parameters
+        ----------
+        line : names the line, where there is somebody to wait for.
+        """
         turn = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(line, deque()).append(turn)
+        name = line() if self._is_working else ""
+        self._lines.setdefault(name, deque()).append(turn)
         if not self._is_working:
             self._is_working = True
             self._work()
@@ -42,7 +54,8 @@ class Turns:
         now = time.monotonic()
         if self._has_begun_one:  # in the turn before, of which this is the end
             self._since = now
-        waits = self._is_crowded and now < self._since + NEWCOMERS_FIRST_S
+        others_first = self._is_crowded or (self._shorter is not None and self._shorter._lines)
+        waits = others_first and now < self._since + NEWCOMERS_FIRST_S
         self._is_crowded = self._has_begun_one = False
         if not waits:
             turn = self._next()
@@ -62,6 +75,7 @@ class Turns:
                 turns.popleft()
             if turns:
                 turn = turns.popleft()
-                self._lines[line] = turns
+                if turns:
+                    self._lines[line] = turns
                 return turn
         return None

@@ -42,8 +42,8 @@ from model_store.gallery.files.fields import (
     LEARNED_BYTES,
     FieldColumns,
 )
-from model_store.gallery.filters.columns import Column
-from model_store.gallery.filters.grammar import Field, parse_field
+from model_store.gallery.filters.columns import Column, Postings
+from model_store.gallery.filters.grammar import Comparison, Field, Scalar, parse_field
 from model_store.gallery.filters.sql import column_of
 from model_store.gallery.index import search as index_search
 from model_store.gallery.live import fields as live_fields
@@ -333,6 +333,20 @@ class TestFiles:
         with pytest.raises(ConfigError, match="cannot be named"):
             written(tmp_path / "it", ITEMS, filter_fields=("a..b",))
 
+    def test_fields_that_no_filter_can_name_are_not_counted(self) -> None:
+        seen = fields.FieldsSeen()
+        seen.add({"a": 1, "": 2, "b": {"": 3, "c": 4}})
+        assert set(seen._seen) == {("a",), ("b", "c")}
+
+    def test_of_very_many_fields_those_seen_first_are_counted(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(fields, "_MOST_SEEN", 2)
+        seen = fields.FieldsSeen()
+        seen.add({"a": 1, "b": 2, "c": 3})
+        seen.add({"a": 1, "c": 3})
+        assert {path: n for path, (n, _) in seen._seen.items()} == {("a",): 2, ("b",): 1}
+
     def test_long_texts_are_left_to_be_asked_for(self, tmp_path: Path) -> None:
         items = [
             NewItem(f"{row:04d}", None, {"caption": f"{row} " * 100, "year": row}, PICTURE)
@@ -391,3 +405,26 @@ class TestFiles:
         live.commit([TestALiveGallery.upsert(item) for item in ITEMS[20:22]])
         with pytest.raises(LogDamaged, match="between 1 and 3 are missing"):
             log.column(parse_field("a"), np.array([1, 2, 3]))
+
+    def test_a_log_that_is_not_there_is_damaged_where_it_is_read(self, tmp_path: Path) -> None:
+        log = ChangesFile(tmp_path / "changes.sqlite", "b", "the-encoder")
+        with pytest.raises(LogDamaged, match="not there any more"):
+            log.column(parse_field("a"), np.array([1]))
+
+
+def test_of_many_numbers_only_those_that_are_there_are_looked_at_one_by_one(
+    galleries: Mapping[str, FaissGallery], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[object] = []
+    compared = Postings.compared
+
+    def counting(self: Postings, comparison: Comparison, value: Scalar) -> range:
+        looked_at.append(value)
+        return compared(self, comparison, value)
+
+    monkeypatch.setattr(Postings, "compared", counting)
+    values = [*range(300), 0.1, *range(300)]
+    for how in ("bundle", "memory"):
+        looked_at.clear()
+        matching(galleries[how], how, {"a": {"in": values}})
+        assert looked_at == [0, 1, 0.1], how

@@ -6,7 +6,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import faiss
 import numpy as np
@@ -28,7 +29,7 @@ from model_store.gallery import (
 from model_store.gallery.files.variances import HALF_ROUNDING
 from model_store.gallery.index import build as index_build
 from model_store.gallery.index import search as index_search
-from model_store.gallery.index.plan import IndexKind, plan_index
+from model_store.gallery.index.plan import EXACT_BYTES, IndexKind, plan_index
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 
 APPROXIMATE: list[IndexKind] = [kind for kind in get_args(IndexKind) if kind != "flat"]
@@ -252,3 +253,46 @@ def test_a_search_leaves_the_number_of_threads_as_it_was(gallery: FaissGallery) 
     before = faiss.omp_get_max_threads()
     gallery.candidates(unit(clustered(2, seed=9).mean).astype("f4"), 5)
     assert faiss.omp_get_max_threads() == before
+
+
+def test_an_index_that_may_just_be_searched_exactly_is() -> None:
+    dim = 128
+    just = EXACT_BYTES // (4 * dim)
+    kinds = [plan_index(n_items, dim, IndexSettings()).kind for n_items in (just, just + 1)]
+    assert kinds == ["flat", "ivf_sq8"]
+
+
+@pytest.mark.parametrize(("every", "wanted"), [(1, 6), (2, 12), (4, 24)])
+def test_of_few_allowed_rows_more_lists_are_read(every: int, wanted: int) -> None:
+    """As many allowed rows are looked at as there would be without a filter."""
+    efforts: list[int] = []
+
+    def search(query: object, n: int, fetched: int, effort: int, selector: object) -> object:
+        efforts.append(effort)
+        return np.arange(n)
+
+    index: Any = SimpleNamespace(_n_items=400, _effort=6, _search=search)
+    mask = np.arange(400) % every == 0
+    index_search.ApproximateIndex._filtered_first(index, np.zeros((1, 2), np.float32), 5, mask)
+    assert efforts == [wanted]
+
+
+def test_what_a_search_did_not_find_is_compared_exactly() -> None:
+    index: Any = SimpleNamespace(
+        _n_items=400,
+        _effort=6,
+        _search=lambda query, *_: None if query[0] else np.array([1]),
+        _exact=lambda query, n, every: np.array([2]),
+    )
+    queries = np.array([[0.0], [1.0]], np.float32)
+    found = index_search.ApproximateIndex._filtered_first(index, queries, 1, None)
+    assert [rows.tolist() for rows in found] == [[1], [2]]
+
+
+@pytest.mark.parametrize("knob", ["nprobe", "efSearch"])
+def test_only_lists_are_searched_before_the_filter(knob: str) -> None:
+    index: Any = SimpleNamespace(_n_items=10**6, _knob=knob)
+    for share in (0.9, 0.001):
+        allowed: Any = SimpleNamespace(at_most=int(share * 10**6), share=share)
+        first = index_search.ApproximateIndex._searches_first(index, allowed)
+        assert first == (knob == "nprobe" and share == 0.9)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import ROOMS, ROOT, draw, equivalents, files
+from tests.mutants.drawing import Mutant, draw, equivalents, found_again
 from tests.mutants.kinds import python_edits, script_edits
+from tests.mutants.results import Results
+from tests.mutants.rooms import ROOMS, ROOT, files
 
 
 def mutants(source: str, kind: str) -> list[str]:
@@ -77,6 +81,33 @@ def test_a_seed_draws_the_same_mutants_and_each_of_them_can_be_compiled() -> Non
         assert original.splitlines()[one.line - 1].strip() == one.before.splitlines()[0]
         if one.path.endswith(".py"):
             ast.parse(one.source)
+
+
+def a_mutant(number: int, outcome: str, by: str = "") -> Mutant:
+    lines = f"not {number}", str(number)
+    return Mutant("access", "not", "a.py", number, *lines, number, "", 7, outcome, by)
+
+
+def test_results_of_several_runs_add_up_and_the_last_of_a_mutant_counts(tmp_path: Path) -> None:
+    outcomes = ("killed", "survived", "survived", "survived")
+    for number, outcome in enumerate(outcomes):
+        Results(tmp_path / "results").append(a_mutant(number, outcome=outcome))
+    Results(tmp_path / "results").append(a_mutant(1, outcome="killed", by="a test"))
+    results = Results(tmp_path / "results")
+    assert [entry["line"] for entry in results.survivors()] == [2, 3]
+    [equivalent] = [key for key, entry in results.last.items() if entry["line"] == 3]
+    assert results.summary([equivalent]).splitlines()[-1] == (
+        "all          killed at first 1 of 3 (33.3%), now 2 (66.7%); 1 equivalent"
+    )
+
+
+@pytest.mark.slow
+def test_a_mutant_is_found_again_by_what_it_changes() -> None:
+    drawn = draw(["access"], 3, seed=3)
+    entries = [asdict(replace(one, source="", line=0)) for one in drawn]
+    found = found_again([*entries, entries[0] | {"before": "gone"}])
+    assert {one.source for one in found} == {one.source for one in drawn}
+    assert {one.seed for one in found} == {3}
 
 
 @pytest.mark.parametrize("room", ROOMS)

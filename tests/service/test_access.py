@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from model_store.bundles.bundle import open_bundle
 from model_store.errors import KeysError, KeysRequired
 from service.access.access import GuardedRoute, open_access, requires
+from service.access.caller import KeyLimits
 from service.access.hosts import is_loopback
 from service.access.keys import SCOPES, revoked
 from service.app import create_api
@@ -398,3 +399,22 @@ class TestWhichAccessIsOpened:
     def test_keys_that_cannot_be_read_open_nothing(self, tmp_path: Path) -> None:
         with pytest.raises(KeysError, match="no file of keys"):
             open_access(Settings(keys=tmp_path / "none.json", anonymous=True))
+
+
+def test_who_may_ask_is_said_for_people(keys_file: KeysFile) -> None:
+    keyed = Settings(keys=keys_file.path)
+    assert open_access(Settings()).summary == "anyone, with the scope admin"
+    assert open_access(keyed).summary == "keys; without a key nobody"
+    anonymous = keyed.model_copy(update={"anonymous": True})
+    assert open_access(anonymous).summary == "keys; without a key anyone, with the scope write"
+
+
+def test_a_key_sees_what_any_of_its_patterns_names() -> None:
+    limits = KeyLimits(galleries=("shoes-*", "birds"))
+    assert [limits.sees(name) for name in ("shoes-1", "birds", "shoes", "Birds")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert KeyLimits().sees("anything")

@@ -269,6 +269,60 @@ def test_a_crowd_delays_nobody_elses_health(serve: Serve) -> None:
     assert waited < (time.monotonic() - began) / 2
 
 
+def test_of_a_crowd_of_heads_few_are_read_in_a_turn(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read while somebody else waits is one head, whoever sends how many at once."""
+    read_in_turns: list[int] = []
+    turn_is_new = [True]
+    parse = BoundedConnection._parse
+
+    def counting(self: BoundedConnection, data: bytes) -> None:
+        if turn_is_new[0]:
+            read_in_turns.append(0)
+            turn_is_new[0] = False
+            self.loop.call_soon(turn_is_new.__setitem__, 0, True)
+        read_in_turns[-1] += 1
+        parse(self, data)
+
+    monkeypatch.setattr(BoundedConnection, "_parse", counting)
+    port = serve(300)
+    crowd = [connect(port) for _ in range(100)]
+    for connection in crowd:
+        connection.sendall(OK.replace(b"/ HTTP", b"/slow HTTP", 1))
+    for connection in crowd:
+        with connection:
+            assert connection.recv(2**16).endswith(b"hello")
+    assert sum(read_in_turns) == 100
+    assert max(read_in_turns) <= 2
+
+
+def test_a_head_in_pieces_is_read_whole_in_a_crowd(serve: Serve) -> None:
+    port = serve(300)
+    crowd = [connect(port) for _ in range(50)]
+    head = OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    for place in range(0, len(head), 7):
+        for connection in crowd:
+            connection.sendall(head[place : place + 7])
+    for connection in crowd:
+        with connection:
+            assert answer(connection).endswith(b"hello")
+
+
+def test_what_is_no_http_leaves_no_line_in_the_log(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = serve()
+    with connect(port) as connection:
+        connection.sendall(b"no HTTP\r\n\r\n")
+        assert answer(connection).startswith(b"HTTP/1.1 400 ")
+    upgrade = b"\r\nConnection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
+    with connect(port) as connection:
+        connection.sendall(OK.replace(b"\r\n\r\n", upgrade))
+        assert answer(connection).endswith(b"hello")
+    assert caplog.records == []
+
+
 @pytest.mark.slow
 def test_whoever_has_left_is_not_answered(serve: Serve) -> None:
     port, n_before = serve(300), N_SLOW[0]

@@ -93,6 +93,64 @@ async def test_a_turn_that_comes_as_it_is_given_up_is_passed_on() -> None:
     assert await asyncio.wait_for(stays, 5) == "stays"
 
 
+class TestSeveralPlacesAtOnce:
+    async def test_are_waited_for_and_nobody_overtakes(self) -> None:
+        share = FairShare(10, most=8)
+        assert await of("small", lambda: share.enter(3)) == "small"
+        large = of("large", lambda: share.enter(8))
+        await settle()
+        late = of("late", lambda: share.enter(1))
+        await settle()
+        assert not large.done()
+        assert not late.done(), "it would keep the large one waiting for ever"
+        share.leave("small", 3)
+        await settle()
+        assert large.done()
+        assert late.done()
+
+    async def test_of_one_caller_are_no_more_than_its_share(self) -> None:
+        share = FairShare(10, most=5)
+        first, second = (of("greedy", lambda: share.enter(4)) for _ in range(2))
+        await settle()
+        assert first.done()
+        assert not second.done()
+        assert await of("modest", lambda: share.enter(6)) == "modest"
+        share.leave("greedy", 4)
+        await settle()
+        assert second.done()
+
+    async def test_beyond_all_there_are_are_all(self) -> None:
+        share = FairShare(10, most=5)
+        assert await of("one", lambda: share.enter(100)) == "one"
+        other = of("other", lambda: share.enter(1))
+        await settle()
+        assert not other.done()
+        share.leave("one", 100)
+        await settle()
+        assert other.done()
+        share.leave("other", 1)
+        assert share.is_idle
+
+    async def test_left_together_are_given_to_all_that_they_are_enough_for(self) -> None:
+        share = FairShare(10, most=10)
+        await of("first", lambda: share.enter(10))
+        waiting = [of("second", lambda: share.enter(4)) for _ in range(3)]
+        await settle()
+        share.leave("first", 10)
+        await settle()
+        assert [task.done() for task in waiting] == [True, True, False]
+        waiting[2].cancel()
+
+    async def test_that_are_not_waited_for_any_longer_keep_nobody_waiting(self) -> None:
+        share = FairShare(10, most=8)
+        await of("small", lambda: share.enter(3))
+        large, late = of("large", lambda: share.enter(8)), of("late", lambda: share.enter(1))
+        await settle()
+        large.cancel()
+        await settle()
+        assert late.done()
+
+
 @pytest.mark.process
 async def test_costly_images_of_one_caller_keep_nobody_waiting() -> None:
     """As many as there are decoders, and more: each takes a second of computing."""

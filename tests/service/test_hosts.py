@@ -65,6 +65,11 @@ def test_which_names_are_its_own(
         assert client.get("/livez", headers={"Host": name}).status_code == 421, name
 
 
+def test_a_name_below_is_meant_and_not_the_name_itself(start: StartClient) -> None:
+    client = start(allowed_hosts=("*.own.example",))
+    assert client.get("/livez", headers={"Host": "own.example"}).status_code == 421
+
+
 def test_who_has_a_key_may_call_it_what_they_like(start: StartClient, keys_file: KeysFile) -> None:
     key = bearer(keys_file.make("read"))
     client = start(keys=keys_file.path)

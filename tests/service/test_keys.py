@@ -303,6 +303,12 @@ class TestWhileTheServiceRuns:
                 keyring.find(text)
         now[0] = 101.0
         assert keyring.find(text)
+        later = keys_file.make("read")
+        now[0] = 101.9
+        with pytest.raises(Unauthenticated):
+            keyring.find(later)
+        now[0] = 102.0
+        assert keyring.find(later)
 
     @pytest.mark.parametrize("harm", ["damaged", "deleted", "unreadable"])
     def test_a_file_that_cannot_be_used_changes_nothing_and_is_complained_of_once(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.access.rate_limits import Rates, Tallies
+from service.access.rate_limits import Rates, Tallies, Tally
 from service.settings import parse_rate
 from tests.end_to_end.processes import TIMEOUT_S, Redis
 
@@ -205,3 +205,10 @@ class TestRedisIsGone:
         assert [record.message for record in caplog.records] == [
             "Redis cannot be reached, counting without it"
         ]
+
+
+def test_what_redis_forgot_is_added_to_what_it_counts_for_all_from_then_on() -> None:
+    tally = Tally(0)
+    assert tally.settle(5, 1) == 6, "it has forgotten five"
+    assert tally.settle(6, 2) == 7
+    assert tally.settle(7, 10) == 15, "others have asked seven times meanwhile"

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.torture import archives, damage, galleries, health, lying_redis, rebinding, taken_over
+from tests.torture import (
+    archives,
+    damage,
+    flooded,
+    galleries,
+    health,
+    lying_redis,
+    memory,
+    nonsense_redis,
+    rebinding,
+    taken_over,
+)
 from tests.torture.outcome import Outcome, Place
 
 
@@ -28,6 +39,9 @@ ATTACKERS = {
     "histories": Attacker(galleries.attack_histories, "operations, 2 replicas", 5),
     "killed while written to": Attacker(galleries.attack_writes, "kills", 1.5),
     "slow and endless": Attacker(health.attack, "requests", 4),
+    "held connections": Attacker(memory.attack, "connections", 2),
+    "floods of one caller": Attacker(flooded.attack, "searches of another", 1.5),
+    "nonsense for Redis": Attacker(nonsense_redis.attack, "requests", 1.5),
     "lying Redis": Attacker(lying_redis.attack, "searches", 1),
     "damaged logs": Attacker(damage.attack_logs, "logs", 0.75),
     "damaged bundles": Attacker(damage.attack_bundles, "bundles", 0.75),

@@ -48,14 +48,28 @@ NONSENSE: dict[str, bytes] = {
 
 
 class NoRedis:
-    """A server that says the same to every command, beyond a polite greeting if ``greets``."""
+    """A server that says the same to every command, beyond a polite greeting if ``greets``.
+
+    Attributes
+    ----------
+    n_said : how often it has said it.
+    """
 
     def __init__(self, said: bytes, *, greets: bool) -> None:
         self._said, self._greets = said, greets
+        self._open: set[socket.socket] = set()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._server.getsockname()[1]}/0"
+        self.n_said = 0
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
+
+    def say(self, said: bytes, *, greets: bool) -> None:
+        """Say something else from now on; whoever is connected has to connect anew."""
+        self._said, self._greets, self.n_said = said, greets, 0
+        for connection in self._open.copy():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while True:
@@ -66,18 +80,18 @@ class NoRedis:
             threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
 
     def _talk(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                while heard := connection.recv(2**16):
-                    greeting = b"HELLO" in heard or b"CLIENT" in heard or b"SELECT" in heard
-                    if self._greets and greeting:
-                        hello = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n"
-                        n_ok = heard.count(b"SETINFO") + heard.count(b"MAINT")
-                        connection.sendall(hello * (b"HELLO" in heard) + b"+OK\r\n" * n_ok)
-                    else:
-                        connection.sendall(self._said)
-            except OSError:
-                pass
+        with connection, suppress(OSError):
+            self._open.add(connection)
+            while heard := connection.recv(2**16):
+                greeting = b"HELLO" in heard or b"CLIENT" in heard or b"SELECT" in heard
+                if self._greets and greeting:
+                    hello = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n"
+                    n_ok = heard.count(b"SETINFO") + heard.count(b"MAINT")
+                    connection.sendall(hello * (b"HELLO" in heard) + b"+OK\r\n" * n_ok)
+                else:
+                    self.n_said += 1
+                    connection.sendall(self._said)
+        self._open.discard(connection)
 
     def close(self) -> None:
         """Stop; whoever is connected finds nobody."""

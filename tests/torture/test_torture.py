@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Error
 
-from tests.torture import health, rebinding
+from tests.torture import health, memory, rebinding
 from tests.torture.attackers import ATTACKERS
 from tests.torture.outcome import Place
 
@@ -19,6 +19,7 @@ ELSEWHERE = {
     "histories": "end_to_end/test_replicas.py",
     "killed while written to": "end_to_end/test_crash_writes.py",
     "planted decoder": "service/test_sandbox.py",
+    "floods of one caller": "end_to_end/test_floods.py",
 }
 """Attackers of which other tests are a short run."""
 
@@ -34,6 +35,7 @@ def place(digits_bundle: Path, tmp_path: Path) -> Place:
 
 HIT = {
     "lying Redis": "damaged replies",
+    "nonsense for Redis": "kinds",
     "damaged logs": "refused",
     "damaged bundles": "refused",
     "malicious archives": "refused",
@@ -57,6 +59,13 @@ def test_health_is_answered_under_the_worst_requests(place: Place) -> None:
         assert found["requests"] > 0, kind
         assert found["unanswered"] == 0, kind
         assert not health.is_late(found, MOST_OF_FEW_PROBES_S), kind
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it takes /proc and other loopback addresses")
+def test_memory_stays_bounded_while_connections_are_held(place: Place) -> None:
+    outcome = memory.attack(place, 0, 0, ["documents"])
+    assert outcome.violations == []
+    assert outcome.figures["documents"]["held_at_once"] > 500
 
 
 class TestAPageOfAnotherHost:
@@ -84,6 +93,7 @@ class TestAPageOfAnotherHost:
 
 
 def test_every_attacker_has_a_short_run() -> None:
-    assert set(ATTACKERS) == {*HIT, "slow and endless", "rebinding", *ELSEWHERE}
+    here = {"slow and endless", "held connections", "rebinding"}
+    assert set(ATTACKERS) == {*HIT, *here, *ELSEWHERE}
     tests = Path(__file__).parents[1]
     assert all((tests / file).is_file() for file in ELSEWHERE.values())

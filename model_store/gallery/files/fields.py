@@ -160,6 +160,7 @@ class FieldColumns:
         self.named: tuple[str, ...] | None = None
         self._stored: dict[Field, Column] = {}
         self._learned: OrderedDict[Field, Column | None] = OrderedDict()
+        self._learned_bytes: dict[Field, int] = {}
         self._learning = threading.Lock()
         if (directory / FIELDS_FILE).exists():
             self._open(directory)
@@ -216,17 +217,17 @@ class FieldColumns:
                     logger.exception("the field %s cannot be indexed", field.name)
                     return None
                 self._learned[field] = column
+                self._learned_bytes[field] = 0 if column is None else column.n_bytes
                 self._make_room()
             self._learned.move_to_end(field)
             return self._learned[field]
 
     def _make_room(self) -> None:
         """Forget the indexes that were asked for longest ago, as many as it takes."""
-        sizes = {field: column.n_bytes if column else 0 for field, column in self._learned.items()}
-        n_bytes = sum(sizes.values())
+        n_bytes = sum(self._learned_bytes.values())
         while n_bytes > LEARNED_BYTES or len(self._learned) > MOST_LEARNED:
             field, _ = self._learned.popitem(last=False)
-            n_bytes -= sizes[field]
+            n_bytes -= self._learned_bytes.pop(field)
 
 
 class FilteredRows:

@@ -99,6 +99,24 @@ class Postings:
             case _:
                 return range(first, after)
 
+    def equal_to(self, values: Iterable[Scalar]) -> list[range]:
+        """Return the codes of those of many values that are there, in no order."""
+        numbers: dict[float, None] = {}  # of which most are not there, and many may be the same
+        others: dict[Scalar, None] = {}
+        for value in values:
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                numbers[value] = None
+            else:
+                others[value] = None
+        found = [self.compared("eq", value) for value in others]
+        given = list(numbers)
+        nearest = np.array([float(value) for value in given], dtype=np.float64)
+        first = np.searchsorted(self.nearest, nearest)
+        after = np.searchsorted(self.nearest, nearest, side="right")
+        return found + [
+            self.compared("eq", given[place]) for place in np.flatnonzero(after > first).tolist()
+        ]
+
     def _equal_numbers(self, value: float) -> range:
         """The places of the numbers equal to one; of none, where it would be."""
         nearest, left = _split(value)

@@ -127,7 +127,7 @@ def _codes(condition: Condition, column: Column, *, negated: bool) -> list[range
             codes = [range(first, every.stop)]
             negated ^= not values[0]
         case "in":
-            codes = [column.values.compared("eq", value) for value in values]
+            codes = column.values.equal_to(values)
         case "ne":
             codes = [column.values.compared("eq", values[0])]
             negated = not negated

@@ -55,6 +55,24 @@ def test_variance_is_one_over_scaled_curvature_plus_prior(problem: Problem, spli
     assert (fit.prior_precision, fit.data_scale) == (0.3, 7.0)
 
 
+@pytest.mark.parametrize("split", ["euclidean", "arccos"])
+def test_the_curvature_of_positives_alone_is_of_the_split_that_is_asked_for(
+    problem: Problem, split: Split
+) -> None:
+    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+    targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
+    fit = fit_laplace(
+        *layer,
+        structure="diagonal",
+        approximation="positives",
+        split=split,
+        margin=MARGIN,
+        prior_precision=1.0,
+    )
+    wanted = positives_curvature(*layer, targets, split=split).weight.clamp_min(0)
+    torch.testing.assert_close(instance_of(Curvature, fit.curvature).weight, wanted)
+
+
 def test_the_data_count_once_each_and_the_evidence_chooses_where_asked(problem: Problem) -> None:
     layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
     fit = fit_laplace(

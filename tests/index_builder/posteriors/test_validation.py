@@ -68,6 +68,14 @@ def test_the_candidate_of_the_largest_criterion_is_taken(fit: LaplaceFit) -> Non
     assert torch.equal(instance_of(Curvature, chosen.curvature).weight, curvature.weight)
 
 
+def test_another_prior_leaves_the_temperature(fit: LaplaceFit) -> None:
+    plain, tempered = (
+        select_by_validation(one, [3.0], lambda _: 0.0) for one in (fit, fit.tempered(7.0))
+    )
+    torch.testing.assert_close(variance_of(tempered.posterior), 7 * variance_of(plain.posterior))
+    assert tempered.temperature == 7.0
+
+
 def test_no_candidates_are_refused(fit: LaplaceFit) -> None:
     for choose in (select_by_validation, temper_by_validation):
         with pytest.raises(ValueError, match="no candidates"):

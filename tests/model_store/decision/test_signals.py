@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.decision import SIGNALS, labels_found, signals
+from model_store.decision.signals import _compare_means
 
 SIMILARITIES = np.array([[0.9, 0.85, 0.8, 0.5], [0.7, 0.7, 0.1, 0.0]])
 LABELS = np.array([[1, 1, 2, 1], [3, 4, 4, 4]], dtype=np.int32)
@@ -121,3 +122,10 @@ def test_the_nearest_item_of_each_label_and_whose_the_others_are() -> None:
     np.testing.assert_array_equal(places, [0, 2, 3, 4, 7])
     np.testing.assert_array_equal(belong.argmax(axis=0), [0, 0, 1, 2, 3, 0, 2, 4])
     assert (belong.sum(axis=0) == 1).all()
+
+
+def test_a_label_beyond_the_list_is_compared_with_the_nearest_in_it() -> None:
+    """Its mean may be nearer than any in the list, whose nearest is compared with the second."""
+    votes = np.zeros(3)
+    margins = _compare_means(np.array([0.5, 0.4, 0.9]), 2, 0.1, votes)
+    assert margins.tolist() == pytest.approx([0.1, -0.1, 0.4])

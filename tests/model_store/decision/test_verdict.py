@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from model_store.decision import (
     VennAbers,
     decide,
 )
+from model_store.decision.verdict import Assessment, _verdict
 from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch, UnknownSource
 from model_store.predictive import Predictive
@@ -186,6 +189,17 @@ def test_false_alarms_are_at_most_alpha_in_the_long_run() -> None:
                 replace(calibration(), outlier_scores=rest).outlier_p_value(scores[test]) <= alpha
             )
         assert alarms / 20 <= alpha
+
+
+def test_a_match_begins_at_the_threshold_itself() -> None:
+    promise = SimpleNamespace(shortfall=None)
+    promises: Any = SimpleNamespace(threshold=lambda _: 0.9, matches=[promise])
+    below = float(np.nextafter(0.9, 0))
+    words = [
+        _verdict(Assessment(), Terms(alpha=0.1, coverage=0.9), promises, probability, 0, 0.0)[0]
+        for probability in (below, 0.9)
+    ]
+    assert words == ["ambiguous", "match"]
 
 
 def test_percentile_and_level() -> None:

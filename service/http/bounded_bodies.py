@@ -1,0 +1,112 @@
+"""Bodies of requests: how large each may be, and how much of all of them is held at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope
+
+from model_store.errors import ImageTooLarge
+from service.fair_share import FairShare
+from service.http import limits
+
+_PATH_OF_ITEMS = re.compile("/v1/galleries/[^/]+/items")
+_PATH_OF_GALLERIES = re.compile("/v1/galleries(/[^/]+(/rename)?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The size limit of a body, without the overhead of its form.
+
+    Attributes
+    ----------
+    n_bytes : limit of the body.
+    held, n_bytes_held : name of what the body holds, and the limit of that in bytes.
+    """
+
+    n_bytes: int
+    held: str
+    n_bytes_held: int
+
+    @property
+    def most(self) -> int:
+        """The bytes of the largest body."""
+        return self.n_bytes + limits.FORM_ALLOWANCE
+
+    def check(self, n_bytes: int) -> None:
+        """Refuse a body of so many bytes, or more.
+
+        Raises
+        ------
+        ImageTooLarge
+        """
+        if n_bytes > self.most:
+            raise ImageTooLarge(
+                f"The request has {n_bytes:,} bytes or more; {self.held} may have at most "
+                f"{self.n_bytes_held:,}. Send less, such as smaller or more compressed images."
+            )
+
+
+class BoundedBodies:
+    """Bodies that are taken in, each up to the bound of its path, and all together up to another.
+
+    A body is in memory until its request is answered, and a client may leave off before its end.
+    So one that turns out to be more than small waits for room for all of it, unread, in turn of the
+    callers; one caller gets half of the room.
+    """
+
+    def __init__(self, max_image_bytes: int, max_batch_bytes: int) -> None:
+        self._max_image_bytes = max_image_bytes
+        self._max_batch_bytes = max_batch_bytes
+        self._room = FairShare(limits.HELD_BODIES_BYTES, limits.HELD_BODIES_BYTES // 2)
+
+    @asynccontextmanager
+    async def taken_in(self, scope: Scope, receive: Receive) -> AsyncIterator[Receive]:
+        """Yield what receives a request's body within the bounds.
+
+        Raises
+        ------
+        ImageTooLarge : it says itself that it is too large, or it turns out to be.
+        """
+        bound = self._bound(scope["path"])
+        declared = Headers(scope=scope).get("content-length", "")
+        n_bytes = int(declared) if declared.isdigit() else 0
+        bound.check(n_bytes)
+        n_places, received, who = n_bytes or bound.most, 0, None
+
+        async def bounded() -> Message:
+            nonlocal received, who
+            message = await receive()
+            received += len(message.get("body", b""))
+            bound.check(received)
+            if who is None and received > limits.SMALL_BODY_BYTES:
+                who = await self._room.enter(n_places)
+            return message
+
+        try:
+            yield bounded
+        finally:
+            if who is not None:
+                self._room.leave(who, n_places)
+
+    def _bound(self, path: str) -> _Bound:
+        """Return the size limit of a body sent to ``path``."""
+        if path.endswith(("/search/batch", "/review/import")) or _PATH_OF_ITEMS.fullmatch(path):
+            return _Bound(self._max_batch_bytes, "a batch", self._max_batch_bytes)
+        if path.endswith(limits.VECTOR_PATHS):
+            most = limits.MAX_VECTOR_BYTES
+            return _Bound(most, "a document of vectors", most)
+        if path.endswith(limits.TEXT_PATH):
+            return _Bound(limits.MAX_TEXT_BYTES, "a document with a text", limits.MAX_TEXT_BYTES)
+        if path.endswith(("/feedback", "/review/leases")):
+            return _Bound(0, "feedback", limits.FORM_ALLOWANCE)
+        if _PATH_OF_GALLERIES.fullmatch(path):
+            return _Bound(0, "what is said of a gallery", limits.FORM_ALLOWANCE)
+        image = self._max_image_bytes
+        in_base64 = 4 * -(-image // 3)
+        most = in_base64 if path.endswith("/search/json") else image
+        return _Bound(most, "an image", image)

@@ -1,0 +1,73 @@
+"""The Laplace methods do what their configuration says, with what training has left them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
+from index_builder.methods import laplace
+from index_builder.methods.laplace import OnlineLaplace, PostHocLaplace
+from index_builder.posteriors import Curvature, LastLayerPosterior, laplace_of_curvature
+from tests.support.narrowing import instance_of
+
+N_IMAGES = 50
+WEIGHT, BIAS = torch.rand(3, 4), torch.rand(3)
+CONFIG: Any = SimpleNamespace(training=SimpleNamespace(margin=0.7), seed=3)
+
+
+@pytest.fixture
+def trained() -> Any:
+    layer = torch.nn.Linear(4, 3)
+    learned = {"weight": 100 * WEIGHT, "bias": 100 * BIAS}
+    return SimpleNamespace(encoder=SimpleNamespace(last_layer=layer), learned=learned)
+
+
+def test_the_curvature_of_training_is_of_all_its_images_and_counts_once(trained: Any) -> None:
+    settings = OnlineLaplaceConfig(method="online_laplace", prior_precision=2.0)
+    images: Any = range(N_IMAGES)
+    fitted, approximation = OnlineLaplace(settings).curvature_fit(CONFIG, trained, images)
+    posterior = instance_of(LastLayerPosterior, fitted.posterior)
+    torch.testing.assert_close(posterior.weight_variance, 1 / (100 * WEIGHT + 2))
+    assert fitted.data_scale == N_IMAGES
+    assert approximation == settings.approximation
+
+
+@pytest.mark.parametrize("split", ["euclidean", "arccos"])
+def test_a_post_hoc_fit_is_asked_for_what_the_configuration_says(
+    trained: Any, monkeypatch: pytest.MonkeyPatch, split: Any
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(laplace, "fit_laplace", lambda *_, **given: asked.append(given))
+    monkeypatch.setattr(laplace, "repeatable_blocks", lambda *_: None)
+    images: Any = SimpleNamespace(label_codes=lambda: np.arange(3))
+    settings = LaplaceConfig(split=split, structure="diagonal", approximation="positives")
+    PostHocLaplace(settings).curvature_fit(CONFIG, trained, images)
+    [given] = asked
+    assert given["split"] == split
+    assert given["structure"] == "diagonal"
+    assert given["approximation"] == "positives"
+    assert given["margin"] == 0.7
+    assert given["scaling"] == settings.scaling
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
+def test_a_temperature_that_is_given_is_that_of_the_posterior(
+    trained: Any, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    layer = torch.zeros(3, 4), torch.zeros(3)
+    fitted = laplace_of_curvature(
+        *layer, Curvature(WEIGHT, BIAS), data_scale=10.0, prior_precision=2.0
+    )
+    monkeypatch.setattr(PostHocLaplace, "curvature_fit", lambda *_: (fitted, "fixed"))
+    monkeypatch.setattr(laplace, "_norm_correlation", lambda *_: None)
+    method = PostHocLaplace(LaplaceConfig(temperature=temperature))
+    splits: Any = SimpleNamespace(training=[], validation=[])
+    posterior, report = method.fit(CONFIG, [trained], splits)
+    found = instance_of(LastLayerPosterior, posterior).weight_variance
+    torch.testing.assert_close(found, temperature / (10 * WEIGHT + 2))
+    assert report["temperature"] == temperature

@@ -1,0 +1,33 @@
+"""What was appended to a live gallery: found beside the base, and on the disk when acknowledged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from model_store.gallery import ChangesFile
+from model_store.gallery.live.snapshot import GallerySnapshot
+
+
+def test_of_what_was_appended_as_many_are_found_as_are_wanted() -> None:
+    angles = np.linspace(0, 1, 10)
+    directions = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    snapshot: Any = SimpleNamespace(
+        _appended=SimpleNamespace(directions=directions),
+        _base=SimpleNamespace(n_rows=100),
+        _by_id=lambda rows, similarities: rows,
+    )
+    none = np.array([], dtype=np.int64)
+    query = np.array([1, 0], dtype=np.float32)
+    rows, _ = GallerySnapshot._merged(snapshot, query, 3, np.arange(10), none, np.array([]))
+    assert rows.tolist() == [100, 101, 102]
+
+
+def test_a_change_is_flushed_before_it_is_acknowledged(tmp_path: Path) -> None:
+    """By SQLite's word: 2 is FULL."""
+    connection = ChangesFile(tmp_path / "changes.sqlite", "b", "the-encoder")._open_writer()
+    assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2
+    connection.close()

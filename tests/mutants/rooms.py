@@ -1,0 +1,93 @@
+"""The rooms that mutants are made in, and the tests that should see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The files that mutants are made in, and the tests that should see them, as patterns."""
+
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+CORE = "tests/model_store"
+SERVICE = "tests/service"
+BUILDER = "tests/index_builder"
+PAGE = "tests/end_to_end/test_page"
+
+ROOMS = {
+    "page": Room(("service/http/page/*.js",), (f"{PAGE}_words.py", f"{PAGE}.py")),
+    "access": Room(
+        ("service/access/*.py",),
+        (
+            f"{SERVICE}/test_access.py",
+            f"{SERVICE}/test_keys*.py",
+            f"{SERVICE}/test_hosts.py",
+            f"{SERVICE}/test_proxies.py",
+            f"{SERVICE}/test_rate*.py",
+            f"{SERVICE}/test_nonsense_redis.py",
+            f"{SERVICE}/test_ways_in.py",
+            f"{SERVICE}/test_openapi.py",
+        ),
+    ),
+    "decision": Room(
+        ("model_store/decision/*.py",),
+        (
+            f"{CORE}/decision/test_*.py",
+            f"{CORE}/test_order.py",
+            f"{BUILDER}/test_calibration.py",
+            f"{BUILDER}/test_outlier_fusion.py",
+            f"{BUILDER}/test_feedback.py",
+            f"{SERVICE}/test_calibration.py",
+            f"{SERVICE}/test_absent_share.py",
+        ),
+    ),
+    "gallery": Room(
+        ("model_store/gallery/*.py", "model_store/gallery/[!m]*/*.py"),
+        (
+            f"{CORE}/test_gallery.py",
+            f"{CORE}/test_filters.py",
+            f"{CORE}/test_filter_indexes.py",
+            f"{CORE}/test_facets.py",
+            f"{CORE}/test_index.py",
+            f"{CORE}/test_live_gallery*.py",
+            f"{CORE}/test_search.py",
+            f"{CORE}/test_compaction.py",
+        ),
+    ),
+    "milvus": Room(("model_store/gallery/milvus/*.py",), (f"{CORE}/test_milvus*.py",)),
+    "indexing": Room(
+        ("index_builder/indexing/*.py", "index_builder/indexing/sources/*.py"),
+        (f"{BUILDER}/indexing/test_*.py", f"{BUILDER}/test_index_settings.py"),
+    ),
+    "calibration": Room(
+        ("index_builder/calibration/*.py",),
+        (
+            f"{BUILDER}/test_calibration.py",
+            f"{BUILDER}/test_evaluation.py",
+            f"{BUILDER}/test_feedback.py",
+            f"{BUILDER}/test_leave_one_out.py",
+            f"{BUILDER}/test_outlier_fusion.py",
+            f"{BUILDER}/test_probabilities.py",
+            f"{BUILDER}/indexing/test_calibrating.py",
+            f"{BUILDER}/indexing/test_holding_out.py",
+        ),
+    ),
+    "posteriors": Room(
+        ("index_builder/posteriors/*.py", "index_builder/posteriors/laplace/*.py"),
+        (f"{BUILDER}/posteriors/test_*.py", f"{BUILDER}/objectives/test_online_laplace.py"),
+    ),
+}
+
+
+def files(root: Path, patterns: Iterable[str]) -> list[str]:
+    """Return the files of a tree that any pattern names, in the order of the patterns."""
+    found = (path for pattern in patterns for path in sorted(root.glob(pattern)))
+    return list(dict.fromkeys(str(path.relative_to(root)) for path in found))

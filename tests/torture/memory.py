@@ -1,0 +1,95 @@
+"""The service's memory while very many hostile connections are held.
+
+Idle is what all its processes hold after some searches; what several share counts once.
+The peak is that and what has grown since, by each process's own peak (`VmHWM`): processes do not
+peak at the same moment, so this is rather too much than too little.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from tests.end_to_end.processes import TIMEOUT_S, Service
+from tests.end_to_end.questions import unseen
+from tests.end_to_end.replicas import thumbnails
+from tests.torture.holding import KINDS
+from tests.torture.outcome import Outcome, Place
+
+ROOT = Path(__file__).parents[2]
+
+MOST_OVER_IDLE = 1.3
+SHORTEST_S = 6.0
+N_SEARCHES = 50
+FORGET_PEAK = "5"
+"""Written to `clear_refs`: the peak is counted anew."""
+
+Memory = Mapping[int, Mapping[str, int]]
+"""Of the processes of a service by their ids, what `/proc` says in kB."""
+
+
+def memory_of(service: Service) -> Memory:
+    """What `/proc` says of the memory of a service's processes."""
+    return {pid: _read(pid, "status") | _read(pid, "smaps_rollup") for pid in _pids(service)}
+
+
+def forget_peaks(service: Service) -> None:
+    """Count the peaks anew."""
+    for pid in _pids(service):
+        Path(f"/proc/{pid}/clear_refs").write_text(FORGET_PEAK, encoding="ascii")
+
+
+def _pids(service: Service) -> list[int]:
+    main = psutil.Process(service.popen.pid)
+    return [main.pid, *(child.pid for child in main.children(recursive=True))]
+
+
+def _read(pid: int, file: str) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8").splitlines()
+    named = (line.partition(":") for line in lines if line.endswith(" kB"))
+    return {name: int(value.split()[0]) for name, _, value in named}
+
+
+def _held(kind: str, service: Service, seconds: float) -> dict[str, float]:
+    """How many connections were held, and the peak of memory over what it was before."""
+    before = memory_of(service)
+    forget_peaks(service)
+    command = [sys.executable, "-m", "tests.torture.holding", str(service.port), kind, f"{seconds}"]
+    told = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    )
+    service.require_running()
+    after = memory_of(service)
+    idle = sum(process["Pss"] for process in before.values())
+    grown = sum(process["VmHWM"] for process in after.values())
+    grown -= sum(process["VmRSS"] for process in before.values())
+    connections, most = map(int, told.stdout.split())
+    return {
+        "connections": connections,
+        "held_at_once": most,
+        "idle_mib": round(idle / 1024, 1),
+        "grown_mib": round(grown / 1024, 1),
+        "over_idle": round(1 + grown / idle, 3),
+    }
+
+
+def attack(place: Place, seconds: float, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Outcome:
+    """Hold connections of one kind after the other, each time of a service just started."""
+    outcome = Outcome()
+    for_each = max(SHORTEST_S, seconds / len(kinds) - SHORTEST_S)
+    pictures = thumbnails(place.bundle, 10, seed)
+    for kind in np.random.default_rng(seed).permutation(kinds).tolist():
+        with Service(place.bundle, place.folder / f"{kind}.log") as service:
+            for number in range(N_SEARCHES):
+                service.answer(unseen(pictures[number % len(pictures)]))
+            found = _held(kind, service, for_each)
+        outcome.n += int(found["connections"])
+        outcome.figures[kind] = found
+        if found["over_idle"] > MOST_OVER_IDLE:
+            outcome.violations.append(f"{kind}: memory is {found['over_idle']:.2f} times as much")
+    return outcome
