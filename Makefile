@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
-.PHONY: install demo check check-builder check-others test test-builder test-others coverage lint types \
+.PHONY: install demo check check-builder check-others test coverage lint types \
   style audit sbom bench bench-promises bench-outliers \
   bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-load bench-gallery bench-ten-million bench-gpu bench-tenants bench-milvus bench-page bench-filters bench-roll-up \
@@ -64,20 +64,18 @@ help:
 
 install: .venv/.installed-dev
 # What needs torch and what never imports it are tested side by side: reading all tests takes half a
-# minute of a processor, and each process reads those of its half alone.
+# minute of a processor, and each process reads those of its half alone. Every test of the folders
+# left out starts a process.
 check: install
 	@$(SIDE_BY_SIDE) types check-builder check-others style
-test: lint .venv/.browser
-	@$(SIDE_BY_SIDE) --output-sync=line test-builder test-others
-# Every test of the folders left out starts a process.
 check-builder check-others: check-%: install
 	$(PYTEST) --quiet -m "not bundle and not process and not slow" $(TESTS_$*) \
 	  --ignore tests/end_to_end --ignore tests/torture
-# Two processes each, since a test waits for a service or a browser at times; each file in one.
-test-builder test-others: test-%: install
-	$(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TESTS_$*)
 TESTS_builder := tests/index_builder
 TESTS_others := tests --ignore tests/index_builder
+# Four processes, since each waits for a service or a browser at times; each file in one of them.
+test: lint .venv/.browser
+	$(PYTEST) --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # What children of the service run in processes of their own is not counted.
 coverage: install
 	$(PYTEST) --quiet --numprocesses 2 --dist worksteal tests/model_store tests/service \

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import ProviderUnavailable
-from tests.benchmarks import bench_gpu
 from tests.benchmarks.gpu.encoders import compared, encoder_rows
-from tests.benchmarks.gpu.fitting import Sizes, fitting_rows
 from tests.benchmarks.gpu.rows import Row, row, timed
 from tests.benchmarks.gpu.serving import serving_row
 
 no_gpu = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
-TINY = Sizes(200, 16, 8, 20, batch=4, network="small_cnn")
+
+
+@pytest.fixture
+def bench_gpu() -> ModuleType:
+    """The benchmark, which imports torch."""
+    from tests.benchmarks import bench_gpu
+
+    return bench_gpu
 
 
 def test_a_row_that_cannot_be_measured_says_why_and_the_others_go_on() -> None:
@@ -52,7 +58,7 @@ def test_parity_tells_the_largest_difference() -> None:
 
 @no_gpu
 def test_an_encoder_is_measured_on_the_processor_and_its_rows_on_a_gpu_say_what_they_need(
-    digits_bundle: Path,
+    digits_bundle: Path, bench_gpu: ModuleType
 ) -> None:
     path, photographs = digits_bundle / "encoder.onnx", bench_gpu.taken()[:2]
     found = list(encoder_rows(path, "float32", "cpu", (1, 2), photographs, 0.01))
@@ -74,8 +80,11 @@ def test_an_encoder_is_measured_on_the_processor_and_its_rows_on_a_gpu_say_what_
 @no_gpu
 @pytest.mark.slow
 def test_fits_and_training_steps_are_measured_where_torch_can() -> None:
+    from tests.benchmarks.gpu.fitting import Sizes, fitting_rows
+
+    tiny = Sizes(200, 16, 8, 20, batch=4, network="small_cnn")
     found = {
-        (one["kind"], one["device"], one.get("precision")): one for one in fitting_rows(TINY, 0.01)
+        (one["kind"], one["device"], one.get("precision")): one for one in fitting_rows(tiny, 0.01)
     }
     assert found["fit", "cpu", None]["seconds"] > 0
     for precision in ("float32", "mixed"):
@@ -85,7 +94,9 @@ def test_fits_and_training_steps_are_measured_where_torch_can() -> None:
 
 @no_gpu
 @pytest.mark.process
-def test_the_service_is_measured_over_its_encoder(digits_bundle: Path) -> None:
+def test_the_service_is_measured_over_its_encoder(
+    digits_bundle: Path, bench_gpu: ModuleType
+) -> None:
     photographs = bench_gpu.taken()[:4]
     found = serving_row(digits_bundle.parent, "cpu", 2, photographs, 8, 0.05)
     assert found["failed"] == 0
@@ -97,7 +108,7 @@ def test_the_service_is_measured_over_its_encoder(digits_bundle: Path) -> None:
 
 
 def test_the_report_is_there_after_each_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench_gpu: ModuleType
 ) -> None:
     report = tmp_path / "build" / "gpu.json"
     seen = []

@@ -20,7 +20,7 @@ from tests.end_to_end.test_page_browsing import FACETS
 
 pytestmark = pytest.mark.browser
 
-ROOT = FILES.parents[1]
+ROOT = FILES.parents[2]
 AXE = Axe()
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 

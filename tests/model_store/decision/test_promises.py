@@ -14,7 +14,6 @@ from model_store.decision import Evidence, Promises, Recalibration, Stream
 from model_store.decision.absent_share import shifted
 from model_store.decision.evidence import design_effect
 from model_store.decision.operating import errors_allowed, upper_bound
-from model_store.decision.promises import LEAST_ABSENT_LABELS
 from tests.support.calibration_evidence import evidence
 
 MANY = np.array([0, 0, 30])
@@ -199,17 +198,6 @@ def test_too_few_absent_labels_promise_nothing_of_absent_queries() -> None:
         shortfall = promises(of, **changes).matches[2].shortfall
         assert shortfall is not None
         assert "3 hidden labels" in shortfall
-
-
-@pytest.mark.parametrize(("n_labels", "is_known"), [(9, False), (10, True)])
-def test_so_many_hidden_labels_say_what_absent_queries_look_like(
-    n_labels: int, is_known: bool
-) -> None:
-    assert LEAST_ABSENT_LABELS == 10
-    places = np.arange(600)
-    clusters = np.where(places < 300, places, 700 + places % n_labels)
-    told = promises(evidence(absence="hidden_labels", clusters=clusters))
-    assert (told.unknown_absence is None) == is_known
 
 
 def test_of_too_few_withheld_labels_a_fpir_is_foretold_and_not_promised() -> None:

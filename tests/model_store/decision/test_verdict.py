@@ -193,7 +193,7 @@ def test_false_alarms_are_at_most_alpha_in_the_long_run() -> None:
 
 def test_a_match_begins_at_the_threshold_itself() -> None:
     promise = SimpleNamespace(shortfall=None)
-    promises: Any = SimpleNamespace(threshold=lambda _: 0.9, matches=[promise])
+    promises: Any = SimpleNamespace(threshold=lambda _: 0.9, matches=[promise], doubt=None)
     below = float(np.nextafter(0.9, 0))
     words = [
         _verdict(Assessment(), Terms(alpha=0.1, coverage=0.9), promises, probability, 0, 0.0)[0]
