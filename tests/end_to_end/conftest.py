@@ -24,6 +24,13 @@ def service(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
+@pytest.fixture(scope="module")
+def own_service(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that no other file asks: verdicts follow the drift of all that has been asked."""
+    with Service(digits_bundle, tmp_path_factory.mktemp("own") / "service.log") as running:
+        yield running
+
+
 @pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[Redis]:
     """A Redis server for one test."""
