@@ -28,8 +28,8 @@ MOST_OF_FEW_PROBES_S = 1.0
 """It was 4 s where all requests that came at once were begun at once."""
 
 MOST_OVER_IDLE = 2
-"""A guard, not what is wanted (1.3): a machine with nothing else to do takes in so much at once that
-it is 1.6."""
+"""A guard, not what is wanted (1.3): a machine with nothing else to do takes in so much at once
+that it is 1.6."""
 
 
 @pytest.fixture
