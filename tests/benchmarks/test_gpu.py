@@ -107,6 +107,7 @@ def test_the_service_is_measured_over_its_encoder(
     assert found["not_run"].startswith("needs a GPU")
 
 
+@pytest.mark.process  # importing the benchmark looks for libraries with ldconfig
 def test_the_report_is_there_after_each_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench_gpu: ModuleType
 ) -> None:
