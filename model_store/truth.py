@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import KDTree
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -81,6 +80,8 @@ class Within:
 
     def counts(self) -> Integers:
         """Return the number (B,) of items within the distance of each query."""
+        from scipy.spatial import KDTree  # noqa: PLC0415 - slow; few galleries have places
+
         found = np.zeros(len(self.queries), dtype=np.int64)
         known = np.isfinite(self.queries).all(axis=1)
         there = self.items[np.isfinite(self.items).all(axis=1)]
@@ -95,6 +96,8 @@ class Within:
 
         Of equally near ones the first.
         """
+        from scipy.spatial import KDTree  # noqa: PLC0415 - slow; few galleries have places
+
         found = np.full(len(self.queries), -1, dtype=np.int64)
         known = np.flatnonzero(np.isfinite(self.queries).all(axis=1))
         there = np.flatnonzero(np.isfinite(self.items).all(axis=1))

@@ -70,7 +70,7 @@ def test_no_module_of_tests_but_the_builder_s_imports_torch() -> None:
 
 UNUSED_AT_FIRST = {
     "service.encoding.worker": ("scipy", "redis"),
-    "service.app": ("scipy.stats", "redis", "sklearn"),
+    "service.app": ("scipy.stats", "scipy.optimize", "scipy.spatial", "redis", "sklearn"),
     "index_builder.indexing.collection": ("scipy.stats", "sklearn", "torch"),
 }
 """Libraries that take long to import, and that a module leaves to whoever needs them; modules in an

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq, minimize_scalar
 from scipy.special import expit
 
 FLOOR = 0.01
@@ -93,6 +92,8 @@ def estimate_absent_share(no_match: Floats, counts: Floats, assumed: float) -> S
     n = int(counts.sum())
     if n < LEAST_QUERIES:
         return None
+    from scipy.optimize import brentq, minimize_scalar  # noqa: PLC0415 - slow, and few estimate it
+
     absent, present = no_match / assumed, (1 - no_match) / (1 - assumed)
 
     def log_likelihood(share: float) -> float:

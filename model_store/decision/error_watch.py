@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
 from scipy.special import betaln, xlog1py, xlogy
 
 from model_store.decision.betting import ALARM, Jumper
@@ -98,5 +97,7 @@ def _crossing(evidence: Callable[[float], float], end: float, share: float) -> f
     """Return where ``evidence``, negative at ``share``, turns positive on the way to ``end``."""
     if evidence(end) <= 0:
         return end
+    from scipy.optimize import brentq  # noqa: PLC0415 - slow; few processes watch errors
+
     inner = min(max(end, _NEAR_END), 1 - _NEAR_END)  # at the end itself it is infinite
     return float(brentq(evidence, inner, share))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import bdtrik, betaincc, betaincinv
 
 from model_store.decision.absent_share import prior_shift, shifted
@@ -180,12 +179,13 @@ class Stream:
         rate = int((accepted & self.absent).sum()) / max(n_absent, 1)
         of_absent = self.rivals * float(self.weights[self.absent].sum())
         by_rate = upper_bound(rate, self.n_absent_effective, self.delta) - rate if n_absent else 0.0
-
-        def excess(error: float) -> float:
-            mean = weight * (wrong - error) + of_absent * rate * (1 - error)
-            return mean + math.hypot(weight * by_wrong, of_absent * by_rate * (1 - error))
-
-        return 1.0 if excess(1.0) > 0 or weight == 0 else float(brentq(excess, 0.0, 1.0))
+        # The largest u = 1 − ε with (A + F) u + hypot(p, q u) = A (1 − e), a quadratic equation.
+        known, total = weight * (1 - wrong), weight + of_absent * rate
+        p, q = weight * by_wrong, of_absent * by_rate
+        if known <= p:
+            return 1.0
+        rest = (known - p) * (known + p)
+        return 1 - rest / (known * total + math.sqrt((total * p) ** 2 + q**2 * rest))
 
     def _coverage_and_error(self, accepted: NDArray[np.bool_]) -> tuple[float, float]:
         """Return the share of the stream that is accepted, and the share of it that is wrong."""
