@@ -12,12 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from model_store.decision.crossing import first_where
+
 FLOOR = 0.01
 """Least share of absent queries that is ever estimated, and as much below one at the most: a
 stream without any absent query so far promises nothing of the next."""
 
 LEAST_QUERIES = 100
 """Served queries below which the share is not estimated."""
+
+_STEPS = 10**6
+"""Parts of the range of shares to which they are estimated."""
 
 _HALF_CHI2 = 1.920729
 """Half of the 95 % quantile of χ² with one degree of freedom: how far the log likelihood falls at
@@ -92,28 +97,26 @@ def estimate_absent_share(no_match: Floats, counts: Floats, assumed: float) -> S
     n = int(counts.sum())
     if n < LEAST_QUERIES:
         return None
-    from scipy.optimize import brentq, minimize_scalar  # noqa: PLC0415 - slow, and few estimate it
-
     absent, present = no_match / assumed, (1 - no_match) / (1 - assumed)
 
-    def log_likelihood(share: float) -> float:
+    def share_of(step: int) -> float:
+        return FLOOR + (1 - 2 * FLOOR) * step / _STEPS
+
+    def log_likelihood(step: int) -> float:
+        share = share_of(step)
         return float(counts @ np.log(share * absent + (1 - share) * present))
 
-    ends = (FLOOR, 1 - FLOOR)
-    best = minimize_scalar(
-        lambda share: -log_likelihood(share), bounds=ends, method="bounded", options={"xatol": 1e-6}
-    ).x
-    value = float(min(max(best, FLOOR), 1 - FLOOR))
-    value = max((value, *ends), key=log_likelihood)
-    fallen = log_likelihood(value) - _HALF_CHI2
+    def falls(step: int) -> bool:
+        """Return whether the log likelihood falls from ``step`` on: its slope is not positive."""
+        share = share_of(step)
+        slope = (absent - present) / (share * absent + (1 - share) * present)
+        return float(counts @ slope) <= 0
 
-    def bound(end: float) -> float:
-        if log_likelihood(end) >= fallen:
-            return end
-        low, high = sorted((end, value))
-        return float(brentq(lambda share: log_likelihood(share) - fallen, low, high))
-
-    return ShareEstimate(value, bound(ends[0]), bound(ends[1]), n)
+    best = first_where(falls, 0, _STEPS)
+    rejected = log_likelihood(best) - _HALF_CHI2
+    lower = first_where(lambda step: log_likelihood(step) >= rejected, 0, best)
+    upper = first_where(lambda step: log_likelihood(step) < rejected, best, _STEPS)
+    return ShareEstimate(share_of(best), share_of(lower), share_of(upper), n)
 
 
 class ServedShare:

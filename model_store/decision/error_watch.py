@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from scipy.special import betaln, xlog1py, xlogy
 
 from model_store.decision.betting import ALARM, Jumper
+from model_store.decision.crossing import first_where
 
 CONFIDENCE = 0.95
 """The confidence level of the interval of the error rate."""
@@ -22,7 +22,8 @@ is found as well."""
 _LEAST_RATE = 1e-6
 """An accepted error rate of 0 is taken for this: one error in a million matches."""
 
-_NEAR_END = 1e-12
+_STEPS = 10**9
+"""Parts of an error rate of 1 to which its interval is given."""
 
 
 class ErrorTest:
@@ -89,15 +90,7 @@ def error_interval(n: int, n_wrong: int, confidence: float = CONFIDENCE) -> tupl
         known = float(xlogy(n_wrong, rate) + xlog1py(n - n_wrong, -rate))
         return mixed - known - limit
 
-    share = n_wrong / n if n else 0.5
-    return _crossing(evidence, 0.0, share), _crossing(evidence, 1.0, share)
-
-
-def _crossing(evidence: Callable[[float], float], end: float, share: float) -> float:
-    """Return where ``evidence``, negative at ``share``, turns positive on the way to ``end``."""
-    if evidence(end) <= 0:
-        return end
-    from scipy.optimize import brentq  # noqa: PLC0415 - slow; few processes watch errors
-
-    inner = min(max(end, _NEAR_END), 1 - _NEAR_END)  # at the end itself it is infinite
-    return float(brentq(evidence, inner, share))
+    inside = round(_STEPS * n_wrong / n) if n else _STEPS // 2
+    lower = first_where(lambda step: evidence(step / _STEPS) <= 0, 0, inside) - 1
+    upper = first_where(lambda step: evidence(step / _STEPS) > 0, inside, _STEPS)
+    return max(lower, 0) / _STEPS, upper / _STEPS
