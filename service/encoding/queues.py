@@ -99,7 +99,8 @@ async def _measured(
     if size > 1 and not limits.padded:
         size = await asyncio.to_thread(largest_useful_batch, encoder, size)
     turn = 1
-    if usable_processors() == 1 and encoder.provider == PROVIDERS["cpu"]:
-        turn = await asyncio.to_thread(useful_turn, encoder, size, fitting // size)
+    if encoder.provider == PROVIDERS["cpu"]:
+        n = usable_processors()
+        turn = await asyncio.to_thread(useful_turn, encoder, size, fitting // size, n)
     batcher = MicroBatcher(encoder, size, turn=turn, padded=limits.padded, observe=observe)
     return EncoderQueue(batcher, size, turn)
