@@ -19,8 +19,10 @@ from typing import Any, Self, TypeVar
 from model_store.errors import CorruptImage, ImageError, ImageTooCostly
 from model_store.images import ImageLimits, Preprocessing, check_size
 from model_store.images.budget import DecodingBudget
+from model_store.processors import usable_processors
 from service.decoding.decoder import Prepared
 from service.decoding.messages import read_reply, read_started, request_message
+from service.decoding.overtime import Overtime
 from service.decoding.process import DecoderProcess
 from service.decoding.sandbox import PARTS, SandboxMode
 from service.fair_share import FairShare
@@ -45,6 +47,7 @@ class DecoderPool:
       short of memory) is not held against the image, which goes to another decoder, once.
     - A request that is cancelled gives up its place at once; a decoder already at work for it
       finishes first, within the budget, because that is cheaper than a new process.
+    - Decoders whose images take long take turns, see `Overtime`.
 
     Parameters
     ----------
@@ -69,6 +72,7 @@ class DecoderPool:
         self._limits = limits or ImageLimits()
         self._budget = budget or DecodingBudget()
         self._share = FairShare(n_processes)
+        self._overtime = Overtime(usable_processors())
         self._free: asyncio.Queue[DecoderProcess] = asyncio.Queue()
         self._decoders: set[DecoderProcess] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -143,7 +147,7 @@ class DecoderPool:
         decoder = await self._take()
         try:
             async with asyncio.timeout(self._budget.clock_s):
-                reply = await decoder.ask(request, data)
+                reply = await self._overtime.answer_of(decoder, decoder.ask(request, data))
                 outcome = read_reply(reply, decoder.pictures, preprocessing)
         except TimeoutError:
             await self._replace(decoder, who)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -56,6 +57,15 @@ class DecoderProcess:
     def is_alive(self) -> bool:
         """True while the process runs."""
         return self._process.poll() is None
+
+    def pause(self) -> None:
+        """Have the process stand still, where the kernel then ends it with the service."""
+        if sys.platform == "linux":
+            self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Have it go on."""
+        self._process.send_signal(signal.SIGCONT)
 
     async def ask(self, header: bytes, data: bytes) -> bytes:
         """Send one message and wait for its answer.

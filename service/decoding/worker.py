@@ -9,6 +9,7 @@ other end. Prepared pictures lie in a file in memory that the two share.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -52,6 +53,7 @@ def main() -> None:
     """Answer requests until the socket closes; its file number, and the pictures', are given."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the service says when it is over
         signal.signal(number, signal.SIG_IGN)
+    _end_with_the_service()
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would keep somebody's picture
     _silence_libraries()
@@ -113,6 +115,15 @@ def _answer(
     except MemoryError as error:
         raise ImageTooCostly(TOO_MUCH_MEMORY) from error
     return fields, picture
+
+
+def _end_with_the_service() -> None:
+    """Have the kernel end this process when the service has ended, though it stands still."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+
+
+_DEATH_SIGNAL = 1
 
 
 def _silence_libraries() -> None:

@@ -30,6 +30,7 @@ from model_store.errors import (
 from model_store.images import MOST_PREVIEW_SIDE, ImageLimits, Preprocessing, decode_image
 from model_store.images.budget import DecodingBudget
 from model_store.images.quality import quality_measures
+from service.decoding import overtime
 from service.decoding.decoder import Prepared
 from service.decoding.pool import DecoderPool
 from service.decoding.process import DecoderProcess
@@ -75,10 +76,14 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
+def stat_of(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+
+
 def ticks(pid: int) -> int:
     """How long a process has computed, in hundredths of a second."""
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return int(stat[11])
+    return int(stat_of(pid)[11])
 
 
 async def one_at_work(pool: DecoderPool) -> int:
@@ -94,10 +99,9 @@ async def one_at_work(pool: DecoderPool) -> int:
 def is_gone(pid: int) -> bool:
     """Whether a process has ended, whether or not anybody has asked for its exit status."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+        return stat_of(pid)[0] in {"Z", "X"}
     except FileNotFoundError:
         return True
-    return stat.rpartition(")")[2].split()[0] in {"Z", "X"}
 
 
 async def test_every_kind_of_file_is_decoded_as_at_home() -> None:
@@ -191,7 +195,8 @@ async def test_an_image_that_takes_too_long_costs_itself_only() -> None:
 
 
 @linux
-async def test_a_decoder_that_stands_still_is_replaced() -> None:
+async def test_a_decoder_that_stands_still_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DecoderProcess, "go_on", lambda _: None)
     async with DecoderPool(1, budget=DecodingBudget(clock_s=3)) as pool:
         os.kill(pool.pids[0], signal.SIGSTOP)
         with pytest.raises(ImageTooCostly, match="given up"):
@@ -359,6 +364,19 @@ async def test_files_made_to_hurt_are_decoded_or_refused() -> None:
         assert outcomes[name] is Prepared, name
 
 
+@linux
+async def test_images_that_take_long_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.decoding.pool.usable_processors", lambda: 2)
+    monkeypatch.setattr(overtime, "PATIENCE_S", 0.01)
+    async with DecoderPool(3) as pool:
+        slow = [asyncio.create_task(pool.decode(SLOW, PREPROCESSING)) for _ in range(2)]
+        await until(lambda: any(stat_of(pid)[0] == "T" for pid in pool.pids))
+        assert_equal(await pool.decode(GOOD, PREPROCESSING), decoded_here(GOOD))
+        for prepared in await asyncio.gather(*slow):
+            assert_equal(prepared, decoded_here(SLOW))
+        assert pool.n_lost == 0
+
+
 async def test_a_cancelled_request_frees_its_place() -> None:
     async with DecoderPool(1) as pool:
         at_the_decoder = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
@@ -399,7 +417,7 @@ async def test_nothing_is_left_when_the_pool_closes() -> None:
 @linux
 def test_no_decoder_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
     script = """
-import asyncio, sys
+import asyncio, os, signal, sys
 from pathlib import Path
 from model_store.images import Preprocessing
 from service.decoding.pool import DecoderPool
@@ -408,6 +426,7 @@ async def main():
     async with DecoderPool(2) as pool:
         job = asyncio.create_task(pool.decode(Path(sys.argv[1]).read_bytes(), Preprocessing(8, 8)))
         await asyncio.sleep(0.02)
+        os.kill(pool.pids[0], signal.SIGSTOP)
         print(*pool.pids, flush=True)
         await job
         await asyncio.sleep(60)
