@@ -19,10 +19,8 @@ from typing import Any, Self, TypeVar
 from model_store.errors import CorruptImage, ImageError, ImageTooCostly
 from model_store.images import ImageLimits, Preprocessing, check_size
 from model_store.images.budget import DecodingBudget
-from model_store.processors import usable_processors
 from service.decoding.decoder import Prepared
 from service.decoding.messages import read_reply, read_started, request_message
-from service.decoding.overtime import Overtime
 from service.decoding.process import DecoderProcess
 from service.decoding.sandbox import PARTS, SandboxMode
 from service.fair_share import FairShare
@@ -30,6 +28,9 @@ from service.fair_share import FairShare
 T = TypeVar("T")
 
 logger = logging.getLogger("service")
+
+PATIENCE_S = 0.1
+"""After which an image takes long; most photographs take a few milliseconds."""
 
 RETRY_S = 1.0
 """After which a decoder that did not start is started again."""
@@ -47,7 +48,7 @@ class DecoderPool:
       short of memory) is not held against the image, which goes to another decoder, once.
     - A request that is cancelled gives up its place at once; a decoder already at work for it
       finishes first, within the budget, because that is cheaper than a new process.
-    - Decoders whose images take long take turns, see `Overtime`.
+    - An image that takes long is decoded with what all others leave of the processors.
 
     Parameters
     ----------
@@ -72,7 +73,6 @@ class DecoderPool:
         self._limits = limits or ImageLimits()
         self._budget = budget or DecodingBudget()
         self._share = FairShare(n_processes)
-        self._overtime = Overtime(usable_processors())
         self._free: asyncio.Queue[DecoderProcess] = asyncio.Queue()
         self._decoders: set[DecoderProcess] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -147,7 +147,7 @@ class DecoderPool:
         decoder = await self._take()
         try:
             async with asyncio.timeout(self._budget.clock_s):
-                reply = await self._overtime.answer_of(decoder, decoder.ask(request, data))
+                reply = await _answer_of(decoder, request, data)
                 outcome = read_reply(reply, decoder.pictures, preprocessing)
         except TimeoutError:
             await self._replace(decoder, who)
@@ -238,3 +238,15 @@ class DecoderPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(decoder.end() for decoder in self._decoders))
         self._decoders.clear()
+
+
+async def _answer_of(decoder: DecoderProcess, request: bytes, data: bytes) -> bytes:
+    """Ask a decoder; one that takes long gives way to all others."""
+    asked = asyncio.create_task(decoder.ask(request, data))
+    try:
+        done, _ = await asyncio.wait({asked}, timeout=PATIENCE_S)
+        if not done:
+            decoder.give_way()
+        return await asked
+    finally:
+        asked.cancel()

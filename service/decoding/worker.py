@@ -9,7 +9,6 @@ other end. Prepared pictures lie in a file in memory that the two share.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
@@ -17,9 +16,11 @@ import signal
 import socket
 import struct
 import sys
+import threading
 from base64 import b64encode
+from collections.abc import Callable
 from io import BytesIO
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,9 @@ from model_store.images.quality import quality_measures
 from service.decoding import sandbox
 from service.processes.shared_pixels import SharedPixels
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 PREFIX = struct.Struct("!II")
 """Before every message: how many bytes of JSON follow, and how many bytes after that."""
 
@@ -53,7 +57,6 @@ def main() -> None:
     """Answer requests until the socket closes; its file number, and the pictures', are given."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the service says when it is over
         signal.signal(number, signal.SIG_IGN)
-    _end_with_the_service()
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would keep somebody's picture
     _silence_libraries()
@@ -66,10 +69,20 @@ def main() -> None:
     _send(channel, {"sandbox": sandbox.enter(fields["sandbox"])})
     while True:
         fields, data = _receive(channel)
-        fields, picture = _within(budget, data, fields, limits)
+        fields, picture = _on_a_thread(_within, budget, data, fields, limits)
         if picture is not None:
             pictures.write(picture)
         _send(channel, fields)
+
+
+def _on_a_thread(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Do work on a thread of its own, whose priority the service may lower for good."""
+    done: list[T] = []
+    thread = threading.Thread(target=lambda: done.append(work(*arguments, **named)))
+    thread.start()
+    thread.join()
+    [result] = done
+    return result
 
 
 def _within(
@@ -115,15 +128,6 @@ def _answer(
     except MemoryError as error:
         raise ImageTooCostly(TOO_MUCH_MEMORY) from error
     return fields, picture
-
-
-def _end_with_the_service() -> None:
-    """Have the kernel end this process when the service has ended, though it stands still."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-
-
-_DEATH_SIGNAL = 1
 
 
 def _silence_libraries() -> None:

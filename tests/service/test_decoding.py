@@ -30,10 +30,9 @@ from model_store.errors import (
 from model_store.images import MOST_PREVIEW_SIDE, ImageLimits, Preprocessing, decode_image
 from model_store.images.budget import DecodingBudget
 from model_store.images.quality import quality_measures
-from service.decoding import overtime
 from service.decoding.decoder import Prepared
 from service.decoding.pool import DecoderPool
-from service.decoding.process import DecoderProcess
+from service.decoding.process import NICE_OF_LONG, DecoderProcess
 from tests.support.hostile_images import contrived
 from tests.support.image_files import encoded, picture, png, seeds, slow_png
 
@@ -76,14 +75,16 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def stat_of(pid: int) -> list[str]:
-    """What the kernel says of a process, from its state on."""
-    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-
-
 def ticks(pid: int) -> int:
     """How long a process has computed, in hundredths of a second."""
-    return int(stat_of(pid)[11])
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return int(stat[11])
+
+
+def priorities(pid: int) -> list[int]:
+    """The priorities of the threads of a process."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sorted(os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in threads)
 
 
 async def one_at_work(pool: DecoderPool) -> int:
@@ -99,9 +100,10 @@ async def one_at_work(pool: DecoderPool) -> int:
 def is_gone(pid: int) -> bool:
     """Whether a process has ended, whether or not anybody has asked for its exit status."""
     try:
-        return stat_of(pid)[0] in {"Z", "X"}
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
     except FileNotFoundError:
         return True
+    return stat.rpartition(")")[2].split()[0] in {"Z", "X"}
 
 
 async def test_every_kind_of_file_is_decoded_as_at_home() -> None:
@@ -195,8 +197,7 @@ async def test_an_image_that_takes_too_long_costs_itself_only() -> None:
 
 
 @linux
-async def test_a_decoder_that_stands_still_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DecoderProcess, "go_on", lambda _: None)
+async def test_a_decoder_that_stands_still_is_replaced() -> None:
     async with DecoderPool(1, budget=DecodingBudget(clock_s=3)) as pool:
         os.kill(pool.pids[0], signal.SIGSTOP)
         with pytest.raises(ImageTooCostly, match="given up"):
@@ -365,15 +366,20 @@ async def test_files_made_to_hurt_are_decoded_or_refused() -> None:
 
 
 @linux
-async def test_images_that_take_long_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.decoding.pool.usable_processors", lambda: 2)
-    monkeypatch.setattr(overtime, "PATIENCE_S", 0.01)
-    async with DecoderPool(3) as pool:
-        slow = [asyncio.create_task(pool.decode(SLOW, PREPROCESSING)) for _ in range(2)]
-        await until(lambda: any(stat_of(pid)[0] == "T" for pid in pool.pids))
-        assert_equal(await pool.decode(GOOD, PREPROCESSING), decoded_here(GOOD))
-        for prepared in await asyncio.gather(*slow):
-            assert_equal(prepared, decoded_here(SLOW))
+async def test_an_image_that_takes_long_gives_way_and_the_next_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("service.decoding.pool.PATIENCE_S", 0.01)
+    async with DecoderPool(1) as pool:
+        [usual] = priorities(pool.pids[0])
+        slow = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
+        await until(lambda: priorities(pool.pids[0]) == [usual, NICE_OF_LONG])
+        assert_equal(await slow, decoded_here(SLOW))
+        assert priorities(pool.pids[0]) == [usual]
+        monkeypatch.setattr("service.decoding.pool.PATIENCE_S", 60)
+        slow = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
+        await until(lambda: priorities(pool.pids[0]) == [usual, usual])
+        await slow
         assert pool.n_lost == 0
 
 
@@ -417,7 +423,7 @@ async def test_nothing_is_left_when_the_pool_closes() -> None:
 @linux
 def test_no_decoder_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
     script = """
-import asyncio, os, signal, sys
+import asyncio, sys
 from pathlib import Path
 from model_store.images import Preprocessing
 from service.decoding.pool import DecoderPool
@@ -426,7 +432,6 @@ async def main():
     async with DecoderPool(2) as pool:
         job = asyncio.create_task(pool.decode(Path(sys.argv[1]).read_bytes(), Preprocessing(8, 8)))
         await asyncio.sleep(0.02)
-        os.kill(pool.pids[0], signal.SIGSTOP)
         print(*pool.pids, flush=True)
         await job
         await asyncio.sleep(60)
