@@ -10,7 +10,7 @@ binomial's 99 % allow of so many, and the ECE of its probability. An absent quer
 named rightly is no error. The oracle knows what is right: how many of these ambiguous queries the
 best threshold on the same probability would answer with that error.
 
-    python -m tests.benchmarks.bench_roll_up [CUB] [Omniglot]
+    python -m tests.benchmarks.bench_roll_up [CUB] [Omniglot] [--first 0]
 
 Reads VOUCH_DATA_DIR; writes build/bench-roll-up.json. Ten minutes once the images are embedded,
 which `bench_promises` does as well (build/promises).
@@ -18,8 +18,8 @@ which `bench_promises` does as well (build/promises).
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -202,11 +202,11 @@ def measure(name: str, seed: int) -> dict[str, float]:
     return found
 
 
-def main(names: Sequence[str]) -> None:
-    """Measure, print, write."""
+def main(names: Sequence[str], first: int) -> None:
+    """Measure draws from a ``first`` on, print, write."""
     results: dict[str, float] = {}
     for name in names or PARENT:
-        draws = [measure(name, seed) for seed in range(N_SEEDS)]
+        draws = [measure(name, seed) for seed in range(first, first + N_SEEDS)]
         results |= {key: float(np.mean([one[key] for one in draws])) for key in draws[0]}
         for max_error in ERRORS:
             key = f"{name}_{round(100 * max_error)}"
@@ -221,4 +221,8 @@ def main(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--first", type=int, default=0, help="the first of three draws")
+    options = parser.parse_args()
+    main(options.names, options.first)
