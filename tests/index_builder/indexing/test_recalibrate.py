@@ -168,13 +168,19 @@ def test_a_new_label_leaves_the_promises_of_others_as_they_are(root: Path) -> No
     live = opened(root)
     (write,) = put(np.array([0]), 13)
     live.commit([replace(write, item=replace(write.item, label="label 1.5"))])
+    assert calibration(root / str(current_id(root))).n_new_labels(len(live.snapshot().labels)) == 1
     live.close()
     directory = compacted(root, calibrated=False)
     labels = FaissGallery(directory).labels
-    classes = calibration(directory).label_classes
+    after = calibration(directory)
     assert labels.index("label 1.5") < len(labels) - 1
+    classes = after.classes_of(np.arange(len(labels), dtype=np.int32))
     promised = [SIZE_CLASSES[code] for code in classes]
     assert promised == ["one" if label == "label 1.5" else "many" for label in labels]
+    assert after.n_new_labels(len(labels)) == 1, "nobody has learned it yet"
+    assert after.n_new_labels(len(labels) + 1) == 2
+    learned = compacted(root, calibrated=True)
+    assert calibration(learned).n_new_labels(len(labels)) == 0
 
 
 def test_an_item_that_was_replaced_is_known_by_what_it_shows_now(root: Path) -> None:
