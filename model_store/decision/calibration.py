@@ -27,7 +27,7 @@ from model_store.decision.signals import SIGNALS
 from model_store.decision.venn_abers import VennAbers
 from model_store.encoder.contract import Embeddings, QueryKind
 from model_store.errors import BundleMismatch, UnknownSource
-from model_store.verdicts import Order
+from model_store.verdicts import STAND_INS_ONLY, Order
 
 CALIBRATION_FILE = "calibration.json"
 ARRAYS_FILE = "calibration.npz"
@@ -113,6 +113,14 @@ class Calibration:
     def default_share(self) -> float:
         """The share of absent queries where nobody names one and none is estimated."""
         return DEFAULT_ABSENT if self.expected_absent is None else self.expected_absent
+
+    @property
+    def follows_estimate(self) -> bool:
+        """True if a share that is estimated from served queries may be used.
+
+        Else it is shown only: the absent calibration queries say too little of absent ones.
+        """
+        return self.evidence.absence not in STAND_INS_ONLY
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from tests.benchmarks.promises.drift import CHANGES, alarms
 from tests.benchmarks.promises.filtered import measure_filters
 from tests.benchmarks.promises.measures import Record, means, measure
 from tests.benchmarks.promises.planner import compare_divisions, division_of, plan
-from tests.benchmarks.promises.real import PLANNED, REAL, embed_all, real_world
+from tests.benchmarks.promises.real import ORACLES, PLANNED, REAL, embed_all, real_world
 from tests.benchmarks.promises.summary import summarise, table, table_of_worlds
 from tests.benchmarks.promises.worlds import make_world
 
@@ -175,7 +175,9 @@ def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[
     """Return the numbers of the table, and the details behind them."""
     of_worlds = {name: found for (kind, name), found in records.items() if kind == "world"}
     order = [name for name in (*REAL, *(spec.name for spec in WORLDS)) if name in of_worlds]
-    numbers, worlds = summarise({name: of_worlds[name] for name in order}, frozenset(REAL))
+    numbers, worlds = summarise(
+        {name: of_worlds[name] for name in order}, frozenset(REAL), frozenset(ORACLES)
+    )
     filters = {name: means(found) for (kind, name), found in records.items() if kind == "filters"}
     if filters:
         numbers["ece_filters"] = max(one["ece"] for one in filters.values())
