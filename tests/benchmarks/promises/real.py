@@ -73,7 +73,9 @@ def real_world(name: str, seed: int, directory: Path) -> World:
     if name != WITH_A_WITHHELD_LABEL:
         withheld, absent = withheld[:0], np.r_[withheld, absent]
     if name in ORACLES:
-        withheld, absent = _told(embedded.labels, absent, generator, name.endswith(SAME_LABELS))
+        withheld, absent = told(
+            embedded.labels, absent, generator, same_labels=name.endswith(SAME_LABELS)
+        )
     absent = generator.permutation(absent)[: max(N_FASHION_TEST, len(matched))]
     encoder = TableEncoder(embedded.clean, embedded.spoilt)
     pool = pictures(np.arange(len(embedded.labels)))
@@ -126,10 +128,11 @@ def _by_training(
     return gallery, calibration, rest[of_one][:N_FASHION_CALIBRATION], matched, rest[~of_one]
 
 
-def _told(
+def told(
     labels: NDArray[np.str_],
     absent: NDArray[np.int64],
     generator: np.random.Generator,
+    *,
     same_labels: bool,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Withhold half of the absent rows, of the same labels as those that are left or of others."""

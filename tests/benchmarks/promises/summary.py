@@ -237,7 +237,7 @@ def _beyond_chance(records: Sequence[Record], name: str) -> Record:
     return left
 
 
-def pooled_error(bins: Sequence[Sequence[tuple[float, float, float]]]) -> float:
+def pooled_error(bins: Sequence[Sequence[Sequence[float]]]) -> float:
     """Return the ECE of all repetitions together: what one errs by and another makes good is gone.
 
     Parameters
