@@ -36,8 +36,7 @@ class AbsentShareWatch:
     """Estimates the share of absent queries among those that are served.
 
     The estimate is used where the gallery's owner names no share, unless the absent calibration
-    queries are views of items, or queries of labels that the encoder was trained on: both say too
-    little of absent queries.
+    queries are views of items, which say too little of absent queries.
     """
 
     def __init__(self, calibration: Calibration) -> None:
