@@ -119,6 +119,16 @@ class Calibration:
         return DEFAULT_ABSENT if self.expected_absent is None else self.expected_absent
 
     @property
+    def follows_estimate(self) -> bool:
+        """True if a share that is estimated from served queries may be used.
+
+        Else it is shown only. Where labels were hidden it may be far off, and the default share is
+        further: where 0.9 of the queries was absent the ECE of CUB was about 0.35 by the estimate
+        and 0.6 without, that of Fashion-MNIST, whose labels the encoder had learned, 0.08 and 0.6.
+        """
+        return self.evidence.absence != "near_misses_of_views"
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """The names of the sources of calibration queries; empty where no source is known."""
         names = tuple(self.evidence.source_names)

@@ -72,6 +72,10 @@ def real_world(name: str, seed: int, directory: Path) -> World:
     gallery, calibration, withheld, matched, absent = divide(embedded, generator)
     if name != WITH_A_WITHHELD_LABEL:
         withheld, absent = withheld[:0], np.r_[withheld, absent]
+    if name in ORACLES:
+        withheld, absent = told(
+            embedded.labels, absent, generator, same_labels=name.endswith(SAME_LABELS)
+        )
     absent = generator.permutation(absent)[: max(N_FASHION_TEST, len(matched))]
     encoder = TableEncoder(embedded.clean, embedded.spoilt)
     pool = pictures(np.arange(len(embedded.labels)))
@@ -124,6 +128,23 @@ def _by_training(
     return gallery, calibration, rest[of_one][:N_FASHION_CALIBRATION], matched, rest[~of_one]
 
 
+def told(
+    labels: NDArray[np.str_],
+    absent: NDArray[np.int64],
+    generator: np.random.Generator,
+    *,
+    same_labels: bool,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Withhold half of the absent rows, of the same labels as those that are left or of others."""
+    rows = generator.permutation(absent)
+    if same_labels:
+        known = np.arange(len(rows)) < len(rows) // 2
+    else:
+        names = generator.permutation(np.unique(labels[rows]))
+        known = np.isin(labels[rows], names[: len(names) // 2])
+    return rows[known], rows[~known]
+
+
 def _caltech(_: int) -> Embedded:
     return _kept("caltech101_half", lambda: _unseen(_photographs("caltech101_half")))
 
@@ -173,12 +194,21 @@ def _fashion(seed: int) -> Embedded:
 
 WITH_A_WITHHELD_LABEL = "Fashion-MNIST, one label withheld"
 
+SAME_LABELS, OTHER_LABELS = "absent labels known", "other labels withheld"
+
+ORACLES = tuple(
+    f"{name}, {told}" for name in ("Caltech-101", "CUB") for told in (SAME_LABELS, OTHER_LABELS)
+)
+"""Worlds that are told more than hidden labels can tell: other images of the very labels that are
+absent, or images of other absent labels. They bound what any calibration could reach."""
+
 REAL: dict[str, Callable[[int], Embedded]] = {
     "Caltech-101": _caltech,
     "CUB": _birds,
     "Omniglot": _omniglot,
     "Fashion-MNIST": _fashion,
     WITH_A_WITHHELD_LABEL: _fashion,
+    **{name: _caltech if name.startswith("Caltech") else _birds for name in ORACLES},
 }
 """What embeds each set, for a seed."""
 
