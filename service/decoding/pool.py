@@ -242,11 +242,8 @@ class DecoderPool:
 
 async def _answer_of(decoder: DecoderProcess, request: bytes, data: bytes) -> bytes:
     """Ask a decoder; one that takes long gives way to all others."""
-    asked = asyncio.create_task(decoder.ask(request, data))
+    patience = asyncio.get_running_loop().call_later(PATIENCE_S, decoder.give_way)
     try:
-        done, _ = await asyncio.wait({asked}, timeout=PATIENCE_S)
-        if not done:
-            decoder.give_way()
-        return await asked
+        return await decoder.ask(request, data)
     finally:
-        asked.cancel()
+        patience.cancel()
