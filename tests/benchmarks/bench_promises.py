@@ -8,7 +8,7 @@ the table that is printed. Real worlds are read from VOUCH_DATA_DIR; their encod
 
 What each task has found is kept beside the report; with ``--resume`` it is not measured again.
 
-    python -m tests.benchmarks.bench_promises [--quick] [--repetitions N] [--first N] [--only NAME] [--resume]
+    python -m tests.benchmarks.bench_promises [--quick] [--repetitions N] [--only NAME] [--resume]
 """
 
 from __future__ import annotations
