@@ -8,8 +8,7 @@ the table that is printed. Real worlds are read from VOUCH_DATA_DIR; their encod
 
 What each task has found is kept beside the report; with ``--resume`` it is not measured again.
 
-    python -m tests.benchmarks.bench_promises [--quick] [--repetitions N] [--first N] [--only NAME]
-        [--resume]
+    python -m tests.benchmarks.bench_promises [--quick] [--repetitions N] [--only NAME] [--resume]
 """
 
 from __future__ import annotations
@@ -34,8 +33,9 @@ from tests.benchmarks.promises.catalogue import ORDINARY, WORLDS, spec_of
 from tests.benchmarks.promises.drift import CHANGES, alarms
 from tests.benchmarks.promises.filtered import measure_filters
 from tests.benchmarks.promises.measures import Record, means, measure
+from tests.benchmarks.promises.oracles import ORACLES
 from tests.benchmarks.promises.planner import compare_divisions, division_of, plan
-from tests.benchmarks.promises.real import ORACLES, PLANNED, REAL, embed_all, real_world
+from tests.benchmarks.promises.real import PLANNED, REAL, embed_all, real_world
 from tests.benchmarks.promises.summary import summarise, table, table_of_worlds
 from tests.benchmarks.promises.worlds import make_world
 

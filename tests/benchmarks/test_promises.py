@@ -18,8 +18,8 @@ from tests.benchmarks.promises.catalogue import spec_of
 from tests.benchmarks.promises.drift import alarms
 from tests.benchmarks.promises.latents import pictures, read_pictures
 from tests.benchmarks.promises.measures import ALPHA, calibrate, served_share, shown_above
+from tests.benchmarks.promises.oracles import told
 from tests.benchmarks.promises.planner import ERRORS, forecast_over_needed
-from tests.benchmarks.promises.real import told
 from tests.benchmarks.promises.summary import pooled_error
 from tests.benchmarks.promises.worlds import World, WorldSpec, make_world
 from tests.support.narrowing import not_none

@@ -26,6 +26,7 @@ from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
 from tests.benchmarks.bench_zero_shot import config_of as photographs
 
 from .latents import TableEncoder, pictures
+from .oracles import ORACLES, SAME_LABELS, told
 from .worlds import World, write_gallery
 
 KEPT = Path("build/promises")
@@ -128,23 +129,6 @@ def _by_training(
     return gallery, calibration, rest[of_one][:N_FASHION_CALIBRATION], matched, rest[~of_one]
 
 
-def told(
-    labels: NDArray[np.str_],
-    absent: NDArray[np.int64],
-    generator: np.random.Generator,
-    *,
-    same_labels: bool,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Withhold half of the absent rows, of the same labels as those that are left or of others."""
-    rows = generator.permutation(absent)
-    if same_labels:
-        known = np.arange(len(rows)) < len(rows) // 2
-    else:
-        names = generator.permutation(np.unique(labels[rows]))
-        known = np.isin(labels[rows], names[: len(names) // 2])
-    return rows[known], rows[~known]
-
-
 def _caltech(_: int) -> Embedded:
     return _kept("caltech101_half", lambda: _unseen(_photographs("caltech101_half")))
 
@@ -193,14 +177,6 @@ def _fashion(seed: int) -> Embedded:
 
 
 WITH_A_WITHHELD_LABEL = "Fashion-MNIST, one label withheld"
-
-SAME_LABELS, OTHER_LABELS = "absent labels known", "other labels withheld"
-
-ORACLES = tuple(
-    f"{name}, {told}" for name in ("Caltech-101", "CUB") for told in (SAME_LABELS, OTHER_LABELS)
-)
-"""Worlds that are told more than hidden labels can tell: other images of the very labels that are
-absent, or images of other absent labels. They bound what any calibration could reach."""
 
 REAL: dict[str, Callable[[int], Embedded]] = {
     "Caltech-101": _caltech,
