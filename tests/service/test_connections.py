@@ -228,7 +228,7 @@ def test_what_was_answered_unread_is_not_kept(serve: Serve) -> None:
         assert connection.recv(2**16).startswith(b"HTTP/1.1 200")
         connection.sendall(b"x" * 29 + OK)
         assert connection.recv(2**16).startswith(b"HTTP/1.1 200")
-        [held] = [one for one in gc.get_objects() if isinstance(one, BoundedConnection)]
+        [held] = [one for one in gc.get_objects() if type(one) is BoundedConnection]
         assert not held.cycle.body
 
 
