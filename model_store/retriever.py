@@ -121,7 +121,7 @@ class Retriever:
         """The number of labels that came after the calibration, which promises none of them."""
         if self.calibration is None:
             return 0
-        return max(len(self.gallery.labels) - len(self.calibration.label_classes), 0)
+        return self.calibration.n_new_labels(len(self.gallery.labels))
 
     @property
     def alpha(self) -> float:

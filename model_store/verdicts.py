@@ -35,6 +35,3 @@ Absence = Literal["absent_labels", "hidden_labels", "hidden_trained_labels", "ne
 """The kind of absent calibration queries: images of labels that neither the gallery nor anything
 fitted has seen; queries whose own label is hidden from the list and from the outlier detector,
 of an encoder that has not learned it, or that has; or items, hidden, where queries are views."""
-
-STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
-"""Those that say too little of absent queries for a share to be estimated by them."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -25,6 +27,7 @@ from service.app import create_app
 from service.encoding.process import EncoderProcess
 from service.encoding.shared import SharedEncoders
 from service.http.connections import BoundedConnection, Room
+from service.http.doors import open_doors
 from service.http.limits import IDLE_TIMEOUT_S
 from service.observability.logs import log_as_json
 from service.processes.memory import (
@@ -66,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _refuse("; ".join(f"{_variable(entry)}: {entry['msg']}" for entry in error.errors()))
     except (VouchError, SettingsError) as error:
         _refuse(str(error))
+    doors = _doors(settings)
     shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
     scheme = "http" if settings.tls_cert is None else "https"
     fields = {"url": f"{scheme}://{shown_host}:{settings.port}/", "callers": access.summary}
@@ -75,10 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app = create_app(settings, bundles, access, open_one)
     del bundles  # one that is exchanged is to be freed
     freeze_garbage()
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
-        host=settings.host,
-        port=settings.port,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -90,6 +92,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ssl_keyfile=settings.tls_key,
         timeout_graceful_shutdown=GRACE_S,
     )
+    server = uvicorn.Server(config)
+    with suppress(KeyboardInterrupt):
+        server.run(doors)
+    if not server.started:
+        sys.exit(1)
+
+
+def _doors(settings: Settings) -> list[socket.socket]:
+    try:
+        return open_doors(settings.host, settings.port)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        _refuse(f"Cannot listen on {settings.host}, port {settings.port}: {why}. Choose others.")
 
 
 def _variable(entry: ErrorDetails) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from index_builder.calibration.fit import fit_calibration
 from index_builder.calibration.leave_one_out import (
     ENOUGH,
+    ENOUGH_WITH_PARENTS,
     PutItems,
     group_numbers,
     leave_one_out_queries,
@@ -164,7 +165,7 @@ def calibrate_gallery(
         belongs together; then each image is its own label.
     unseen : whether the encoder has learned nothing from the gallery's images.
     enough : matched queries below which images of an unseen gallery are queries too, each hidden
-        from its own list.
+        from its own list; twice as many where labels have parents.
     rule : what counts as a match, and what stands above labels.
 
     Raises
@@ -215,6 +216,8 @@ def observe_gallery(
     embeddings = embed_with_features(encoder, images, "features of the gallery")
     matched = queries.matched
     put = None if was_put is None else PutItems.of(gallery, images, was_put, len(matched))
+    if rule.hierarchy is not None:
+        enough = max(enough, ENOUGH_WITH_PARENTS)
     left_out = leave_one_out_queries(images, len(matched), enough if unseen else 0, put)
     hidden = rows_of_groups(gallery, images)[left_out] if len(left_out) else None
     n_put = 0 if was_put is None else int(was_put[left_out].sum())

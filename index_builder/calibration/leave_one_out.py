@@ -18,6 +18,10 @@ from model_store.gallery import Gallery
 ENOUGH = 1000
 """Matched queries above which more would teach little; gallery images make up for those missing."""
 
+ENOUGH_WITH_PARENTS = 2000
+"""The same where labels have parents: what is promised of a parent rests on the queries alone that
+no label was sure enough for, half of them or fewer."""
+
 N_FOLDS = 10
 """Number of folds of the gallery for outlier signals: a detector that knows nine tenths of it is
 nearly as good as one that knows all, and one that knows the image itself would find it at distance

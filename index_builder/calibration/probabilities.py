@@ -11,7 +11,7 @@ from scipy.optimize import isotonic_regression, minimize
 
 from index_builder.calibration.retrieval import RetrievedQueries
 from model_store.decision import SIGNALS, LogisticModel, VennAbers
-from model_store.verdicts import STAND_INS_ONLY, Absence
+from model_store.verdicts import Absence
 
 N_FOLDS = 5
 
@@ -22,6 +22,9 @@ RIDGE = 2e-3
 """Times the squared weights, beside a mean loss: a hundred queries do not bear ten free weights."""
 
 Limits = Sequence[tuple[float | None, float | None]]
+
+_STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
+"""Those of which a fit may follow no more than the signs of signals, see `BY_SIGN`."""
 
 _LESS, _MORE, _UNUSED = (None, 0.0), (0.0, None), (0.0, 0.0)
 
@@ -191,7 +194,7 @@ class Examples:
 
 def limits_of(absence: Absence, examples: Examples) -> Limits | None:
     """Return the limits of a fit, by what its absent queries can say of others."""
-    if absence in STAND_INS_ONLY:
+    if absence in _STAND_INS_ONLY:
         return BY_SIGN
     is_hidden = absence == "hidden_labels"
     return ALONE if is_hidden and (examples.counts[examples.absent] == 1).all() else None

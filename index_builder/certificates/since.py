@@ -83,7 +83,7 @@ def observed(feedback: Path, bundle_id: str, calibration: Calibration) -> Observ
         raise CertificateError(f"{feedback} is no file of feedback ({error}).") from error
     drift = None
     if saved is not None:
-        test = DriftTest(calibration.outlier_scores.tolist())
+        test = DriftTest.of(calibration)
         test.restore(saved.test)
         drift = Drift(n_served=test.n_served, log_capital=test.log_capital, alarmed=test.drifted)
     return Observed(

@@ -92,8 +92,9 @@ def compact_command(directory: Root) -> None:
     if live.snapshot().version == live.log.start():
         print(f"{bundle.directory.name} has no changes")
         return
-    calibrate, before = None, bundle.retriever.calibration
-    if before is not None and bundle.retriever.stale is not None:
+    calibrate, retriever = None, bundle.retriever
+    before = retriever.calibration
+    if before is not None and (retriever.stale is not None or retriever.n_new_labels):
         from index_builder.indexing.recalibrate import calibration_of  # noqa: PLC0415 - slow
 
         calibrate = calibration_of(before, {})

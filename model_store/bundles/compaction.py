@@ -229,7 +229,7 @@ def _write(
     for kind in FILES:
         kept = Calibration.load(staging, kind)
         if kept is not None:  # labels may have other codes, and lie elsewhere
-            classes = kept.classes_of(_codes_until_now(gallery, snapshot))
+            classes = kept.known_classes(_codes_until_now(gallery, snapshot))
             replace(kept, means=label_means(gallery), label_classes=classes).save(staging, kind)
     known = ItemFeatures.load(staging)
     if known is not None:

@@ -7,11 +7,11 @@ them to the share of queries that have nothing to be found, `recalibration` corr
 users said, and `venn_abers` bounds them; `hierarchy` knows the labels above labels, to which sums
 of these probabilities roll up. `outliers` measures how alien a query is. `evidence` holds
 what came of each calibration query; `operating` computes from it what a threshold on a probability
-leads to, `result_sets` which items to return so that a match is among them, and `promises` all that
-is promised of a stream of queries. `calibration` holds the fitted whole; `verdict` decides; `drift`
-watches whether all of that still holds, `staleness` says that the gallery is another, and
-`error_watch` how often a match is wrong, the first and the last by `betting`. Bounds of shares and
-of error rates are found by `crossing`.
+leads to, `roll_ups` where one above labels may lie, `result_sets` which items to return so that a
+match is among them, and `promises` all that is promised of a stream of queries. `calibration` holds
+the fitted whole; `verdict` decides; `drift` watches by its `drift_bets` whether all of that still
+holds, `staleness` says that the gallery is another, and `error_watch` how often a match is wrong,
+the first and the last by `betting`. Bounds of shares and of error rates are found by `crossing`.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import NormalDist
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.decision.betting import ALARM, Jumper
+from model_store.decision.calibration import Calibration
+from model_store.decision.drift_bets import DriftBets, ExceedanceBets, RankBets
 
 PERIOD = 10_000
 """Queries after which the test begins anew: it remembers no more, and loses no more power."""
@@ -21,18 +21,11 @@ CALM = 1_000
 """Queries that an alarm lasts for, or twice as many as it took to be raised if that is more: the
 test begins anew with each alarm, and would be expected to have fired again by then."""
 
-_BETS = ((0.4, 1.0), (-0.4, 1.0), (0.0, 1.3), (0.0, 0.75))
-"""Mean and standard deviation that each bet takes the normal scores of p-values to have: queries
-less or more alien than before, more spread, and less spread."""
-
 _PRESENT = 0.6
 """Share of the capital that bets on a change before the first query of the period, and stays."""
 
 _JUMP = 0.003
 """Rate at which the rest moves between the bets and a reserve, so that later changes are found."""
-
-_CLIP = 1e-12
-_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +47,40 @@ class DriftTest:
 
     After Vovk et al. (2021, Retrain or not retrain), whose bets are linear in p.
 
-    Each served query is ranked among the n calibration queries and all t served before it; while
-    they are exchangeable these p-values are independent and uniform, whatever their distribution,
-    and their normal scores z = Φ⁻¹(p) standard normal. Bet (μ, σ) takes them to be N(μ, σ²):
-
-        f(z) = φ((z − μ) / σ) / (σ φ(z)),    E f(z) = 1 for z ~ N(0, 1)
-
-    The capital is a mixture of two parts. One bets 1 − c + c f(z) with c = n / (n + t): a change
-    that was there from the first query fades as the served queries become the reference. The other
-    bets f(z), and moves between its bets and a reserve, for changes that come later. A mixture of
-    test martingales is one, so Ville's inequality holds for the sum.
+    Each bet multiplies its capital by a factor f, see `RankBets` and `ExceedanceBets`. The capital
+    is a mixture of two parts. One bets 1 − c + c f: a change that was there from the first query
+    fades as c does. The other bets f, and moves between its bets and a reserve, for changes that
+    come later. A mixture of test supermartingales is one, so Ville's inequality holds for the sum.
 
     Parameters
     ----------
     calibration_scores : outlier scores of the calibration queries.
     seed : breaks ties between equal scores.
+    only_worse : whether only more alien queries are a drift, not any that are unlike these.
     """
 
-    def __init__(self, calibration_scores: Iterable[float], seed: int = 0) -> None:
-        self._calibration = sorted(calibration_scores)
+    def __init__(
+        self, calibration_scores: Iterable[float], seed: int = 0, *, only_worse: bool = False
+    ) -> None:
+        scores = sorted(calibration_scores)
         self._generator = np.random.default_rng(seed)
+        self._bets: DriftBets = (
+            ExceedanceBets(scores) if only_worse else RankBets(scores, self._generator)
+        )
         self._alarmed_for = 0
         self._served: list[float] = []
         self._log_capital = 0.0
         self._begin()
+
+    @classmethod
+    def of(cls, calibration: Calibration) -> Self:
+        """Return the test for the queries that a calibration judges.
+
+        Made-up views of items are worse than a photograph need be, so that better ones are no
+        reason to withhold what is promised.
+        """
+        are_views = calibration.evidence.absence == "near_misses_of_views"
+        return cls(calibration.outlier_scores.tolist(), only_worse=are_views)
 
     @property
     def drifted(self) -> bool:
@@ -98,10 +101,8 @@ class DriftTest:
         """Take in a served query."""
         if self.n_served >= PERIOD or self._log_capital >= ALARM:
             self._begin()
-        fading = len(self._calibration) / max(1, len(self._scores))
-        insort(self._scores, outlier_score)
+        factors, fading = self._bets.factors(outlier_score)
         self._served.append(outlier_score)
-        factors = _factors(self._p_value(outlier_score))
         self._present.grow([1 - fading + fading * factor for factor in factors])
         self._later.grow([1.0, *factors])
         self._log_capital = _log_mixture(self._present.log_capital, self._later.log_capital)
@@ -112,7 +113,7 @@ class DriftTest:
     def state(self) -> DriftState:
         """Return what `restore` goes on from."""
         numbers = {
-            "bets": [list(bet) for bet in _BETS],
+            "bets": self._bets.described,
             "capital": [[part.log_capital, part.shares] for part in (self._present, self._later)],
             "alarmed_for": self._alarmed_for,
             "generator": self._generator.bit_generator.state,
@@ -124,11 +125,9 @@ class DriftTest:
 
         A state of other bets, which another release may have written, is left aside.
         """
-        if state.numbers["bets"] != [list(bet) for bet in _BETS]:
+        if state.numbers["bets"] != self._bets.described:
             return
-        self._begin()
-        self._served = state.scores.tolist()
-        self._scores = sorted([*self._calibration, *self._served])
+        self._begin(state.scores.tolist())
         parts = (self._present, self._later)
         for part, (log_capital, shares) in zip(parts, state.numbers["capital"], strict=True):
             part.log_capital, part.shares = log_capital, shares
@@ -136,27 +135,13 @@ class DriftTest:
         self._alarmed_for = state.numbers["alarmed_for"]
         self._generator.bit_generator.state = state.numbers["generator"]
 
-    def _begin(self) -> None:
-        self._scores = list(self._calibration)
-        self._served = []
-        self._present = Jumper([1 / len(_BETS)] * len(_BETS), rate=0)
-        self._later = Jumper([1 / (1 + len(_BETS))] * (1 + len(_BETS)), rate=_JUMP)
+    def _begin(self, served: Iterable[float] = ()) -> None:
+        self._served = list(served)
+        self._bets.begin(self._served)
+        n = len(self._bets.described)
+        self._present = Jumper([1 / n] * n, rate=0)
+        self._later = Jumper([1 / (1 + n)] * (1 + n), rate=_JUMP)
         self._log_capital = 0.0
-
-    def _p_value(self, score: float) -> float:
-        """Rank of a score among those seen, itself with them; ties are broken at random."""
-        n, below = len(self._scores), bisect_left(self._scores, score)
-        up_to = bisect_right(self._scores, score)
-        return (n - up_to + self._generator.random() * (up_to - below)) / n
-
-
-def _factors(p_value: float) -> list[float]:
-    """Return the factor by which each of `_BETS` multiplies its capital."""
-    z = _NORMAL.inv_cdf(min(max(p_value, _CLIP), 1 - _CLIP))
-    return [
-        math.exp(0.5 * (z * z - ((z - mean) / std) ** 2)) / std  # φ((z − μ) / σ) / (σ φ(z))
-        for mean, std in _BETS
-    ]
 
 
 def _log_mixture(present: float, later: float) -> float:

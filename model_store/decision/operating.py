@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +21,6 @@ LEVELS = np.linspace(0.3, 1.0, 15)
 """Shares of the queries with a match that are accepted, from the first to the last tested: fewer
 than the first carry too little evidence to begin with."""
 
-ROLL_UP_LEVELS = np.linspace(0.05, 1.0, 20)
-"""The same of queries that are left over, of which but a few may be sure at a level above."""
-
 N_POINTS = 200
 """Points of the risk-coverage curve."""
 
@@ -37,6 +35,8 @@ _MOST_PLANNED = 100_000
 """Queries beyond which no plan is made."""
 
 Floats = NDArray[np.float64]
+Thresholds = Sequence[tuple[float, NDArray[np.bool_]]]
+"""Falling ones, and which queries each accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class Stream:
         places = np.unique(np.linspace(0, len(distinct) - 1, N_POINTS).round().astype(int))
         return [self.point(float(threshold)) for threshold in distinct[places]]
 
-    def widest(self, max_error: float, levels: Floats = LEVELS) -> float | None:
+    def widest(self, max_error: float) -> float | None:
         """Return the lowest threshold that promises an error of at most ``max_error``.
 
         Thresholds are tested from a strict one on, each by the upper bound of its error at
@@ -221,35 +221,33 @@ class Stream:
         for the number of tests (Angelopoulos et al. 2021, Learn then Test). The sequence depends on
         the probabilities alone, not on what was right.
 
-        Parameters
-        ----------
-        levels : shares of the queries with a match that are accepted, in the order of the tests.
-
         Returns
         -------
         None where not even the first can be promised.
         """
+        return self.last_promised(self._sequence(max_error), max_error)
+
+    def last_promised(self, sequence: Thresholds, max_error: float) -> float | None:
+        """Return the last threshold of ``sequence`` before the first that is not promised."""
         widest: float | None = None
-        for threshold, accepted in self._sequence(max_error, levels):
+        for threshold, accepted in sequence:
             if self.error_bound(accepted) > max_error:
                 break
             widest = threshold
         return widest
 
-    def _sequence(
-        self, max_error: float, shares: Floats = LEVELS
-    ) -> list[tuple[float, NDArray[np.bool_]]]:
+    def _sequence(self, max_error: float) -> Thresholds:
         """Return falling thresholds and who is accepted, from the likeliest to be promised on.
 
         A stricter one has too few queries to show what a less strict one can, and what comes first
         decides.
         """
-        levels = self._levels(shares)
+        levels = self.thresholds()
         foretold = [self._foretold(accepted) for _, accepted in levels]
         chances = [chance(n, error, max_error, self.delta) for n, error in foretold]
         return levels[int(np.argmax(chances)) :] if any(chances) else []
 
-    def _levels(self, shares: Floats = LEVELS) -> list[tuple[float, NDArray[np.bool_]]]:
+    def thresholds(self, shares: Floats = LEVELS) -> Thresholds:
         """Return falling thresholds, by ``shares`` that are accepted, and who is accepted."""
         present = np.sort(self.probabilities[~self.absent])[::-1]
         if len(present) == 0:
@@ -309,7 +307,7 @@ class Stream:
         None where no number up to a hundred thousand would do.
         """
         n_present = int((~self.absent).sum())
-        levels = [accepted for _, accepted in self._levels()]
+        levels = [accepted for _, accepted in self.thresholds()]
         foretold = [self._foretold(accepted) for accepted in levels]
         likely = []
         for accepted, (n, error) in zip(levels, foretold, strict=True):

@@ -11,14 +11,10 @@ from numpy.typing import NDArray
 
 from model_store.decision.absent_share import prior_shift
 from model_store.decision.evidence import SIZE_CLASSES, Evidence
-from model_store.decision.operating import (
-    ROLL_UP_LEVELS,
-    OperatingPoint,
-    Stream,
-    least_queries,
-)
+from model_store.decision.operating import OperatingPoint, Stream, least_queries
 from model_store.decision.recalibration import Recalibration
 from model_store.decision.result_sets import ResultSetRule
+from model_store.decision.roll_ups import right_if_present, widest_roll_up
 
 LEAST_ABSENT_LABELS = 10
 """Withheld labels below which no FPIR is promised of others, and hidden ones below which no fit
@@ -107,11 +103,10 @@ class Promises:
         self.doubt = self._absence_shortfall() if is_unknown else None
         self.matches = tuple(self._promise(place, int(n)) for place, n in enumerate(n_labels))
         self._thresholds = np.array([promise.threshold for promise in self.matches])
-        of_levels = [
-            Stream.of(evidence.of_level(level), assumed, expected, feedback, delta)
-            for level in range(len(levels))
-        ]
-        self.roll_ups = self._rolled_up(levels, of_levels, evidence.likeliest_classes)
+        of_levels = [evidence.of_level(level) for level in range(len(levels))]
+        streams = [Stream.of(one, assumed, expected, feedback, delta) for one in of_levels]
+        foretold = [right_if_present(one) for one in of_levels]
+        self.roll_ups = self._rolled_up(levels, streams, foretold, evidence.likeliest_classes)
         self.sets = ResultSetRule(evidence, n_labels, delta)
 
     def threshold(self, size_class: int) -> float:
@@ -160,7 +155,11 @@ class Promises:
         return MatchPromise(name, threshold, self._told(of_class.point(threshold)), None)
 
     def _rolled_up(
-        self, levels: Sequence[str], streams: Sequence[Stream], classes: NDArray[np.int8]
+        self,
+        levels: Sequence[str],
+        streams: Sequence[Stream],
+        foretold: Sequence[NDArray[np.float64]],
+        classes: NDArray[np.int8],
     ) -> tuple[tuple[MatchPromise, ...], ...]:
         """Promise the same error of each level's own answers, from the finest level on.
 
@@ -171,22 +170,26 @@ class Promises:
         Parameters
         ----------
         streams : the likeliest parents of all queries, for each level.
+        foretold : (N,) of these, see `right_if_present`.
         classes : (N,) of the label of the highest match probability.
         """
         left = self.stream.probabilities < self._thresholds[self._first_classes]
         promised = []
-        for name, stream in zip(levels, streams, strict=True):
+        for name, stream, probable in zip(levels, streams, foretold, strict=True):
+            rows = [left & (classes == place) for place in range(len(SIZE_CLASSES))]
             of_classes = tuple(
-                self._promise_of_level(name, place, stream.at_rows(left & (classes == place)))
-                for place in range(len(SIZE_CLASSES))
+                self._promise_of_level(name, place, stream.at_rows(chosen), probable[chosen])
+                for place, chosen in enumerate(rows)
             )
             thresholds = np.array([promise.threshold for promise in of_classes])
             left &= stream.probabilities < thresholds[classes]
             promised.append(of_classes)
         return tuple(promised)
 
-    def _promise_of_level(self, level: str, size_class: int, stream: Stream) -> MatchPromise:
-        threshold = stream.widest(self.max_error, ROLL_UP_LEVELS)
+    def _promise_of_level(
+        self, level: str, size_class: int, stream: Stream, foretold: NDArray[np.float64]
+    ) -> MatchPromise:
+        threshold = widest_roll_up(stream, foretold, self.max_error)
         shortfall = self.doubt
         if shortfall is not None:
             threshold = None

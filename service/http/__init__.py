@@ -3,6 +3,8 @@
 ::
 
     connections        bounds of connections and heads
+    doors              listening sockets, one of several for each address that connects
+    reading            no more of a connection than its request has use for
     turns              one request begins in each turn of the event loop
     bounded_request    bodies that cost what their size suggests
     bounded_bodies     how large a body may be, and all that are held

@@ -46,28 +46,30 @@ class BoundedRequest(Request):
                 "a smaller file, or this one later, when the operator has made room."
             ) from error
 
+    async def body(self) -> bytes:
+        """The body; that of a document is given up where it has too many parts."""
+        if hasattr(self, "_body"):
+            return self._body
+        is_document = "json" in self.headers.get("content-type", "")
+        parts = _Parts(limits.MAX_JSON_NUMBERS if self._holds_vectors else 0)
+        chunks: list[bytes] = []
+        try:
+            async for chunk in self.stream():
+                chunks.append(chunk)
+                if is_document:
+                    parts.add(chunk)
+            self._body = b"".join(chunks)
+        finally:
+            # FastAPI keeps an error, and by its traceback this frame, in a cycle: until garbage is
+            # collected, all that was sent by those who left would be held.
+            chunks.clear()
+            chunk = b""
+        return self._body
+
     @property
     def _holds_vectors(self) -> bool:
         """True for a path that takes vectors."""
         return self.url.path.endswith(limits.VECTOR_PATHS)
-
-    async def body(self) -> bytes:
-        """The body; that of a document is given up where it has too many parts."""
-        if hasattr(self, "_body") or "json" not in self.headers.get("content-type", ""):
-            return await super().body()
-        chunks, n_structure, n_commas = [], 0, 0
-        n_free = limits.MAX_JSON_NUMBERS if self._holds_vectors else 0
-        async for chunk in self.stream():
-            chunks.append(chunk)
-            n_structure += sum(map(chunk.count, (b"[", b"{", b":")))
-            n_commas += chunk.count(b",")
-            if n_structure + max(0, n_commas - n_free) > limits.MAX_JSON_PARTS:
-                raise InvalidRequest(
-                    f"The document has more than {limits.MAX_JSON_PARTS:,} parts. Send the options "
-                    "that /docs lists, and nothing else."
-                )
-        self._body = b"".join(chunks)
-        return self._body
 
     async def json(self) -> Any:  # noqa: ANN401 - as `Request` has it
         """The document; a large one is not read while everybody else waits."""
@@ -75,6 +77,34 @@ class BoundedRequest(Request):
         if len(body) <= limits.AT_ONCE_BYTES:
             return json.loads(body)
         return await asyncio.to_thread(json.loads, body)
+
+
+class _Parts:
+    """The brackets, commas and colons of a document, counted as it comes.
+
+    Parameters
+    ----------
+    n_free : commas that do not count.
+    """
+
+    def __init__(self, n_free: int) -> None:
+        self._n_free = n_free
+        self._n_structure = self._n_commas = 0
+
+    def add(self, piece: bytes) -> None:
+        """Count those of the next piece.
+
+        Raises
+        ------
+        InvalidRequest : there are too many.
+        """
+        self._n_structure += sum(map(piece.count, (b"[", b"{", b":")))
+        self._n_commas += piece.count(b",")
+        if self._n_structure + max(0, self._n_commas - self._n_free) > limits.MAX_JSON_PARTS:
+            raise InvalidRequest(
+                f"The document has more than {limits.MAX_JSON_PARTS:,} parts. Send the options "
+                "that /docs lists, and nothing else."
+            )
 
 
 class BoundedRoute(GuardedRoute):

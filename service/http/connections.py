@@ -11,6 +11,7 @@ answered 9,400, and with these bounds 8,800.
 
 Heads are read in turn as well: of a crowd that sends at once, one in each turn of the event loop.
 Those whose turn has not come are not read on, so that what trickles into them is read together.
+Bodies are read as they are asked for, piece by piece: until then they wait in the kernel.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from service.http import limits
+from service.http.reading import BoundedReader
 from service.http.turns import Turn, Turns
 
 HEALTH = {"/livez", "/readyz"}
@@ -63,6 +65,7 @@ class Room:
         self._waiting: defaultdict[str, dict[BoundedConnection, None]] = defaultdict(dict)
         self.readings = Turns()
         self.turns = Turns(shorter=self.readings)
+        self.buffer = memoryview(bytearray(limits.PIECE_BYTES))
 
     def enter(self, connection: BoundedConnection) -> None:
         """Take a connection in, in place of another if need be."""
@@ -113,7 +116,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._n_header_bytes = self._n_headers = 0
         self._n_pieces = self._n_body_bytes = 0
         self._unheard = 0  # bytes since the parser last understood something whole
-        self._understood = self._in_head = self._uploading = False
+        self._understood = self._in_head = self._uploading = self._at_work = False
         self._due = self._unread_due = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._turn: Turn | None = None
@@ -126,6 +129,7 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take part; see `asyncio.Protocol`, as for all below."""
         super().connection_made(transport)
+        transport.set_protocol(BoundedReader(self, self._room.buffer, self._n_read_next))
         self.address = self.client[0] if self.client else ""
         self._due = self.loop.time() + limits.HEAD_TIMEOUT_S
         self._timer = self.loop.call_at(self._due, self._look_at_the_clock)
@@ -151,6 +155,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._turn = self._room.turns.ask(lambda: self._line(scope))
         await self._turn
         if not self._is_lost:
+            self._at_work = True
             self._room.work(self)
             await self._answering(scope, receive, send)
 
@@ -159,6 +164,10 @@ class BoundedConnection(HttpToolsProtocol):
         if scope["path"] in HEALTH or self._room.account_of is None:
             return f"{'health' if scope['path'] in HEALTH else 'others'} of {self.address}"
         return self._room.account_of(scope)
+
+    def _n_read_next(self) -> int:
+        """Return how many bytes may be read at a time: few, where they only wait."""
+        return limits.PIECE_BYTES if self._at_work else limits.WAITING_BYTES
 
     def data_received(self, data: bytes) -> None:
         """Read on: a body at once, a head in its turn."""
@@ -245,6 +254,8 @@ class BoundedConnection(HttpToolsProtocol):
         if self._n_pieces > allowed:
             raise _TooManyPieces
         super().on_body(body)
+        if not self.cycle.response_complete:
+            self.flow.pause_reading()  # until it is asked for
 
     def on_message_complete(self) -> None:
         """Note that all of a request is there."""
@@ -253,7 +264,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the rest of one that was answered early."""
-        self._unanswered.popleft()
+        self._at_work = False
+        self._unanswered.popleft().body = bytearray()  # what was not asked for
         super().on_response_complete()
         if self.cycle.response_complete:
             spare = 0.0 if self._uploading else limits.IDLE_TIMEOUT_S

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from model_store.decision import Absence, Calibration, Decision, ServedShare, ShareEstimate
 from model_store.share_states import SavedShare
-from model_store.verdicts import STAND_INS_ONLY
 from service.schemas import ShareOrigin
 
 ESTIMATED_EVERY = 50
@@ -37,8 +36,7 @@ class AbsentShareWatch:
     """Estimates the share of absent queries among those that are served.
 
     The estimate is used where the gallery's owner names no share, unless the absent calibration
-    queries are views of items, or queries of labels that the encoder was trained on: both say too
-    little of absent queries.
+    queries are views of items, which say too little of absent queries.
     """
 
     def __init__(self, calibration: Calibration) -> None:
@@ -58,7 +56,7 @@ class AbsentShareWatch:
     def state(self) -> AbsentState:
         """The current share of absent queries and its sources."""
         calibration, estimate = self._calibration, self._estimate
-        is_hint = calibration.evidence.absence in STAND_INS_ONLY
+        is_hint = not calibration.follows_estimate
         used = calibration.default_share
         if estimate is not None and calibration.expected_absent is None and not is_hint:
             used = round(estimate.value, DIGITS)

@@ -21,9 +21,8 @@ class DriftWatch:
     """Lets the drift test see each picture once, cached or not: copies are not exchangeable."""
 
     def __init__(self, calibration: Calibration | None) -> None:
-        scores = [] if calibration is None else calibration.outlier_scores.tolist()
         self._calibrated = calibration is not None
-        self._test = DriftTest(scores)
+        self._test = DriftTest([]) if calibration is None else DriftTest.of(calibration)
         self._seen: dict[int, None] = {}
         self._saved = True
 

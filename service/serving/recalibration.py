@@ -46,6 +46,7 @@ def installed_command() -> tuple[str, ...]:
 class _Attempt:
     bundle_id: str
     at: float
+    succeeded: bool = False
 
 
 class Recalibrator:
@@ -94,15 +95,16 @@ class Recalibrator:
             return None
         if last and last.bundle_id == bundle.manifest.id and now - last.at < RETRY_S:
             return None
-        self._attempts[name] = _Attempt(bundle.manifest.id, now)
+        self._attempts[name] = attempt = _Attempt(bundle.manifest.id, now)
         code, said = await self._run(root)
         fields = {"gallery": name, "bundle": bundle.manifest.id, "seconds": time.monotonic() - now}
-        if code == 0:
+        attempt.succeeded = code == 0
+        if attempt.succeeded:
             logger.info("calibrated again", extra={"fields": fields})
         else:
             fields["reason"] = said
             logger.error("not calibrated again", extra={"fields": fields})
-        return code == 0
+        return attempt.succeeded
 
     def _has_new_labels(self, bundle: Bundle, last: _Attempt | None, now: float) -> bool:
         """Return whether labels have come that the calibration does not know, and no more come."""
@@ -111,7 +113,8 @@ class Recalibrator:
         self._seen[bundle.name] = state
         if bundle.retriever.n_new_labels == 0 or not has_settled:
             return False
-        return last is None or now - last.at >= NEW_LABELS_S
+        # One that failed may have been overtaken by a compaction, which learns nothing.
+        return last is None or not last.succeeded or now - last.at >= NEW_LABELS_S
 
     async def _run(self, root: Path) -> tuple[int, str]:
         """Run the command to its end; its exit status, and the end of what it said."""

@@ -33,6 +33,7 @@ from tests.benchmarks.promises.catalogue import ORDINARY, WORLDS, spec_of
 from tests.benchmarks.promises.drift import CHANGES, alarms
 from tests.benchmarks.promises.filtered import measure_filters
 from tests.benchmarks.promises.measures import Record, means, measure
+from tests.benchmarks.promises.oracles import ORACLES
 from tests.benchmarks.promises.planner import compare_divisions, division_of, plan
 from tests.benchmarks.promises.real import PLANNED, REAL, embed_all, real_world
 from tests.benchmarks.promises.summary import summarise, table, table_of_worlds
@@ -84,7 +85,7 @@ def tasks(options: argparse.Namespace) -> Iterator[Task]:
         for seed in range(options.planner_seeds):
             for name in PLANNED:
                 yield "planner", name, seed
-    for seed in range(options.repetitions):
+    for seed in range(options.first, options.repetitions):
         for spec in WORLDS:
             yield "world", spec.name, seed
     for change in CHANGES:
@@ -100,6 +101,7 @@ def main() -> None:
         "--quick", action="store_true", help="a tenth of the repetitions, and no outlier regret"
     )
     parser.add_argument("--repetitions", type=int, default=REPETITIONS, help="of synthetic worlds")
+    parser.add_argument("--first", type=int, default=0, help="of these, the first to make")
     parser.add_argument("--only", help="worlds and parts whose names hold this")
     parser.add_argument("--real-seeds", type=int, help="divisions of each real set")
     parser.add_argument("--planner-seeds", type=int, help="orders of queries that are planned for")
@@ -175,7 +177,9 @@ def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[
     """Return the numbers of the table, and the details behind them."""
     of_worlds = {name: found for (kind, name), found in records.items() if kind == "world"}
     order = [name for name in (*REAL, *(spec.name for spec in WORLDS)) if name in of_worlds]
-    numbers, worlds = summarise({name: of_worlds[name] for name in order}, frozenset(REAL))
+    numbers, worlds = summarise(
+        {name: of_worlds[name] for name in order}, frozenset(REAL), frozenset(ORACLES)
+    )
     filters = {name: means(found) for (kind, name), found in records.items() if kind == "filters"}
     if filters:
         numbers["ece_filters"] = max(one["ece"] for one in filters.values())

@@ -8,6 +8,10 @@ characters that are not in the gallery; the service knows that share (``told``),
 reviewers, who are right but for a share of their words, decide on half of it: on random ones, or as
 the queue gives them: one in four at random, and of those that were no match what teaches most
 (`model_store.feedback.teaching`); or, for comparison, by the I-optimal design for a logistic curve.
+Two oracles know from the start the logistic curve that all decisions would lead to, and the whole
+stream: ``known_variances`` shares out decisions as Neyman does, ``known_curve`` by the I-optimal
+design. ``least_share`` are the decisions that the best design needs of those that random order
+does, for the same error of a curve of which nothing but its variances is known (`least_share`).
 The probabilities are corrected by `fit_recalibration`. Measured on the other half, on average over
 draws: the ECE by the number of decisions, how many it takes until it stays within 0.005 of what it
 is after all of them, and the ECE of a predictor that is perfect; and coverage at an error, the
@@ -44,7 +48,7 @@ from model_store.decision import (
     decide,
     fit_recalibration,
 )
-from model_store.feedback.teaching import most_teaching
+from model_store.feedback.teaching import N_STRATA, most_teaching
 from model_store.feedback.turns import RANDOM_TURN
 from model_store.gallery import Gallery
 from model_store.predictive import predict
@@ -64,7 +68,8 @@ AT_ONCE = 10
 
 NEAR = 0.005
 ERRORS = (0.02, 0.1)
-ORDERS = ("random", "queue", "i_optimal")
+ORACLES = ("known_variances", "known_curve")
+ORDERS = ("random", "queue", "i_optimal", *ORACLES)
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -160,6 +165,10 @@ def decided_on(pool: Served, order: str, n: int) -> list[int]:
     places = list(range(len(pool.right)))
     if order == "random":
         return places[:n]
+    if order in ORACLES:
+        truth = fit_recalibration(pool.log_odds, pool.right)
+        known = pool.log_odds, np.empty(0), pool.log_odds, truth, n
+        return most_teaching(*known) if order == "known_variances" else i_optimal(*known)
     chosen: list[int] = []
     drawn = places[: n // RANDOM_TURN]
     waiting = [one for one in places[len(drawn) :] if not pool.is_match[one]]
@@ -205,6 +214,24 @@ def i_optimal(
         chosen.append(place)
         information = information + w[place] * np.outer(x[place], x[place])
     return chosen
+
+
+def least_share(pool: Served) -> list[float]:
+    """Return the shares of random order's decisions that the best allocation to strata needs.
+
+    By the variances σ_k² of the outcomes in strata of weight W_k, as they turn out to be. With n_k
+    decisions the share of right ones in a stratum is off by σ_k / √n_k; n_k = W_k n where they are
+    random. For Σ W_k σ_k² / n_k the best is Neyman's n_k ~ W_k σ_k, for Σ W_k σ_k / √n_k, which is
+    what an ECE grows with, n_k ~ (W_k σ_k)^⅔.
+    """
+    edges = np.quantile(pool.log_odds, np.linspace(0, 1, N_STRATA + 1)[1:-1])
+    strata = np.searchsorted(edges, pool.log_odds)
+    weights = np.bincount(strata, minlength=N_STRATA) / len(strata)
+    right = np.bincount(strata, pool.right, minlength=N_STRATA) / (weights * len(strata))
+    deviations = np.sqrt(right * (1 - right))
+    squares = (weights @ deviations) ** 2 / (weights @ deviations**2)
+    best = ((weights * deviations) ** (2 / 3)).sum() ** 1.5
+    return [float(squares), float((best / (np.sqrt(weights) @ deviations)) ** 2)]
 
 
 def course(
@@ -271,6 +298,7 @@ def measure(seed: int) -> dict[str, list[float]]:
                 for images in (deciding, measuring)
             )
             found[f"{told}_perfect"] = [perfect(held_out, seed)]
+            found[f"{told}_least_share"] = least_share(pool)
             for wrong in WRONG:
                 for order in ORDERS:
                     courses = [

@@ -17,8 +17,10 @@ from tests.benchmarks.promises.answers import answer_all
 from tests.benchmarks.promises.catalogue import spec_of
 from tests.benchmarks.promises.drift import alarms
 from tests.benchmarks.promises.latents import pictures, read_pictures
-from tests.benchmarks.promises.measures import ALPHA, calibrate, shown_above
+from tests.benchmarks.promises.measures import ALPHA, calibrate, served_share, shown_above
+from tests.benchmarks.promises.oracles import told
 from tests.benchmarks.promises.planner import ERRORS, forecast_over_needed
+from tests.benchmarks.promises.summary import pooled_error
 from tests.benchmarks.promises.worlds import World, WorldSpec, make_world
 from tests.support.narrowing import not_none
 
@@ -122,6 +124,45 @@ def test_answers_are_those_that_are_served(
         for one, label in zip(served, asked.labels, strict=True)
     ]
     assert answers.covered.tolist() == covered
+
+
+def test_a_share_is_estimated_where_the_service_follows_the_estimate(
+    world: World, calibration: Calibration
+) -> None:
+    matched, absent = (
+        answer_all(world.encoder, world.gallery, calibration, images)
+        for images in (world.matched.subset(np.arange(60)), world.absent)
+    )
+    generator = np.random.default_rng(0)
+    estimates = [
+        not_none(served_share(calibration, matched, absent, share, generator))
+        for share in (0.05, 0.9)
+    ]
+    assert estimates[0] < 0.3
+    assert estimates[1] > 0.6
+    views = replace(calibration.evidence, absence="near_misses_of_views")
+    of_views = replace(calibration, evidence=views)
+    assert served_share(of_views, matched, absent, 0.9, generator) is None
+
+
+@pytest.mark.parametrize("same_labels", [True, False])
+def test_an_oracle_is_told_half_of_the_absent_queries_or_of_their_labels(same_labels: bool) -> None:
+    labels = np.repeat(["a", "b", "c", "d", "e", "f"], 10)
+    absent = np.flatnonzero(labels > "b")
+    withheld, left = told(labels, absent, np.random.default_rng(0), same_labels=same_labels)
+    assert sorted([*withheld, *left]) == absent.tolist()
+    assert len(withheld) == len(left)
+    in_both = set(labels[withheld]) & set(labels[left])
+    assert in_both == ({"c", "d", "e", "f"} if same_labels else set())
+
+
+def test_repetitions_that_err_either_way_are_right_together() -> None:
+    above, below = [[1.0, 0.5, 0.7]], [[1.0, 0.5, 0.3]]
+    assert pooled_error([above, below] * 30) == pytest.approx(0.0)
+    assert pooled_error([above, above] * 30) == pytest.approx(0.2)
+    other = [[1.0, 0.9, 0.7]]
+    apart = [above] * 30 + [other] * 15
+    assert pooled_error(apart) == pytest.approx(0.2), "of one probability alone"
 
 
 @pytest.mark.slow

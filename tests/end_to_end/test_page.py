@@ -335,6 +335,7 @@ def test_a_service_that_wants_a_key_gets_it_from_the_visitor(
         form, field = visit.found("key-form"), visit.found("key-input")
         expect(form).to_contain_text("asks for a key")
         expect(field).to_be_focused()
+        expect(field).to_have_attribute("required", "")
         assert visit.overflow() <= 0
         field.fill("vouch_wrong")
         visit.page.keyboard.press("Enter")

@@ -281,7 +281,12 @@ class TestAtAServiceThatMisbehaves:
 
     @pytest.mark.parametrize(
         ("status", "headers"),
-        [(503, {}), (503, {"Retry-After": "soon"}), (500, {"Retry-After": "1"}), (429, {})],
+        [
+            (503, {}),
+            (503, {"Retry-After": "soon"}),
+            (500, {"Retry-After": "1"}),
+            (429, {"Retry-After": "1"}),
+        ],
     )
     def test_nor_where_it_did_not_say_so(
         self, waited: list[float], status: int, headers: dict[str, str]
@@ -305,6 +310,27 @@ class TestAtAServiceThatMisbehaves:
         with pytest.raises(VouchProblem, match="not answered by Vouch") as caught:
             self.client(lambda _: response).galleries()
         assert (caught.value.code, caught.value.status) == ("not_vouch", response.status_code)
+
+    def test_every_write_can_be_told_from_the_one_before(self) -> None:
+        """So that it is carried out once, also where it is sent again."""
+        seen: list[str] = []
+
+        def respond(request: httpx2.Request) -> httpx2.Response:
+            seen.append(request.headers["idempotency-key"])
+            return httpx2.Response(500, json={**BUSY, "status": 500})
+
+        client = self.client(respond)
+        for write in (
+            lambda: client.put_item("digits", "a", b"a picture"),
+            lambda: client.put_items("digits", [("a", b"a picture")]),
+            lambda: client.delete_item("digits", "a"),
+        ):
+            with pytest.raises(VouchProblem):
+                write()
+        assert len(set(seen)) == 3
+        with pytest.raises(VouchProblem):
+            client.delete_item("digits", "a", idempotency_key="mine")
+        assert seen[-1] == "mine"
 
     def test_a_key_is_sent_as_bearer(self) -> None:
         seen: list[str | None] = []

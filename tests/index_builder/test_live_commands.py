@@ -42,6 +42,8 @@ def test_from_put_to_restored(root: Path, digits_bundle: Path, tmp_path: Path) -
     before = current_id(root)
     assert run("compact", root).stdout.strip() == str(root / str(current_id(root)))
     assert current_id(root) != before
+    assert retriever.n_new_labels == 1
+    assert open_bundle(root, "cpu").retriever.n_new_labels == 0, "it was learned"
     assert run("compact", root).stdout.strip() == f"{current_id(root)} has no changes"
     assert len(bundle_ids(root)) == 2
     for place in (root, tmp_path / "again"):

@@ -20,6 +20,7 @@ from model_store.gallery.files import fields
 from model_store.gallery.files.fields import LEARNED_BYTES, write_fields
 from model_store.gallery.files.items import Items, ItemsWriter
 from model_store.gallery.filters.grammar import MAX_BYTES, MAX_CONDITIONS, MAX_DEPTH
+from model_store.gallery.filters.sql import as_stored
 from model_store.verdicts import IndexedBy
 from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
 
@@ -163,6 +164,14 @@ def test_true_and_one_are_remembered_apart(tmp_path: Path) -> None:
     ones = items.matching(parse_filter({"year": 1})).mask()
     trues = items.matching(parse_filter({"year": True})).mask()
     assert (ones.tolist(), trues.tolist()) == ([False] * 4, [False, False, False, True])
+
+
+def test_numbers_of_filters_are_read_without_opening_a_database_for_each() -> None:
+    asked = [{"year": {"gte": number}} for number in (0.1, 0.3)]
+    as_stored(parse_filter(asked[0]))  # the thread may have none yet
+    with patch("sqlite3.connect", side_effect=AssertionError("opened")):
+        read = [as_stored(parse_filter(one)) for one in [*asked, {"label": "shoe"}]]
+    assert read == [parse_filter(one) for one in [*asked, {"label": "shoe"}]]
 
 
 @pytest.mark.parametrize("how", HOWS)

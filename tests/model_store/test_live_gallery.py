@@ -34,6 +34,7 @@ from model_store.gallery import (
     Retry,
     Thumbnail,
     Upsert,
+    parse_filter,
     write_faiss_gallery,
 )
 from model_store.gallery.live.high_water import HighWater
@@ -100,6 +101,15 @@ class TestASnapshot:
         ids = [found.id for found in now.items(everything)]
         assert sorted(ids) == sorted(set(ids))
         assert len(ids) == 10
+
+    def test_without_a_change_filters_are_those_of_the_base(
+        self, live: LiveGallery, base: FaissGallery
+    ) -> None:
+        labels = parse_filter({"label": {"ne": "new"}})
+        assert live.snapshot().matching(labels) is base.matching(labels)
+        live.commit([some_upsert(base.items(np.array([3]))[0].id, "new")])
+        mask = live.snapshot().matching(labels).mask()
+        assert np.flatnonzero(~mask).tolist() == [3, 10]
 
     def test_an_item_may_be_replaced_and_removed_again_and_again(self, live: LiveGallery) -> None:
         for seed in range(5):

@@ -23,7 +23,7 @@ BUILDER = "tests/index_builder"
 PAGE = "tests/end_to_end/test_page"
 
 ROOMS = {
-    "page": Room(("service/http/page/*.js",), (f"{PAGE}_words.py", f"{PAGE}.py")),
+    "page": Room(("service/http/page/*.js",), (f"{PAGE}_words.py", f"{PAGE}_*.py", f"{PAGE}.py")),
     "access": Room(
         ("service/access/*.py",),
         (

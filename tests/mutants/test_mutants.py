@@ -12,6 +12,7 @@ from tests.mutants.drawing import Mutant, draw, equivalents, found_again
 from tests.mutants.kinds import python_edits, script_edits
 from tests.mutants.results import Results
 from tests.mutants.rooms import ROOMS, ROOT, files
+from tests.mutants.trees import Trees
 
 
 def mutants(source: str, kind: str) -> list[str]:
@@ -108,6 +109,16 @@ def test_a_mutant_is_found_again_by_what_it_changes() -> None:
     found = found_again([*entries, entries[0] | {"before": "gone"}])
     assert {one.source for one in found} == {one.source for one in drawn}
     assert {one.seed for one in found} == {3}
+
+
+def test_tests_that_were_written_meanwhile_are_not_asked(tmp_path: Path) -> None:
+    """They are not in the copy; pytest would end with an error, as if one had failed."""
+    known = tmp_path / "tests" / "service" / "test_access.py"
+    known.parent.mkdir(parents=True)
+    known.touch()
+    trees = Trees(tmp_path / "copies", 0, 1.0)
+    trees._visits["a.py"] = {}
+    assert trees._tests(a_mutant(1, ""), tmp_path) == ["tests/service/test_access.py"]
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -42,7 +42,7 @@ class Trees:
             as_it_is = path.read_text("utf-8")  # not the working tree's: that may have gone on
             try:
                 write(path, mutant.source)
-                by = run(self._tests(mutant), tree, self._limit_s, self._bundle)
+                by = run(self._tests(mutant, tree), tree, self._limit_s, self._bundle)
             finally:
                 write(path, as_it_is)
         return replace(mutant, outcome="killed" if by else "survived", by=by)
@@ -61,7 +61,7 @@ class Trees:
             for path in files(tree, ROOMS[room].sources):
                 self._visits[path] = seen.contexts_by_lineno(str(tree / path))
 
-    def _tests(self, mutant: Mutant) -> list[str]:
+    def _tests(self, mutant: Mutant, tree: Path) -> list[str]:
         """Return the tests that come by a mutant; all of the room where that cannot be said.
 
         So it is with what runs when a module is imported, and in a process of its own. Those in
@@ -70,7 +70,7 @@ class Trees:
         lines = range(mutant.statement, mutant.line + mutant.before.count("\n") + 1)
         visits = (context for line in lines for context in self._visits[mutant.path].get(line, ()))
         tests = list(dict.fromkeys(re.split(r"[\[|]", context)[0] for context in visits))
-        order = files(ROOT, ROOMS[mutant.room].tests)
+        order = files(tree, ROOMS[mutant.room].tests)  # not of the working tree, as above
         if not all(tests) or not tests:
             tests = order
         named = Path(mutant.path).stem
@@ -130,7 +130,7 @@ def run(arguments: list[str], tree: Path, limit_s: float, bundle: Path | None) -
         process.wait()
     if process.returncode == 0:
         return ""
-    if "ERROR: not found:" in said:
+    if re.search("^ERROR: (not found:|file or directory not found:)", said, re.MULTILINE):
         raise RuntimeError(said)
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
     return failed[1] if failed else f"pytest ended with {process.returncode}: {said.strip()[-200:]}"

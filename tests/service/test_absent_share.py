@@ -98,6 +98,17 @@ class TestWhoIsHeard:
         assert watch.state.estimated == pytest.approx(0.7, abs=0.05)
         assert (watch.state.used, watch.state.is_hint) == (0.2, False)
 
+    @pytest.mark.parametrize("absence", ["hidden_labels", "hidden_trained_labels"])
+    def test_where_labels_were_hidden_the_estimate_is_used(
+        self, bundle: Bundle, absence: Absence
+    ) -> None:
+        watch = watch_of(bundle, absence=absence)
+        serve(watch, 0.7)
+        assert not watch.state.is_hint
+        share, origin = watch.choose(None, None)
+        assert share == pytest.approx(0.7, abs=0.05)
+        assert origin == "estimated"
+
     def test_where_queries_were_views_the_estimate_is_a_hint(self, bundle: Bundle) -> None:
         watch = watch_of(bundle, absence="near_misses_of_views")
         serve(watch, 0.7)

@@ -106,6 +106,24 @@ async def test_what_has_waited_is_encoded_together_and_each_gets_its_own() -> No
     await batcher.close()
 
 
+async def test_a_batch_has_waited_as_long_as_the_first_of_it() -> None:
+    encoder, seen = Recording(), list[BatchRecord]()
+    batcher = MicroBatcher(encoder, size=2, observe=seen.append)
+    encoder.may_go_on.clear()
+    alone = asyncio.create_task(batcher.encode(image(0)))
+    await until(encoder.entered.is_set)
+    first = asyncio.create_task(batcher.encode(image(1)))
+    await asyncio.sleep(0.2)
+    second = asyncio.create_task(batcher.encode(image(2)))
+    await until(lambda: batcher.waiting == 2)
+    encoder.may_go_on.set()
+    await asyncio.gather(alone, first, second)
+    await until(lambda: len(seen) == 2)
+    assert seen[1].size == 2
+    assert seen[1].waited_s > 0.15
+    await batcher.close()
+
+
 async def test_a_poisoned_image_fails_alone() -> None:
     encoder = Recording(lambda: ValueError("not that one"))
     batcher = MicroBatcher(encoder, size=8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 import threading
 import time
 from base64 import b64encode
@@ -13,8 +14,11 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
+from starlette.types import Message
 
+from service.http.bounded_request import BoundedRequest
 from tests.end_to_end.questions import search
 
 StartClient = Callable[..., TestClient]
@@ -124,3 +128,25 @@ def test_a_form_has_as_many_fields_as_there_are_options(client: TestClient, digi
     refused = search(client, digit, **fields, **{f"more{n}": "x" for n in range(10)})
     assert refused.status_code == 422
     assert "fields" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "image/png"])
+@pytest.mark.anyio
+async def test_nothing_is_held_of_what_a_client_that_left_has_sent(media_type: str) -> None:
+    """Whatever becomes of the error: its traceback is kept until garbage is collected."""
+    pieces = [bytes(n) for n in range(50_000, 50_004)]
+    messages: list[Message] = [
+        {"type": "http.request", "body": piece, "more_body": True} for piece in pieces
+    ]
+    coming = iter([*messages, {"type": "http.disconnect"}])
+    scope = {"type": "http", "path": "/", "headers": [(b"content-type", media_type.encode())]}
+
+    async def receive() -> Message:
+        return next(coming)
+
+    n_before = sys.getrefcount(pieces[0])
+    with pytest.raises(ClientDisconnect) as kept:
+        await BoundedRequest(scope, receive).body()
+    assert kept.tb is not None
+    n_after = sys.getrefcount(pieces[0])
+    assert n_after == n_before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 import ssl
@@ -52,8 +53,18 @@ async def slow(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hello")
 
 
+async def late(request: Request) -> PlainTextResponse:
+    """Say how many bytes were taken before the body was asked for, and how long it is."""
+    await asyncio.sleep(0.3)
+    n_before = sum(N_TAKEN)
+    return PlainTextResponse(f"{n_before} of {len(await request.body())}")
+
+
+N_TAKEN: list[int] = []
+
 APP = Starlette(
     routes=[
+        Route("/late", late, methods=["POST"]),
         Route("/", greet),
         Route("/livez", greet),
         Route("/slow", slow),
@@ -170,6 +181,55 @@ def test_what_is_no_http_is_told_so(serve: Serve) -> None:
 def test_a_large_body_in_small_chunks_is_no_large_head(serve: Serve) -> None:
     chunks = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
     assert ask(serve(), CHUNKED + chunks * 30 + b"0\r\n\r\n").endswith(b"%d" % (30 * 0x4000))
+
+
+@pytest.fixture
+def _taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the bytes that connections are handed."""
+    N_TAKEN.clear()
+    take = BoundedConnection.data_received
+
+    def counting(self: BoundedConnection, data: bytes) -> None:
+        N_TAKEN.append(len(data))
+        take(self, data)
+
+    monkeypatch.setattr(BoundedConnection, "data_received", counting)
+
+
+@pytest.mark.usefixtures("_taken")
+def test_a_body_waits_in_the_kernel_until_it_is_asked_for(serve: Serve) -> None:
+    n_bytes = 2**20
+    request = b"POST /late HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % n_bytes
+    said = ask(serve(), request + b"x" * n_bytes).rpartition(b"\r\n")[2].decode()
+    n_before, n_in_all = map(int, said.split(" of "))
+    assert n_in_all == n_bytes
+    assert 0 < n_before <= limits.WAITING_BYTES + limits.PIECE_BYTES
+    assert max(N_TAKEN) > limits.WAITING_BYTES
+
+
+@pytest.mark.usefixtures("_taken")
+def test_of_a_crowd_of_bodies_little_is_held(serve: Serve) -> None:
+    """While one head of them is read in a turn, the others' bodies wait as well."""
+    port, n, n_bytes = serve(300), 40, 2**18
+    request = b"POST /late HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % n_bytes
+    crowd = [connect(port) for _ in range(n)]
+    for connection in crowd:
+        connection.setblocking(False)
+        connection.send(request + b"x" * n_bytes)
+    time.sleep(0.2)  # before the first of them is asked for
+    assert sum(N_TAKEN) <= n * (limits.WAITING_BYTES + limits.PIECE_BYTES)
+    for connection in crowd:
+        connection.close()
+
+
+def test_what_was_answered_unread_is_not_kept(serve: Serve) -> None:
+    with connect(serve()) as connection:
+        connection.sendall(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 30\r\n\r\nx")
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"x" * 29 + OK)
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 200")
+        [held] = [one for one in gc.get_objects() if type(one) is BoundedConnection]
+        assert not held.cycle.body
 
 
 @pytest.mark.slow

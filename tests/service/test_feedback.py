@@ -71,6 +71,13 @@ def test_what_was_served_is_kept_with_what_is_said(
     assert 1 / (1 + math.exp(-row[8])) == pytest.approx(served["match_probability"])
 
 
+def test_the_hundredth_result_can_be_spoken_of_too(client: TestClient, digit: bytes) -> None:
+    answer = search(client, digit, limit=100).json()
+    kept = say(client, answer, 99, correct=False)
+    served = answer["results"][99]
+    assert (kept["rank"], kept["match_probability"]) == (100, served["match_probability"])
+
+
 def test_the_last_word_on_a_pair_counts(client: TestClient, digit: bytes) -> None:
     answer = search(client, digit).json()
     for correct in (True, False, True):

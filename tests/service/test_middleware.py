@@ -188,6 +188,15 @@ class TestOtherOrigins:
         assert response.status_code == status
         assert (response.headers.get("access-control-allow-origin") == SHOP) is (status == 200)
 
+    def test_a_browser_may_send_whatever_any_path_takes(self, start: StartClient) -> None:
+        client = start(cors_origins=(SHOP,))
+        paths = client.get("/openapi.json").json()["paths"].values()
+        methods = {method.upper() for path in paths for method in path}
+        assert {"DELETE", "PATCH", "PUT"} <= methods
+        for method in methods:
+            headers = {"Origin": SHOP, "Access-Control-Request-Method": method}
+            assert client.options("/v1/galleries", headers=headers).status_code == 200, method
+
 
 class TestTheBoundOfABody:
     MAX = 5000

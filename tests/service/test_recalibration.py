@@ -96,6 +96,19 @@ def test_labels_that_it_does_not_know_are_learned_once_no_more_come(
     assert look(4, bundle="c") is True
 
 
+def test_labels_whose_fit_was_overtaken_by_a_compaction_are_learned_from_its_bundle(
+    tmp_path: Path,
+) -> None:
+    again = Recalibrator(command(FAILS), 1.0)
+
+    def look(bundle: str) -> bool | None:
+        served = engine(tmp_path, stale=None, n_new_labels=1, bundle_id=bundle * 16)
+        return asyncio.run(again.look(served))
+
+    assert [look("b"), look("b")] == [None, False]
+    assert [look("c"), look("c")] == [None, False], "nothing was published: it is not waited for"
+
+
 def test_a_failure_is_logged_and_not_tried_again_at_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -28,6 +28,8 @@ from model_store.gallery.filters.columns import (
     make_column,
 )
 from model_store.gallery.filters.grammar import And, Condition, Field, Filter, Not, Or, Scalar
+
+_readers = threading.local()
 
 _ORDERED: Mapping[str, str] = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 
@@ -250,24 +252,31 @@ def as_stored(part: Filter) -> Filter:
 
     A float may differ in its last bit.
     """
-    with closing(sqlite3.connect(":memory:")) as connection:
-        return _as_read(part, connection)
-
-
-def _as_read(part: Filter, connection: sqlite3.Connection) -> Filter:
     match part:
         case Not(inner):
-            return Not(_as_read(inner, connection))
+            return Not(as_stored(inner))
         case And(parts) | Or(parts):
-            return type(part)(tuple(_as_read(one, connection) for one in parts))
-        case Condition():
-            read = (
-                connection.execute(f"SELECT {_NUMBER}", [json.dumps(value)]).fetchone()[0]
-                if isinstance(value, float)
-                else value
-                for value in part.values
-            )
-            return replace(part, values=tuple(read))
+            return type(part)(tuple(as_stored(one) for one in parts))
+        case Condition(values=values):
+            if not any(isinstance(value, float) for value in values):
+                return part
+            return replace(part, values=tuple(map(_as_read, values)))
+
+
+def _as_read(value: Scalar) -> Scalar:
+    """Return the value as SQLite reads it from JSON.
+
+    By a connection that the thread keeps: to open one takes longer than the rest of a small search
+    under a filter.
+    """
+    if not isinstance(value, float):
+        return value
+    if not hasattr(_readers, "connection"):
+        _readers.connection = sqlite3.connect(":memory:")
+    read: float = _readers.connection.execute(f"SELECT {_NUMBER}", [json.dumps(value)]).fetchone()[
+        0
+    ]
+    return read
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:

@@ -103,6 +103,7 @@ class GallerySnapshot:
         self._removed = np.zeros(self.n_rows, dtype=bool)
         self._removed[removed] = True
         self._n_removed_of_base = int((removed < base.n_rows).sum())
+        self._is_base = self.n_rows == self.n_items == base.n_rows
         n_new = int((appended.is_new & ~self._removed[base.n_rows :]).sum())
         self.n_changed = base.n_changed + self._n_removed_of_base + n_new
 
@@ -115,6 +116,8 @@ class GallerySnapshot:
         self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
         """Find the n items nearest to each of ``directions`` (B, D), among the ``allowed`` rows."""
+        if self._is_base:
+            return self._base.candidates(directions, n, allowed)
         n_base = self._base.n_rows
         usable = ~self._removed[n_base:]
         if allowed is not None:
@@ -172,6 +175,8 @@ class GallerySnapshot:
 
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass a filter, as `candidates` takes them."""
+        if self._is_base:
+            return self._base.matching(part)
         since = self._columns.matching(part, self._appended.sequences)
         return RowsOfAll(self._base.matching(part), since, self._removed)
 

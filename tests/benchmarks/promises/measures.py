@@ -16,7 +16,7 @@ from index_builder.calibration.leave_one_out import ENOUGH
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.splits import QuerySet
-from index_builder.metrics import auroc, calibration_error, reliability
+from index_builder.metrics import ReliabilityBin, auroc, calibration_error, reliability
 from model_store.decision import SIZE_CLASSES, Calibration, Recalibration
 from model_store.decision.absent_share import ServedShare
 from model_store.encoder.contract import Encoder
@@ -153,20 +153,25 @@ def of_stream(
     weights = np.repeat(
         [(1 - share) / len(matched), share / len(absent)], [len(matched), len(absent)]
     )
-    estimate = estimated_share(calibration, matched, absent, share, generator)
+    estimate = served_share(calibration, matched, absent, share, generator)
+    used = calibration.default_share if estimate is None else estimate
     point = calibration.promises(share).point
+    bins = stream_bins(calibration, matched, absent, weights, share)
     record = of_verdicts(calibration, matched, absent, share, share) | {
         "foretold_error": point.error,
         "foretold_error_bound": point.error_bound,
         "foretold_false_match_rate": point.false_match_rate,
         "foretold_false_match_bound": point.false_match_bound,
-        "ece_given": stream_error(calibration, matched, absent, weights, share),
+        "bins_given": [[one.weight, one.probability, one.share] for one in bins],
+        "ece_given": calibration_error(bins),
         "estimate": estimate,
-        "ece_estimated": stream_error(calibration, matched, absent, weights, estimate),
+        "ece_estimated": calibration_error(
+            stream_bins(calibration, matched, absent, weights, used)
+        ),
         "ece_perfect": perfect_error(calibration, matched, absent, weights, share, generator),
         "no_match_ece": no_match_error(calibration, matched, absent, weights, share),
     }
-    of_estimate = of_verdicts(calibration, matched, absent, share, estimate)
+    of_estimate = of_verdicts(calibration, matched, absent, share, used)
     return record | {f"{name}_estimated": of_estimate[name] for name in ("error", "exceeded")}
 
 
@@ -280,17 +285,23 @@ def of_baseline(world: AnyWorld, matched: Answers, absent: Answers) -> Record:
     }
 
 
-def estimated_share(
+def served_share(
     calibration: Calibration,
     matched: Answers,
     absent: Answers,
     share: float,
     generator: np.random.Generator,
-) -> float:
+) -> float | None:
     """Estimate the share of absent queries from served ones, as the service does.
 
     Where test queries are few, some are served more than once.
+
+    Returns
+    -------
+    None where the service would use none.
     """
+    if not calibration.follows_estimate:
+        return None
     n_absent = generator.binomial(N_SERVED, share)
     served = np.r_[
         generator.choice(absent.no_match, n_absent),
@@ -300,18 +311,18 @@ def estimated_share(
     for no_match in generator.permutation(served).tolist():
         estimator.observe(no_match)
     estimate = estimator.estimate()
-    return calibration.default_share if estimate is None else estimate.value
+    return None if estimate is None else estimate.value
 
 
-def stream_error(
+def stream_bins(
     calibration: Calibration, matched: Answers, absent: Answers, weights: Floats, stated: float
-) -> float:
-    """Return the ECE of first items' match probabilities on a weighted stream."""
+) -> list[ReliabilityBin]:
+    """Return the reliability of first items' match probabilities on a weighted stream."""
     probabilities = np.r_[
         matched.at_share(calibration, stated), absent.at_share(calibration, stated)
     ]
     outcomes = np.r_[matched.correct, np.zeros(len(absent), dtype=bool)]
-    return calibration_error(reliability(probabilities, outcomes, weights=weights))
+    return reliability(probabilities, outcomes, weights=weights)
 
 
 def perfect_error(
@@ -322,7 +333,7 @@ def perfect_error(
     stated: float,
     generator: np.random.Generator,
 ) -> float:
-    """Return what `stream_error` would be, on average, if each probability were the truth."""
+    """Return what the ECE would be, on average, if each probability were the truth."""
     probabilities = np.r_[
         matched.at_share(calibration, stated), absent.at_share(calibration, stated)
     ]

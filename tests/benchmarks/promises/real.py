@@ -26,6 +26,7 @@ from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
 from tests.benchmarks.bench_zero_shot import config_of as photographs
 
 from .latents import TableEncoder, pictures
+from .oracles import ORACLES, SAME_LABELS, told
 from .worlds import World, write_gallery
 
 KEPT = Path("build/promises")
@@ -72,6 +73,10 @@ def real_world(name: str, seed: int, directory: Path) -> World:
     gallery, calibration, withheld, matched, absent = divide(embedded, generator)
     if name != WITH_A_WITHHELD_LABEL:
         withheld, absent = withheld[:0], np.r_[withheld, absent]
+    if name in ORACLES:
+        withheld, absent = told(
+            embedded.labels, absent, generator, same_labels=name.endswith(SAME_LABELS)
+        )
     absent = generator.permutation(absent)[: max(N_FASHION_TEST, len(matched))]
     encoder = TableEncoder(embedded.clean, embedded.spoilt)
     pool = pictures(np.arange(len(embedded.labels)))
@@ -179,6 +184,7 @@ REAL: dict[str, Callable[[int], Embedded]] = {
     "Omniglot": _omniglot,
     "Fashion-MNIST": _fashion,
     WITH_A_WITHHELD_LABEL: _fashion,
+    **{name: _caltech if name.startswith("Caltech") else _birds for name in ORACLES},
 }
 """What embeds each set, for a seed."""
 

@@ -32,10 +32,15 @@ WANTED = {
 }
 """What each number is to reach."""
 
+N_BINS = 15
+"""Of a reliability diagram, as everywhere."""
+
 Records = Mapping[str, Sequence[Record]]
 
 
-def summarise(of_worlds: Records, real: frozenset[str]) -> tuple[Record, Record]:
+def summarise(
+    of_worlds: Records, real: frozenset[str], oracles: frozenset[str] = frozenset()
+) -> tuple[Record, Record]:
     """Reduce the records of each world.
 
     Parameters
@@ -43,6 +48,7 @@ def summarise(of_worlds: Records, real: frozenset[str]) -> tuple[Record, Record]
     of_worlds : of each world, one record of `measure` for each repetition.
     real : names of the worlds whose test queries are few: there a promise is broken where these
         show it at the 5 % level.
+    oracles : names of worlds that are told more than a calibration can know, and count for nothing.
 
     Returns
     -------
@@ -52,7 +58,9 @@ def summarise(of_worlds: Records, real: frozenset[str]) -> tuple[Record, Record]
     worlds = {
         name: _of_world(records, finite_test=name in real) for name, records in of_worlds.items()
     }
-    calibrated = {name: one for name, one in worlds.items() if one["calibrated"]}
+    calibrated = {
+        name: one for name, one in worlds.items() if one["calibrated"] and name not in oracles
+    }
     numbers: Record = {
         "absent_auroc_gain_worst": _worst(calibrated, lambda one: one["absent_auroc_gain"], min),
         "fpir_over_foretold": _worst(calibrated, lambda one: one["fpir_over_foretold"]),
@@ -75,8 +83,12 @@ def summarise(of_worlds: Records, real: frozenset[str]) -> tuple[Record, Record]
         ("", truthful),
         ("_wrong_labels", {n: one for n, one in calibrated.items() if n == WRONG_LABELS}),
     ):
-        for name in ("given", "estimated"):
-            numbers[f"ece_share_{name}{suffix}"] = _worst(some, _largest(f"ece_{name}"))
+        numbers[f"ece_share_given{suffix}"] = _worst(some, _largest("ece_given"))
+        for name, followed in (("estimated", True), ("not_followed", False)):
+            numbers[f"ece_share_{name}{suffix}"] = _worst(
+                {n: one for n, one in some.items() if one["follows_estimate"] is followed},
+                _largest("ece_estimated"),
+            )
     for short, name in (("caltech", "Caltech-101"), ("omniglot", "Omniglot")):
         if name in calibrated:
             numbers[f"absent_auroc_gain_{short}"] = calibrated[name]["absent_auroc_gain"]
@@ -141,7 +153,12 @@ def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
                 ]
             )
         },
+        "follows_estimate": any(one["estimate"] is not None for one in stated),
         "ece_given": _beyond_chance(done, "ece_given"),
+        "ece_pooled": {
+            f"{share:g}": pooled_error([r["streams"][f"{share:g}"]["bins_given"] for r in done])
+            for share in SHARES
+        },
         "ece_estimated": _beyond_chance(done, "ece_estimated"),
         "baseline_max_error_exceeded": _share(r["baseline"]["exceeded"] for r in done),
         "mean": means(done),
@@ -179,12 +196,13 @@ def table_of_worlds(worlds: Mapping[str, Record]) -> str:
         "FPIR > 10 %",
         "coverage missed",
         "ECE, share given",
+        "… all repetitions pooled",
         "… estimated",
     )
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     for name, one in worlds.items():
         if not one["calibrated"]:
-            lines.append(f"| {name} | refused |" + " – |" * 8)
+            lines.append(f"| {name} | refused |" + " – |" * 9)
             continue
         mean, stated = one["mean"], one["mean"]["streams"][f"{STATED:g}"]
         missed = max(one["coverage_missed"].values(), default=None)
@@ -194,7 +212,9 @@ def table_of_worlds(worlds: Mapping[str, Record]) -> str:
             f"| {stated['answered']:.2f} | {one['max_error_exceeded']:.2f} "
             f"| {one['baseline_max_error_exceeded']:.2f} | {one['fpir_exceeded']:.2f} of "
             f"{one['fpir_promised']:.2f} | {_shown(missed)} "
-            f"| {max(one['ece_given'].values()):.3f} | {max(one['ece_estimated'].values()):.3f} |"
+            f"| {max(one['ece_given'].values()):.3f} | {max(one['ece_pooled'].values()):.3f} "
+            f"| {max(one['ece_estimated'].values()):.3f}"
+            f"{'' if one['follows_estimate'] else ' (not followed)'} |"
         )
     return "\n".join(lines)
 
@@ -215,6 +235,21 @@ def _beyond_chance(records: Sequence[Record], name: str) -> Record:
         found, chance = (np.mean([one[key] for one in streams]) for key in (name, "ece_perfect"))
         left[f"{share:g}"] = float(np.sqrt(max(found**2 - chance**2, 0.0)))
     return left
+
+
+def pooled_error(bins: Sequence[Sequence[Sequence[float]]]) -> float:
+    """Return the ECE of all repetitions together: what one errs by and another makes good is gone.
+
+    Parameters
+    ----------
+    bins : of each repetition, weight, mean probability and share of what came true of each bin.
+    """
+    weights, probabilities, shares = np.concatenate([np.array(one) for one in bins]).T
+    order = np.argsort(probabilities, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    place = np.minimum((reached * N_BINS - 1e-9).astype(int), N_BINS - 1)
+    missing = np.bincount(place, (weights * (shares - probabilities))[order])
+    return float(np.abs(missing).sum() / weights.sum())
 
 
 def _largest(name: str) -> Callable[[Record], float]:

@@ -15,6 +15,8 @@ from PIL import Image
 from tests.end_to_end.processes import Service, wait_until
 from tests.support.build_command import vouch_build
 
+DECISIONS = "decisions.sqlite3"
+
 
 @dataclass(frozen=True)
 class Commands:
@@ -27,6 +29,21 @@ class Commands:
         done = vouch_build(*map(str, arguments), cwd=self.place)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
+
+    def index(self, source: str, encoder: Path, gallery: str, *options: object) -> None:
+        """Index a collection by an encoder, as a gallery of that name."""
+        self.run("index", source, "--encoder", encoder, "--name", gallery, *options)
+
+    def serve(self, gallery: str, **variables: str) -> Service:
+        """Serve what was indexed under a name; decisions are kept."""
+        named = {f"VOUCH_{name.upper()}": value for name, value in variables.items()}
+        kept = {"VOUCH_FEEDBACK": str(self.place / DECISIONS)}
+        return Service(self.place / "bundles" / gallery, self.place / "log", kept | named)
+
+    def exported_decisions(self, gallery: str) -> list[dict[str, str]]:
+        """Export the decisions that were kept, and read them."""
+        self.run("feedback", "export", DECISIONS, "decisions.csv", "--gallery", gallery)
+        return self.read_table("decisions.csv")
 
     def write_table(self, name: str, rows: Sequence[Mapping[str, object]]) -> None:
         """Write a table as CSV."""

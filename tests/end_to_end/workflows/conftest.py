@@ -7,6 +7,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.end_to_end.workflows.commands import Commands
@@ -37,6 +38,14 @@ def encoder(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def photographs(unpacked: Path, tmp_path: Path) -> Path:
     """The same in the test's own directory, where its tables name them."""
     return Path(shutil.copytree(unpacked, tmp_path / "photographs", copy_function=os.link))
+
+
+@pytest.fixture
+def shuffled(photographs: Path) -> list[Path]:
+    """All of them in random order: the first become a gallery, the others are foreign to it."""
+    paths = sorted(photographs.glob("*/*"))
+    order = np.random.default_rng(1).permutation(len(paths))
+    return [paths[place] for place in order]
 
 
 @pytest.fixture

@@ -36,23 +36,13 @@ N_NEW = 24
 
 MAX_ERROR = 0.05
 BRANDS = ("Ono", "Ylva")
-VARIABLES = {"VOUCH_CANARY_PERIOD_S": "0.5"}
 
 
-@pytest.fixture
-def products(photographs: Path) -> list[Path]:
-    """Pictures of products, in random order: those of the catalogue, then others."""
-    paths = sorted(photographs.glob("*/*"))
-    order = np.random.default_rng(0).permutation(len(paths))
-    return [paths[place] for place in order]
-
-
-def test_a_catalogue(products: list[Path], encoder: Path, commands: Commands) -> None:
-    of_customers = write_tables(products, commands)
+def test_a_catalogue(shuffled: list[Path], encoder: Path, commands: Commands) -> None:
+    of_customers = write_tables(shuffled, commands)
     with web_server(commands.place) as shop:
-        export(products[:N_PRODUCTS], shop.url, commands)
-        named = ("--encoder", encoder, "--name", "shop", "--no-labels")
-        commands.run("index", "products.csv", *named)
+        export(shuffled[:N_PRODUCTS], shop.url, commands)
+        commands.index("products.csv", encoder, "shop", "--no-labels")
         known = ("--gallery", "products.csv", "--max-error", MAX_ERROR)
         commands.run("calibrate", "bundles/shop", "--queries", "asked.csv", *known)
     commands.run(
@@ -61,14 +51,13 @@ def test_a_catalogue(products: list[Path], encoder: Path, commands: Commands) ->
     stream = json.loads((commands.place / "evaluation.json").read_text())["stream"]
     assert stream["coverage"] > 0.3
     assert stream["error"] <= 2 * MAX_ERROR  # of 130 queries
-    variables = VARIABLES | {"VOUCH_GALLERIES": str(commands.place / "galleries")}
-    root = commands.place / "bundles" / "shop"
-    with Service(root, commands.place / "log", variables) as service:
+    galleries = str(commands.place / "galleries")
+    with commands.serve("shop", canary_period_s="0.5", galleries=galleries) as service:
         address = f"http://127.0.0.1:{service.port}"
         with VouchClient(address) as vouch:
             ask_as_customers(service, vouch, of_customers)
-            change_in_the_night(service, vouch, products)
-            open_another_shop(vouch, products[0])
+            change_in_the_night(service, vouch, shuffled)
+            open_another_shop(vouch, shuffled[0])
 
 
 def write_tables(products: list[Path], commands: Commands) -> list[tuple[Path, str]]:

@@ -35,10 +35,6 @@ N_FIRST = 14
 
 MAX_ERROR = 0.1
 SURE: dict[str, Any] = {"precision": 0.8}
-VARIABLES = {
-    "VOUCH_REVIEW_REASONS": json.dumps(["ambiguous", "absent", "alien"]),
-    "VOUCH_CANARY_PERIOD_S": "0.5",
-}
 
 
 @pytest.fixture
@@ -57,9 +53,8 @@ def test_a_season_of_a_survey(
     this_year = [path for name in known for path in animals[name][-N_THIS_YEAR:]]
     shown = [path.parent.name for path in this_year]
     strangers = [path for name in NOBODY_KNOWS for path in animals[name][:N_FIRST]]
-    variables = VARIABLES | {"VOUCH_FEEDBACK": str(commands.place / "decisions.sqlite3")}
-    bundles = commands.place / "bundles" / "animals"
-    with Service(bundles, commands.place / "log", variables) as service:
+    reasons = json.dumps(["ambiguous", "absent", "alien"])
+    with commands.serve("animals", canary_period_s="0.5", review_reasons=reasons) as service:
         found = asked(service, this_year)
         right = matches(found, shown, "label")
         assert len(right) > len(this_year) / 3
@@ -68,15 +63,15 @@ def test_a_season_of_a_survey(
         assert verdicts(of_strangers)["match"] <= MAX_ERROR * len(strangers)
         confirm(service, found[0])
         named = enrol(service, dict(zip(strangers, of_strangers, strict=True)))
-        wait_for_another_bundle(service, "animals", found[0]["bundle"]["id"])
+        compacted = service.http.post("/v1/galleries/animals/compact").raise_for_status()
+        wait_for_another_bundle(service, "animals", compacted.json()["bundle_id"])
         late = animals[named][N_FIRST:]
         of_named = matches(asked(service, late), [named] * len(late), "label")
         assert of_named.count(True) >= len(late) / 2
         assert all(of_named)
         still = matches(asked(service, this_year), shown, "label")
         assert len(still) > 0.8 * len(right)
-    commands.run("feedback", "export", "decisions.sqlite3", "decisions.csv", "--gallery", "animals")
-    exported = commands.read_table("decisions.csv")
+    exported = commands.exported_decisions("animals")
     assert {line["reviewer"] for line in exported} == {"ann"}
     assert Counter(line["decision"] for line in exported)["this_item"] == 1
 
@@ -93,8 +88,7 @@ def build(animals: dict[str, list[Path]], encoder: Path, commands: Commands) -> 
         last_year += lines[N_KNOWN : N_KNOWN + N_LAST_YEAR]
     commands.write_table("known.csv", catalogue)
     commands.write_table("last-year.csv", last_year)
-    options = ("--encoder", encoder, "--name", "animals", "--calibrate", "--max-error", MAX_ERROR)
-    commands.run("index", "known.csv", *options)
+    commands.index("known.csv", encoder, "animals", "--calibrate", "--max-error", MAX_ERROR)
     out = ("--out", "last-year.json", "--page", "last-year.html")
     commands.run("evaluate", "bundles/animals", "--queries", "last-year.csv", *out)
     report = json.loads((commands.place / "last-year.json").read_text())

@@ -190,6 +190,10 @@ def test_a_mended_image_is_looked_at_again(spoilt: Path, at: At) -> None:
     shutil.copy(min((spoilt / "6").iterdir()), spoilt / "5" / "0000b cut.png")
     outcome = index_collection(indexing)
     assert (outcome.n_items, outcome.n_quarantined, outcome.n_copies) == (N_IMAGES + 1, 9, 1)
+    summary = json.loads((indexing.directory / "index.json").read_text(encoding="utf-8"))
+    counted = [summary[name] for name in ("n_items", "n_quarantined", "n_copies")]
+    assert counted == [outcome.n_items, outcome.n_quarantined, outcome.n_copies]
+    assert list(summary) == sorted(summary)
     (copies,) = lines(indexing.directory / "duplicates.jsonl")
     copied = min((spoilt / "6").iterdir()).relative_to(spoilt).as_posix()
     assert copies["ids"] == ["5/0000b cut.png", copied]

@@ -43,14 +43,15 @@ def entries(path: Path, *, labelled: bool = True) -> list[Entry]:
 
 
 def manifest_3(url: str, n: int) -> dict[str, Any]:
-    """The third version's: a service, a plain image, and a choice, in turns."""
+    """The third version's: a service, a plain image as a source, and a choice, in turns."""
 
     def body(number: int) -> dict[str, Any]:
         service = {**LEVEL_2, "id": f"{url}/service/{number}"}
         plain = {"id": f"{url}/plain/{number}.png", "type": "Image"}
         served = {**plain, "service": [service], "width": 3000, "height": 2000}
         choice = {"type": "Choice", "items": [served, plain]}
-        return (served, plain, choice)[number % 3]
+        source = {"type": "SpecificResource", "source": plain}
+        return (served, source, choice)[number % 3]
 
     return {
         "@context": ["http://www.w3.org/ns/anno.jsonld", "http://iiif.io/api/presentation/3/context.json"],
@@ -87,6 +88,7 @@ def manifest_3(url: str, n: int) -> dict[str, Any]:
 def manifest_2() -> dict[str, Any]:
     resource = {"@id": "https://i.org/1.jpg", "@type": "dctypes:Image", "service": OLD, **CANVAS}
     choice = {"@type": "oa:Choice", "default": resource, "item": []}
+    part = {"@type": "oa:SpecificResource", "full": resource}
     return {
         "@context": "http://iiif.io/api/presentation/2/context.json",
         "@id": "https://m.org/manifest.json",
@@ -100,7 +102,7 @@ def manifest_2() -> dict[str, Any]:
         "sequences": [
             {
                 "canvases": [
-                    {"@id": "https://m.org/c/1", "label": "1r", "images": [{"resource": resource}]},
+                    {"@id": "https://m.org/c/1", "label": "1r", "images": [{"resource": part}]},
                     {"@id": "https://m.org/c/2", "label": "1v", "images": [{"resource": choice}]},
                     {"@id": "https://m.org/c/3", "label": "empty", "images": []},
                 ]
@@ -154,6 +156,7 @@ def test_the_second_version(tmp_path: Path) -> None:
         ({"service": OLD, "width": 800, "height": 600}, "https://i.org/1/full/full/0/default.jpg"),
         ({"service": [OLD], "width": 800, "height": 6000}, "https://i.org/1/full/,1024/0/default.jpg"),
         ({"service": [LEVEL_2]}, "https://i.org/1/full/1024,/0/default.jpg"),
+        ({"service": LEVEL_2, "width": 3000, "height": 3000}, "https://i.org/1/full/1024,/0/default.jpg"),
         ({"service": {**LEVEL_2, "profile": "level0"}}, "https://i.org/1.jpg"),
         ({"service": {"@id": "https://i.org/search", "profile": "http://iiif.io/api/search/1"}}, "https://i.org/1.jpg"),
         ({}, "https://i.org/1.jpg"),

@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from index_builder.calibration.calibrate import observe_gallery
 from index_builder.calibration.fit_again import Refit, fit_again
 from index_builder.calibration.kept_queries import (
     KEPT_QUERIES_FILE,
 )
+from index_builder.calibration.queries import BY_LABEL, TruthRule
 from index_builder.configuration.build import CalibrationConfig
+from index_builder.datasets.splits import QuerySet
 from index_builder.indexing.recalibrate import calibration_of
 from model_store.bundles.directory import current_id
 from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import read_manifest
-from model_store.decision import SIZE_CLASSES, Recalibration
+from model_store.decision import SIZE_CLASSES, Hierarchy, Recalibration
 from model_store.decision.staleness import staleness
 from model_store.errors import CalibrationError
 from model_store.feedback import (
@@ -35,19 +38,24 @@ from model_store.gallery import (
 )
 from tests.support.build_command import vouch_build
 from tests.support.kept_worlds import (
+    ENCODER,
+    ITEMS,
     N_EACH,
     N_LABELS,
     N_NEW,
     OF_ITEMS,
     OF_QUERIES,
+    QUERIES,
     asked,
     calibrated,
     calibration,
     compacted,
     drawn,
+    images,
     opened,
     put,
 )
+from tests.support.narrowing import not_none
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +145,23 @@ def test_queries_whose_label_has_gone_have_no_match_any_more(root: Path) -> None
     assert after.report["n_matched"] == (N_LABELS - 5) * 6
 
 
+def test_where_labels_have_parents_more_items_are_queries(root: Path) -> None:
+    """What is promised of parents rests on what labels leave over."""
+    gallery = FaissGallery(root / str(current_id(root)))
+    parents = Hierarchy.of(["half"], {name: [name[-1]] for name in gallery.labels})
+    asked_of = images("query", OF_QUERIES, QUERIES)
+    queries = QuerySet(asked_of, asked_of.subset([]), None)
+    parts = ENCODER, gallery, images("item", OF_ITEMS, ITEMS), queries, 0
+    n_left_out = []
+    for rule in (BY_LABEL, TruthRule(parents)):
+        enough = len(OF_QUERIES) + 5
+        _, observed = observe_gallery(
+            *parts, are_views=False, unseen=True, enough=enough, rule=rule
+        )
+        n_left_out.append(len(not_none(observed.leave_one_out).places))
+    assert n_left_out == [5, len(OF_ITEMS)]
+
+
 def test_what_was_enrolled_under_another_name_is_a_match_from_then_on(
     made_with_strangers: Path, tmp_path: Path
 ) -> None:
@@ -168,13 +193,19 @@ def test_a_new_label_leaves_the_promises_of_others_as_they_are(root: Path) -> No
     live = opened(root)
     (write,) = put(np.array([0]), 13)
     live.commit([replace(write, item=replace(write.item, label="label 1.5"))])
+    assert calibration(root / str(current_id(root))).n_new_labels(len(live.snapshot().labels)) == 1
     live.close()
     directory = compacted(root, calibrated=False)
     labels = FaissGallery(directory).labels
-    classes = calibration(directory).label_classes
+    after = calibration(directory)
     assert labels.index("label 1.5") < len(labels) - 1
+    classes = after.classes_of(np.arange(len(labels), dtype=np.int32))
     promised = [SIZE_CLASSES[code] for code in classes]
     assert promised == ["one" if label == "label 1.5" else "many" for label in labels]
+    assert after.n_new_labels(len(labels)) == 1, "nobody has learned it yet"
+    assert after.n_new_labels(len(labels) + 1) == 2
+    learned = compacted(root, calibrated=True)
+    assert calibration(learned).n_new_labels(len(labels)) == 0
 
 
 def test_an_item_that_was_replaced_is_known_by_what_it_shows_now(root: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -36,6 +37,7 @@ from model_store.images import ImageLimits
 from tests.index_builder.foreign_encoders.test_onnx_graphs import brought, linear
 from tests.support.build_command import vouch_build
 from tests.support.collection_files import N_IMAGES, lines, write_drawings
+from tests.support.narrowing import not_none
 from tests.support.other_buckets import AZURITE, OtherBucket, azure_bucket, google_bucket
 from tests.support.s3_server import BUCKET, KEY, SECRET, S3Server, s3_server
 from tests.support.web_server import (
@@ -357,16 +359,21 @@ def test_a_bucket_that_vanishes_ends_the_run_and_loses_nothing(
 
     def write_and_remove(store: ShardStore, shard: Shard) -> None:
         write(store, shard)
+        kept.append(shard)
         if shard.number == 0:
             s3.remove_bucket("passing")
+
+    kept: list[Shard] = []
 
     indexing = to("s3://passing/x")
     monkeypatch.setattr(ShardStore, "write", write_and_remove)
     with pytest.raises(
         SourceUnavailable,
         match=r"s3://passing is not there any more.* of 500 images are embedded and kept.*goes on",
-    ):
+    ) as ended:
         index_collection(indexing)
+    n_kept = int(not_none(re.search(r"(\d+) of 500", str(ended.value)))[1])
+    assert n_kept == sum(len(shard.ids) for shard in kept)
     monkeypatch.setattr(ShardStore, "write", write)
     with pytest.raises(SourceUnavailable, match=r"s3://passing cannot be listed.*credentials"):
         index_collection(indexing)

@@ -153,7 +153,7 @@ def test_the_sequence_starts_where_the_error_is_likeliest_to_be_promised() -> No
         wrong = replace(of, correct=np.zeros(240, dtype=bool))
         again = Stream.of(wrong, 0.05, 0.05, NO_FEEDBACK, 0.1)._sequence(0.1)[0]
         assert first[0] == again[0]
-        strictest = Stream.of(of, 0.05, 0.05, NO_FEEDBACK, 0.1)._levels()[0]
+        strictest = Stream.of(of, 0.05, 0.05, NO_FEEDBACK, 0.1).thresholds()[0]
         assert first[1].sum() > strictest[1].sum(), "36 queries show an error of 0.1 seldom"
 
 

@@ -22,6 +22,8 @@ from model_store.decision import (
     likeliest_parents,
 )
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
+from model_store.decision.operating import Stream
+from model_store.decision.roll_ups import right_if_present, roll_up_sequence
 from tests.model_store.decision.test_verdict import EVIDENCE, TERMS, calibration, found, query
 from tests.support.calibration_evidence import evidence
 from tests.support.narrowing import not_none
@@ -174,3 +176,41 @@ def test_a_level_that_cannot_be_promised_says_why() -> None:
     promise = promised(few).roll_ups[0][2]
     assert math.isinf(promise.threshold)
     assert "answers of the level genus cannot be promised" in not_none(promise.shortfall)
+
+
+def surest_first(n: int, wrong: int) -> Evidence:
+    """Queries that are left over, the surest first, of which the one at ``wrong`` is wrong."""
+    of_parent = np.linspace(0.97, 0.6, n)
+    return evidence(
+        n,
+        0,
+        first_probabilities=np.full(n, 0.4),
+        no_match_probabilities=0.99 * (1 - of_parent),
+        correct=np.zeros(n, dtype=bool),
+        clusters=np.arange(n),
+        levels=LevelEvidence(of_parent[:, None], (np.arange(n) != wrong)[:, None]),
+    )
+
+
+def test_an_error_among_the_surest_does_not_end_all_of_a_level() -> None:
+    """Twenty and more that are all right show an error of 0.1; one of the first thirty is wrong."""
+    promises = promised(surest_first(120, wrong=5))
+    assert promises.level_threshold(0, 2) < 0.7
+
+
+def test_where_tests_of_a_level_begin_is_foretold_whatever_was_right() -> None:
+    of = surest_first(120, wrong=5).of_level(0)
+    stream = Stream.of(of, 0.05, 0.05, Recalibration(), 0.1)
+    foretold = right_if_present(of)
+    np.testing.assert_allclose(foretold, of.first_probabilities / (1 - of.no_match_probabilities))
+    otherwise = replace(stream, wrong=1 - stream.wrong)
+    sequences = [roll_up_sequence(one, foretold, 0.1) for one in (stream, otherwise)]
+    assert sequences[0][0][0] == sequences[1][0][0]
+
+
+def test_tests_of_a_level_begin_with_as_many_as_could_show_the_error() -> None:
+    stream = Stream.of(surest_first(120, 5).of_level(0), 0.05, 0.05, Recalibration(), 0.1)
+    never = np.zeros(120)
+    begun = [int(roll_up_sequence(stream, never, error)[0][1].sum()) for error in (0.1, 0.05)]
+    assert begun == [24, 48]  # 22 and 45, in steps of six
+    assert roll_up_sequence(stream, never, 0.01) == []

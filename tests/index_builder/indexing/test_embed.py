@@ -1,0 +1,54 @@
+"""A block of images becomes a shard: in full batches, without those that have no embedding."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.indexing.blocks import Failure, PreparedBlock
+from index_builder.indexing.embed import embed
+from index_builder.vectors.encoder import batch_size
+from model_store.encoder.contract import Embeddings
+from tests.support.fakes import FakeEncoder
+
+SIDE = 5
+
+
+def block_of(
+    images: NDArray[np.uint8], failures: dict[str, Failure] | None = None
+) -> PreparedBlock:
+    names = tuple(f"image {number}" for number in range(len(images)))
+    nothing = (None,) * len(images)
+    return PreparedBlock(0, names, images, nothing, names, failures or {}, (b"",) * len(images))
+
+
+def some_images(n: int) -> NDArray[np.uint8]:
+    generator = np.random.default_rng(0)
+    return generator.integers(0, 256, (n, SIDE, SIDE, 3), dtype=np.uint8)
+
+
+def test_an_image_has_its_own_embedding_whatever_its_batch_is_filled_up_with() -> None:
+    encoder = FakeEncoder(side=SIDE)
+    images = some_images(batch_size(encoder) + 2)
+    shard, alone = embed(block_of(images), encoder, "digest"), encoder.encode(images)
+    np.testing.assert_array_equal(shard.mean, alone.mean)
+    np.testing.assert_array_equal(shard.variance, alone.variance)
+
+
+class Spoilt(FakeEncoder):
+    """Has no embedding for the second and the third image, of which one could not be read."""
+
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+        found = super().encode(images, at_once)
+        found.mean[1:3] = np.nan
+        return found
+
+
+def test_an_image_without_an_embedding_is_left_out_and_named() -> None:
+    unread = Failure("CorruptImage", "It is damaged.")
+    block = block_of(some_images(4), {"image 2": unread})
+    shard = embed(block, Spoilt(side=SIDE), "digest")
+    assert shard.ids == ("image 0", "image 3")
+    assert len(shard.mean) == len(shard.variance) == 2
+    assert shard.failures["image 1"].error == "EncodingFailed"
+    assert shard.failures["image 2"] == unread
