@@ -16,11 +16,10 @@ import signal
 import socket
 import struct
 import sys
-import threading
 from base64 import b64encode
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +39,6 @@ from model_store.images.budget import DecodingBudget, spending
 from model_store.images.quality import quality_measures
 from service.decoding import sandbox
 from service.processes.shared_pixels import SharedPixels
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 PREFIX = struct.Struct("!II")
 """Before every message: how many bytes of JSON follow, and how many bytes after that."""
@@ -67,22 +63,24 @@ def main() -> None:
     with spending(budget):  # which opens what it reads
         pass
     _send(channel, {"sandbox": sandbox.enter(fields["sandbox"])})
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    thread = ThreadPoolExecutor(1)
     while True:
         fields, data = _receive(channel)
-        fields, picture = _on_a_thread(_within, budget, data, fields, limits)
+        fields, picture, priority = thread.submit(_on_thread, budget, data, fields, limits).result()
         if picture is not None:
             pictures.write(picture)
         _send(channel, fields)
+        if priority != usual:  # the service has lowered it, and nobody may raise it again
+            thread.shutdown()
+            thread = ThreadPoolExecutor(1)
 
 
-def _on_a_thread(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Do work on a thread of its own, whose priority the service may lower for good."""
-    done: list[T] = []
-    thread = threading.Thread(target=lambda: done.append(work(*arguments, **named)))
-    thread.start()
-    thread.join()
-    [result] = done
-    return result
+def _on_thread(
+    budget: DecodingBudget, data: bytes, options: dict[str, Any], limits: ImageLimits
+) -> tuple[dict[str, Any], NDArray[np.uint8] | None, int]:
+    """Return what `_within` does, and the priority that this thread has then."""
+    return *_within(budget, data, options, limits), os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def _within(

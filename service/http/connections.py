@@ -207,6 +207,8 @@ class BoundedConnection(HttpToolsProtocol):
             return
         except httptools.HttpParserUpgrade:
             pass  # to what nobody speaks here: it is answered as a request
+        if self._uploading and self.cycle.body and not self.cycle.response_complete:
+            self.flow.pause_reading()  # until the body is asked for
         self._unheard = 0 if self._understood else self._unheard + len(data)
         if self._unheard > limits.MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(431, _TOO_LARGE)
@@ -254,8 +256,6 @@ class BoundedConnection(HttpToolsProtocol):
         if self._n_pieces > allowed:
             raise _TooManyPieces
         super().on_body(body)
-        if not self.cycle.response_complete:
-            self.flow.pause_reading()  # until it is asked for
 
     def on_message_complete(self) -> None:
         """Note that all of a request is there."""
