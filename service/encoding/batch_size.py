@@ -16,7 +16,8 @@ BATCHES_IN_A_TURN = 16
 answers empties the processor's caches."""
 
 BATCHES_OF_A_PROCESSOR = 4
-"""At most, of each of several processors: the last batches of a turn do not occupy all of them."""
+"""At most, of each of several processors: the last batches of a turn do not occupy all of them, and
+none is answered before the last."""
 
 TURN_S = 0.25
 """Seconds that a turn may take at most: its first image waits for its last, and a batch that has
@@ -59,7 +60,7 @@ def useful_turn(encoder: Encoder, size: int, limit: int, n_processors: int) -> i
         one, rate = rate, _images_per_second(encoder, images, size)
         if rate < GAIN * one:
             return 1
-    most = max(BATCHES_IN_A_TURN, BATCHES_OF_A_PROCESSOR * n_processors)
+    most = BATCHES_IN_A_TURN if n_processors == 1 else BATCHES_OF_A_PROCESSOR * n_processors
     return max(1, int(min(most, limit, TURN_S * rate / size)))
 
 
