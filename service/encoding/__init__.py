@@ -4,6 +4,7 @@
 
     process          the encoder process as its parent sees it
     worker           the encoder process itself
+    side_by_side     several batches at once, on a processor of several cores
     shared           one encoder of several bundles, run once
     queues           the queue of each encoder
     batching         images of several requests, encoded together

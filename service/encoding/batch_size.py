@@ -15,6 +15,10 @@ BATCHES_IN_A_TURN = 16
 """At most, of an encoder that shares its only processor: each change between what encodes and what
 answers empties the processor's caches."""
 
+BATCHES_OF_A_PROCESSOR = 4
+"""At most, of each of several processors: the last batches of a turn do not occupy all of them, and
+none is answered before the last."""
+
 TURN_S = 0.25
 """Seconds that a turn may take at most: its first image waits for its last, and a batch that has
 begun is not given up."""
@@ -28,9 +32,7 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
     More than one only where that is faster *and* gives each image the very bits it is given alone:
     an answer must not depend on who else asks at the moment, nor on the replica that is asked.
     """
-    expected = encoder.metadata.input
-    images = np.random.default_rng(0).integers(0, 256, (limit, *expected.shape), dtype=np.uint8)
-    images = images.astype(expected.dtype)
+    images = _noise(encoder, limit)
     alone = Embeddings.concatenate([encoder.encode(images[i : i + 1]) for i in range(limit)])
     best, best_rate = 1, _images_per_second(encoder, images[:1])
     while 2 * best <= limit and _bit_equal(encoder, images, alone, range(best + 1, 2 * best + 1)):
@@ -41,10 +43,25 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
     return best
 
 
-def useful_turn(encoder: Encoder, size: int, limit: int) -> int:
-    """Measure how many batches of ``size`` an encoder is best given in a row, ``limit`` at most."""
-    batches = TURN_S * _images_per_second(encoder, blank_images(encoder, size)) / size
-    return max(1, int(min(BATCHES_IN_A_TURN, limit, batches)))
+def useful_turn(encoder: Encoder, size: int, limit: int, n_processors: int) -> int:
+    """Measure how many batches of ``size`` an encoder is best given in a row, ``limit`` at most.
+
+    Where it has several processors, more than one only if it encodes batches side by side, faster
+    than one after the other, and gives each image the bits that it is given alone.
+    """
+    n = min(n_processors, limit)
+    images = _noise(encoder, n * size)
+    rate = _images_per_second(encoder, images[:size])
+    if n_processors > 1:
+        alone = [encoder.encode(images[i : i + size]) for i in range(0, n * size, size)]
+        together = encoder.encode(images, size)
+        if not _same(together, Embeddings.concatenate(alone)):
+            return 1
+        one, rate = rate, _images_per_second(encoder, images, size)
+        if rate < GAIN * one:
+            return 1
+    most = BATCHES_IN_A_TURN if n_processors == 1 else BATCHES_OF_A_PROCESSOR * n_processors
+    return max(1, int(min(most, limit, TURN_S * rate / size)))
 
 
 def blank_images(encoder: Encoder, n: int) -> Inputs:
@@ -53,20 +70,27 @@ def blank_images(encoder: Encoder, n: int) -> Inputs:
     return np.zeros((n, *expected.shape), dtype=expected.dtype)
 
 
-def _images_per_second(encoder: Encoder, images: Inputs) -> float:
+def _noise(encoder: Encoder, n: int) -> Inputs:
+    """Return ``n`` random images; where sums are of very different numbers rounding shows."""
+    expected = encoder.metadata.input
+    images = np.random.default_rng(0).integers(0, 256, (n, *expected.shape), dtype=np.uint8)
+    return images.astype(expected.dtype)
+
+
+def _images_per_second(encoder: Encoder, images: Inputs, at_once: int | None = None) -> float:
     """The best of a few attempts: whatever disturbs a measurement makes it slower."""
     fastest = np.inf
     for _ in range(_REPETITIONS):
         started = time.perf_counter()
-        encoder.encode(images)
+        encoder.encode(images, at_once)
         fastest = min(fastest, time.perf_counter() - started)
     return float(len(images) / fastest)
 
 
 def _bit_equal(encoder: Encoder, images: Inputs, alone: Embeddings, sizes: range) -> bool:
-    for size in sizes:
-        together = encoder.encode(images[:size])
-        for name in ("mean", "variance", "features"):
-            if not np.array_equal(getattr(together, name), getattr(alone, name)[:size]):
-                return False
-    return True
+    return all(_same(encoder.encode(images[:size]), alone[:size]) for size in sizes)
+
+
+def _same(one: Embeddings, other: Embeddings) -> bool:
+    names = ("mean", "variance", "features")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)

@@ -93,13 +93,17 @@ def _real(encoder: Encoder) -> Encoder:
 async def _measured(
     encoder: Encoder, limits: BatchLimits, observe: Callable[[BatchRecord], None]
 ) -> EncoderQueue:
-    """Measure how many images are worth encoding at once."""
+    """Measure how many images are worth encoding at once, and how many batches in a row."""
     fitting = limits.max_pixels // math.prod(encoder.metadata.input.shape[:2])
-    size = max(1, min(limits.max_batch, fitting))
-    if size > 1 and not limits.padded:
+    size, turn = max(1, min(limits.max_batch, fitting)), 1
+    n_processors = usable_processors() if encoder.provider == PROVIDERS["cpu"] else 0
+    if n_processors > 1 and not limits.padded:
+        turn = await asyncio.to_thread(useful_turn, encoder, 1, fitting, n_processors)
+    if turn > 1:
+        size = 1
+    elif size > 1 and not limits.padded:
         size = await asyncio.to_thread(largest_useful_batch, encoder, size)
-    turn = 1
-    if usable_processors() == 1 and encoder.provider == PROVIDERS["cpu"]:
-        turn = await asyncio.to_thread(useful_turn, encoder, size, fitting // size)
+    if n_processors == 1:
+        turn = await asyncio.to_thread(useful_turn, encoder, size, fitting // size, 1)
     batcher = MicroBatcher(encoder, size, turn=turn, padded=limits.padded, observe=observe)
     return EncoderQueue(batcher, size, turn)

@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from model_store.encoder.contract import Embeddings
-from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import VouchError
+from service.encoding.side_by_side import side_by_side
 from service.observability.logs import log_as_json
 from service.processes.shared_pixels import SharedPixels
 
@@ -29,7 +29,7 @@ def _serve(connection: Connection[Any, Any], images: SharedPixels) -> None:
     """Answer batches until the pipe closes."""
     path, provider, threads, cuda_graphs = connection.recv()
     try:
-        encoder = OnnxEncoder(path, provider, threads, cuda_graphs=cuda_graphs)
+        encoder, encode = side_by_side(path, provider, threads, cuda_graphs=cuda_graphs)
     except VouchError as error:
         connection.send(error)
         return
@@ -46,7 +46,7 @@ def _serve(connection: Connection[Any, Any], images: SharedPixels) -> None:
     while True:
         shape, dtype, at_once = connection.recv()
         try:
-            answer: Embeddings | str = encoder.encode(images.read(shape, dtype), at_once)
+            answer: Embeddings | str = encode(images.read(shape, dtype), at_once)
         except Exception as error:
             answer = str(error)
         connection.send(answer)

@@ -6,6 +6,7 @@ import gc
 import math
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from model_store.encoder.onnx import OnnxEncoder
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
 from model_store.retriever import Retriever
 from service.app import create_app
-from service.encoding.batch_size import largest_useful_batch
+from service.encoding.batch_size import largest_useful_batch, useful_turn
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.processes import Redis
@@ -61,18 +62,20 @@ _resident_bytes = 0
 @pytest.fixture(autouse=True)
 def _encoders_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of tests start an engine, and an encoder of one fingerprint is one encoder."""
-    monkeypatch.setattr("service.encoding.queues.largest_useful_batch", _measured)
+    for measure in (largest_useful_batch, useful_turn):
+        name = f"service.encoding.queues.{measure.__name__}"
+        monkeypatch.setattr(name, partial(_measured, measure))
 
 
-_MEASURED: dict[tuple[str, int], int] = {}
+_MEASURED: dict[tuple[Any, ...], int] = {}
 
 
-def _measured(encoder: Encoder, limit: int) -> int:
+def _measured(measure: Callable[..., int], encoder: Encoder, *limits: int) -> int:
     if not isinstance(encoder, OnnxEncoder):
-        return largest_useful_batch(encoder, limit)
-    key = encoder.fingerprint, limit
+        return measure(encoder, *limits)
+    key = measure, encoder.fingerprint, limits
     if key not in _MEASURED:
-        _MEASURED[key] = largest_useful_batch(encoder, limit)
+        _MEASURED[key] = measure(encoder, *limits)
     return _MEASURED[key]
 
 

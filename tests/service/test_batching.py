@@ -330,7 +330,34 @@ def test_a_turn_takes_a_quarter_of_a_second_at_most(
 ) -> None:
     encoder = Clocked(lambda _: seconds)
     monkeypatch.setattr("service.encoding.batch_size.time", encoder)
-    assert useful_turn(encoder, 1, limit) == wanted
+    assert useful_turn(encoder, 1, limit, 1) == wanted
+
+
+class TestATurnOfSeveralProcessors:
+    @pytest.mark.parametrize(
+        ("share", "wanted"),
+        [(1.0, 1), (0.95, 1), (0.5, 32), (0.3, 32)],  # gains less than a tenth; gains
+    )
+    def test_it_is_of_several_batches_where_they_go_side_by_side(
+        self, share: float, wanted: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        encoder = Clocked(lambda n: 1e-4 * n * (share if n > 1 else 1))
+        monkeypatch.setattr("service.encoding.batch_size.time", encoder)
+        assert useful_turn(encoder, 1, 100, 8) == wanted
+
+    def test_never_where_an_answer_would_depend_on_who_else_asks(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Rounding(Clocked):
+            def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+                found = super().encode(images)
+                if at_once is not None:
+                    found.variance[-1, 0] = np.nextafter(found.variance[-1, 0], np.float32(9))
+                return found
+
+        encoder = Rounding(lambda n: 1e-4 * n * (0.5 if n > 1 else 1))
+        monkeypatch.setattr("service.encoding.batch_size.time", encoder)
+        assert useful_turn(encoder, 1, 100, 8) == 1
 
 
 class TestLargestUsefulBatch:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
+from index_builder.datasets.digits import digits
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import EncoderContractError, EncoderStopped, EncodingFailed
@@ -51,6 +53,16 @@ def test_it_gives_the_very_bits_of_the_encoder_in_this_process(
         assert getattr(encoder, name) == getattr(here, name)
     asked = images(5, encoder)
     ours, theirs = encoder.encode(asked), here.encode(asked)
+    for name in ("mean", "variance", "features"):
+        assert getattr(ours, name).tobytes() == getattr(theirs, name).tobytes()
+
+
+def test_several_batches_on_several_threads_give_the_bits_of_one(digits_bundle: Path) -> None:
+    one = OnnxEncoder(digits_bundle / ENCODER_FILE, "cpu", 1)
+    encoder = EncoderProcess(digits_bundle / ENCODER_FILE, "cpu", 2)
+    asked = digits().subset(range(16)).prepared(one.metadata.preprocessing)
+    with closing(encoder):
+        ours, theirs = encoder.encode(asked, 1), one.encode(asked, 1)
     for name in ("mean", "variance", "features"):
         assert getattr(ours, name).tobytes() == getattr(theirs, name).tobytes()
 

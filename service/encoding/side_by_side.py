@@ -1,0 +1,83 @@
+"""Several batches at once, each on one thread.
+
+Threads that share a batch wait for each other in every layer. Where several batches come together,
+each is computed faster by all threads, and all of them sooner by a thread each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from model_store.encoder.contract import Embeddings, Encoder, Inputs
+from model_store.encoder.onnx import OnnxEncoder
+from model_store.errors import VouchError
+from model_store.processors import PROVIDERS, ProviderChoice, usable_processors
+
+logger = logging.getLogger(__name__)
+
+LARGEST_FILE = 256 * 1024**2
+"""Bytes of an encoder's file above which its weights are not held twice: large layers divide well
+among threads."""
+
+
+class SideBySide:
+    """Encodes a single batch on all threads, and several side by side, each on one thread.
+
+    Parameters
+    ----------
+    whole : computes a single batch.
+    open_narrow : opens the same encoder on one thread, when several batches come for the first
+        time.
+    n : batches at a time.
+    """
+
+    def __init__(self, whole: Encoder, open_narrow: Callable[[], Encoder], n: int) -> None:
+        self._whole = whole
+        self._open_narrow: Callable[[], Encoder] | None = open_narrow
+        self._narrow: Encoder | None = None
+        self._threads = ThreadPoolExecutor(n, thread_name_prefix="batch")
+
+    def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
+        """Embed ``images``, so many ``at_once``; see `Encoder.encode`."""
+        if at_once is None or len(images) <= at_once:
+            return self._whole.encode(images)
+        narrow = self._opened()
+        if narrow is None:
+            return self._whole.encode(images, at_once)
+        batches = [images[i : i + at_once] for i in range(0, len(images), at_once)]
+        return Embeddings.concatenate(list(self._threads.map(narrow.encode, batches)))
+
+    def _opened(self) -> Encoder | None:
+        """Return the encoder of one thread; None where it cannot be opened, or is another."""
+        if self._open_narrow is not None:
+            try:
+                narrow = self._open_narrow()
+                if narrow.fingerprint == self._whole.fingerprint:
+                    self._narrow = narrow
+            except (VouchError, OSError) as error:  # such as a file that is gone
+                logger.warning("no batches side by side", exc_info=error)
+            self._open_narrow = None
+        return self._narrow
+
+
+def side_by_side(
+    path: Path, provider: ProviderChoice, threads: int, *, cuda_graphs: bool
+) -> tuple[OnnxEncoder, Callable[[Inputs, int | None], Embeddings]]:
+    """Open the encoder at ``path``, and return it with its way to encode.
+
+    Parameters
+    ----------
+    provider, threads, cuda_graphs : as for `OnnxEncoder`.
+
+    Raises
+    ------
+    EncoderError : as `OnnxEncoder`.
+    """
+    encoder = OnnxEncoder(path, provider, threads, cuda_graphs=cuda_graphs)
+    n = threads or usable_processors()
+    if n == 1 or encoder.provider != PROVIDERS["cpu"] or path.stat().st_size > LARGEST_FILE:
+        return encoder, encoder.encode
+    return encoder, SideBySide(encoder, lambda: OnnxEncoder(path, "cpu", 1), n).encode
