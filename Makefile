@@ -81,7 +81,7 @@ coverage: install
 	$(PYTEST) --quiet --numprocesses 2 --dist worksteal tests/model_store tests/service \
 	  --cov --cov-report=term:skip-covered --cov-fail-under=95
 demo: .venv/.installed bundles/digits/CURRENT
-	@echo "Vouch is at http://127.0.0.1:$(VOUCH_PORT)/ once it says it runs; Ctrl+C ends it."
+	@echo "Vouch is at http://127.0.0.1:$(VOUCH_PORT)/ once its startup is complete; Ctrl+C ends it."
 	VOUCH_FEEDBACK=$${VOUCH_FEEDBACK-build/feedback.sqlite3} $(BIN)/vouch-serve --bundle bundles/digits
 
 lint: install

@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     doors = _doors(settings)
     shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
     scheme = "http" if settings.tls_cert is None else "https"
-    fields = {"url": f"{scheme}://{shown_host}:{settings.port}/", "callers": access.summary}
+    url = f"{scheme}://{shown_host}:{doors[0].getsockname()[1]}/"  # of port 0, the one it got
+    fields = {"url": url, "callers": access.summary}
     logger.info("serving", extra={"fields": fields})
     # Uvicorn drains, then sends itself the signal again: ended as asked, that is success.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

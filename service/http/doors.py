@@ -36,7 +36,7 @@ _GOLDEN = 0x9E3779B1
 
 
 def open_doors(host: str, port: int) -> list[socket.socket]:
-    """Bind the sockets that a server is to listen on, in this order.
+    """Bind the sockets that a server is to listen on, in this order; one listens already.
 
     Raises
     ------
@@ -46,7 +46,9 @@ def open_doors(host: str, port: int) -> list[socket.socket]:
     doors: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(found):
-            doors += _doors_of(socket.AddressFamily(family), address)
+            opened = _doors_of(socket.AddressFamily(family), address)
+            doors += opened
+            opened[0].listen()  # from now on another service is refused the address
     except OSError:
         _close(doors)
         raise

@@ -71,10 +71,12 @@ def test_an_ipv6_network_is_one_client() -> None:
         assert door_of("::1", opened, 5) == door_of("::1", opened)
 
 
-def test_an_address_that_is_taken_is_refused(listening: list[socket.socket]) -> None:
+def test_an_address_that_is_taken_is_refused() -> None:
     """Two services would share what comes, and nobody would notice."""
-    with pytest.raises(OSError, match=os.strerror(errno.EADDRINUSE)):
-        open_doors(*listening[0].getsockname()[:2])
+    with ExitStack() as stack:
+        opened = [stack.enter_context(door) for door in open_doors("127.0.0.1", 0)]
+        with pytest.raises(OSError, match=os.strerror(errno.EADDRINUSE)):
+            open_doors(*opened[0].getsockname()[:2])
 
 
 def test_where_the_kernel_cannot_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
