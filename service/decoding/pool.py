@@ -29,9 +29,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger("service")
 
-PATIENCE_S = 0.1
-"""After which an image takes long; most photographs take a few milliseconds."""
-
 RETRY_S = 1.0
 """After which a decoder that did not start is started again."""
 
@@ -48,7 +45,6 @@ class DecoderPool:
       short of memory) is not held against the image, which goes to another decoder, once.
     - A request that is cancelled gives up its place at once; a decoder already at work for it
       finishes first, within the budget, because that is cheaper than a new process.
-    - An image that takes long is decoded with what all others leave of the processors.
 
     Parameters
     ----------
@@ -147,7 +143,7 @@ class DecoderPool:
         decoder = await self._take()
         try:
             async with asyncio.timeout(self._budget.clock_s):
-                reply = await _answer_of(decoder, request, data)
+                reply = await decoder.ask(request, data)
                 outcome = read_reply(reply, decoder.pictures, preprocessing)
         except TimeoutError:
             await self._replace(decoder, who)
@@ -238,12 +234,3 @@ class DecoderPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(decoder.end() for decoder in self._decoders))
         self._decoders.clear()
-
-
-async def _answer_of(decoder: DecoderProcess, request: bytes, data: bytes) -> bytes:
-    """Ask a decoder; one that takes long gives way to all others."""
-    patience = asyncio.get_running_loop().call_later(PATIENCE_S, decoder.give_way)
-    try:
-        return await decoder.ask(request, data)
-    finally:
-        patience.cancel()

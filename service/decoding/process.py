@@ -7,8 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 from service.decoding.worker import PREFIX
 from service.processes.memory import malloc_environment
@@ -20,10 +18,6 @@ _MAX_HEADER = 2**21
 """Bytes; a preview of pure noise takes 1,060,000 in it, a thumbnail 27,000."""
 
 _AT_ONCE = 2**16
-
-
-NICE_OF_LONG = 15
-"""Priority of what takes long: others have 28 times its share of a processor (`nice 0`)."""
 
 
 class DecoderProcess:
@@ -62,16 +56,6 @@ class DecoderProcess:
     def is_alive(self) -> bool:
         """True while the process runs."""
         return self._process.poll() is None
-
-    def give_way(self) -> None:
-        """Have the image that is decoded compute with what others leave, where Linux can.
-
-        It has a thread of its own, which ends with it: nobody may raise a priority again.
-        """
-        with suppress(OSError):  # it has just ended, or this is not Linux
-            for thread in Path(f"/proc/{self.pid}/task").iterdir():
-                if thread.name != str(self.pid):
-                    os.setpriority(os.PRIO_PROCESS, int(thread.name), NICE_OF_LONG)
 
     async def ask(self, header: bytes, data: bytes) -> bytes:
         """Send one message and wait for its answer.
@@ -126,8 +110,5 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ} | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OPENBLAS_NUM_THREADS": "1",  # its threads would only map memory
-        # A thread of a process that has registered a restartable sequence cannot be without one.
-        "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
-        "MALLOC_ARENA_MAX": "1",  # it decodes one image at a time, each on a thread of its own
         **malloc_environment(),  # or decoding at 224 px takes 1.6 ms in place of 0.8
     }

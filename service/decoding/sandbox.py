@@ -30,7 +30,7 @@ _COMPUTING = (
     *("mmap", "munmap", "mprotect", "mremap", "brk", "madvise", "futex", "sched_yield"),
     *("rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sigaltstack", "setitimer", "getitimer"),
     *("clock_gettime", "clock_nanosleep", "nanosleep", "gettimeofday", "getrandom"),
-    *("getpid", "gettid", "getrusage", "getpriority", "sched_getaffinity", "poll", "ppoll"),
+    *("getpid", "gettid", "getrusage", "sched_getaffinity", "poll", "ppoll"),
     *("exit", "exit_group", "restart_syscall"),
 )
 """Nothing of it opens, connects, or names another process; `newfstatat` says of a file that it is

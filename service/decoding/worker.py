@@ -17,7 +17,6 @@ import socket
 import struct
 import sys
 from base64 import b64encode
-from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from typing import Any
 
@@ -63,24 +62,12 @@ def main() -> None:
     with spending(budget):  # which opens what it reads
         pass
     _send(channel, {"sandbox": sandbox.enter(fields["sandbox"])})
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
-    thread = ThreadPoolExecutor(1)
     while True:
         fields, data = _receive(channel)
-        fields, picture, priority = thread.submit(_on_thread, budget, data, fields, limits).result()
+        fields, picture = _within(budget, data, fields, limits)
         if picture is not None:
             pictures.write(picture)
         _send(channel, fields)
-        if priority != usual:  # the service has lowered it, and nobody may raise it again
-            thread.shutdown()
-            thread = ThreadPoolExecutor(1)
-
-
-def _on_thread(
-    budget: DecodingBudget, data: bytes, options: dict[str, Any], limits: ImageLimits
-) -> tuple[dict[str, Any], NDArray[np.uint8] | None, int]:
-    """Return what `_within` does, and the priority that this thread has then."""
-    return *_within(budget, data, options, limits), os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def _within(

@@ -58,7 +58,6 @@ def malloc_environment() -> dict[str, str]:
     return {
         "MALLOC_MMAP_THRESHOLD_": str(KEPT_BLOCK_BYTES),
         "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
-        "MALLOC_ARENA_MAX": "1",  # the settings above are of the first; its threads take turns
     }
 
 

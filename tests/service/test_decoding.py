@@ -32,7 +32,7 @@ from model_store.images.budget import DecodingBudget
 from model_store.images.quality import quality_measures
 from service.decoding.decoder import Prepared
 from service.decoding.pool import DecoderPool
-from service.decoding.process import NICE_OF_LONG, DecoderProcess
+from service.decoding.process import DecoderProcess
 from tests.support.hostile_images import contrived
 from tests.support.image_files import encoded, picture, png, seeds, slow_png
 
@@ -79,12 +79,6 @@ def ticks(pid: int) -> int:
     """How long a process has computed, in hundredths of a second."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return int(stat[11])
-
-
-def priorities(pid: int) -> list[int]:
-    """The priorities of the threads of a process."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sorted(os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in threads)
 
 
 async def one_at_work(pool: DecoderPool) -> int:
@@ -363,24 +357,6 @@ async def test_files_made_to_hurt_are_decoded_or_refused() -> None:
         assert outcomes[name] is UnsupportedImage, name
     for name in ("GIF of 900 frames", "PNG with EXIF of zeros", "JPEG of 1 × 65500"):
         assert outcomes[name] is Prepared, name
-
-
-@linux
-async def test_an_image_that_takes_long_gives_way_and_the_next_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("service.decoding.pool.PATIENCE_S", 0.01)
-    async with DecoderPool(1) as pool:
-        [usual] = priorities(pool.pids[0])
-        slow = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
-        await until(lambda: priorities(pool.pids[0]) == [usual, NICE_OF_LONG])
-        assert_equal(await slow, decoded_here(SLOW))
-        assert priorities(pool.pids[0]) == [usual]
-        monkeypatch.setattr("service.decoding.pool.PATIENCE_S", 60)
-        slow = asyncio.create_task(pool.decode(SLOW, PREPROCESSING))
-        await until(lambda: priorities(pool.pids[0]) == [usual, usual])
-        await slow
-        assert pool.n_lost == 0
 
 
 async def test_a_cancelled_request_frees_its_place() -> None:

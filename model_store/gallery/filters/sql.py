@@ -273,10 +273,9 @@ def _as_read(value: Scalar) -> Scalar:
         return value
     if not hasattr(_readers, "connection"):
         _readers.connection = sqlite3.connect(":memory:")
-    read: float = _readers.connection.execute(f"SELECT {_NUMBER}", [json.dumps(value)]).fetchone()[
-        0
-    ]
-    return read
+    found = _readers.connection.execute(f"SELECT {_NUMBER}", [json.dumps(value)])
+    [read] = found.fetchone()
+    return float(read)
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:
