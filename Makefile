@@ -18,7 +18,7 @@ SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 help:
 	@echo "make demo      install, build the demo bundle, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
-	@echo "make check     install, lint, run the tests that take less than a second each; a minute"
+	@echo "make check     install, lint, run the tests that take less than a second each; 75 seconds"
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make coverage  branch coverage of model_store and service by their own tests; at least 95 %"
 	@echo "make bench     measure, and write build/bench.json"
