@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,8 +38,10 @@ from model_store.gallery import (
     write_milvus_gallery,
 )
 from model_store.gallery.index.plan import IndexKind
+from model_store.gallery.index.recall import FETCHED
+from model_store.gallery.milvus import gallery as milvus_gallery
 from model_store.gallery.milvus.collection import MILVUS_FILE, Collection, MilvusDescription
-from model_store.gallery.milvus.entities import write_entity
+from model_store.gallery.milvus.entities import ENTITY_FIELDS, write_entity
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import upserts
 from tests.support.milvus import a_milvus
@@ -131,6 +135,65 @@ def test_a_mask_that_is_made_of_others_is_kept_to(milvus: str, tmp_path: Path) -
     rows = gallery.candidates(query, 60, MaskedRows(rest)).rows[0]
     assert set(rows) == set(np.flatnonzero(rest))
     gallery.close()
+
+
+class TestRequests:
+    """One search is one request where its items are new, and where they are all remembered."""
+
+    @pytest.fixture
+    def gallery(self, milvus: str, tmp_path: Path) -> Iterator[MilvusGallery]:
+        with closing(
+            written(tmp_path, milvus, random_embeddings(40, 6, seed=3), new_items(40))
+        ) as opened:
+            assert opened.n_items == 40  # counted once
+            yield opened
+
+    @pytest.fixture
+    def asked(self, gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+        """Fields that Milvus is asked for, request by request."""
+        fields: list[Sequence[str]] = []
+        read = gallery.collection.read
+
+        def counted(call: str, since: int, **options: Any) -> Any:
+            fields.append(options["output_fields"])
+            return read(call, since, **options)
+
+        monkeypatch.setattr(gallery.collection, "read", counted)
+        return fields
+
+    def test_what_is_found_comes_with_the_rows(
+        self, gallery: MilvusGallery, asked: list[Sequence[str]]
+    ) -> None:
+        query = gallery.directions(np.arange(1))
+        del asked[:]
+        found = gallery.candidates(query, 10).rows[0]
+        assert gallery.items(found)[0].id == gallery.items(np.array([0]))[0].id
+        assert asked == [["row", *ENTITY_FIELDS]]
+
+    def test_what_is_remembered_is_not_asked_for_again(
+        self, gallery: MilvusGallery, asked: list[Sequence[str]]
+    ) -> None:
+        query = gallery.directions(np.arange(1))
+        first = gallery.candidates(query, 10)
+        for _ in range(20):
+            found = gallery.candidates(query, 10)
+        del asked[:]
+        again = gallery.candidates(query, 10)
+        assert asked == [["row"]]
+        for one in (found, again):
+            np.testing.assert_array_equal(one.rows, first.rows)
+            np.testing.assert_array_equal(one.similarities, first.similarities)
+
+    def test_an_answer_of_very_many_is_not_read_at_once(
+        self, gallery: MilvusGallery, asked: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        queries = gallery.directions(np.arange(4))
+        by_itself = gallery.candidates(queries[3:], 10)
+        monkeypatch.setattr(milvus_gallery, "READ_AT_ONCE", 3 * (FETCHED + milvus_gallery.MARGIN))
+        del asked[:]
+        found = gallery.candidates(queries, 10)
+        assert asked[0] == ["row"]
+        np.testing.assert_array_equal(found.rows[3:], by_itself.rows)
 
 
 def test_writing_the_same_again_leaves_what_is_there(milvus: str, tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ SCHEMA = "3"
 COMPLETE = "complete"
 """The mark of a collection that was written to its end."""
 
+MOST_EFFORT = 8
+"""By which the effort of a search grows at most where a filter lets little through: where it lets
+still less through, Milvus compares all of it."""
+
 EVENTUALLY = 1
 """The time in Milvus that is always reached: a read that asks for it waits for nothing."""
 
@@ -110,6 +114,17 @@ class MilvusDescription:
         """The index and how it is searched, in Milvus's words."""
         parameters = [f"{name}={value}" for name, value in self.index["parameters"].items()]
         return ",".join([f"Milvus {self.index['type']}", *parameters])
+
+    def effort(self, limit: int, share: float) -> dict[str, int]:
+        """Parameters of a search for ``limit`` items among a ``share`` of all.
+
+        The less a filter lets through, the further it looks.
+        """
+        more = min(1 / share, MOST_EFFORT)
+        parameters = {name: int(value * more) for name, value in self.index["parameters"].items()}
+        if "ef" in parameters:
+            parameters["ef"] = max(parameters["ef"], limit)
+        return parameters
 
     def save(self, directory: Path) -> None:
         """Write to ``directory``."""

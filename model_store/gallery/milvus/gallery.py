@@ -27,13 +27,21 @@ from model_store.gallery.index.recall import FETCHED
 from model_store.gallery.index.search import EXACT_ROWS
 from model_store.gallery.milvus.cache import EntityCache
 from model_store.gallery.milvus.collection import (
+    EVENTUALLY,
     NO_ACCESS,
     NOW,
     Collection,
     MilvusAccess,
     MilvusDescription,
 )
-from model_store.gallery.milvus.entities import ENTITY_FIELDS, Entity, read_entity, write_entity
+from model_store.gallery.milvus.entities import (
+    ENTITY_FIELDS,
+    Entity,
+    read_entity,
+    read_hits,
+    rows_of,
+    write_entity,
+)
 from model_store.gallery.milvus.filter import EVERYTHING, to_expression
 from model_store.gallery.milvus.log import Head
 from model_store.gallery.milvus.matching import MatchingRows
@@ -47,10 +55,6 @@ MARGIN = 16
 
 MOST_FOUND = 16_384
 """Items that Milvus finds at once."""
-
-MOST_EFFORT = 8
-"""By which the effort of a search grows at most where a filter lets little through: where it lets
-still less through, Milvus compares all of it."""
 
 _SEARCHED_AT_ONCE = 32
 """Queries."""
@@ -91,11 +95,14 @@ class MilvusGallery:
 
     @cached_property
     def head(self) -> Head:
-        """The current state; without a log, all that the collection holds, counted once."""
+        """The current state; without a log, all that the collection holds, counted once.
+
+        The count waits until all of it can be read, so that no search need wait again.
+        """
         n_built, end = self.described.n_items, self.by_number.end()
         n_new = self.by_number.count(f"row >= {n_built}", NOW) if end > n_built else 0
         n_left = self.by_number.count(f"row < {n_built}", NOW)
-        return Head(end - n_built, NOW, n_left + n_new, n_built - n_left + n_new, {})
+        return Head(end - n_built, EVENTUALLY, n_left + n_new, n_built - n_left + n_new, {})
 
     @property
     def version(self) -> int:
@@ -188,6 +195,8 @@ class MilvusGallery:
     def _hits(
         self, queries: NDArray[np.float32], limit: int, expression: str, share: float
     ) -> list[NDArray[np.int64]]:
+        """Rows near each of the queries; what they hold is read with them where most is new."""
+        whole = len(queries) * limit <= READ_AT_ONCE and not self._lately.mostly_knows
         found = []
         for start in range(0, len(queries), _SEARCHED_AT_ONCE):
             found += self.collection.read(
@@ -197,20 +206,15 @@ class MilvusGallery:
                 anns_field="direction",
                 filter=expression,
                 limit=limit,
-                output_fields=["row"],  # before 2.4 a hit does not name its primary key
-                search_params={"metric_type": "IP", "params": self._effort(limit, share)},
+                # Before 2.4 a hit does not name its primary key.
+                output_fields=["row", *ENTITY_FIELDS] if whole else ["row"],
+                search_params={"metric_type": "IP", "params": self.described.effort(limit, share)},
             )
-        return [np.array([hit["row"] for hit in hits], dtype=np.int64) for hits in found]
-
-    def _effort(self, limit: int, share: float) -> dict[str, int]:
-        """Parameters of a search; the less a filter lets through, the further it looks."""
-        more = min(1 / share, MOST_EFFORT)
-        parameters = {
-            name: int(value * more) for name, value in self.described.index["parameters"].items()
-        }
-        if "ef" in parameters:
-            parameters["ef"] = max(parameters["ef"], limit)
-        return parameters
+        for hits in found:
+            self._lately.observe(rows_of(hits))
+            if whole:
+                self._lately.remember(read_hits(hits))
+        return [np.array(rows_of(hits), dtype=np.int64) for hits in found]
 
     def _is_current(self, row: int) -> bool:
         replaced = self.head.hidden.get(row)
