@@ -50,7 +50,7 @@ class ItemsWriter:
     def __init__(self, path: Path, encoder_fingerprint: str, n_changed: int = 0) -> None:
         self.fields = FieldsSeen()
         self._connection = sqlite3.connect(path)
-        self._connection.executescript(_SCHEMA)
+        self._connection.executescript(f"BEGIN; {_SCHEMA}")  # ended when all is written
         self._seen: dict[str | None, int] = {}
         self._codes = array("i")  # by when a label was seen first
         self._connection.execute("INSERT INTO meta VALUES ('encoder', ?)", (encoder_fingerprint,))

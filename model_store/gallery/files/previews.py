@@ -29,7 +29,7 @@ class PreviewsWriter:
 
     def __init__(self, path: Path, side: int) -> None:
         self._connection = sqlite3.connect(path)
-        self._connection.executescript(_SCHEMA)
+        self._connection.executescript(f"BEGIN; {_SCHEMA}")  # ended when all is written
         self._connection.execute("INSERT INTO meta VALUES (?)", (side,))
         self._n_rows = 0
 
