@@ -18,6 +18,8 @@ from model_store.gallery.index.row_blocks import rows_at
 
 N, DIM = 3_000, 16
 
+LEARNS_LONG = pytest.param("ivf_pq", marks=pytest.mark.slow)
+
 
 def directions(n: int = N, dim: int = DIM) -> NDArray[np.float32]:
     rows = np.random.default_rng(0).standard_normal((n, dim), dtype=np.float32)
@@ -76,7 +78,7 @@ def mapped_kib() -> int:
     return int(status.partition("RssFile:")[2].split()[0])
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf_sq8", "ivf_pq"])
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf_sq8", LEARNS_LONG])
 def test_an_index_of_blocks_is_the_index_of_all(
     mapped: NDArray[np.float32], kind: IndexKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +136,7 @@ class TestVeryManyLists:
     def _few_are_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(many_lists, "LEAST_LISTS", 64)
 
-    @pytest.mark.parametrize("kind", ["ivf_sq8", "ivf_pq"])
+    @pytest.mark.parametrize("kind", ["ivf_sq8", LEARNS_LONG])
     def test_nearly_as_much_is_found_and_the_same_bytes_are_made(
         self, mapped: NDArray[np.float32], kind: IndexKind, monkeypatch: pytest.MonkeyPatch
     ) -> None:

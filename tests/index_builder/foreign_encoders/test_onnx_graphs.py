@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,12 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 
 from index_builder.foreign_encoders.bundle import WrittenEncoder, write_encoder
 from index_builder.foreign_encoders.choices import Pooling
 from index_builder.foreign_encoders.doors import EncoderChoices, onnx_source
-from index_builder.foreign_encoders.parity import parity_images, prepared
+from index_builder.foreign_encoders.parity import ParityImage, prepared
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ConfigError, EncoderSourceError, OutputError, ParityError
 
@@ -98,12 +100,20 @@ def expected(images: NDArray[np.uint8]) -> NDArray[np.float64]:
     return found
 
 
+def noise(width: int, height: int) -> ParityImage:
+    """An image that no two pipelines make the same of by chance."""
+    pixels = np.random.default_rng([width, height]).integers(0, 256, (height, width, 3), np.uint8)
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return ParityImage(f"{width} × {height}", file.getvalue())
+
+
 def brought(graph: Path, **choices: object) -> tuple[WrittenEncoder, NDArray[np.uint8]]:
-    """Write an encoder of a graph; also some images as it takes them."""
+    """Write an encoder of a graph; also some small images as it takes them."""
     preprocess = graph.with_name("how.json")
     preprocess.write_text(OPEN_CLIP)
     given = EncoderChoices(preprocess=preprocess, **choices)  # type: ignore[arg-type]
-    images = parity_images(None)
+    images = [noise(width, height) for width, height in ((8, 8), (20, 11), (9, 31))]
     source = onnx_source(str(graph), given)
     written = write_encoder(graph.parent / "encoder", source, images)
     return written, prepared(images, source.input_format.preprocessing)

@@ -43,6 +43,8 @@ from tests.support.kept_worlds import (
 )
 from tests.support.narrowing import not_none
 
+pytestmark = pytest.mark.bundle
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import warnings
 import zlib
+from functools import cache
 
 import numpy as np
 import pytest
@@ -224,6 +225,7 @@ def test_small_thumbnails_are_lossless_and_large_ones_small() -> None:
     assert (media_type, max(decoded.width, decoded.height)) == ("image/jpeg", 160)
 
 
+@cache
 def photograph(width: int = 1200, height: int = 900) -> np.ndarray:
     """A picture with structure at every scale, as photographs have."""
     rows, columns = np.mgrid[0:height, 0:width]
