@@ -15,13 +15,15 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from urllib.request import urlopen
 
 from milvus_lite.server_manager import server_manager_instance
 from pymilvus import MilvusClient
+
+from model_store.gallery.milvus.collection import NO_ACCESS, Collection
 
 CHOSEN = os.environ.get("VOUCH_TEST_MILVUS", "")
 IS_REAL = bool(CHOSEN)
@@ -162,5 +164,6 @@ def _drop_collections(uri: str) -> None:
     client = MilvusClient(uri)
     for name in client.list_collections():
         if name.startswith("vouch_"):
-            client.drop_collection(name)
+            with closing(Collection(name, NO_ACCESS, uri)) as collection:
+                collection.drop()  # with its aliases, which Milvus would keep
     client.close()

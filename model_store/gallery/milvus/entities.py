@@ -50,7 +50,7 @@ def read_entity(found: Mapping[str, Any]) -> Entity:
 
 def rows_of(hits: Any) -> list[int]:  # noqa: ANN401 - pymilvus has no types
     """Rows of a search's hits, nearest first, without reading what else was asked of them."""
-    return [hits.get_raw_item(place)["row"] for place in range(len(hits))]
+    return [hits.get_raw_item(place)["entity"]["row"] for place in range(len(hits))]
 
 
 def read_hits(hits: Any) -> dict[int, Entity]:  # noqa: ANN401 - pymilvus has no types
@@ -68,11 +68,9 @@ def read_hits(hits: Any) -> dict[int, Entity]:  # noqa: ANN401 - pymilvus has no
     metadata = columns["metadata"].scalars.json_data.data[here]
     entities = {}
     for place, (direction, text) in enumerate(zip(directions[here], metadata, strict=True)):
-        hit = hits.get_raw_item(place)
-        found = {name: hit[name] for name in ("id", "label", "labelled", "dispersion")}
-        entities[hit["row"]] = read_entity(
-            {**found, "direction": direction, "metadata": json.loads(text)}
-        )
+        found = hits.get_raw_item(place)["entity"]  # before 2.4 the hit's own "id" is its row
+        whole = {**found, "direction": direction, "metadata": json.loads(text)}
+        entities[found["row"]] = read_entity(whole)
     return entities
 
 
