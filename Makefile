@@ -219,7 +219,8 @@ bundles/digits/CURRENT: | .venv/.installed
 # The page is tested in a real browser: the system's Chromium, or one that Playwright downloads.
 # Without either those tests say that they were skipped.
 .venv/.browser: .venv/.installed-dev
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
-	  || command -v google-chrome >/dev/null || $(BIN)/playwright install chromium \
+	@command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null \
+	  || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	  || $(BIN)/playwright install --only-shell chromium \
 	  || echo "no browser could be installed: the page's tests will be skipped"
 	@touch $@

@@ -13,7 +13,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 from playwright.sync_api import Browser, FilePayload, Page, sync_playwright
 
 from index_builder.datasets.digits import digits
-from tests.end_to_end.browsers import launched
+from tests.end_to_end.browsers import WHOLE, installed, launched
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import FILES, Shown
 from tests.end_to_end.test_page_browsing import N_ITEMS, items
@@ -183,7 +182,7 @@ def lighthouse(address: str, place: str, *options: str) -> dict[str, float | Non
     little of a machine that is busy or slow (below 1,000 or so).
     """
     names = {f"lighthouse_{place}_{name.replace('-', '_')}": name for name in CATEGORIES}
-    chromium = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    chromium = installed(WHOLE)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [
@@ -212,7 +211,7 @@ def main(bundles: Path, out: Path = Path("build")) -> None:
         ) as service,
     ):
         address = str(service.http.base_url)
-        browser = launched(playwright)
+        browser = launched(playwright, names=WHOLE)  # as people see the page
         numbers: dict[str, float | None] = {
             "first_paint_ms": first_paint_ms(browser, address),
             "script_kb": script_kb(service),

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from model_store.bundles.directory import activate
-from tests.end_to_end.processes import Service
+from tests.end_to_end.processes import Service, wait_until
 from tests.end_to_end.shown_page import ANSWER, GALLERY, PICTURE, REPORT, Shown, result
 
 pytestmark = pytest.mark.browser
@@ -358,7 +358,11 @@ def test_decisions_reach_the_service_and_new_items_its_gallery(
             page.keyboard.press("u")
         expect(page.get_by_test_id("look-status")).to_contain_text("Taken back")
         assert service.http.get(item).status_code == 404
-        kept = service.http.get("/v1/galleries/digits/feedback").json()["decisions"]
-        holds = [(one["decision"], one["undone_at"] is None) for one in kept]
-        assert holds == [("this_item", False), ("new", False), ("this_item", True)]
+        expected = [("this_item", False), ("new", False), ("this_item", True)]
+
+        def holds() -> list[tuple[str, bool]]:
+            kept = service.http.get("/v1/galleries/digits/feedback").json()["decisions"]
+            return [(one["decision"], one["undone_at"] is None) for one in kept]
+
+        wait_until(lambda: holds() == expected)  # the page does not wait for each answer
         page.close()

@@ -10,7 +10,6 @@ the calibration that the service reports.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from PIL import Image
 from playwright.sync_api import ViewportSize, sync_playwright
 
 from index_builder.metrics.charts import HEIGHT, LEFT, UNIT, WIDTH
+from tests.end_to_end.browsers import launched
 from tests.end_to_end.processes import Service
 
 SIZE: ViewportSize = {"width": 1080, "height": 760}
@@ -29,10 +29,7 @@ SIZE: ViewportSize = {"width": 1080, "height": 760}
 def picture_page(service: Service, path: Path) -> None:
     """Save the page after the search for the first sample, with few colours."""
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
-        installed = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-        browser = playwright.chromium.launch(
-            executable_path=next(filter(None, installed), None), args=["--no-sandbox"]
-        )
+        browser = launched(playwright)
         page = browser.new_page(viewport=SIZE, color_scheme="light")
         page.goto(str(service.http.base_url))
         page.get_by_test_id("sample").first.click()

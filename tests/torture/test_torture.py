@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Error
 
+from tests.end_to_end.browsers import installed
 from tests.torture import health, memory, rebinding
 from tests.torture.attackers import ATTACKERS
 from tests.torture.outcome import Place
@@ -73,7 +73,7 @@ class TestAPageOfAnotherHost:
 
     @pytest.fixture(autouse=True)
     def _browser(self) -> None:
-        if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        if installed() is None:
             pytest.skip("no browser is installed here")
 
     def test_gets_nothing(self, place: Place) -> None:
