@@ -27,7 +27,8 @@ from model_store.decision import (
     VennAbers,
     decide,
 )
-from model_store.decision.verdict import Assessment, _verdict
+from model_store.decision.calibration import UNKNOWN_CLASS
+from model_store.decision.verdict import Assessment, _level, _verdict
 from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch, UnknownSource
 from model_store.predictive import Predictive
@@ -212,6 +213,40 @@ def test_percentile_and_level() -> None:
         for value in (0.05, 0.75, 0.95)
     ]
     assert levels == ["low", "medium", "high"]
+
+
+@pytest.mark.parametrize(
+    ("percentile", "level"),
+    [(0, "low"), (50, "low"), (50.1, "medium"), (90, "medium"), (90.1, "high"), (100, "high")],
+)
+def test_half_of_the_ordinary_queries_are_low_and_the_last_tenth_is_high(
+    percentile: float, level: str
+) -> None:
+    assert _level(percentile) == level
+
+
+def test_promises_are_kept_for_the_shares_that_were_asked_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any caller may ask for any share, and what is promised of each takes a while to compute."""
+    monkeypatch.setattr("model_store.decision.calibration._MOST_PROMISES", 2)
+    fitted = calibration()
+    first, second = fitted.promises(0.1), fitted.promises(0.2)
+    assert fitted.promises(0.1) is first
+    assert fitted.promises() is fitted.promises(fitted.default_share)
+    assert fitted.promises(0.2) is second
+    assert fitted.promises(0.1) is not first
+    assert len(fitted._promises) == 2
+
+
+def test_labels_that_came_later_are_of_no_known_class() -> None:
+    fitted = calibration()  # of three labels
+    np.testing.assert_array_equal(
+        fitted.known_classes(np.array([0, 2, 3, -1], dtype=np.int32)),
+        [2, 2, UNKNOWN_CLASS, UNKNOWN_CLASS],
+    )
+    np.testing.assert_array_equal(fitted.classes_of(np.array([0, 3], dtype=np.int32)), [2, 0])
+    assert [fitted.n_new_labels(n) for n in (2, 3, 4)] == [0, 0, 1]
 
 
 @pytest.mark.slow
