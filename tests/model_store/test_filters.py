@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from model_store.errors import InvalidFilter
 from model_store.gallery import NewItem, parse_filter, read_filter
 from model_store.gallery.files import fields
-from model_store.gallery.files.fields import LEARNED_BYTES, write_fields
+from model_store.gallery.files.fields import LEARNED_BYTES, MOST_FIELDS, FieldsSeen, write_fields
 from model_store.gallery.files.items import Items, ItemsWriter
 from model_store.gallery.filters.grammar import MAX_BYTES, MAX_CONDITIONS, MAX_DEPTH
-from model_store.gallery.filters.sql import as_stored
+from model_store.gallery.filters.sql import as_stored, metadata_json
 from model_store.verdicts import IndexedBy
 from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
 
@@ -183,3 +183,65 @@ def test_rows_of_a_filter_are_looked_for_once_and_not_for_writing(
     assert items.matching(parse_filter({"label": "shoe"})) is first
     with pytest.raises(ValueError, match="read-only"):
         first.mask()[0] = False
+
+
+def without_what_json_lacks(value: Any) -> Any:
+    """Metadata as a filter finds it; what is no number at all is nothing."""
+    match value:
+        case dict():
+            return {key: without_what_json_lacks(part) for key, part in value.items()}
+        case list():
+            return [without_what_json_lacks(part) for part in value]
+        case float() if math.isnan(value) or math.isinf(value):
+            return None
+    return value
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats() | st.text("aé\ud800", max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.text("ab"), ANY_JSON, max_size=3))
+def test_metadata_is_kept_as_json_whatever_it_holds(metadata: dict[str, Any]) -> None:
+    text = metadata_json(metadata)
+    assert json.loads(text) == without_what_json_lacks(metadata)
+    assert metadata_json(dict(reversed(metadata.items()))) == text, "whatever came first"
+    text.encode()
+
+
+def test_metadata_is_kept_in_the_letters_that_it_has() -> None:
+    """As SQLite compares them; half a surrogate pair, which has no bytes, by its number."""
+    assert metadata_json({"b": (1, math.nan), "a": "é"}) == '{"a": "é", "b": [1, null]}'
+    assert metadata_json({"a": "\ud800"}) == '{"a": "\\ud800"}'
+
+
+def worth_indexing(*items: dict[str, Any]) -> list[str]:
+    seen = FieldsSeen()
+    for metadata in items:
+        seen.add(metadata)
+    return [field.name for field in seen.worth_indexing()]
+
+
+def test_the_fields_of_most_items_are_worth_an_index_those_of_little_text_first() -> None:
+    """Text takes room, of which there is only so much: what comes last may find none left."""
+    story = {"story": "long, long ago"}
+    assert worth_indexing(story | {"b": 1}, story | {"a": ["x", "yz"]}, {"b": 2, "a": "z"}) == [
+        "b",
+        "a",
+        "story",
+    ]
+    assert worth_indexing({"b": 1, "a": 1, "in": {"it": {"c": None}}}) == ["a", "b", "in.it.c"]
+    assert worth_indexing({"": 1, "a": {"": 1}}) == [], "no filter can name them"
+    rare = {f"rare{n}": 1 for n in range(MOST_FIELDS)}
+    found = worth_indexing(rare | {"often": "x" * 99}, {"often": "x"})
+    assert len(found) == MOST_FIELDS
+    assert found[-1] == "often"
+
+
+def test_of_more_fields_than_anybody_names_the_first_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fields, "_MOST_SEEN", 2)
+    assert worth_indexing({"c": 1}, {"b": 1}, {"a": 1, "c": 1}) == ["b", "c"]
