@@ -480,6 +480,47 @@ def test_a_source_must_be_known() -> None:
         decide(calibration(), query(), found(0.9), replace(TERMS, source="phone"))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"encoder_fingerprint": "another"},
+        {"search": {"index": "another"}},
+        {"n_queries": 10},
+        {"assumed_absent": 0.06},
+    ],
+)
+def test_probabilities_of_another_fit_are_known_as_such(change: dict[str, Any]) -> None:
+    fitted = calibration()
+    assert replace(fitted, **change).match_fingerprint() != fitted.match_fingerprint()
+
+
+def test_probabilities_are_those_of_the_fit_whatever_is_promised_of_them() -> None:
+    one = replace(calibration(), search={"a": 1, "b": 2})
+    other = replace(one, search={"b": 2, "a": 1}, max_error=0.2, expected_absent=0.3)
+    assert other.match_fingerprint() == one.match_fingerprint()
+
+
+def test_outlier_scores_are_known_by_all_that_makes_them() -> None:
+    """A row that goes from one array to the next leaves the bytes of both together as they are."""
+    fitted = calibration()
+    known = {fitted.outlier_fingerprint(), replace(fitted, max_error=0.2).outlier_fingerprint()}
+    assert len(known) == 1
+    detector = fitted.detector
+    moved = replace(
+        detector,
+        references=detector.references[:-1],
+        label_means=np.concatenate([detector.references[-1:], detector.label_means]),
+    )
+    others = [
+        replace(fitted, detector=moved),
+        replace(fitted, detector=replace(detector, residual_variance=0.6)),
+        replace(fitted, detector=replace(detector, centre=detector.centre + 1)),
+        replace(fitted, fusion=replace(fitted.fusion, weights=np.array([0.6, 0.1, 0.1, 0.1, 0.1]))),
+    ]
+    known |= {other.outlier_fingerprint() for other in others}
+    assert len(known) == 1 + len(others)
+
+
 def test_no_calibration_in_the_directory_is_none(tmp_path: Path) -> None:
     assert Calibration.load(tmp_path) is None
 
