@@ -80,15 +80,18 @@ def test_a_model_whose_parts_do_not_go_together_is_refused(changes: dict[str, np
         replace(model, **changes)  # type: ignore[arg-type] # of whatever field
 
 
-def test_similarities_to_label_means_one_by_one() -> None:
+@pytest.mark.parametrize(
+    "codes", [[2, -1, 0, 2, -1, 3], [2, 1, 0, 2, 3, 3], [0, 1, 4, 2, 3, 0], [0, 1, 9, 2, -1, 4]]
+)
+def test_similarities_to_label_means_one_by_one(codes: list[int]) -> None:
+    """Of four labels: the fifth and the tenth came after the means were taken."""
     generator = np.random.default_rng(0)
     means = generator.standard_normal((4, 6)).astype(np.float32)
     direction = generator.standard_normal(6).astype(np.float32)
-    codes = np.array([2, -1, 0, 2, -1, 3], dtype=np.int32)
     own = generator.uniform(size=6)
-    got = LabelMeans(means).similarities(direction, codes, own)
+    got = LabelMeans(means).similarities(direction, np.array(codes, dtype=np.int32), own)
     for value, code, itself in zip(got, codes, own, strict=True):
-        expected = itself if code < 0 else float(means[code] @ direction)
+        expected = float(means[code] @ direction) if 0 <= code < 4 else itself
         assert value == pytest.approx(expected, rel=1e-5)
     none = np.full(6, -1, dtype=np.int32)
     np.testing.assert_array_equal(LabelMeans(means[:0]).similarities(direction, none, own), own)
