@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -38,6 +40,16 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         raise
     flush(path.parent)
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """Return ``content`` as the JSON of a file, one entry a line.
+
+    The same content has the same text, in whatever order it was made: bundles are named by their
+    bytes. NaN and infinity, which JSON does not have, are a ValueError.
+    """
+    text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return text + "\n"
 
 
 def lock_between_processes(path: Path) -> FileLock:

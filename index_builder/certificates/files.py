@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from index_builder.certificates.page import page
 from index_builder.certificates.signing import signature
 from model_store.errors import CertificateError
+from model_store.files import json_text
 
 CERTIFICATE_FILE = "certificate.json"
 PAGE_FILE = "certificate.html"
@@ -43,10 +44,7 @@ class Certificate(BaseModel):
 
     def to_bytes(self) -> bytes:
         """Return the bytes of the file."""
-        text = json.dumps(
-            self.model_dump(), sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False
-        )
-        return (text + "\n").encode()
+        return json_text(self.model_dump()).encode()
 
 
 def write_certificate(

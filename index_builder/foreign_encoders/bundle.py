@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -42,7 +41,7 @@ from index_builder.output import writing
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import EncoderSourceError, OutputError
-from model_store.files import PARTIAL
+from model_store.files import PARTIAL, json_text
 
 CARD_FILE = "encoder.json"
 CARD_FORMAT = "vouch-encoder/1"
@@ -194,4 +193,4 @@ def _card(
         "precision_cost": None if cost is None else asdict(cost),
         "text": None if text is None else asdict(text),
     }
-    return json.dumps(card, indent=1, sort_keys=True) + "\n"
+    return json_text(card)

@@ -14,7 +14,7 @@ from index_builder.indexing.blocks import Failure
 from index_builder.indexing.holding_out import held_out
 from index_builder.indexing.workdir import Work
 from model_store.errors import UnsupportedImage
-from model_store.files import replacing
+from model_store.files import json_text, replacing
 from model_store.images import FORMATS
 
 _NOT_READ = f"By its name it is an image of another format; {', '.join(FORMATS)} are read."
@@ -77,9 +77,8 @@ def write_held_out(work: Work) -> int:
 
 def write_summary(work: Work, summary: Mapping[str, Any]) -> None:
     """Write what the run is of, and how it stands; whole or as it was."""
-    text = json.dumps(summary, indent=1, sort_keys=True, allow_nan=False)
     with replacing(work.summary) as partial:
-        partial.write_text(text + "\n", encoding="utf-8")
+        partial.write_text(json_text(summary), encoding="utf-8")
 
 
 def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:

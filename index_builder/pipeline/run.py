@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from model_store.errors import StepNotReady
+from model_store.files import json_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,5 +101,4 @@ class Run:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write ``content`` for people and programs alike."""
-    text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(json_text(content), encoding="utf-8")

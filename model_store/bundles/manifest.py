@@ -33,6 +33,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from model_store.errors import BundleMismatch, BundleTampered
+from model_store.files import json_text
 from model_store.processors import usable_processors
 
 SCHEMA_VERSION = 8
@@ -216,5 +217,4 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 def _canonical(value: Mapping[str, Any]) -> bytes:
-    text = json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
-    return (text + "\n").encode()
+    return json_text(value).encode()

@@ -27,6 +27,7 @@ from model_store.decision.signals import SIGNALS
 from model_store.decision.venn_abers import VennAbers
 from model_store.encoder.contract import Embeddings, QueryKind
 from model_store.errors import BundleMismatch, UnknownSource
+from model_store.files import json_text
 from model_store.verdicts import Order
 
 CALIBRATION_FILE = "calibration.json"
@@ -258,8 +259,7 @@ class Calibration:
                 arrays[name] = value
             else:
                 scalars[name] = dict(value) if isinstance(value, Mapping) else value
-        text = json.dumps(scalars, indent=1, sort_keys=True, allow_nan=False)
-        (directory / numbers_file).write_text(text + "\n", encoding="utf-8")
+        (directory / numbers_file).write_text(json_text(scalars), encoding="utf-8")
         np.savez(directory / arrays_file, **arrays)  # type: ignore[arg-type] # numpy's stub
 
     @classmethod

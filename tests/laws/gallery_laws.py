@@ -132,3 +132,35 @@ class GalleryLaws:
             gallery.thumbnail("no-such-item")
         with pytest.raises(ItemNotFound, match="no-such-item"):
             gallery.row("no-such-item")
+        with pytest.raises(ItemNotFound, match="no-such-item"):
+            gallery.preview("no-such-item")
+
+    @pytest.mark.parametrize("limit", [1, 4, 10, 11])
+    def test_pages_are_all_items_by_id_each_once(self, build: BuildGallery, limit: int) -> None:
+        gallery = build(random_embeddings(10, 4, seed=10), new_items(10))
+        pages: list[list[str]] = []
+        rows = gallery.page(None, limit)
+        while rows.size and len(pages) < 10:
+            pages.append([item.id for item in gallery.items(rows)])
+            rows = gallery.page(int(rows[-1]), limit)
+        assert [item_id for page in pages for item_id in page] == sorted(
+            item.id for item in new_items(10)
+        )
+        assert rows.size == 0
+        assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
+        assert len(pages[-1]) <= limit
+
+    def test_rows_may_have_any_shape(self, build: BuildGallery) -> None:
+        """Of a batch of queries those of each, for example."""
+        gallery = build(random_embeddings(10, 4, seed=10), new_items(10))
+        rows = np.array([[3, 1, 9], [0, 3, 3]])
+        for of in (
+            gallery.directions,
+            gallery.variances,
+            gallery.total_variances,
+            gallery.label_codes,
+        ):
+            found = of(rows)
+            assert found.shape == (2, 3, *of(rows[0])[0].shape)
+            for place in np.ndindex(2, 3):
+                np.testing.assert_array_equal(found[place], of(rows[place][None])[0])

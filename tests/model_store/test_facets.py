@@ -78,6 +78,22 @@ def test_of_lists_it_is_their_parts_that_count(facets: dict[str, Facet]) -> None
     assert facets["mixed"].comparison == "has"  # as most items have it
 
 
+@pytest.mark.parametrize(("n_lists", "comparison"), [(1, "eq"), (2, "eq"), (3, "has")])
+def test_a_field_is_of_lists_where_more_items_have_one_than_a_value(
+    tmp_path: Path, n_lists: int, comparison: str
+) -> None:
+    values = [["red"]] * n_lists + ["red"] * 2 + [None]
+    items = [
+        NewItem(f"{row}", None, {"colour": value}, PICTURE) for row, value in enumerate(values)
+    ]
+    write_faiss_gallery(tmp_path, random_embeddings(len(items), 4, 0), items, "e", IndexSettings())
+    facets = {facet.field: facet for facet in FaissGallery(tmp_path).facets(3)}
+    of_colour = facets["colour"]
+    n = n_lists if comparison == "has" else 2
+    assert (of_colour.comparison, of_colour.n_items, of_colour.n_values) == (comparison, n, 1)
+    assert of_colour.values == (("red", n),)
+
+
 def test_an_object_has_facets_of_its_own_and_null_is_no_value(facets: dict[str, Facet]) -> None:
     assert facets["maker.name"].values == (("Ono", 30),)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -10,7 +12,22 @@ from pathlib import Path
 import pytest
 from filelock import Timeout
 
-from model_store.files import lock_between_processes, replacing
+from model_store.files import json_text, lock_between_processes, replacing
+
+
+class TestJSON:
+    def test_the_same_content_has_the_same_text_in_whatever_order_it_was_made(self) -> None:
+        one, other = {"b": [1, 2], "a": {"y": "é", "x": None}}, {"a": {"x": None, "y": "é"}}
+        assert json_text(one) == json_text(other | {"b": [1, 2]})
+        assert json.loads(json_text(one)) == one
+
+    def test_people_can_read_it_and_compare_it_line_by_line(self) -> None:
+        assert json_text({"b": "é", "a": 0.5}) == '{\n "a": 0.5,\n "b": "é"\n}\n'
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    def test_what_json_does_not_have_is_refused(self, value: float) -> None:
+        with pytest.raises(ValueError, match="JSON"):
+            json_text({"a": [value]})
 
 
 class TestReplacing:

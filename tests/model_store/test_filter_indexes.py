@@ -187,6 +187,21 @@ class TestPlans:
     """Of a clustered gallery with an approximate index; of 3,000 items, 100 are few."""
 
     @pytest.mark.parametrize(
+        ("where", "n"),
+        [
+            ({"place": {"gte": 1000, "lt": 1060}}, 60),
+            ({"and": [{"place": {"gte": 1000}}, {"label": "3"}, {"place": {"lt": 1060}}]}, 60),
+            ({"not": {"or": [{"place": {"lt": 1000}}, {"place": {"gte": 1060}}]}}, 60),
+            ({"or": [{"place": {"lt": 30}}, {"place": {"lt": 20}}, {"place": 31}]}, 31),
+        ],
+    )
+    def test_knows_how_many_rows_conditions_on_a_field_let_through(
+        self, clustered: FaissGallery, where: dict[str, Any], n: int
+    ) -> None:
+        """Each by itself lets more through; no row is looked at to know of both."""
+        assert clustered.matching(parse_filter(where)).at_most == n
+
+    @pytest.mark.parametrize(
         ("where", "plan"),
         [
             ({"place": {"lt": 60}}, "exact"),

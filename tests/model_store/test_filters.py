@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,10 +20,19 @@ from hypothesis import strategies as st
 from model_store.errors import InvalidFilter
 from model_store.gallery import NewItem, parse_filter, read_filter
 from model_store.gallery.files import fields
-from model_store.gallery.files.fields import LEARNED_BYTES, write_fields
+from model_store.gallery.files import items as files_items
+from model_store.gallery.files.fields import LEARNED_BYTES, MOST_FIELDS, FieldsSeen, write_fields
 from model_store.gallery.files.items import Items, ItemsWriter
-from model_store.gallery.filters.grammar import MAX_BYTES, MAX_CONDITIONS, MAX_DEPTH
-from model_store.gallery.filters.sql import as_stored
+from model_store.gallery.filters.grammar import (
+    MAX_BYTES,
+    MAX_CONDITIONS,
+    MAX_DEPTH,
+    Field,
+    parse_field,
+)
+from model_store.gallery.filters.sql import as_stored, metadata_json
+from model_store.gallery.live import fields as live_fields
+from model_store.gallery.live.fields import LogColumns
 from model_store.verdicts import IndexedBy
 from tests.support.filters_in_words import EXAMPLES, FILTERS, ITEMS, METADATA, PICTURE, TEXT, holds
 
@@ -183,3 +195,117 @@ def test_rows_of_a_filter_are_looked_for_once_and_not_for_writing(
     assert items.matching(parse_filter({"label": "shoe"})) is first
     with pytest.raises(ValueError, match="read-only"):
         first.mask()[0] = False
+
+
+def without_what_json_lacks(value: Any) -> Any:
+    """Metadata as a filter finds it; what is no number at all is nothing."""
+    match value:
+        case dict():
+            return {key: without_what_json_lacks(part) for key, part in value.items()}
+        case list():
+            return [without_what_json_lacks(part) for part in value]
+        case float() if math.isnan(value) or math.isinf(value):
+            return None
+    return value
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats() | st.text("aé\ud800", max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.text("ab"), ANY_JSON, max_size=3))
+def test_metadata_is_kept_as_json_whatever_it_holds(metadata: dict[str, Any]) -> None:
+    text = metadata_json(metadata)
+    assert json.loads(text) == without_what_json_lacks(metadata)
+    assert metadata_json(dict(reversed(metadata.items()))) == text, "whatever came first"
+    text.encode()
+
+
+def test_metadata_is_kept_in_the_letters_that_it_has() -> None:
+    """As SQLite compares them; half a surrogate pair, which has no bytes, by its number."""
+    assert metadata_json({"b": (1, math.nan), "a": "é"}) == '{"a": "é", "b": [1, null]}'
+    assert metadata_json({"a": "\ud800"}) == '{"a": "\\ud800"}'
+
+
+def worth_indexing(*items: dict[str, Any]) -> list[str]:
+    seen = FieldsSeen()
+    for metadata in items:
+        seen.add(metadata)
+    return [field.name for field in seen.worth_indexing()]
+
+
+def test_the_fields_of_most_items_are_worth_an_index_those_of_little_text_first() -> None:
+    """Text takes room, of which there is only so much: what comes last may find none left."""
+    story = {"story": "long, long ago"}
+    assert worth_indexing(story | {"b": 1}, story | {"a": ["x", "yz"]}, {"b": 2, "a": "z"}) == [
+        "b",
+        "a",
+        "story",
+    ]
+    assert worth_indexing({"b": 1, "a": 1, "in": {"it": {"c": None}}}) == ["a", "b", "in.it.c"]
+    assert worth_indexing({"": 1, "a": {"": 1}}) == [], "no filter can name them"
+    rare = {f"rare{n}": 1 for n in range(MOST_FIELDS)}
+    found = worth_indexing(rare | {"often": "x" * 99}, {"often": "x"})
+    assert len(found) == MOST_FIELDS
+    assert found[-1] == "often"
+
+
+def test_of_more_fields_than_anybody_names_the_first_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fields, "_MOST_SEEN", 2)
+    assert worth_indexing({"c": 1}, {"b": 1}, {"a": 1, "c": 1}) == ["b", "c"]
+
+
+def test_the_filters_that_were_asked_last_are_remembered(tmp_path: Path) -> None:
+    held = stored(tmp_path / "items.sqlite", ITEMS)
+    a, b, c = (parse_filter({"label": label}) for label in "abc")
+    with patch.object(files_items, "REMEMBERED_FILTERS", 2):
+        first, second = held.matching(a), held.matching(b)
+        assert held.matching(a) is first
+        held.matching(c)
+        assert held.matching(a) is first
+        assert held.matching(b) is not second, "it was asked for longest ago"
+
+
+@pytest.mark.parametrize(("limit", "most"), [("MOST_COLUMNS", 2), ("MOST_BYTES", 25)])
+def test_indexes_of_written_items_that_were_asked_last_are_kept(limit: str, most: int) -> None:
+    asked: list[str] = []
+
+    def column(field: Field, sequences: Any) -> Any:
+        asked.append(field.name)
+        return SimpleNamespace(n_bytes=10)
+
+    log: Any = SimpleNamespace(column=column)
+    columns, one_run = LogColumns(log), np.array([1])
+    with patch.object(live_fields, "RUN", 1), patch.object(live_fields, limit, most):
+        for name in "abacab":
+            [(start, _)] = columns.all(parse_field(name), one_run)
+            assert start == 0
+    assert asked == ["a", "b", "c", "b"], "what was asked for longest ago makes room"
+
+
+def test_items_that_are_written_part_by_part_are_those_of_the_whole(tmp_path: Path) -> None:
+    labels = ["b", None, "a", "b", "c", None]
+    items = [NewItem(f"{row}", label, {"n": row}, PICTURE) for row, label in enumerate(labels)]
+    with ItemsWriter(tmp_path / "items.sqlite", "e", n_changed=3) as writer:
+        for part in (items[:1], [], items[1:4], items[4:]):
+            writer.add(part)
+        assert writer.label_codes().tolist() == [1, -1, 0, 1, 2, -1]
+    written = Items(tmp_path / "items.sqlite")
+    assert [written.row(item.id) for item in items] == list(range(6))
+    assert [item.metadata["n"] for item in written.at([5, 0, 3])] == [5, 0, 3]
+    assert (list(written.labels()), written.count()) == (["a", "b", "c"], 6)
+    assert (written.encoder_fingerprint, written.n_changed) == ("e", 3)
+
+
+def test_items_whose_writing_failed_are_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "items.sqlite"
+    with pytest.raises(ZeroDivisionError), ItemsWriter(path, "e") as writer:  # noqa: PT012 - all of it
+        writer.add(ITEMS)
+        raise ZeroDivisionError
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("SELECT count(*) FROM items").fetchone() == (0,)
+        assert file.execute("SELECT count(*) FROM labels").fetchone() == (0,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -29,7 +30,8 @@ from model_store.gallery import (
 from model_store.gallery.files.variances import HALF_ROUNDING
 from model_store.gallery.index import build as index_build
 from model_store.gallery.index import search as index_search
-from model_store.gallery.index.plan import EXACT_BYTES, IndexKind, plan_index
+from model_store.gallery.index.build import parameters_of, selector, set_effort
+from model_store.gallery.index.plan import EXACT_BYTES, IndexKind, lists_for, plan_index
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 
 APPROXIMATE: list[IndexKind] = [kind for kind in get_args(IndexKind) if kind != "flat"]
@@ -83,6 +85,33 @@ def test_size_and_budget_choose(n_items: int, dim: int, budget: int, factory: st
     plan = plan_index(n_items, dim, IndexSettings(memory_budget_bytes=budget))
     assert plan.factory == factory
     assert plan.n_bytes <= budget
+
+
+@pytest.mark.parametrize("kind", get_args(IndexKind))
+def test_a_budget_of_just_its_bytes_is_enough(kind: IndexKind) -> None:
+    least = plan_index(10_000, 7, IndexSettings(kind)).n_bytes
+    fits = plan_index(10_000, 7, IndexSettings(kind, memory_budget_bytes=least))
+    assert (fits.kind, fits.n_bytes) == (kind, least)
+    with pytest.raises(ConfigError, match=f"at least {least:,} bytes"):
+        plan_index(10_000, 7, IndexSettings(kind, memory_budget_bytes=least - 1))
+
+
+def test_lists_are_a_power_of_two_near_twice_the_root() -> None:
+    found = [lists_for(n) for n in (1, 3, 4, 16, 10_000, 1_000_000, 10_000_000)]
+    assert found == [1, 1, 4, 8, 256, 2048, 8192]
+
+
+@pytest.mark.parametrize(("dim", "width"), [(7, 1), (6, 2), (12, 4), (24, 8)])
+def test_codes_are_of_as_many_dimensions_as_divide_an_embedding(dim: int, width: int) -> None:
+    """Coarser ones take less memory, so that the least budget gets the coarsest."""
+    budgets = np.arange(3_000, 300_000, 1_000)
+    plans = []
+    for budget in budgets.tolist():
+        with suppress(ConfigError):
+            settings = IndexSettings("ivf_pq", memory_budget_bytes=budget)
+            plans.append(plan_index(1_000, dim, settings).factory.partition("PQ")[2])
+    assert plans[0] == str(dim // width)
+    assert plans[-1] == str(dim // min(width, 2))
 
 
 def test_what_fits_nowhere_is_refused_with_the_arithmetic() -> None:
@@ -296,3 +325,16 @@ def test_only_lists_are_searched_before_the_filter(knob: str) -> None:
         allowed: Any = SimpleNamespace(at_most=int(share * 10**6), share=share)
         first = index_search.ApproximateIndex._searches_first(index, allowed)
         assert first == (knob == "nprobe" and share == 0.9)
+
+
+@pytest.mark.parametrize(("factory", "name"), [("HNSW8,SQ8", "efSearch"), ("IVF4,SQ8", "nprobe")])
+def test_the_effort_of_a_search_is_set_by_the_name_that_the_index_has_for_it(
+    factory: str, name: str
+) -> None:
+    """FAISS takes the parameters of another index, and makes nothing of them."""
+    index = faiss.index_factory(4, factory, faiss.METRIC_INNER_PRODUCT)
+    set_effort(index, 3)
+    assert getattr(index.hnsw if name == "efSearch" else index, name) == 3
+    assert getattr(parameters_of(index, 7), name) == 7
+    assert parameters_of(index, 7).sel is None
+    assert parameters_of(index, 7, selector(np.array([True, False]))).sel is not None

@@ -11,6 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.gallery import IndexSettings
+from model_store.gallery.files import row_file
+from model_store.gallery.files.row_file import RowFile, load_bytes, load_rows
 from model_store.gallery.index import build, many_lists, recall, row_blocks
 from model_store.gallery.index.build import build_index
 from model_store.gallery.index.plan import IndexKind, plan_index
@@ -172,3 +174,55 @@ class TestVeryManyLists:
         assert (index.ntotal, index.quantizer.ntotal) == (N, index.nlist)
         _, found = index.search(rows[::1_000], 1)
         assert (found[:, 0] // 1_000).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_rows_that_are_written_part_by_part_are_the_file_of_the_whole(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    whole = np.arange(5 * int(np.prod(shape)), dtype=np.float32).reshape(5, *shape)
+    with RowFile(tmp_path / "rows.npy", 5, *shape, dtype=np.float32) as file:
+        for part in (whole[:2], whole[2:2], whole[2:].astype(np.float64)):
+            file.add(part)
+    np.save(tmp_path / "whole.npy", whole)
+    assert (tmp_path / "rows.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (5, 4), (5, 3, 1), (5,)])
+def test_rows_too_many_or_of_another_shape_are_refused(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    with (
+        pytest.raises(ValueError, match=r"wanted at most \(5, 3\)"),
+        RowFile(tmp_path / "rows.npy", 5, 3, dtype=np.float32) as file,
+    ):
+        file.add(np.zeros(shape))
+
+
+def test_rows_too_few_are_refused_at_the_end(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="2 rows are missing"),
+        RowFile(tmp_path / "rows.npy", 5, 3, dtype=np.float32) as file,
+    ):
+        file.add(np.zeros((3, 3)))
+
+
+def test_an_error_is_not_hidden_by_the_rows_that_are_missing_because_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+    with pytest.raises(ZeroDivisionError), RowFile(path, 5, 3, dtype=np.float32) as file:
+        file.add(np.zeros((1 // 0, 3)))
+
+
+@pytest.mark.parametrize("read_bytes", [0, 10**6])
+def test_a_file_is_read_or_mapped_by_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+) -> None:
+    path = tmp_path / "rows.npy"
+    np.save(path, directions(20))
+    monkeypatch.setattr(row_file, "READ_BYTES", read_bytes)
+    rows, content = load_rows(path), load_bytes(path)
+    np.testing.assert_array_equal(rows, directions(20))
+    assert content.tobytes() == path.read_bytes()
+    for one in (rows, content):
+        mapped = isinstance(one, np.memmap) or isinstance(one.base, np.memmap)
+        assert mapped == (read_bytes == 0)

@@ -153,6 +153,15 @@ class TestTheFile:
         keys_file.make("read")
         assert keys_file.path.stat().st_mode & 0o777 == 0o640
 
+    def test_its_owner_is_kept(self, keys_file: KeysFile, monkeypatch: pytest.MonkeyPatch) -> None:
+        given: list[tuple[int, int]] = []
+        monkeypatch.setattr(
+            "service.access.keys.os.fchown", lambda _, owner, group: given.append((owner, group))
+        )
+        keys_file.make("read")
+        owned = keys_file.path.stat()
+        assert given == [(owned.st_uid, owned.st_gid)]
+
     def test_a_link_to_it_stays_one(self, keys_file: KeysFile, tmp_path: Path) -> None:
         link = tmp_path / "link.json"
         link.symlink_to(keys_file.path)
@@ -189,13 +198,18 @@ class TestTheFile:
         states: list[bytes] = []
         fsync = os.fsync
 
+        drafts: list[int] = []
+
         def watch(descriptor: int) -> None:
             states.append(keys_file.path.read_bytes())
+            drafts.append(os.fstat(descriptor).st_size)
             fsync(descriptor)
 
         monkeypatch.setattr("service.access.keys.os.fsync", watch)
         keys_file.make("write")
-        assert states == [before, keys_file.path.read_bytes()]  # of the content, of the rename
+        after = keys_file.path.read_bytes()
+        assert states == [before, after]  # of the content, of the rename
+        assert drafts[0] == len(after), "all of it is on the disk before it takes its place"
 
     def test_a_change_leaves_no_file_open(self, keys_file: KeysFile) -> None:
         before = set(Path("/proc/self/fd").iterdir())

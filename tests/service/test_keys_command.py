@@ -86,6 +86,44 @@ def test_the_list_says_what_is_known_of_each(
     assert one.endswith("web shop")
     assert f"{datetime.now(UTC) + timedelta(days=90):%Y-%m-}" in one
     assert other.split()[:3] == [id_of(second), "admin", "revoked"]
+    assert [line[header.index("name") :] for line in (one, other)] == ["web shop", "till"]
+    expiry = other[header.index("expires") : header.index("rate limit")]
+    assert expiry.strip() == "never"
+
+
+@pytest.mark.parametrize(
+    ("text", "lasts"),
+    [
+        ("45s", timedelta(seconds=45)),
+        ("30m", timedelta(minutes=30)),
+        ("24h", timedelta(hours=24)),
+        ("90d", timedelta(days=90)),
+        ("2w", timedelta(weeks=2)),
+        ("0", timedelta()),
+    ],
+)
+def test_a_key_ends_after_as_long_as_is_said(
+    capsys: pytest.CaptureFixture[str], path: Path, text: str, lasts: timedelta
+) -> None:
+    made(capsys, "create", "shop", "--expires", text)
+    [kept] = read_keys(path)
+    assert kept.expires_at is not None
+    assert abs(kept.expires_at - kept.created_at - lasts) < timedelta(seconds=5)
+
+
+def test_a_key_that_replaces_another_is_told_of_with_the_one_that_it_replaces(
+    capsys: pytest.CaptureFixture[str], path: Path
+) -> None:
+    """Without --grace the old one is good for the day that the help names."""
+    old = made(capsys, "create", "shop")
+    made(capsys, "rotate", id_of(old))
+    replaced, successor = read_keys(path)
+    assert replaced.id == id_of(old)
+    assert replaced.expires_at is not None
+    assert abs(replaced.expires_at - successor.created_at - timedelta(hours=24)) < timedelta(
+        seconds=5
+    )
+    assert successor.expires_at is None
 
 
 def test_a_rotated_key_is_good_for_the_time_of_grace(
@@ -130,6 +168,11 @@ def test_what_cannot_be_done_is_said_in_one_line(
         (["create", "shop", "--scope", "root"], "root"),
         (["create", "shop", "--expires", "soon"], "'soon' is no duration"),
         (["create", "shop", "--rate-limit", "often"], "such as 600/minute"),
+        (["create", "shop", "--searches", "often"], "such as 600/minute"),
+        *(
+            (["create", "shop", f"--expected-absent={share}"], f"'{share}' is no share")
+            for share in ("0", "1", "1.5", "-0.1", "half", "nan")
+        ),
         (["rotate", "0", "--grace", "-1h"], "grace"),
         ([], "COMMAND"),
     ],

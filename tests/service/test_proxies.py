@@ -96,6 +96,8 @@ def test_bad_keys_count_against_the_address_that_tries_them(
 ) -> None:
     key = keys_file.make("read")
     client = start(keys=keys_file.path, rate_limit="3/day")
-    statuses = [client.get(READ, headers=bearer(f"wrong{n}")).status_code for n in range(5)]
-    assert statuses == [401, 401, 401, 429, 429]
+    answers = [client.get(READ, headers=bearer(f"wrong{n}")) for n in range(5)]
+    assert [answer.status_code for answer in answers] == [401, 401, 401, 429, 429]
+    assert int(answers[-1].headers["retry-after"]) > 0
+    assert answers[-1].headers["ratelimit-remaining"] == "0"
     assert client.get(READ, headers=bearer(key)).status_code == 200, "a good key has its own count"

@@ -64,6 +64,7 @@ def test_without_a_key_each_address_has_its_own(start: StartClient) -> None:
         ["10.0.0.1", "::ffff:10.0.0.1"],
         ["10.0.0.2"],
         ["2001:db8::1", "2001:db8::ffff:1"],  # of one network: one host has all of them
+        ["2001:db8:0:2::1", "2001:db8:0:2:8000::1"],  # which are all that begin with 64 of its bits
         ["2001:db8:0:1::1"],
         ["testclient"],
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.access.rate_limits import Rates, Tallies, Tally
+from service.access.rate_limits import MAX_COUNT, Rates, Tallies, Tally
 from service.settings import parse_rate
 from tests.end_to_end.processes import TIMEOUT_S, Redis
 
@@ -212,3 +212,33 @@ def test_what_redis_forgot_is_added_to_what_it_counts_for_all_from_then_on() -> 
     assert tally.settle(5, 1) == 6, "it has forgotten five"
     assert tally.settle(6, 2) == 7
     assert tally.settle(7, 10) == 15, "others have asked seven times meanwhile"
+
+
+async def told(monkeypatch: pytest.MonkeyPatch, said: list[object]) -> list[int]:
+    """The counts of one caller whom Redis tells of in turn."""
+    async with opened("redis://127.0.0.1:1") as rates:  # is never reached
+        answers = iter(said)
+
+        async def ask(_: object) -> object:
+            return next(answers)
+
+        monkeypatch.setattr(rates._calls, "ask", ask)
+        return await counts(rates, "key", len(said))
+
+
+@pytest.mark.anyio
+async def test_the_first_of_a_redis_that_came_back_empty_is_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others have asked five times since: all of them, and the three that it has forgotten."""
+    assert await told(monkeypatch, [1, 2, 3, 1, 7]) == [1, 2, 3, 4, 10]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("nonsense", [0, -1, True, 2.0, "3", None, MAX_COUNT])
+async def test_what_is_no_count_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, nonsense: object
+) -> None:
+    assert await told(monkeypatch, [1, nonsense, 3]) == [1, 2, 3]
+    largest = MAX_COUNT - 1
+    assert await told(monkeypatch, [largest]) == [largest]

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from model_store.deadline import interrupted_when_late
 from model_store.errors import InvalidFilter
+from model_store.files import json_text
 from model_store.gallery.files.row_file import load_bytes
 from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field, parse_field
@@ -132,8 +133,7 @@ def write_fields(
         "named": None if named is None else [field.name for field in named],
         "fields": written,
     }
-    text = json.dumps(record, indent=1, sort_keys=True)
-    (directory / FIELDS_FILE).write_text(text + "\n", encoding="utf-8")
+    (directory / FIELDS_FILE).write_text(json_text(record), encoding="utf-8")
 
 
 def _append(file: BinaryIO, array: NDArray[Any]) -> tuple[str, int, int]:

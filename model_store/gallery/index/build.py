@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ConfigError
+from model_store.files import json_text
 from model_store.gallery.index.many_lists import add_to_lists, are_many, learn_lists
 from model_store.gallery.index.plan import (
     DEFAULT_SETTINGS,
@@ -74,8 +75,7 @@ class IndexReport:
 
     def save(self, directory: Path) -> None:
         """Write to ``directory``."""
-        text = json.dumps(asdict(self), indent=1, sort_keys=True)
-        (directory / REPORT_FILE).write_text(text + "\n", encoding="utf-8")
+        (directory / REPORT_FILE).write_text(json_text(asdict(self)), encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> IndexReport:

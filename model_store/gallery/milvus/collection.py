@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from model_store.errors import BundleMismatch, ConfigError, GalleryUnavailable
+from model_store.files import json_text
 from model_store.gallery.milvus.filter import FACT_LENGTH
 from model_store.installation import how_to_install
 
@@ -128,8 +129,7 @@ class MilvusDescription:
 
     def save(self, directory: Path) -> None:
         """Write to ``directory``."""
-        text = json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False)
-        (directory / MILVUS_FILE).write_text(text + "\n", encoding="utf-8")
+        (directory / MILVUS_FILE).write_text(json_text(asdict(self)), encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> MilvusDescription:

@@ -323,8 +323,9 @@ class MilvusGallery:
         found = self._by_id(item_id, ["thumbnail", "media_type"])
         return Thumbnail(base64.b64decode(found["thumbnail"]), found["media_type"])
 
-    def preview(self, item_id: str) -> bytes:  # noqa: ARG002 - as `Gallery` has it
-        """Nothing: a text of Milvus holds no picture of that size."""
+    def preview(self, item_id: str) -> bytes:
+        """Nothing, or `ItemNotFound`: a text of Milvus holds no picture of that size."""
+        self.row(item_id)
         return b""
 
     def put(self, upserts: Sequence[tuple[int, Upsert]]) -> int:

@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from index_builder.calibration.kept_queries import KeptQueries
 from index_builder.datasets.images import from_files
 from index_builder.indexing.embed import open_encoder
 from index_builder.vectors.encoder import embed_with_features
 from model_store.bundles.bundle import open_bundle
+from model_store.bundles.directory import current_id
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
 from model_store.vector_queries import VectorQuery, predictive_of
 from tests.support.build_command import Done, vouch_build
@@ -155,6 +157,10 @@ def test_a_second_calibration_needs_no_gallery_and_keeps_its_promises(
     assert after.retriever.stale is None
     scores = [not_none(one.retriever.calibration).outlier_scores[-1] for one in (before, after)]
     assert scores[0] != scores[1]
+    kept = not_none(KeptQueries.load(root / not_none(current_id(root))))  # to be fitted to again
+    assert {*kept.matched.ids, *kept.withheld.ids} == {
+        row["id"] for row in rows_of(where / "others.csv")
+    }
 
 
 def test_live_changes_are_taken_in(where: Path, root: Path) -> None:

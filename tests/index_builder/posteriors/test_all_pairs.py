@@ -9,7 +9,11 @@ from torch import Tensor
 
 from index_builder.posteriors import Curvature, FeatureBlocks, Split, TargetScaling
 from index_builder.posteriors.laplace import all_pairs
-from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
+from index_builder.posteriors.laplace.all_pairs import (
+    class_groups,
+    fixed_curvature,
+    positives_curvature,
+)
 from index_builder.posteriors.laplace.targets import anchor_targets
 
 if TYPE_CHECKING:
@@ -245,3 +249,35 @@ def test_what_rounding_leaves_is_no_curvature() -> None:
     left = fixed_curvature(*layer, split="euclidean", margin=2.0)
     assert not left.weight.any()
     assert fixed_curvature(*layer, split="euclidean", margin=1.0).weight.min() > 0
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "sizes"),
+    [(1, [[3], [4], [2]]), (6, [[3], [4, 2]]), (7, [[3, 4], [2]]), (9, [[3, 4, 2]])],
+)
+def test_classes_with_a_pair_are_gathered_by_as_many_rows_as_fit(
+    max_rows: int, sizes: list[list[int]]
+) -> None:
+    labels = torch.tensor([5, 7, 2, 5, 2, 2, 5, 7, 5])  # three of 2, four of 5, two of 7
+    groups = list(class_groups(labels, max_rows))
+    assert [[len(rows) for rows in group] for group in groups] == sizes
+    for rows, label in zip((rows for group in groups for rows in group), (2, 5, 7), strict=True):
+        assert rows.tolist() == [row for row in range(9) if labels[row] == label]
+    assert list(class_groups(torch.arange(4), max_rows)) == []
+
+
+def test_unless_told_the_features_that_are_gathered_take_up_to_a_gigabyte(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def groups(labels: Tensor, max_rows: int) -> list[list[Tensor]]:
+        asked.append(max_rows)
+        return []
+
+    monkeypatch.setattr(all_pairs, "class_groups", groups)
+    targets = anchor_targets(problem.labels, "global", torch.float64)
+    layer = problem.blocks, problem.labels, problem.weight, problem.bias
+    positives_curvature(*layer, targets, split="euclidean")
+    row_bytes = 8 * problem.weight.shape[1]
+    assert [n * row_bytes for n in asked] == [pytest.approx(2**30, abs=row_bytes)]

@@ -17,3 +17,7 @@ def test_sums_scaling_and_cutting_off_act_on_weight_and_bias() -> None:
 def test_weight_and_bias_of_different_layers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"wanted \(D, F\) and \(D,\)"):
         Curvature(torch.ones(2, 3), torch.ones(3))
+    with pytest.raises(ValueError, match=r"wanted \(D, F\) and \(D,\)"):
+        Curvature(torch.ones(3), torch.ones(3))
+    with pytest.raises(ValueError, match=r"wanted \(D, F\) and \(D,\)"):
+        Curvature(torch.ones(3, 3), torch.ones(3, 3))

@@ -152,6 +152,40 @@ def test_few_features_need_no_basis(problem: Problem) -> None:
     assert feature_basis(*layer, len(problem.labels)) is None
 
 
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_up_to_so_many_features_are_kept_whole(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch, fewer: int
+) -> None:
+    n_features = problem.weight.shape[1]
+    monkeypatch.setattr(kronecker_pairs, "MAX_DENSE", n_features - fewer)
+    basis = feature_basis(problem.blocks, problem.weight, problem.bias, len(problem.labels))
+    of_pairs = pair_traces(
+        problem.features,
+        problem.weight,
+        problem.bias,
+        torch.tensor([0, 1]),
+        torch.tensor([2, 3]),
+        torch.tensor([1.0, -0.5]).double(),
+        approximation="full",
+        split="euclidean",
+    )
+    assert (basis is None) == (of_pairs.basis is None) == (fewer == 0)
+
+
+def test_of_more_directions_than_are_kept_it_is_the_main_ones(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kronecker_pairs, "MAX_DENSE", 0)
+    layer = problem.blocks, problem.weight, problem.bias, len(problem.labels)
+    every = feature_basis(*layer)
+    monkeypatch.setattr(kronecker_pairs, "MAX_RANK", 3)
+    main = feature_basis(*layer)
+    assert every is not None
+    assert main is not None
+    assert every.shape[1] > main.shape[1] == 3
+    torch.testing.assert_close(main @ main.T, every[:, :3] @ every[:, :3].T)
+
+
 @pytest.mark.parametrize("approximation", ["full", "fixed"])
 def test_minibatches_of_wide_features_add_up(
     problem: Problem, monkeypatch: pytest.MonkeyPatch, approximation: Approximation

@@ -75,7 +75,12 @@ def test_what_is_saved_is_loaded(posterior: KroneckerPosterior, tmp_path: Path) 
     [
         ({"directions": torch.ones(4, 2)}, "directions is"),
         ({"output_factor": torch.ones(3, 2)}, "output_factor is"),
+        ({"bias_mean": torch.ones(4)}, "bias_mean is"),
+        ({"feature_scale": torch.ones(4)}, "feature_scale is"),
+        ({"direction_variance": torch.ones(3)}, "direction_variance is"),
+        ({"rest_variance": torch.ones(1)}, "rest_variance is"),
         ({"direction_variance": torch.zeros(2)}, "strictly positive"),
+        ({"direction_variance": torch.tensor([1.0, -1.0])}, "strictly positive"),
         ({"rest_variance": torch.tensor(0.0)}, "strictly positive"),
         ({"bias_mean": torch.full((3,), float("nan"))}, "bias_mean must be finite"),
     ],

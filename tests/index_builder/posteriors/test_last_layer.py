@@ -73,8 +73,13 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"weight_variance": torch.ones(5, 3)}, "both must be"),
+        ({"weight_mean": torch.ones(15), "weight_variance": torch.ones(15)}, "both must be"),
         ({"bias_variance": torch.ones(2)}, r"wanted \(3,\)"),
+        ({"bias_mean": torch.ones(2)}, r"wanted \(3,\)"),
+        ({"bias_mean": torch.ones(3, 5)}, r"wanted \(3,\)"),
         ({"weight_variance": torch.zeros(3, 5)}, "strictly positive"),
+        ({"bias_variance": torch.tensor([1.0, 0.0, 1.0])}, "strictly positive"),
+        ({"weight_variance": torch.full((3, 5), torch.inf)}, "weight_variance must be finite"),
         ({"bias_mean": torch.tensor([0.0, float("nan"), 0.0])}, "bias_mean must be finite"),
     ],
 )

@@ -192,6 +192,20 @@ def test_minibatch_loss_is_the_mean_over_each_kind_of_pair(problem: Problem) -> 
     )
 
 
-def test_a_plan_needs_two_labels_and_two_images() -> None:
-    with pytest.raises(ValueError, match="n_images=1"):
-        MinibatchPlan(n_images=1)
+@pytest.mark.parametrize(
+    ("name", "least"), [("n_minibatches", 1), ("n_labels", 2), ("n_images", 2)]
+)
+def test_a_plan_needs_a_minibatch_of_two_labels_and_two_images(name: str, least: int) -> None:
+    assert getattr(MinibatchPlan(**{name: least}), name) == least
+    with pytest.raises(ValueError, match=f"{name}={least - 1}"):
+        MinibatchPlan(**{name: least - 1})
+
+
+def test_a_minibatch_has_so_many_labels_and_so_many_images_of_each() -> None:
+    labels = torch.arange(5).repeat_interleave(7)
+    drawn = MinibatchPlan(4, 3, 2).draw(labels, torch.Generator().manual_seed(0))
+    assert len(drawn) == 4
+    for rows in drawn:
+        assert len(rows.unique()) == len(rows) == 6
+        of_label = torch.unique(labels[rows], return_counts=True)[1]
+        assert of_label.tolist() == [2, 2, 2]

@@ -190,6 +190,15 @@ def test_drawing_layers_needs_a_generator(problem: Problem) -> None:
         )
 
 
+def test_at_the_ends_of_their_ranges_its_numbers_are_taken() -> None:
+    assert _start(torch.zeros(2, 3), memory_factor=1.0).memory_factor == 1
+    for name in ("data_scale", "prior_precision"):
+        state = _start(torch.zeros(2, 3), memory_factor=0.5)
+        assert getattr(replace(state, **{name: 1e-9}), name) == 1e-9  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"{name}=0"):
+            replace(state, **{name: 0.0})  # type: ignore[arg-type] # of whatever field
+
+
 @pytest.mark.parametrize("memory_factor", [0.0, 1.1])
 def test_a_memory_factor_outside_its_range_is_refused(memory_factor: float) -> None:
     with pytest.raises(ValueError, match="the last in"):

@@ -10,8 +10,10 @@ from scipy.stats import multivariate_normal
 
 from index_builder.posteriors import Curvature
 from index_builder.posteriors.laplace.prior import (
+    PriorSearch,
     evidence_curve,
     log_marginal_likelihood,
+    relative_prior_precision,
     tune_prior_precision,
 )
 from model_store.errors import CalibrationError
@@ -80,8 +82,23 @@ def test_curve_has_its_maximum_where_tuning_found_it(
     assert curve.values[3] == log_marginal_likelihood(*layer, curve.candidates[3])
 
 
-def test_no_curvature_leaves_no_prior_to_prefer() -> None:
+@pytest.mark.parametrize("curvature", [0.0, 1.0])
+def test_no_curvature_or_no_weight_leaves_no_prior_to_prefer(curvature: float) -> None:
+    weight = torch.full((2, 3), 1 - curvature)
     with pytest.raises(CalibrationError, match="zero everywhere"):
         tune_prior_precision(
-            Curvature(torch.zeros(2, 3), torch.zeros(2)), torch.ones(2, 3), torch.ones(2)
+            Curvature(torch.full((2, 3), curvature), torch.full((2,), curvature)),
+            weight,
+            weight[:, 0],
         )
+
+
+def test_a_relative_prior_is_a_fraction_of_the_mean_curvature() -> None:
+    curvature = Curvature(torch.tensor([[1.0, 2.0], [3.0, 6.0]]), torch.tensor([0.0, 0.0]))
+    assert relative_prior_precision(curvature, 0.5) == pytest.approx(1.0)
+    with pytest.raises(CalibrationError, match="zero everywhere"):
+        relative_prior_precision(curvature * 0.0, 0.5)
+
+
+def test_of_equally_good_priors_the_first_is_the_best() -> None:
+    assert PriorSearch((3.0, 2.0, 1.0), (0.1, 0.7, 0.7)).best == 2

@@ -34,6 +34,24 @@ def test_the_shift_is_bayes_rule(assumed: float, expected: float) -> None:
     np.testing.assert_allclose(choice_probabilities(log_odds + shift), after[:3])
 
 
+def test_without_a_shift_probabilities_are_what_they_were() -> None:
+    probabilities = RNG.uniform(size=5)
+    np.testing.assert_array_equal(shifted(probabilities, 1 - probabilities, 0.0), probabilities)
+    nearly = shifted(probabilities, 1 - probabilities, 1e-12)
+    np.testing.assert_allclose(nearly, probabilities, rtol=1e-9)
+
+
+def test_a_hundred_queries_are_enough_for_an_estimate() -> None:
+    assert estimate_absent_share(np.full(99, 0.5), np.ones(99), 0.05) is None
+    assert estimate_absent_share(np.full(100, 0.5), np.ones(100), 0.05) is not None
+    assert estimate_absent_share(np.array([0.5]), np.array([100.0]), 0.05) is not None
+
+
+def test_counts_of_another_histogram_are_refused() -> None:
+    with pytest.raises(ValueError, match="wanted"):
+        ServedShare(0.05, np.zeros(3))
+
+
 def test_certain_probabilities_survive_the_largest_shift() -> None:
     for shift in (-800.0, 800.0):
         moved = shifted(np.array([1.0, 0.0]), np.array([0.0, 1.0]), shift)

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit, softmax
 
-from model_store.decision import LabelMeans, Recalibration, bounded_logit, choice_probabilities
+from model_store.decision import (
+    LabelMeans,
+    LogisticModel,
+    Recalibration,
+    bounded_logit,
+    choice_probabilities,
+)
 
 LOG_ODDS = st.lists(st.floats(-800, 800), min_size=1, max_size=20)
 
@@ -38,21 +46,52 @@ def test_a_recalibration_keeps_the_order(
     np.testing.assert_array_equal(Recalibration()(ascending), expit(ascending))
 
 
-@pytest.mark.parametrize("slope", [0.0, -1.0, np.nan, np.inf])
-def test_a_recalibration_that_turns_the_order_is_refused(slope: float) -> None:
+@pytest.mark.parametrize(
+    ("slope", "intercept"),
+    [(0.0, 0.0), (-1.0, 0.0), (np.nan, 0.0), (np.inf, 0.0), (1.0, np.nan), (1.0, -np.inf)],
+)
+def test_a_recalibration_that_turns_the_order_is_refused(slope: float, intercept: float) -> None:
     with pytest.raises(ValueError, match="positive slope"):
-        Recalibration(slope, 0.0)
+        Recalibration(slope, intercept)
 
 
-def test_similarities_to_label_means_one_by_one() -> None:
+@pytest.mark.parametrize(("slope", "intercept"), [(1.0, 0.5), (2.0, 0.0)])
+def test_a_recalibration_leaves_what_is_certain(slope: float, intercept: float) -> None:
+    changed = Recalibration(slope, intercept)
+    assert not changed.is_identity
+    got = changed.of(np.array([0.0, 0.4, 1.0]))
+    assert (got[0], got[2]) == (0, 1)
+    assert got[1] == pytest.approx(expit(slope * np.log(0.4 / 0.6) + intercept))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weights": np.ones(2)},
+        {"centre": np.ones(2)},
+        {"scale": np.ones(2)},
+        {"scale": np.array([1.0, 0.0, 1.0])},
+        {"scale": np.array([1.0, 1.0, -1.0])},
+    ],
+)
+def test_a_model_whose_parts_do_not_go_together_is_refused(changes: dict[str, np.ndarray]) -> None:
+    model = LogisticModel(np.ones(3), np.zeros(3), np.ones(3), 0.0)
+    with pytest.raises(ValueError, match=r"differ|positive"):
+        replace(model, **changes)  # type: ignore[arg-type] # of whatever field
+
+
+@pytest.mark.parametrize(
+    "codes", [[2, -1, 0, 2, -1, 3], [2, 1, 0, 2, 3, 3], [0, 1, 4, 2, 3, 0], [0, 1, 9, 2, -1, 4]]
+)
+def test_similarities_to_label_means_one_by_one(codes: list[int]) -> None:
+    """Of four labels: the fifth and the tenth came after the means were taken."""
     generator = np.random.default_rng(0)
     means = generator.standard_normal((4, 6)).astype(np.float32)
     direction = generator.standard_normal(6).astype(np.float32)
-    codes = np.array([2, -1, 0, 2, -1, 3], dtype=np.int32)
     own = generator.uniform(size=6)
-    got = LabelMeans(means).similarities(direction, codes, own)
+    got = LabelMeans(means).similarities(direction, np.array(codes, dtype=np.int32), own)
     for value, code, itself in zip(got, codes, own, strict=True):
-        expected = itself if code < 0 else float(means[code] @ direction)
+        expected = float(means[code] @ direction) if 0 <= code < 4 else itself
         assert value == pytest.approx(expected, rel=1e-5)
     none = np.full(6, -1, dtype=np.int32)
     np.testing.assert_array_equal(LabelMeans(means[:0]).similarities(direction, none, own), own)

@@ -179,6 +179,16 @@ def test_a_score_does_not_depend_on_the_batch() -> None:
     np.testing.assert_array_equal(fitted(asked), np.r_[*(fitted(row[None]) for row in asked)])
 
 
-def test_tables_that_do_not_go_together_are_refused() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weights": np.ones(2) / 2},
+        {"levels": np.ones((3, 29))},
+        {"surprisals": np.ones((3, 31))},
+        {"levels": np.ones((2, 30)), "surprisals": np.ones((2, 30))},
+        {"tail_slopes": np.ones(2)},
+    ],
+)
+def test_tables_that_do_not_go_together_are_refused(changes: dict[str, np.ndarray]) -> None:
     with pytest.raises(ValueError, match="does not go with"):
-        replace(fusion()[0], weights=np.ones(2) / 2)
+        replace(fusion()[0], **changes)

@@ -13,7 +13,15 @@ from scipy.stats import binom, binomtest
 from model_store.decision import Evidence, Promises, Recalibration, Stream
 from model_store.decision.absent_share import shifted
 from model_store.decision.evidence import design_effect
-from model_store.decision.operating import errors_allowed, upper_bound
+from model_store.decision.operating import (
+    LEAST_THRESHOLD,
+    chance,
+    errors_allowed,
+    exact_interval,
+    next_share,
+    upper_bound,
+)
+from model_store.decision.promises import LEAST_ABSENT_LABELS, LEAST_HIDDEN_LABELS, MOST_UNKNOWN
 from tests.support.calibration_evidence import evidence
 
 MANY = np.array([0, 0, 30])
@@ -46,6 +54,77 @@ def test_the_bound_is_the_exact_binomial_one_for_whole_numbers() -> None:
         exact = binomtest(wrong, n).proportion_ci(confidence_level=0.8, method="exact").high
         assert upper_bound(wrong / n, n, 0.1) == pytest.approx(exact)
     assert upper_bound(0.0, 0, 0.1) == upper_bound(1.0, 10, 0.1) == 1
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 10), (7, 10), (10, 10)])
+def test_the_interval_of_a_share_is_the_exact_binomial_one(right: int, n: int) -> None:
+    exact = binomtest(right, n).proportion_ci(confidence_level=0.9, method="exact")
+    found = exact_interval(right / n, n, 0.9)
+    np.testing.assert_allclose(found, (exact.low, exact.high), atol=1e-12)
+
+
+def test_of_no_queries_nothing_is_promised_and_nothing_foretold() -> None:
+    assert errors_allowed(0, 10.0, 0.9, 0.1) == errors_allowed(10, 0.9, 0.9, 0.1) == -1
+    assert errors_allowed(1000, 1000, 1.0, 0.1) == -1, "no number of queries shows that none is"
+    assert next_share(0.3, 0) == 0.3
+    assert next_share(0.0, 9) == 0.1
+    assert chance(44, 0.0, 0.05, 0.1) == 0
+    assert chance(45, 0.0, 0.05, 0.1) == 1
+    assert chance(45, 0.1, 0.05, 0.1) == pytest.approx(0.9**45), "no error is allowed"
+    assert exact_interval(0.5, 0, 0.9) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("absence", "least", "of"),
+    [
+        ("absent_labels", LEAST_ABSENT_LABELS, "unknown_rate"),
+        ("hidden_labels", LEAST_HIDDEN_LABELS, "unknown_absence"),
+    ],
+)
+def test_so_many_labels_are_enough_and_one_fewer_is_not(absence: str, least: int, of: str) -> None:
+    for n_labels in (least - 1, least):
+        clusters = np.r_[np.arange(100), 100 + np.arange(100) % n_labels]
+        given = promises(evidence(100, 100, absence=absence, clusters=clusters))
+        why = getattr(given, of)
+        assert (why is None) == (n_labels == least), n_labels
+        assert why is None or f"{n_labels} " in why
+
+
+def test_up_to_a_share_of_absent_queries_it_does_not_matter_that_they_are_unknown() -> None:
+    unknown = evidence(absence="hidden_trained_labels")
+    assert promises(unknown, expected=MOST_UNKNOWN).doubt is None
+    assert promises(unknown, expected=float(np.nextafter(MOST_UNKNOWN, 1))).doubt is not None
+    assert promises(evidence(), expected=0.9).doubt is None
+
+
+def stream_of(of: Evidence) -> Stream:
+    return Stream.of(of, 0.05, 0.05, NO_FEEDBACK, 0.1)
+
+
+def test_a_first_item_of_just_the_threshold_is_a_match() -> None:
+    stream = stream_of(evidence())
+    threshold = float(np.median(stream.probabilities[~stream.absent]))
+    of = evidence(first_probabilities=np.full(600, threshold))
+    assert stream_of(of).point(threshold).coverage == pytest.approx(1)
+    assert stream_of(of).point(float(np.nextafter(threshold, 1))).coverage == 0
+    given = promises(evidence(), max_error=0.1)
+    [accepted] = [given.stream.probabilities >= promise.threshold for promise in given.matches[2:]]
+    assert given.threshold(2) in given.stream.probabilities
+    assert given.point.coverage == pytest.approx(float(given.stream.weights[accepted].sum()))
+
+
+def test_the_threshold_of_an_fpir_is_just_above_the_first_that_must_not_pass() -> None:
+    of = evidence(300, 300, clusters=np.arange(600))
+    stream = stream_of(replace(of, first_probabilities=np.linspace(0, 1, 600)))
+    falling = np.sort(stream.probabilities[stream.absent])[::-1]
+    allowed = errors_allowed(300, 300, 0.9, 0.1)
+    assert stream.strictest(0.1) == np.nextafter(falling[allowed], 2)
+    low = stream_of(replace(of, first_probabilities=np.linspace(0, 0.4, 600)))
+    assert low.strictest(0.1) == LEAST_THRESHOLD
+    few = stream_of(evidence(300, 21, clusters=np.arange(321)))
+    assert few.strictest(0.1) is None
+    assert stream_of(evidence(300, 22, clusters=np.arange(322))).strictest(0.1) is not None
+    assert stream_of(evidence(300, 0)).strictest(0.1) is None
 
 
 @pytest.mark.slow

@@ -106,6 +106,30 @@ def test_too_few_queries_promise_nothing_and_say_how_many_are_needed() -> None:
     )
 
 
+def test_a_label_of_just_the_threshold_is_in_the_set() -> None:
+    rule = rule_of(np.full(100, 0.25))
+    chosen = choose(rule, [0, 1, 2], [0.6, 0.25, float(np.nextafter(0.25, 0))], 0.9)
+    np.testing.assert_array_equal(chosen.places, [0, 1])
+
+
+def test_a_match_that_is_found_without_any_probability_is_found() -> None:
+    """Its set is the whole list, which no set of a match that is not found would be."""
+    rule = rule_of(np.zeros(100))
+    chosen = choose(rule, [0, 1, 2], [0.9, 0.1, 0.0], 0.9)
+    assert chosen.shortfall is None
+    np.testing.assert_array_equal(chosen.places, [0, 1, 2])
+    half = rule_of(np.where(np.arange(100) < 50, -1.0, 0.0)).shortfall(0.9)
+    assert half is not None
+    assert "0.500" in half
+
+
+def test_whoever_asks_for_ever_new_coverages_takes_no_more_memory() -> None:
+    rule = rule_of(np.ones(50))
+    for coverage in np.linspace(0.5, 0.9, 2500):
+        rule.promised_for(float(coverage))
+    assert len(rule._known) <= 1001
+
+
 def test_matches_that_are_not_found_at_all_cannot_be_promised() -> None:
     rule = rule_of(np.where(np.arange(1000) < 80, -1.0, 0.5))
     assert rule.shortfall(0.9) is None

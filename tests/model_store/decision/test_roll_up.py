@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,33 @@ def test_a_parent_is_as_likely_as_its_labels_together() -> None:
         "Felidae",
     ]
     np.testing.assert_allclose(sums, [0.5, 0.5])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_likeliest_parent_is_that_of_the_largest_sum(seed: int) -> None:
+    """Any parent may be it, the first of its level and the last as well; some labels have none."""
+    generator = np.random.default_rng(seed)
+    parents = generator.integers(-1, 3, (6, 4)).astype(np.int32)
+    parents[:, 3] = -1
+    probabilities = generator.dirichlet(np.ones(6))
+    places, sums = likeliest_parents(parents, probabilities)
+    for level, of_labels in enumerate(parents.T):
+        wanted = {
+            int(place): float(probabilities[of_labels == place].sum())
+            for place in of_labels
+            if place >= 0
+        }
+        assert places[level] == (max(wanted, key=lambda place: wanted[place]) if wanted else -1)
+        assert sums[level] == pytest.approx(max(wanted.values(), default=0.0))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"above": np.zeros((1, 2), dtype=np.int32)}, {"levels": ("genus",)}, {"parents": ((),)}],
+)
+def test_parents_of_other_labels_or_levels_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="wanted"):
+        replace(CATS, **changes)
 
 
 def test_an_ambiguous_query_rolls_up_to_the_finest_parent_that_is_sure() -> None:

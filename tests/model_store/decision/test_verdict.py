@@ -27,7 +27,8 @@ from model_store.decision import (
     VennAbers,
     decide,
 )
-from model_store.decision.verdict import Assessment, _verdict
+from model_store.decision.calibration import UNKNOWN_CLASS
+from model_store.decision.verdict import Assessment, _level, _verdict
 from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch, UnknownSource
 from model_store.predictive import Predictive
@@ -212,6 +213,40 @@ def test_percentile_and_level() -> None:
         for value in (0.05, 0.75, 0.95)
     ]
     assert levels == ["low", "medium", "high"]
+
+
+@pytest.mark.parametrize(
+    ("percentile", "level"),
+    [(0, "low"), (50, "low"), (50.1, "medium"), (90, "medium"), (90.1, "high"), (100, "high")],
+)
+def test_half_of_the_ordinary_queries_are_low_and_the_last_tenth_is_high(
+    percentile: float, level: str
+) -> None:
+    assert _level(percentile) == level
+
+
+def test_promises_are_kept_for_the_shares_that_were_asked_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any caller may ask for any share, and what is promised of each takes a while to compute."""
+    monkeypatch.setattr("model_store.decision.calibration._MOST_PROMISES", 2)
+    fitted = calibration()
+    first, second = fitted.promises(0.1), fitted.promises(0.2)
+    assert fitted.promises(0.1) is first
+    assert fitted.promises() is fitted.promises(fitted.default_share)
+    assert fitted.promises(0.2) is second
+    assert fitted.promises(0.1) is not first
+    assert len(fitted._promises) == 2
+
+
+def test_labels_that_came_later_are_of_no_known_class() -> None:
+    fitted = calibration()  # of three labels
+    np.testing.assert_array_equal(
+        fitted.known_classes(np.array([0, 2, 3, -1], dtype=np.int32)),
+        [2, 2, UNKNOWN_CLASS, UNKNOWN_CLASS],
+    )
+    np.testing.assert_array_equal(fitted.classes_of(np.array([0, 3], dtype=np.int32)), [2, 0])
+    assert [fitted.n_new_labels(n) for n in (2, 3, 4)] == [0, 0, 1]
 
 
 @pytest.mark.slow
@@ -443,6 +478,47 @@ def test_a_first_item_of_a_label_without_evidence_gets_no_match() -> None:
 def test_a_source_must_be_known() -> None:
     with pytest.raises(UnknownSource, match="no source was given"):
         decide(calibration(), query(), found(0.9), replace(TERMS, source="phone"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"encoder_fingerprint": "another"},
+        {"search": {"index": "another"}},
+        {"n_queries": 10},
+        {"assumed_absent": 0.06},
+    ],
+)
+def test_probabilities_of_another_fit_are_known_as_such(change: dict[str, Any]) -> None:
+    fitted = calibration()
+    assert replace(fitted, **change).match_fingerprint() != fitted.match_fingerprint()
+
+
+def test_probabilities_are_those_of_the_fit_whatever_is_promised_of_them() -> None:
+    one = replace(calibration(), search={"a": 1, "b": 2})
+    other = replace(one, search={"b": 2, "a": 1}, max_error=0.2, expected_absent=0.3)
+    assert other.match_fingerprint() == one.match_fingerprint()
+
+
+def test_outlier_scores_are_known_by_all_that_makes_them() -> None:
+    """A row that goes from one array to the next leaves the bytes of both together as they are."""
+    fitted = calibration()
+    known = {fitted.outlier_fingerprint(), replace(fitted, max_error=0.2).outlier_fingerprint()}
+    assert len(known) == 1
+    detector = fitted.detector
+    moved = replace(
+        detector,
+        references=detector.references[:-1],
+        label_means=np.concatenate([detector.references[-1:], detector.label_means]),
+    )
+    others = [
+        replace(fitted, detector=moved),
+        replace(fitted, detector=replace(detector, residual_variance=0.6)),
+        replace(fitted, detector=replace(detector, centre=detector.centre + 1)),
+        replace(fitted, fusion=replace(fitted.fusion, weights=np.array([0.6, 0.1, 0.1, 0.1, 0.1]))),
+    ]
+    known |= {other.outlier_fingerprint() for other in others}
+    assert len(known) == 1 + len(others)
 
 
 def test_no_calibration_in_the_directory_is_none(tmp_path: Path) -> None:
