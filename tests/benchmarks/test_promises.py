@@ -21,6 +21,7 @@ from tests.benchmarks.promises.measures import ALPHA, calibrate, served_share, s
 from tests.benchmarks.promises.oracles import told
 from tests.benchmarks.promises.planner import ERRORS, forecast_over_needed
 from tests.benchmarks.promises.summary import pooled_error
+from tests.benchmarks.promises.two_labels import in_parts, likeness
 from tests.benchmarks.promises.worlds import World, WorldSpec, make_world
 from tests.support.narrowing import not_none
 
@@ -72,7 +73,9 @@ def test_a_seed_draws_one_world_and_another_seed_another(world: World, tmp_path:
     [
         SMALL,
         WorldSpec("groups", n_labels=8, group_size=4, n_calibration=64, n_test=40),
-        WorldSpec("withheld", n_labels=8, n_calibration=64, n_withheld=60, n_test=40),
+        WorldSpec(
+            "withheld", n_labels=8, n_calibration=64, n_withheld=60, per_withheld=60, n_test=40
+        ),
         WorldSpec("one image", sizes="rare", n_calibration=64, n_test=40),
     ],
     ids=lambda spec: spec.name,
@@ -81,6 +84,7 @@ def test_the_truth_is_kept_from_all_that_is_fitted(spec: WorldSpec, tmp_path: Pa
     world = make_world(spec, 0, tmp_path)
     fitted = {*world.gallery_images.labels, *world.calibration.withheld.labels}
     assert fitted.isdisjoint(world.absent.labels)
+    assert len(set(world.calibration.withheld.labels)) == spec.n_withheld / spec.per_withheld
     assert set(world.calibration.withheld.labels).isdisjoint(world.gallery_images.labels)
     assert set(world.matched.labels) <= set(world.gallery_images.labels)
     numbers = [
@@ -154,6 +158,26 @@ def test_an_oracle_is_told_half_of_the_absent_queries_or_of_their_labels(same_la
     assert len(withheld) == len(left)
     in_both = set(labels[withheld]) & set(labels[left])
     assert in_both == ({"c", "d", "e", "f"} if same_labels else set())
+
+
+def test_two_labels_are_as_alike_as_their_mean_directions(world: World) -> None:
+    two = sorted(set(world.gallery_images.labels))[:2]
+    items = np.arange(world.gallery.n_items)
+    directions, codes = world.gallery.directions(items), world.gallery.label_codes(items)
+    of_label = [directions[codes == world.gallery.labels.index(name)].mean(axis=0) for name in two]
+    expected = float(of_label[0] @ of_label[1] / np.prod(np.linalg.norm(of_label, axis=1)))
+    rows = np.flatnonzero(np.isin(world.gallery_images.labels, two))
+    some = replace(world, gallery_images=world.gallery_images.subset(rows))
+    alike, of_absent = likeness(some)
+    assert alike == pytest.approx(expected, abs=1e-6)
+    assert -1 < of_absent < 1
+
+
+def test_errors_are_averaged_in_the_order_of_a_value() -> None:
+    parts = in_parts(np.array([3.0, 1, 2, 5, 4, 0]), np.array([30.0, 10, 20, 50, 40, 0]))
+    assert [one[0] for one in parts] == [0, 2, 3, 4, 5]
+    assert [one[1] for one in parts] == [1, 2, 3, 4, 5]
+    assert [one[2] for one in parts] == [5, 20, 30, 40, 50]
 
 
 def test_repetitions_that_err_either_way_are_right_together() -> None:

@@ -6,6 +6,7 @@ from .worlds import WorldSpec
 
 WORLDS = (
     WorldSpec("2 labels", n_labels=2),
+    WorldSpec("2 labels, one withheld", n_labels=2, n_withheld=300, per_withheld=300),
     WorldSpec("2 labels, 60 withheld", n_labels=2, n_withheld=300),
     WorldSpec("3 labels", n_labels=3),
     WorldSpec("5 labels", n_labels=5),

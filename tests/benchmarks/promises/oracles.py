@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 SAME_LABELS, OTHER_LABELS = "absent labels known", "other labels withheld"
 
-ORACLES = tuple(
-    f"{name}, {told}" for name in ("Caltech-101", "CUB") for told in (SAME_LABELS, OTHER_LABELS)
+ORACLES = (
+    *(f"{name}, {told}" for name in ("Caltech-101", "CUB") for told in (SAME_LABELS, OTHER_LABELS)),
+    f"Fashion-MNIST, {SAME_LABELS}",
 )
 """Worlds that are told more than hidden labels can tell: other images of the very labels that are
 absent, or images of other absent labels. They bound what any calibration could reach."""

@@ -50,6 +50,7 @@ class WorldSpec:
         many of one (``rare``) or of one and of three (``mixed``).
     n_calibration : matched calibration queries.
     n_withheld : calibration queries of withheld labels; none where stand-ins have to do.
+    per_withheld : of each withheld label.
     label_noise : share of wrong labels in gallery and calibration; those of test queries are right.
     group_size : photographs of each object.
     unseen : whether images of the gallery may be calibration queries too.
@@ -66,6 +67,7 @@ class WorldSpec:
     sizes: Literal["balanced", "zipf", "rare", "mixed"] = "balanced"
     n_calibration: int = 300
     n_withheld: int = 0
+    per_withheld: int = 5
     label_noise: float = 0.0
     group_size: int = 1
     unseen: bool = False
@@ -168,7 +170,7 @@ def make_world(spec: WorldSpec, seed: int, directory: Path) -> World:
     tested = _labels_asked(spec, sizes, generator, n_matched)
     matched, _ = _photographed(latents, centres, tested)
     # Many absent labels, few images of each: the truth is the average over the prior.
-    withheld = _absent(latents, generator, spec.n_withheld, 5)
+    withheld = _absent(latents, generator, spec.n_withheld, spec.per_withheld)
     absent = _absent(latents, generator, spec.n_test, 2)
 
     clean = Embeddings.concatenate(latents.parts)
@@ -185,7 +187,7 @@ def make_world(spec: WorldSpec, seed: int, directory: Path) -> World:
     else:
         of_matched = images("calibration", calibration, [names[code] for code in of_calibration])
     gallery_images = gallery_images.subset(generator.permutation(len(gallery_images)))
-    of_withheld = images("withheld", withheld, _names("withheld", len(withheld), 5))
+    of_withheld = images("withheld", withheld, _names("withheld", len(withheld), spec.per_withheld))
     gallery = write_gallery(directory, encoder, gallery_images, seed)
     return World(
         spec.name,
