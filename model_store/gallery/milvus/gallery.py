@@ -257,11 +257,9 @@ class MilvusGallery:
 
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass a filter, as `candidates` takes them."""
-        expression = to_expression(part)
         head = self.head
-        return MatchingRows(
-            self.by_number, expression, head.n_items, self.n_rows, head.since, self._current
-        )
+        passing = self.by_number, to_expression(part), head.n_items, self.n_rows, head.since
+        return MatchingRows(*passing, self._current)
 
     def facets(self, most: int) -> None:
         """None: Milvus counts no values."""
