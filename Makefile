@@ -18,7 +18,7 @@ SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 help:
 	@echo "make demo      install, build the demo bundle, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
-	@echo "make check     install, lint, run the tests that take less than a second each; 75 seconds"
+	@echo "make check     install, lint, run the tests that take less than a second each; a minute"
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make coverage  branch coverage of model_store and service by their own tests; at least 95 %"
 	@echo "make bench     measure, and write build/bench.json"
@@ -71,8 +71,8 @@ check: install
 check-builder check-others: check-%: install
 	$(PYTEST) --quiet -m "not bundle and not process and not slow" $(TESTS_$*) \
 	  --ignore tests/end_to_end --ignore tests/torture
-TESTS_builder := tests/index_builder
-TESTS_others := tests --ignore tests/index_builder
+TESTS_builder := tests/index_builder tests/benchmarks
+TESTS_others := tests --ignore tests/index_builder --ignore tests/benchmarks
 # Four processes, since each waits for a service or a browser at times; each file in one of them.
 test: lint .venv/.browser
 	$(PYTEST) --numprocesses 4 --dist loadfile --no-loadscope-reorder

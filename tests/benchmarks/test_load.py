@@ -73,6 +73,7 @@ async def load_of_a_server_that_stalls(
         return await run(job), bodies
 
 
+@pytest.mark.slow
 async def test_latencies_count_from_when_a_request_was_due() -> None:
     outcome, bodies = await load_of_a_server_that_stalls()
     n = len(bodies)
@@ -90,6 +91,7 @@ async def test_latencies_count_from_when_a_request_was_due() -> None:
     assert counted * 1.2 == pytest.approx(n, abs=2)
 
 
+@pytest.mark.slow
 async def test_no_two_requests_are_the_same_and_a_seed_repeats_them() -> None:
     bodies = [(await load_of_a_server_that_stalls(seconds=0.3))[1] for _ in range(2)]
     numbered = [body for body in bodies[0] if b"refuse me" not in body]

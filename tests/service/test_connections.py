@@ -340,6 +340,7 @@ def test_a_crowd_delays_nobody_elses_health(serve: Serve) -> None:
     assert waited < (time.monotonic() - began) / 2
 
 
+@pytest.mark.slow
 def test_of_a_crowd_of_heads_few_are_read_in_a_turn(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
