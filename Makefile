@@ -24,7 +24,7 @@ help:
 	@echo "make bench     measure, and write build/bench.json"
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
 	@echo "make bench-promises   what came true of promises, in worlds whose truth is known; an hour"
-	@echo "make bench-outliers   the outlier score beside its best single signal; half an hour"
+	@echo "make bench-outliers   the outlier score beside its best single signal; ten minutes"
 	@echo "make bench-label-free   galleries calibrated by views of their items; five minutes"
 	@echo "make bench-decide  decisions on another store's neighbours, beside other ways; twelve minutes"
 	@echo "make bench-encoders   int8 and half precision, and a posterior on 100,000 images; six minutes"

@@ -5,8 +5,8 @@ score. The fusion is fitted to one half of a gallery's queries and measured on t
 times: with corrupted queries alone to learn from, and with them crops of a photograph,
 scikit-learn's digits, or images of withheld labels. A kind that was a lesson is not tested, but for
 corrupted queries, of which the fusion has seen others. What each signal adds is the AUROC of the
-fused score minus that of a fusion fitted without it. Reads VOUCH_DATA_DIR; making the encoders
-takes half an hour of one processor, once.
+fused score minus that of a fusion fitted without it. Reads VOUCH_DATA_DIR; ten minutes on two
+cores, most of it for the encoders, which are made once.
 
     python -m tests.benchmarks.outlier_regret [WORLD ...]
 """
