@@ -210,11 +210,12 @@ class MilvusGallery:
                 output_fields=["row", *ENTITY_FIELDS] if whole else ["row"],
                 search_params={"metric_type": "IP", "params": self.described.effort(limit, share)},
             )
-        for hits in found:
-            self._lately.observe(rows_of(hits))
+        rows = [rows_of(hits) for hits in found]
+        for hits, of_query in zip(found, rows, strict=True):
+            self._lately.observe(of_query)
             if whole:
                 self._lately.remember(read_hits(hits))
-        return [np.array(rows_of(hits), dtype=np.int64) for hits in found]
+        return [np.array(of_query, dtype=np.int64) for of_query in rows]
 
     def _is_current(self, row: int) -> bool:
         replaced = self.head.hidden.get(row)
@@ -257,9 +258,8 @@ class MilvusGallery:
 
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass a filter, as `candidates` takes them."""
-        head = self.head
-        passing = self.by_number, to_expression(part), head.n_items, self.n_rows, head.since
-        return MatchingRows(*passing, self._current)
+        expression = to_expression(part)
+        return MatchingRows(self.by_number, expression, self.head, self.n_rows, self._current)
 
     def facets(self, most: int) -> None:
         """None: Milvus counts no values."""

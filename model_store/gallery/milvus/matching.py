@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery.index.allowed import NO_FIELDS
+from model_store.gallery.milvus.log import Head
 from model_store.gallery.milvus.rows import MilvusRows
 from model_store.verdicts import IndexedBy
 
@@ -25,7 +26,7 @@ class MatchingRows:
     Parameters
     ----------
     expression : of Milvus.
-    n_items, n_rows, since : of the gallery as it is searched.
+    head, n_rows : of the gallery as it is searched.
     current : leaves those of some rows (n,) that are current.
     """
 
@@ -33,24 +34,23 @@ class MatchingRows:
         self,
         rows: MilvusRows,
         expression: str,
-        n_items: int,
+        head: Head,
         n_rows: int,
-        since: int,
         current: Callable[[NDArray[np.int64]], NDArray[np.int64]],
     ) -> None:
         self.expression = expression
-        self._rows, self._n_items, self._n_rows, self._since = rows, n_items, n_rows, since
+        self._rows, self._head, self._n_rows = rows, head, n_rows
         self._current = current
 
     @cached_property
     def at_most(self) -> int:
         """Their number; rows that were replaced a moment ago may be counted."""
-        return self._rows.count(self.expression, self._since)
+        return self._rows.count(self.expression, self._head.since)
 
     @property
     def share(self) -> float:
         """Their number over that of the items."""
-        return min(self.at_most / max(self._n_items, 1), 1.0)
+        return min(self.at_most / max(self._head.n_items, 1), 1.0)
 
     @property
     def indexes(self) -> Mapping[str, IndexedBy]:
@@ -61,7 +61,7 @@ class MatchingRows:
         """Return which of ``rows`` (n,) are allowed, (n,)."""
         if not rows.size:
             return np.zeros(0, dtype=bool)
-        among = self._rows.among(rows.tolist(), self._since, self.expression)
+        among = self._rows.among(rows.tolist(), self._head.since, self.expression)
         return np.array([row in among for row in rows.tolist()], dtype=bool)
 
     def rows(self) -> NDArray[np.int64]:
@@ -69,7 +69,7 @@ class MatchingRows:
         found: list[int] = []
         for start in range(0, self._n_rows, _ROWS_AT_ONCE):
             end = min(start + _ROWS_AT_ONCE, self._n_rows)
-            found += self._rows.within(start, end, self._since, self.expression)
+            found += self._rows.within(start, end, self._head.since, self.expression)
         return self._current(np.array(found, dtype=np.int64))
 
     def mask(self) -> NDArray[np.bool_]:
