@@ -117,5 +117,10 @@ def _shortfalls(calibration: Calibration, promised: Promises) -> list[str]:
             f"No FPIR is foretold, and with a share of more than {MOST_UNKNOWN:g} absent queries "
             f"probabilities may be far off: {promised.unknown_absence}."
         )
+    elif promised.unknown_rate is not None:
+        missing.append(
+            f"With a share of more than {MOST_UNKNOWN:g} absent queries probabilities may be far "
+            f"off: {promised.unknown_rate}."
+        )
     missing += [promised.sets.shortfall(coverage) for coverage in _coverages(calibration)]
     return [sentence for sentence in missing if sentence]

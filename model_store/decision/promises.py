@@ -75,8 +75,8 @@ class Promises:
         answers that roll up to it.
     unknown_absence : why nothing is foretold of absent queries; None where it is.
     unknown_rate : why no FPIR can be promised, whatever is foretold; None where one can.
-    doubt : why neither an error nor probabilities are vouched for at this share; None where they
-        are.
+    doubt : why probabilities are not vouched for at this share, nor an error where absence is
+        unknown; None where they are.
     sets : which items belong in result sets.
     """
 
@@ -99,8 +99,7 @@ class Promises:
         self._first_classes = evidence.first_classes
         self.unknown_absence = _why_absence_is_unknown(evidence)
         self.unknown_rate = self.unknown_absence or _too_few_withheld(evidence)
-        is_unknown = self.unknown_absence is not None and expected > MOST_UNKNOWN
-        self.doubt = self._absence_shortfall() if is_unknown else None
+        self.doubt = self._doubt() if expected > MOST_UNKNOWN else None
         self.matches = tuple(self._promise(place, int(n)) for place, n in enumerate(n_labels))
         self._thresholds = np.array([promise.threshold for promise in self.matches])
         of_levels = [evidence.of_level(level) for level in range(len(levels))]
@@ -141,7 +140,7 @@ class Promises:
         name = SIZE_CLASSES[size_class]
         of_class = self.stream.at_rows(self._first_classes == size_class)
         by_error = of_class.widest(self.max_error)
-        if self.doubt is not None:
+        if self._gives_none:
             return MatchPromise(name, math.inf, None, self.doubt)
         if by_error is None:
             whom = "" if n_labels == 0 else _whom(name)
@@ -191,7 +190,7 @@ class Promises:
     ) -> MatchPromise:
         threshold = widest_roll_up(stream, foretold, self.max_error)
         shortfall = self.doubt
-        if shortfall is not None:
+        if self._gives_none:
             threshold = None
         else:
             n = int((~stream.absent).sum())
@@ -212,11 +211,23 @@ class Promises:
             return point
         return replace(point, false_match_rate=None, false_match_bound=None)
 
-    def _absence_shortfall(self) -> str:
-        return (
-            f"With a share of {self.expected:g} absent queries, no error among matches can be "
-            f"promised, and probabilities may be far off: {self.unknown_absence}."
-        )
+    @property
+    def _gives_none(self) -> bool:
+        """True where so many queries are absent that none of unknown ones can be a match."""
+        return self.doubt is not None and self.unknown_absence is not None
+
+    def _doubt(self) -> str | None:
+        if self.unknown_absence is not None:
+            return (
+                f"With a share of {self.expected:g} absent queries, no error among matches can be "
+                f"promised, and probabilities may be far off: {self.unknown_absence}."
+            )
+        if self.unknown_rate is not None:
+            return (
+                f"With a share of {self.expected:g} absent queries, probabilities may be far off: "
+                f"{self.unknown_rate}."
+            )
+        return None
 
     def _error_shortfall(self, stream: Stream, whom: str) -> str:
         n = int((~stream.absent).sum())

@@ -204,12 +204,12 @@ def _verdict(
     nothing: float,
 ) -> tuple[Verdict, str | None]:
     """Return the verdict on a first item of ``probability``, and what is missing for a better."""
-    reason = terms.stale or promises.matches[size_class].shortfall
+    reason = terms.stale or promises.matches[size_class].shortfall or promises.doubt
     doubt = terms.stale or promises.doubt
     if assessment.is_outlier(terms.alpha):
         return "out_of_distribution", terms.stale
     if terms.stale is None and probability >= promises.threshold(size_class):
-        return "match", None
+        return "match", doubt
     if nothing > LEAST_THRESHOLD:
         return "no_match", doubt
     return "ambiguous", reason if probability >= LEAST_THRESHOLD else doubt

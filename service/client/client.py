@@ -116,7 +116,7 @@ class VouchClient:
     ) -> schemas.SearchAnswer:
         """Find the items most like an image, and how sure that is.
 
-        Where a match is not vouched for because the calibration promises too little,
+        Where the calibration promises too little for a match, or to vouch for probabilities,
         `SearchAnswer.reason` says what is missing.
 
         Raises

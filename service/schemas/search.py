@@ -247,8 +247,8 @@ class SearchAnswer(BaseModel):
     gallery: str
     verdict: Verdict = Field(description="What a front end switches on.")
     reason: str | None = Field(
-        description="Why the verdict is less than it could be: what the calibration does not "
-        "promise, and how many queries would do; else null."
+        description="What the calibration does not promise, and how many queries would do: why the "
+        "verdict is less than it could be, or why probabilities may be far off; else null."
     )
     roll_up: RollUp | None = ROLL_UP
     no_match_probability: float | None = Field(

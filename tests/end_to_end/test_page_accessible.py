@@ -198,7 +198,7 @@ SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these
     "model_store/images/quality.py": {"_REASONS"},
     "model_store/images/colours.py": {"TURNED", "_steps"},
     "model_store/decision/promises.py": {
-        *("_absence_shortfall", "_error_shortfall", "_rate_shortfall"),
+        *("_doubt", "_error_shortfall", "_rate_shortfall"),
         *("_whom", "_too_few_withheld", "_why_absence_is_unknown"),
     },
     "model_store/decision/result_sets.py": {"_why_not"},

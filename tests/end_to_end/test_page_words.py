@@ -133,6 +133,8 @@ def test_what_is_out_of_date_or_withheld_is_a_warning(shown: Shown) -> None:
     expect(shown.page.locator("#gallery-about")).to_contain_text(", which is out of date")
     shown.ask(verdict="ambiguous", reason="Too few queries.")
     expect(shown.found("withheld")).to_have_text("A match is not vouched for. Too few queries.")
+    shown.ask(verdict="match", reason="Probabilities may be far off.")
+    expect(shown.found("withheld")).to_have_text("Probabilities may be far off.")
     expect(shown.page.locator("p.warning")).to_have_count(1)
 
 

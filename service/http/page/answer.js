@@ -84,11 +84,11 @@ function rollUpPart({ verdict, roll_up: rolled, line }) {
     t`Not sure which, but “${brief(rolled.label)}” with probability ${percent(rolled.probability)}.`);
 }
 
-/** Why no match is vouched for, where the calibration promises too little. */
-function withheldPart({ reason, bundle: { calibration } }) {
+/** What is not vouched for, where the calibration promises too little. */
+function withheldPart({ reason, verdict, bundle: { calibration } }) {
   if (!reason || reason === calibration.reason) return "";
   return el("p.warning", { "data-testid": "withheld" },
-    el("b", {}, t`A match is not vouched for. `), said(reason));
+    el("b", {}, verdict === "match" ? "" : t`A match is not vouched for. `), said(reason));
 }
 
 /** Asks for a review of an answer that was drawn at random. */

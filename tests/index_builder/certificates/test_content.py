@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,11 +111,20 @@ def test_shortfalls_are_said_in_words(tmp_path: Path) -> None:
     assert "No match is given. An error of at most 0.05" in page
 
 
-def test_it_says_where_probabilities_may_be_far_off(tmp_path: Path) -> None:
-    fitted = calibration(evidence(absence="hidden_trained_labels"))
-    told = said(certified(tmp_path, published(tmp_path, fitted)))
+@pytest.mark.parametrize(
+    ("changes", "unknown"),
+    [
+        ({"absence": "hidden_trained_labels"}, "what an absent query looks like"),
+        ({"clusters": np.r_[np.arange(300), 300 + np.arange(300) % 9]}, "from 9 withheld labels"),
+    ],
+)
+def test_it_says_where_probabilities_may_be_far_off(
+    tmp_path: Path, changes: dict[str, Any], unknown: str
+) -> None:
+    told = said(certified(tmp_path, published(tmp_path, calibration(evidence(**changes)))))
     sentences = " ".join(told["not_promised"])
-    assert "share of more than 0.1 absent queries probabilities may be far off" in sentences
+    off = "share of more than 0.1 absent queries probabilities may be far off: "
+    assert unknown in sentences.partition(off)[2]
 
 
 def test_the_page_needs_nothing_else(certificate: Path) -> None:

@@ -443,6 +443,23 @@ def test_where_absence_is_unknown_doubt_is_said_whatever_the_verdict(similarity:
     assert "far off" not in (known.reason or "")
 
 
+@pytest.mark.parametrize(
+    ("similarity", "verdict"), [(0.99, "match"), (0.93, "ambiguous"), (0.2, "no_match")]
+)
+def test_few_withheld_labels_change_no_verdict_and_are_said(
+    similarity: float, verdict: str
+) -> None:
+    clusters = np.where(
+        EVIDENCE.absent, -1 - np.arange(len(EVIDENCE.absent)) % 9, EVIDENCE.clusters
+    )
+    of_nine = replace(calibration(), evidence=replace(EVIDENCE, clusters=clusters))
+    for share in (0.05, 0.2):
+        terms = replace(TERMS, expected_absent=share)
+        told = decide(of_nine, query(), found(similarity, 0.2, 0.1), terms)
+        assert ("far off: what any absent query" in (told.reason or "")) == (share > 0.1)
+    assert told.verdict == verdict
+
+
 def test_what_is_stale_gives_no_match_and_promises_nothing() -> None:
     retrieved = found(0.99, 0.2, 0.1)
     assert decide(calibration(), query(), retrieved, TERMS).verdict == "match"
