@@ -152,8 +152,9 @@ def fit_fusion(inliers: Floats, outliers: Sequence[Floats]) -> OutlierFusion:
     signal is the most alien.
 
     The first kind of outliers is always learned from. Another one is only where the weights that it
-    alone would give tell the other kinds apart better than equal weights do: on a network that
-    orders CIFAR-10 badly, learning from digits would cost photographs 0.06 of AUROC (0.89 to 0.83).
+    alone would give tell the other kinds apart better than equal weights do, by more than the
+    standard error of that gain: on a network that orders CIFAR-10 badly, learning from digits would
+    cost photographs 0.06 of AUROC (0.89 to 0.83), and learning from photographs birds 0.01.
 
     Parameters
     ----------
@@ -168,12 +169,15 @@ def fit_fusion(inliers: Floats, outliers: Sequence[Floats]) -> OutlierFusion:
     def helps(taught: int) -> bool:
         """Return whether weights learned from one kind alone serve the other kinds."""
         learned = replace(equal, weights=_weights(separations[taught]))
-        gains = [
-            _separation(learned(kind), learned(inliers)) - _separation(equal(kind), equal(inliers))
-            for number, kind in enumerate(outliers)
-            if number != taught
-        ]
-        return float(np.mean(gains)) > 0
+        before, after = equal(inliers), learned(inliers)
+        gains, variances = np.transpose(
+            [
+                _gain(learned(kind), after, equal(kind), before)
+                for number, kind in enumerate(outliers)
+                if number != taught
+            ]
+        )
+        return bool(gains.sum() > np.sqrt(variances.sum()))
 
     teachers = [
         separation for number, separation in enumerate(separations) if number == 0 or helps(number)
@@ -212,13 +216,39 @@ def _separation(outliers: Floats, inliers: Floats) -> Floats:
 
     The probability that an alien has the larger value minus that of the reverse: 2 AUROC − 1.
     """
+    separation: Floats = _placements(outliers, inliers)[0].mean(axis=0)
+    return separation
+
+
+def _gain(
+    outliers: Floats, inliers: Floats, other_outliers: Floats, other_inliers: Floats
+) -> tuple[float, float]:
+    """Return how much larger D is of one score than of another of the same queries.
+
+    Returns
+    -------
+    The difference, and its variance (DeLong, DeLong and Clarke-Pearson 1988).
+    """
+    of_one = _placements(outliers, inliers)
+    of_other = _placements(other_outliers, other_inliers)
+    changes = [one - other for one, other in zip(of_one, of_other, strict=True)]
+    variance = sum(float(change.var()) / max(len(change) - 1, 1) for change in changes)
+    return float(changes[0].mean()), variance
+
+
+def _placements(outliers: Floats, inliers: Floats) -> tuple[Floats, Floats]:
+    """Return where each of ``outliers`` (A, ...) and ``inliers`` (N, ...) lies among the others.
+
+    For an outlier, the share of inliers below it minus that of those above; for an inlier, the same
+    of outliers above and below. The mean of either is D.
+    """
     from scipy.stats import rankdata  # noqa: PLC0415 - slow
 
     n_outliers, n_inliers = len(outliers), len(inliers)
-    ranks = rankdata(np.concatenate([outliers, inliers]), axis=0)[:n_outliers].sum(axis=0)
-    n_won = ranks - n_outliers * (n_outliers + 1) / 2
-    separation: Floats = 2 * n_won / (n_outliers * n_inliers) - 1
-    return separation
+    ranks = rankdata(np.concatenate([outliers, inliers]), axis=0)
+    above = ranks[:n_outliers] - rankdata(outliers, axis=0)
+    below = ranks[n_outliers:] - rankdata(inliers, axis=0)
+    return 2 * above / n_inliers - 1, 1 - 2 * below / n_outliers
 
 
 def cross_fitted_scores(

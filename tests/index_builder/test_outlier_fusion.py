@@ -150,3 +150,15 @@ def test_copies_of_a_picture_are_left_out_together() -> None:
     sources = np.r_[np.arange(400), np.arange(400)]
     inliers, (aliens,), _ = cross_fitted_scores(values, [values], sources, seed=0)
     np.testing.assert_allclose(inliers, aliens)
+
+
+def test_a_lesson_is_learned_by_no_more_than_chance_where_it_gains_nothing() -> None:
+    """The other kind looks like ordinary queries, so that no weights can tell it from them."""
+    learned = 0
+    for seed in range(200):
+        inliers, spoilt, far = np.random.default_rng(seed).standard_normal((3, 60, 5))
+        outliers = [spoilt, moved(far, 2, 1, 0, 0, 0)]
+        alone, with_lesson = (fit_fusion(inliers, outliers[:n]).weights for n in (1, 2))
+        learned += not np.array_equal(alone, with_lesson)
+    # A normal gain is beyond its standard error with probability 0.16.
+    assert learned / 200 == pytest.approx(0.16, abs=0.08)
