@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -59,7 +60,7 @@ class Member:
     def open_hub(self) -> socket.socket:
         """The socket of the encoders. When the parent dies, this process ends in order."""
         hub = socket.socket(fileno=self.hub)
-        threading.Thread(target=_end_with, args=(hub,), daemon=True, name="parent").start()
+        threading.Thread(target=self._end_with, args=(hub,), daemon=True, name="parent").start()
         return hub
 
     def answers(self) -> None:
@@ -67,8 +68,8 @@ class Member:
         with suppress(BrokenPipeError):
             os.write(self.ready, b"1")
 
-
-def _end_with(hub: socket.socket) -> None:
-    with suppress(OSError):
-        hub.recv(1)
-    os.kill(os.getpid(), signal.SIGTERM)
+    def _end_with(self, hub: socket.socket) -> None:
+        with suppress(OSError):
+            hub.recv(1)
+        shutil.rmtree(self.shared, ignore_errors=True)  # as the parent does where it can
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,11 +126,13 @@ time.sleep(60)
 """
 
 
-def test_a_process_ends_with_its_parent() -> None:
+def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
     parent, hub = socket.socketpair()
     ready, theirs = os.pipe()
     with parent, hub:
-        member = Member(0, [], hub.fileno(), theirs, "/nowhere")
+        member = Member(0, [], hub.fileno(), theirs, str(shared))
         command = [sys.executable, "-c", MEMBER, member.write()]
         with subprocess.Popen(command, pass_fds=member.numbers) as process:
             os.close(theirs)
@@ -139,3 +142,4 @@ def test_a_process_ends_with_its_parent() -> None:
             assert process.poll() is None
             parent.close()
             assert process.wait(20) == -signal.SIGTERM
+    assert not shared.exists()
