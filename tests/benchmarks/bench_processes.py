@@ -54,7 +54,7 @@ def main() -> None:
             wait_until(lambda: bool(two.http.get("/readyz").json()["processes"] == 2), two)
             figures = measured([one, two], items_of(bundle), options.seconds, options.rounds)
             figures["mebibytes"] = {"1": memory(one), "2": memory(two)}
-    print(json.dumps(figures, indent=1))
+    print(json.dumps(figures, indent=1, ensure_ascii=False))
 
 
 def items_of(bundle: Path) -> dict[str, bytes]:
