@@ -8,12 +8,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-import uvicorn
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsConfigDict, SettingsError
@@ -22,20 +20,21 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.galleries import GalleryFolder
 from model_store.errors import BundleMismatch, VouchError
 from model_store.signing import read_public_key
-from service.access.access import open_access
-from service.app import create_app
+from service.encoding.hub import EncoderHub
+from service.encoding.hub_encoder import HubEncoder
 from service.encoding.process import EncoderProcess
-from service.encoding.shared import SharedEncoders
-from service.http.connections import BoundedConnection, Room
+from service.encoding.queues import BatchLimits
+from service.encoding.shared import OpenFound, SharedEncoders
 from service.http.doors import open_doors
-from service.http.limits import IDLE_TIMEOUT_S
 from service.observability.logs import log_as_json
+from service.processes.member import Member
 from service.processes.memory import (
     freeze_garbage,
     raise_gc_threshold,
     tune_malloc,
 )
 from service.processes.open_files import raise_file_limit
+from service.processes.several import MEMBER, Family
 from service.settings import Settings
 
 logger = logging.getLogger("service")
@@ -52,52 +51,81 @@ each step of a request waits that long for every thread that filters or searches
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; exit status 1 and one line on standard error when it cannot serve."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    member = None
+    if given[:1] == [MEMBER]:
+        member, given = Member.read(given[1]), given[2:]
     try:
-        settings, bundle_paths = read_command_line(sys.argv[1:] if arguments is None else arguments)
+        settings, bundle_paths = read_command_line(given)
         log_as_json()
         tune_malloc()
-        raise_gc_threshold()
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        access = open_access(settings)
-        if settings.galleries is not None:  # sooner than models are loaded
-            GalleryFolder(settings.galleries, settings.max_galleries)
-        raise_file_limit()
-        encoders = SharedEncoders(partial(EncoderProcess, cuda_graphs=settings.cuda_graphs))
-        open_one = partial(open_served, settings, encoders)
-        bundles = open_bundles(bundle_paths, open_one)
+        if settings.processes == 1 or member is not None:
+            _serve(settings, bundle_paths, member)
+        else:
+            _serve_by_several(settings, given)
     except ValidationError as error:
         _refuse("; ".join(f"{_variable(entry)}: {entry['msg']}" for entry in error.errors()))
     except (VouchError, SettingsError) as error:
         _refuse(str(error))
-    doors = _doors(settings)
-    shown_host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    scheme = "http" if settings.tls_cert is None else "https"
-    url = f"{scheme}://{shown_host}:{doors[0].getsockname()[1]}/"  # of port 0, the one it got
-    fields = {"url": url, "callers": access.summary}
-    logger.info("serving", extra={"fields": fields})
+
+
+def _serve_by_several(settings: Settings, arguments: Sequence[str]) -> None:
+    """Start the processes that answer, run their encoders, and watch over them."""
+    if settings.redis_url is None:
+        _refuse(
+            f"VOUCH_PROCESSES={settings.processes} needs VOUCH_REDIS_URL: what one process has "
+            "encoded or counted, the others find there. Name a Redis, or serve by one process."
+        )
+    raise_file_limit()
+    open_encoder = partial(EncoderProcess, cuda_graphs=settings.cuda_graphs)
+    hub = EncoderHub(open_encoder, BatchLimits.of(settings))
+    if not Family(arguments, _doors(settings), hub.line).run(settings.processes, GRACE_S):
+        sys.exit(1)
+
+
+def _serve(settings: Settings, bundle_paths: Sequence[Path], member: Member | None) -> None:
+    """Serve by this process, alone or as one of several.
+
+    Raises
+    ------
+    VouchError : it cannot.
+    """
+    # The parent of several needs none of this: a second, and 55 MB.
+    from service.access.access import open_access  # noqa: PLC0415
+    from service.app import create_app  # noqa: PLC0415
+    from service.http.server import serve  # noqa: PLC0415
+
+    raise_gc_threshold()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    access = open_access(settings)
+    if settings.galleries is not None:  # sooner than models are loaded
+        GalleryFolder(settings.galleries, settings.max_galleries)
+    raise_file_limit()
+    open_encoder: OpenFound = partial(EncoderProcess, cuda_graphs=settings.cuda_graphs)
+    if member is not None:
+        settings, open_encoder = settings.part(member.which), partial(HubEncoder, member.open_hub())
+    open_one = partial(open_served, settings, SharedEncoders(open_encoder))
+    bundles = open_bundles(bundle_paths, open_one)
+    doors = _doors(settings) if member is None else member.open_doors()
+    if member is None or member.which == 0:
+        fields = {"url": _url(settings, doors), "callers": access.summary}
+        logger.info("serving", extra={"fields": fields})
     # Uvicorn drains, then sends itself the signal again: ended as asked, that is success.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    app = create_app(settings, bundles, access, open_one)
+    app = create_app(
+        settings, bundles, access, open_one, None if member is None else member.directory
+    )
     del bundles  # one that is exchanged is to be freed
     freeze_garbage()
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # `KnownProxies` does that
-        http=partial(BoundedConnection, room=Room(settings.max_connections, access.account_of)),  # type: ignore[arg-type]
-        ws="none",
-        timeout_keep_alive=int(IDLE_TIMEOUT_S),
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
-        timeout_graceful_shutdown=GRACE_S,
-    )
-    server = uvicorn.Server(config)
-    with suppress(KeyboardInterrupt):
-        server.run(doors)
-    if not server.started:
+    started = (lambda: None) if member is None else member.answers
+    if not serve(app, settings, doors, access.account_of, GRACE_S, started):
         sys.exit(1)
+
+
+def _url(settings: Settings, doors: Sequence[socket.socket]) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://{host}:{doors[0].getsockname()[1]}/"  # of port 0, the one it got
 
 
 def _doors(settings: Settings) -> list[socket.socket]:

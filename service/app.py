@@ -48,6 +48,7 @@ from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
 from service.serving.shadows import ReadOnlyCache, Shadows
+from service.serving.siblings import Siblings
 from service.serving.writer import ItemWriter
 from service.settings import Settings
 
@@ -72,6 +73,7 @@ def create_api(
     access: Access,
     open_more: OpenBundle,
     tracing: Tracing | None = None,
+    siblings: Siblings | None = None,
 ) -> FastAPI:
     """The routes, with what they work on in ``app.state.vouch`` while the application runs.
 
@@ -86,7 +88,9 @@ def create_api(
             if tracing is not None:
                 stack.push_async_callback(tracing.close)
             stack.push_async_callback(access.close)
-            app.state.vouch = await _set_up(stack, settings, opened, telemetry, open_more)
+            app.state.vouch = await _set_up(
+                stack, settings, opened, telemetry, open_more, siblings or Siblings()
+            )
             opened.clear()
             yield
         del app.state.vouch
@@ -117,6 +121,7 @@ def create_app(
     bundles: Sequence[Bundle],
     access: Access | None = None,
     open_more: OpenBundle | None = None,
+    shared: Path | None = None,
 ) -> ASGIApp:
     """The whole application.
 
@@ -127,11 +132,14 @@ def create_app(
     bundles : what is served at first.
     access : who may ask; by default what the settings say of it.
     open_more : opens bundles that are activated later; by default in this process.
+    shared : directory in which the processes of one service tell of themselves; None for one alone.
     """
-    telemetry = Telemetry()
+    telemetry = Telemetry(shared)
     tracing = _open_tracing(settings.otlp_endpoint)
     access = access or open_access(settings)
-    api = create_api(settings, bundles, telemetry, access, open_more or open_bundle, tracing)
+    open_more = open_more or open_bundle
+    siblings = Siblings(shared)
+    api = create_api(settings, bundles, telemetry, access, open_more, tracing, siblings)
     admission = Admission(
         api, telemetry, settings.max_in_flight, settings.deadline_s, access.account_of
     )
@@ -228,12 +236,35 @@ def _shadows(settings: Settings, resources: EngineResources, open_more: OpenBund
     )
 
 
+def _recalibrator(settings: Settings) -> Recalibrator:
+    command = installed_command() if settings.recalibrates else ()
+    return Recalibrator(command, settings.canary_period_s, settings.signing_key, settings.feedback)
+
+
+async def _decoder(
+    stack: AsyncExitStack, settings: Settings, threads: ThreadPoolExecutor, telemetry: Telemetry
+) -> Decoder:
+    """Start what decodes images: processes, or where there are none threads of this one."""
+    if not settings.decoders:
+        return ThreadDecoder(threads, settings.image_limits)
+    return await stack.enter_async_context(
+        DecoderPool(
+            settings.decoders,
+            settings.image_limits,
+            settings.decoding_budget,
+            telemetry.decoders_lost.inc,
+            settings.decoder_sandbox,
+        )
+    )
+
+
 async def _set_up(
     stack: AsyncExitStack,
     settings: Settings,
     bundles: Sequence[Bundle],
     telemetry: Telemetry,
     open_more: OpenBundle,
+    siblings: Siblings,
 ) -> State:
     """Start what works behind the routes; ``stack`` ends it again, last started first."""
     stack.enter_context(one_blas_thread())
@@ -241,18 +272,7 @@ async def _set_up(
     stack.enter_context(threads)
     cache = open_cache(settings)
     stack.push_async_callback(cache.close)
-    decoder: Decoder = ThreadDecoder(threads, settings.image_limits)
-    if settings.decoders:
-        lost = telemetry.decoders_lost.inc
-        decoder = await stack.enter_async_context(
-            DecoderPool(
-                settings.decoders,
-                settings.image_limits,
-                settings.decoding_budget,
-                lost,
-                settings.decoder_sandbox,
-            )
-        )
+    decoder = await _decoder(stack, settings, threads, telemetry)
     feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
     resources = EngineResources(
         cache,
@@ -260,7 +280,7 @@ async def _set_up(
         threads,
         FairShare(settings.workers),
         telemetry,
-        BatchLimits(settings.max_batch, settings.max_batch_pixels, settings.pad_batches),
+        BatchLimits.of(settings),
         feedback,
         settings.audit_share,
         *_kept_queries(settings),
@@ -271,19 +291,28 @@ async def _set_up(
     stack.push_async_callback(shadows.close)
     for bundle in bundles:
         await galleries.add(bundle)
-    metrics = GalleryMetrics(galleries, cache)
-    telemetry.registry.register(metrics)
-    stack.callback(telemetry.registry.unregister, metrics)
-    command = installed_command() if settings.recalibrates else ()
-    again = Recalibrator(command, settings.canary_period_s, settings.signing_key, settings.feedback)
+    own = GalleryMetrics(galleries, cache)
+    metrics = siblings.join(own)
+    telemetry.exposed.register(metrics)
+    stack.callback(telemetry.exposed.unregister, metrics)
     for watching in (
         galleries.watch(),
-        again.watch(galleries.engines),
+        _recalibrator(settings).watch(galleries.engines),
         created.clean_up(),
         shadows.watch(galleries.engines),
+        siblings.tell(own),
     ):
         stack.push_async_callback(_ended, asyncio.create_task(watching))
     writer = ItemWriter(galleries, telemetry)
     return State(
-        galleries, created, shadows, writer, cache, telemetry, feedback, decoder.sandbox, settings
+        galleries,
+        created,
+        shadows,
+        writer,
+        cache,
+        telemetry,
+        feedback,
+        decoder.sandbox,
+        settings,
+        siblings,
     )

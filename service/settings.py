@@ -85,6 +85,11 @@ RecordUrl = Annotated[str, AfterValidator(_check_record_url)]
 """The address of an item's record, with ``{id}``, ``{label}`` or ``{key}`` of its metadata."""
 
 
+def _part(n: int, which: int, n_parts: int) -> int:
+    """Return one part of ``n``, at least 1; none where there is nothing to share."""
+    return n and max(1, n // n_parts + (which < n % n_parts))
+
+
 class Settings(BaseSettings):
     """Read once at the start and passed on; never imported."""
 
@@ -162,6 +167,14 @@ class Settings(BaseSettings):
         False,
         description="Record the kernels of each size of a batch and start them together, for "
         "encoders all of which runs on CUDA or TensorRT.",
+    )
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that answer, on one port, with one encoder; more than one need "
+        "`redis_url`. Of workers, decoders, requests, connections and open galleries each has its "
+        "part, at least one.",
     )
     max_in_flight: int = Field(
         64,
@@ -335,6 +348,15 @@ class Settings(BaseSettings):
         '{"shoes": "https://shop.example/shoes/{id}"}; {label} and keys of the metadata may stand '
         "there too.",
     )
+
+    def part(self, which: int) -> Settings:
+        """The settings of one of `processes`: what is bounded is shared out among them.
+
+        Calibrations are fitted again by the first alone; one process of `vouch-build` does.
+        """
+        shared = ("workers", "decoders", "max_in_flight", "max_connections", "open_galleries")
+        parts = {name: _part(getattr(self, name), which, self.processes) for name in shared}
+        return self.model_copy(update={**parts, "recalibrate": self.recalibrate and which == 0})
 
     @property
     def milvus(self) -> MilvusAccess:

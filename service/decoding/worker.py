@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 from base64 import b64encode
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
@@ -62,12 +63,13 @@ def main() -> None:
     with spending(budget):  # which opens what it reads
         pass
     _send(channel, {"sandbox": sandbox.enter(fields["sandbox"])})
-    while True:
-        fields, data = _receive(channel)
-        fields, picture = _within(budget, data, fields, limits)
-        if picture is not None:
-            pictures.write(picture)
-        _send(channel, fields)
+    with suppress(ConnectionError):  # the service has been killed
+        while True:
+            fields, data = _receive(channel)
+            fields, picture = _within(budget, data, fields, limits)
+            if picture is not None:
+                pictures.write(picture)
+            _send(channel, fields)
 
 
 def _within(

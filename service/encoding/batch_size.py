@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +25,20 @@ TURN_S = 0.25
 begun is not given up."""
 
 _REPETITIONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The batches that an encoder is best given.
+
+    Attributes
+    ----------
+    size : images encoded at once at most, as measured.
+    turn : see `MicroBatcher`.
+    """
+
+    size: int
+    turn: int
 
 
 def largest_useful_batch(encoder: Encoder, limit: int) -> int:

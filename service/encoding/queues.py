@@ -6,13 +6,16 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 from model_store.encoder.contract import Encoder
 from model_store.processors import PROVIDERS, usable_processors
-from service.encoding.batch_size import largest_useful_batch, useful_turn
+from service.encoding.batch_size import Batches, largest_useful_batch, useful_turn
 from service.encoding.batching import MicroBatcher
+from service.encoding.hub_encoder import HubEncoder
 from service.encoding.shared import SharedEncoder
 from service.observability.records import BatchRecord
+from service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +26,18 @@ class BatchLimits:
     max_pixels: int = 4_000_000
     padded: bool = False
 
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return those that the settings name."""
+        return cls(settings.max_batch, settings.max_batch_pixels, settings.pad_batches)
+
 
 @dataclass(eq=False, slots=True)
 class EncoderQueue:
-    """The queue of one encoder.
-
-    Attributes
-    ----------
-    batch_size : images encoded at once at most, as measured.
-    turn : see `MicroBatcher`.
-    """
+    """The queue of one encoder, and the batches that it is given."""
 
     batcher: MicroBatcher
-    batch_size: int
-    turn: int
+    batches: Batches
     n_users: int = 0
 
 
@@ -72,7 +73,7 @@ class EncoderQueues:
         async with self._opening:
             queue = self._queues.get(id(real))
             if queue is None:
-                queue = self._queues[id(real)] = await _measured(real, limits, observe)
+                queue = self._queues[id(real)] = await _opened(real, limits, observe)
         queue.n_users += 1
         return queue
 
@@ -90,20 +91,30 @@ def _real(encoder: Encoder) -> Encoder:
     return encoder.real if isinstance(encoder, SharedEncoder) else encoder
 
 
-async def _measured(
+async def _opened(
     encoder: Encoder, limits: BatchLimits, observe: Callable[[BatchRecord], None]
 ) -> EncoderQueue:
+    """Return the queue of an encoder; one of a hub was measured there, and is padded there."""
+    padded = limits.padded
+    if isinstance(encoder, HubEncoder):
+        batches, padded = encoder.batches, False
+    else:
+        batches = await asyncio.to_thread(measured, encoder, limits)
+    batcher = MicroBatcher(encoder, batches.size, turn=batches.turn, padded=padded, observe=observe)
+    return EncoderQueue(batcher, batches)
+
+
+def measured(encoder: Encoder, limits: BatchLimits) -> Batches:
     """Measure how many images are worth encoding at once, and how many batches in a row."""
     fitting = limits.max_pixels // math.prod(encoder.metadata.input.shape[:2])
     size, turn = max(1, min(limits.max_batch, fitting)), 1
     n_processors = usable_processors() if encoder.provider == PROVIDERS["cpu"] else 0
     if n_processors > 1 and not limits.padded:
-        turn = await asyncio.to_thread(useful_turn, encoder, 1, fitting, n_processors)
+        turn = useful_turn(encoder, 1, fitting, n_processors)
     if turn > 1:
         size = 1
     elif size > 1 and not limits.padded:
-        size = await asyncio.to_thread(largest_useful_batch, encoder, size)
+        size = largest_useful_batch(encoder, size)
     if n_processors == 1:
-        turn = await asyncio.to_thread(useful_turn, encoder, size, fitting // size, 1)
-    batcher = MicroBatcher(encoder, size, turn=turn, padded=limits.padded, observe=observe)
-    return EncoderQueue(batcher, size, turn)
+        turn = useful_turn(encoder, size, fitting // size, 1)
+    return Batches(size, turn)

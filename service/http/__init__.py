@@ -2,6 +2,7 @@
 
 ::
 
+    server             the server of a process
     connections        bounds of connections and heads
     doors              listening sockets, one of several for each address that connects
     reading            no more of a connection than its request has use for

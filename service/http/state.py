@@ -10,6 +10,7 @@ from service.observability.metrics import Telemetry
 from service.serving.created import CreatedGalleries
 from service.serving.registry import Galleries
 from service.serving.shadows import Shadows
+from service.serving.siblings import Siblings
 from service.serving.unknown import UnknownGroups
 from service.serving.writer import ItemWriter
 from service.settings import Settings
@@ -23,6 +24,7 @@ class State:
     ----------
     sandbox : what the kernel confines decoders by.
     shadows : bundles that are tried beside those that are served.
+    siblings : the processes of the service, of which this is one.
     unknown : groups of kept queries that matched nothing, as far as they are remembered.
     """
 
@@ -35,4 +37,5 @@ class State:
     feedback: FeedbackLog | None
     sandbox: tuple[str, ...]
     settings: Settings
+    siblings: Siblings
     unknown: UnknownGroups = field(default_factory=UnknownGroups)

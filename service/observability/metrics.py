@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from http import HTTPMethod
+from pathlib import Path
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from model_store.bundles.bundle import Bundle
 from model_store.compared_answers import Said
@@ -53,17 +55,34 @@ _FLAGS = {True: "yes", False: "no", None: "unknown"}
 
 
 class Telemetry:
-    """The service's metrics, in a registry of their own."""
+    """The service's metrics, in a registry of their own.
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    Parameters
+    ----------
+    shared : the directory where all processes of the service count, by prometheus_client's
+        multiprocess mode; None where there is one process.
+
+    Attributes
+    ----------
+    exposed : the registry of what Prometheus is told.
+    """
+
+    def __init__(self, shared: Path | None = None) -> None:
+        self.registry = self.exposed = CollectorRegistry()
+        if shared is not None:
+            self.exposed = CollectorRegistry()
+            MultiProcessCollector(self.exposed, str(shared))  # type: ignore[no-untyped-call]
         self._of_requests()
         self._of_queries()
         self._of_shadows()
         self._of_work()
-        self._gauge("vouch_build_info", "1, for the release that runs.", "version").labels(
-            installed_version()
-        ).set(1)
+        Gauge(
+            "vouch_build_info",
+            "1, for the release that runs.",
+            ["version"],
+            registry=self.registry,
+            multiprocess_mode="livemax",
+        ).labels(installed_version()).set(1)
 
     def request(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
@@ -139,7 +158,7 @@ class Telemetry:
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self.exposed)
 
     def _of_requests(self) -> None:
         self.requests = self._counter(
@@ -153,9 +172,11 @@ class Telemetry:
             "Requests that ended with a problem, by its code; client_gone did not wait.",
             "code",
         )
-        self.in_flight = self._gauge(
+        self.in_flight = Gauge(
             "vouch_requests_in_flight",
             "Requests being worked on; at VOUCH_MAX_IN_FLIGHT more are refused.",
+            registry=self.registry,
+            multiprocess_mode="livesum",
         )
 
     def _of_queries(self) -> None:
@@ -253,9 +274,6 @@ class Telemetry:
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(name, help_text, labels, registry=self.registry)
-
-    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
-        return Gauge(name, help_text, labels, registry=self.registry)
 
     def _histogram(
         self, name: str, help_text: str, buckets: Sequence[float], *labels: str

@@ -1,7 +1,10 @@
-"""The parts that the service and its child processes share.
+"""The processes of a service: several that answer, and the parts shared with its children.
 
 ::
 
+    supervisor       several processes that answer, kept at work
+    several          how they are started, and what their parent does for all
+    member           what each of them is handed
     shared_pixels    images in memory that both sides map
     memory           settings of the allocator
     open_files       how many may be open

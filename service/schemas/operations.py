@@ -44,3 +44,6 @@ class Ready(BaseModel):
     decoder_sandbox: list[str] = Field(
         description="What the kernel confines decoders by: `landlock`, `seccomp`; empty: nothing."
     )
+    processes: int = Field(
+        1, description="Processes of the service that answer; VOUCH_PROCESSES are wanted."
+    )

@@ -60,7 +60,7 @@ class SearchEngine:
 
     def __init__(self, bundle: Bundle, resources: EngineResources, queue: EncoderQueue) -> None:
         self.bundle = bundle
-        self.batch_size = queue.batch_size
+        self.batch_size = queue.batches.size
         self._cache = resources.cache
         self._decoder = resources.decoder
         self._executor = resources.executor
@@ -125,8 +125,8 @@ class SearchEngine:
         fields = {
             "gallery": bundle.name,
             "bundle": bundle.manifest.id,
-            "batch_size": queue.batch_size,
-            "turn": queue.turn,
+            "batch_size": queue.batches.size,
+            "turn": queue.batches.turn,
         }
         logger.info("engine started", extra={"fields": fields})
         return engine

@@ -89,6 +89,7 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
         "Galleries created over HTTP that are held open; nothing else tells of one of them.",
         [],
     ),
+    ("vouch_processes", "Processes of the service that answer.", []),
     ("vouch_cache_info", "1, for the cache that is used, and its state.", ["state"]),
 )
 """The name, the text and the labels of each."""
@@ -145,6 +146,7 @@ class GalleryMetrics(Collector):
                 families["vouch_encoder_provider_share"].add_metric([name, provider], ran.share)
         n_open = len(self._galleries.engines()) - len(self._galleries.fixed())
         families["vouch_created_galleries_open"].add_metric([], n_open)
+        families["vouch_processes"].add_metric([], 1)
         families["vouch_cache_info"].add_metric([self._cache.state], 1)
         yield from families.values()
 

@@ -160,6 +160,11 @@ class Service(Process):
         """The process that encodes, the one started last."""
         return psutil.Process(self.logged("encoder started")[-1]["pid"])
 
+    def members(self) -> list[psutil.Process]:
+        """The processes that answer, where there are several."""
+        children = psutil.Process(self.popen.pid).children()
+        return [child for child in children if "--member" in child.cmdline()]
+
     def decoders(self) -> list[psutil.Process]:
         """The processes that decode."""
         children = psutil.Process(self.popen.pid).children()

@@ -7,11 +7,12 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from model_store.images.quality import quality_measures
 from service.decoding.decoder import Prepared
 from service.decoding.pool import DecoderPool
 from service.decoding.process import DecoderProcess
+from service.decoding.worker import PREFIX
+from service.processes.shared_pixels import SharedPixels
 from tests.support.hostile_images import contrived
 from tests.support.image_files import encoded, picture, png, seeds, slow_png
 
@@ -459,3 +462,27 @@ async def test_decoders_that_do_not_start_are_an_error(monkeypatch: pytest.Monke
     with pytest.raises(RuntimeError, match="do not start"):
         async with DecoderPool(2):
             pass
+
+
+@pytest.mark.process
+def test_it_ends_in_silence_when_the_service_is_killed_before_it_has_heard_it() -> None:
+    ours, theirs = socket.socketpair()
+    pictures = SharedPixels()
+    numbers = [theirs.fileno(), pictures.fileno()]
+    settings = {
+        "limits": asdict(ImageLimits()),
+        "budget": asdict(DecodingBudget()),
+        "sandbox": "off",
+    }
+    header = json.dumps(settings).encode()
+    with subprocess.Popen(
+        [sys.executable, "-m", "service.decoding.worker", *map(str, numbers)],
+        pass_fds=numbers,
+        stderr=subprocess.PIPE,
+    ) as decoder:
+        with ours, theirs:
+            ours.sendall(PREFIX.pack(len(header), 0) + header)
+            ours.recv(1, socket.MSG_PEEK)  # it has answered; nobody reads that any more
+        _, said = decoder.communicate(timeout=20)
+    pictures.close()
+    assert (decoder.returncode, said) == (0, b"")

@@ -115,3 +115,8 @@ def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.cors_origins == ("https://a.example", "https://b.example")
     assert bundles == [Path("a"), Path("b")]
     assert read_command_line([])[1] == [Path("bundles/digits")]
+
+
+def test_several_processes_need_a_redis(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, "--processes", "2", "--bundle", "/none")
+    assert "VOUCH_PROCESSES=2 needs VOUCH_REDIS_URL" in said

@@ -10,7 +10,9 @@ from service import schemas
 from service.serving.registry import Galleries
 
 
-def ready(galleries: Galleries, cache: str, sandbox: Sequence[str]) -> schemas.Ready:
+def ready(
+    galleries: Galleries, cache: str, sandbox: Sequence[str], n_processes: int
+) -> schemas.Ready:
     """The galleries that were there at the start, and when each last proved that it answers."""
     now = time.monotonic()
     return schemas.Ready(
@@ -29,6 +31,7 @@ def ready(galleries: Galleries, cache: str, sandbox: Sequence[str]) -> schemas.R
         ],
         cache=cache,
         decoder_sandbox=list(sandbox),
+        processes=n_processes,
     )
 
 

@@ -1,0 +1,84 @@
+"""A service of several processes: what its parent gives to each, and does for all."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client.multiprocess import mark_process_dead
+
+from service.processes.member import Member
+from service.processes.supervisor import Child, Supervisor
+
+logger = logging.getLogger("service")
+
+MEMBER = "--member"
+"""The option that makes a process one of several; what follows is a `Member`."""
+
+
+@dataclass(eq=False)
+class Family:
+    """The processes of a service, each started by the same command line.
+
+    Parameters
+    ----------
+    arguments : of `vouch-serve`.
+    doors : the sockets that all of them listen on; closed before they end.
+    hub : returns the socket of the encoders for one more process.
+    """
+
+    arguments: Sequence[str]
+    doors: Sequence[socket.socket]
+    hub: Callable[[], socket.socket]
+    shared: Path = field(init=False)
+
+    def run(self, n: int, grace_s: float) -> bool:
+        """Serve until a signal comes; see `Supervisor.run`."""
+        with tempfile.TemporaryDirectory(prefix="vouch-") as folder:
+            self.shared = Path(folder)
+            return Supervisor(n, self._start, self._forget, self._close_doors, grace_s).run()
+
+    def _start(self, which: int) -> Child:
+        ready, theirs = os.pipe()
+        with ExitStack() as stack:
+            stack.callback(os.close, theirs)
+            hub = stack.enter_context(self.hub())
+            doors = [door.fileno() for door in self.doors]
+            member = Member(which, doors, hub.fileno(), theirs, str(self.shared))
+            process = subprocess.Popen(  # noqa: S603 # nothing here comes from a request
+                [sys.executable, "-P", "-m", "service", MEMBER, member.write(), *self.arguments],
+                env={
+                    **os.environ,
+                    "PROMETHEUS_MULTIPROC_DIR": str(self.shared),
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
+                stdin=subprocess.DEVNULL,
+                pass_fds=member.numbers,
+                process_group=0,  # a keyboard interrupts the parent alone, which passes it on
+            )
+        fields = {"pid": process.pid, "which": which}
+        logger.info("process started", extra={"fields": fields})
+        return Child(process, ready)
+
+    def _forget(self, pid: int) -> None:
+        """Take away what a process has told of itself, but for what it has counted."""
+        mark_process_dead(pid, str(self.shared))  # type: ignore[no-untyped-call]
+        with suppress(FileNotFoundError):
+            (self.shared / told_name(pid)).unlink()
+
+    def _close_doors(self) -> None:
+        for door in self.doors:
+            door.close()
+
+
+def told_name(pid: int) -> str:
+    """Return the name of the file in which a process tells of itself."""
+    return f"told-{pid}.json"
