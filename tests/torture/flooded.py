@@ -17,7 +17,7 @@ import httpx2
 import numpy as np
 
 from tests.end_to_end.keys import KeysFile
-from tests.end_to_end.processes import TIMEOUT_S, Service
+from tests.end_to_end.processes import TIMEOUT_S, VOUCH_SERVE, Service
 from tests.end_to_end.questions import unseen
 from tests.end_to_end.replicas import thumbnails
 from tests.torture.floods import FLOODS, client_of
@@ -89,7 +89,9 @@ def attack(
     pictures = thumbnails(place.bundle, 20, seed)
     for_each = seconds / (2 * len(kinds) + 1)
     with (
-        Service(place.bundle, place.folder / "service.log", settings) as service,
+        Service(
+            place.bundle, place.folder / "service.log", settings, command=VOUCH_SERVE
+        ) as service,
         client_of(str(service.http.base_url), good) as client,
     ):
         searches(client, pictures, for_each / 2)  # what is done for the first time takes longer

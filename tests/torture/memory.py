@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from tests.end_to_end.processes import TIMEOUT_S, Service
+from tests.end_to_end.processes import TIMEOUT_S, VOUCH_SERVE, Service
 from tests.end_to_end.questions import unseen
 from tests.end_to_end.replicas import thumbnails
 from tests.torture.holding import KINDS
@@ -84,7 +84,7 @@ def attack(place: Place, seconds: float, seed: int, kinds: Sequence[str] = tuple
     for_each = max(SHORTEST_S, seconds / len(kinds) - SHORTEST_S)
     pictures = thumbnails(place.bundle, 10, seed)
     for kind in np.random.default_rng(seed).permutation(kinds).tolist():
-        with Service(place.bundle, place.folder / f"{kind}.log") as service:
+        with Service(place.bundle, place.folder / f"{kind}.log", command=VOUCH_SERVE) as service:
             for number in range(N_SEARCHES):
                 service.answer(unseen(pictures[number % len(pictures)]))
             found = _held(kind, service, for_each)

@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -53,7 +54,7 @@ def main() -> None:
     with Process(command, fresh_log("poison-litserve.log"), os.environ) as litserve:
         wait_until(lambda: is_healthy(port), litserve)
         results[f"litserve {version}"] = lost_requests(port, "/predict")
-        litserve.popen.terminate()
+        litserve.send(signal.SIGTERM)
         litserve.popen.wait(TIMEOUT_S)
     text = json.dumps(results, indent=1)
     (BUILD / "poison.json").write_text(text + "\n", encoding="utf-8")

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import mode
 from sklearn.metrics import brier_score_loss
-from torchmetrics.functional.classification import binary_calibration_error
 
 from index_builder.metrics import (
     brier,
@@ -78,6 +77,8 @@ def test_bins_weigh_what_they_hold() -> None:
 
 
 def test_bins_of_equal_width_agree_with_torchmetrics_below_one() -> None:
+    from torchmetrics.functional.classification import binary_calibration_error
+
     generator = np.random.default_rng(1)
     probabilities, outcomes = generator.uniform(0, 0.999, 400), generator.random(400) < 0.4
     reference = binary_calibration_error(

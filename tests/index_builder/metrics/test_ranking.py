@@ -3,11 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torchmetrics.functional.retrieval import (
-    retrieval_average_precision,
-    retrieval_hit_rate,
-    retrieval_r_precision,
-)
 
 from index_builder.metrics import average_precision, map_at_k, map_at_r, recall_at_k
 
@@ -28,11 +23,15 @@ def test_recall_looks_at_the_first_k() -> None:
 
 
 def test_recall_agrees_with_torchmetrics(matches: np.ndarray) -> None:
+    from torchmetrics.functional.retrieval import retrieval_hit_rate
+
     rates = [retrieval_hit_rate(*in_order(row), top_k=3).item() for row in matches]
     assert recall_at_k(matches, 3) == pytest.approx(np.mean(rates))
 
 
 def test_average_precision_agrees_with_torchmetrics(matches: np.ndarray) -> None:
+    from torchmetrics.functional.retrieval import retrieval_average_precision
+
     expected = [retrieval_average_precision(*in_order(row)).item() for row in matches if row.any()]
     assert average_precision(matches) == pytest.approx(np.mean(expected), abs=1e-6)
 
@@ -55,6 +54,8 @@ def test_map_at_r_stops_at_r() -> None:
 
 
 def test_map_at_r_is_at_most_r_precision(matches: np.ndarray) -> None:
+    from torchmetrics.functional.retrieval import retrieval_r_precision
+
     n_relevant = matches.sum(axis=1)
     precisions = [retrieval_r_precision(*in_order(row)).item() for row in matches if row.any()]
     value = map_at_r(matches, n_relevant)

@@ -6,11 +6,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torchmetrics.functional.classification import (
-    binary_auroc,
-    binary_average_precision,
-    binary_roc,
-)
 
 from index_builder.metrics import auprc, auroc, error_auroc, fpr_at_tpr, roc
 
@@ -35,6 +30,8 @@ def test_auroc_counts_pairs_and_halves_ties() -> None:
 
 
 def test_areas_agree_with_torchmetrics() -> None:
+    from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+
     positives, negatives = tied(1)
     values = as_torch(positives, negatives)
     assert auroc(positives, negatives) == pytest.approx(binary_auroc(*values).item(), abs=1e-6)
@@ -52,6 +49,8 @@ def test_fpr_at_tpr_is_the_best_of_all_thresholds() -> None:
 
 
 def test_the_curve_agrees_with_torchmetrics() -> None:
+    from torchmetrics.functional.classification import binary_roc
+
     positives, negatives = tied(2)
     false_rates, true_rates = roc(positives, negatives)
     expected = binary_roc(*as_torch(positives, negatives))
