@@ -32,7 +32,7 @@ from model_store.gallery.index import build as index_build
 from model_store.gallery.index import search as index_search
 from model_store.gallery.index.build import parameters_of, selector, set_effort
 from model_store.gallery.index.plan import EXACT_BYTES, IndexKind, lists_for, plan_index
-from model_store.gallery.index.recall import EFFORTS
+from model_store.gallery.index.recall import EFFORTS, FETCHED
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 
 APPROXIMATE: list[IndexKind] = [kind for kind in get_args(IndexKind) if kind != "flat"]
@@ -395,3 +395,48 @@ def test_lists_are_read_before_the_filter_from_a_share_on(
         allowed: Any = SimpleNamespace(**asked)
         first = index_search.ApproximateIndex._searches_first(index, allowed)
         assert first == (fewer == 0)
+
+
+@pytest.mark.parametrize("found", [4, 5, 6])
+def test_a_search_before_the_filter_needs_as_many_as_are_asked_for(found: int) -> None:
+    """Where the lists that are read hold no more; else as many as are fetched without a filter."""
+    near = np.arange(10_000)
+
+    def search(query: object, n: int, params: object) -> tuple[None, NDArray[np.int64]]:
+        return None, np.where(np.arange(n) < len(near), near[:n], -1)[None]
+
+    index: Any = SimpleNamespace(
+        _n_items=len(near),
+        _effort=1,
+        _most=8,
+        _parameters=lambda *_: None,
+        _index=SimpleNamespace(search=search),
+    )
+    of = index_search.ApproximateIndex._found_first
+    query, allowed = np.zeros(2, np.float32), MaskedRows(np.ones(len(near), dtype=np.bool_))
+    rows = of(index, query, 5, allowed)
+    np.testing.assert_array_equal(rows, np.arange(FETCHED))
+    near = np.r_[np.arange(found), np.full(10_000, -1)]
+    rows = of(index, query, 5, allowed)
+    assert (rows is None) == (found < 5)
+    assert rows is None or rows.tolist() == list(range(found))
+
+
+@pytest.mark.parametrize(("held", "efforts"), [(3, [2]), (2, [2, 4, 5])])
+def test_a_search_is_widened_until_it_finds_as_many_as_are_asked_for(
+    held: int, efforts: list[int]
+) -> None:
+    tried: list[int] = []
+
+    def search(query: object, n: int, params: object) -> tuple[None, NDArray[np.int64]]:
+        return None, np.array([[*range(held), -1, -1]])
+
+    index: Any = SimpleNamespace(
+        _most=5,
+        _parameters=lambda effort, _: tried.append(effort),
+        _index=SimpleNamespace(search=search),
+    )
+    query = np.zeros(2, np.float32)
+    rows = index_search.ApproximateIndex._search(index, query, 3, 10, 2, None)
+    assert (None if rows is None else rows.tolist()) == ([0, 1, 2] if held == 3 else None)
+    assert tried == efforts
