@@ -19,6 +19,7 @@ from model_store.decision import (
     Promises,
     Recalibration,
     Retrieved,
+    RollUp,
     decide,
     likeliest_parents,
 )
@@ -254,15 +255,25 @@ def test_an_error_bound_of_just_what_is_asked_for_begins_the_sequence() -> None:
     assert roll_up_sequence(stream, np.ones(120), float(np.nextafter(least, 0))) == []
 
 
-@pytest.mark.parametrize("above", [False, True])
+@pytest.mark.parametrize(
+    ("listed", "label"),
+    [
+        (retrieved(0.995, 0.995, 0.2, codes=(0, 1, 2)), "Felidae"),
+        (retrieved(0.97, 0.2, 0.1, codes=(2, 0, 1)), "Canidae"),
+    ],
+    ids=["the last", "the first"],
+)
 def test_a_level_answers_from_its_threshold_on(
-    monkeypatch: pytest.MonkeyPatch, *, above: bool
+    monkeypatch: pytest.MonkeyPatch, listed: Retrieved, label: str
 ) -> None:
-    """Also with the first parent of a level, "Felidae" of families."""
-    listed = retrieved(0.995, 0.995, 0.2, codes=(0, 1, 2))
-    sure = not_none(decide(rolling(), query(), listed, TERMS).roll_up).probability
-    limits = {0: math.inf, 1: float(np.nextafter(sure, 1)) if above else sure}
-    monkeypatch.setattr(Promises, "level_threshold", lambda _, level, __: limits[level])
-    rolled = decide(rolling(), query(), listed, TERMS).roll_up
-    assert (rolled is None) is above
-    assert rolled is None or (rolled.level, rolled.label) == ("family", "Felidae")
+    """Whichever parent of the level it is."""
+
+    def from_on(threshold: float) -> RollUp | None:
+        limits = (math.inf, threshold)
+        monkeypatch.setattr(Promises, "level_threshold", lambda _, level, __: limits[level])
+        return decide(rolling(), query(), listed, TERMS).roll_up
+
+    sure = not_none(from_on(0.0))
+    assert (sure.level, sure.label) == ("family", label)
+    assert from_on(sure.probability) == sure
+    assert from_on(float(np.nextafter(sure.probability, 1))) is None
